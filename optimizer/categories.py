@@ -1,0 +1,29 @@
+"""The six categories of tensors, and the tiers they live on: one spelling for code, JSON, API, charts and terminal."""
+
+from typing import Literal, get_args
+
+Category = Literal[
+    "weights",
+    "gradients",
+    "optimizer_state",
+    "activations",
+    "logits_and_loss",
+    "kv_cache",
+    "temporaries",
+]
+Tier = Literal["device", "host", "disk"]
+
+CATEGORIES: tuple[Category, ...] = get_args(Category)
+"""Bottom to top in every stack. ``temporaries`` also holds inputs, slack and whatever is not decided but counted."""
+
+TIERS: tuple[Tier, ...] = get_args(Tier)
+
+CATEGORY_LABELS: dict[Category, str] = {
+    "weights": "weights",
+    "gradients": "gradients",
+    "optimizer_state": "optimizer state",
+    "activations": "activations",
+    "logits_and_loss": "logits and loss",
+    "kv_cache": "KV cache",
+    "temporaries": "temporaries",
+}

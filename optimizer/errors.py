@@ -1,0 +1,199 @@
+"""The errors a user can cause or meet. A fault of the program itself stands outside this tree.
+
+HeadroomError
+├── InvalidInput              a field of the request is wrong; names the field, the value, what is allowed
+│   ├── InvalidModel          config, weights or tokenizer
+│   │   └── UnsupportedModelType
+│   ├── InvalidDataset
+│   ├── InvalidWorkload
+│   └── InvalidPlan
+├── NoFeasiblePlan            nothing fits; carries the smallest budget that would
+├── PlanStale                 the plan no longer holds on this machine
+├── MissingExtra              an optional package is needed
+├── OutOfMemory
+│   ├── OutOfDeviceMemory     carries the bytes by category at that moment
+│   └── OutOfHostMemory
+├── DiskFull
+├── LossNotFinite
+└── CheckpointInvalid
+
+Each error has a ``code`` (stable, snake case, also the job's ``reason`` where one exists), ``fields`` (JSON-able facts)
+and a ``hint`` (what to do). The message says what was asked, what was found, and the limit.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from optimizer.units import format_bytes
+
+
+class HeadroomError(Exception):
+    """Base of the tree. ``str(error)`` is the message for people, without the hint."""
+
+    code: ClassVar[str] = "error"
+
+    def __init__(self, message: str, *, hint: str = "", **fields: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.fields: dict[str, Any] = fields
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-able form that crosses processes: code, message, hint, fields."""
+        return {"code": self.code, "message": self.message, "hint": self.hint, "fields": self.fields}
+
+
+class InvalidInput(HeadroomError):
+    """One field of what was submitted is wrong."""
+
+    code = "invalid_input"
+
+    def __init__(self, message: str, *, field: str, value: Any = None, allowed: Any = None, hint: str = "") -> None:
+        super().__init__(message, hint=hint, field=field, value=value, allowed=allowed)
+
+
+class InvalidModel(InvalidInput):
+    """A model's config, weights or tokenizer cannot be used."""
+
+    code = "bad_model"
+
+
+class UnsupportedModelType(InvalidModel):
+    """The config names an architecture that is not supported."""
+
+    code = "unsupported_model_type"
+
+    def __init__(self, model_type: str, *, supported: Sequence[str]) -> None:
+        super().__init__(
+            f"model_type {model_type!r} is not supported; supported: {', '.join(sorted(supported))}",
+            field="model_type",
+            value=model_type,
+            allowed=sorted(supported),
+            hint="Submit a config.json with one of the supported model types.",
+        )
+
+
+class InvalidDataset(InvalidInput):
+    """A dataset file cannot be read as text."""
+
+    code = "bad_dataset"
+
+
+class InvalidWorkload(InvalidInput):
+    """A number of the workload or goal is out of range."""
+
+    code = "invalid_workload"
+
+
+class InvalidPlan(InvalidInput):
+    """A plan contradicts itself, the model or the workload."""
+
+    code = "invalid_plan"
+
+
+class NoFeasiblePlan(HeadroomError):
+    """Nothing that may be decided makes the job fit."""
+
+    code = "no_feasible_plan"
+
+    def __init__(
+        self, *, budget_bytes: int, smallest_feasible_bytes: int, bytes_by_category: Mapping[str, int], hint: str = ""
+    ) -> None:
+        parts = sorted(bytes_by_category.items(), key=lambda item: -item[1])[:3]
+        listed = ", ".join(f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in parts)
+        super().__init__(
+            f"memory budget {format_bytes(budget_bytes)} is under the smallest feasible peak "
+            f"{format_bytes(smallest_feasible_bytes)} ({listed})",
+            hint=hint or "Raise the budget, shorten the sequence, or allow more techniques.",
+            budget_bytes=budget_bytes,
+            smallest_feasible_bytes=smallest_feasible_bytes,
+            bytes_by_category=dict(bytes_by_category),
+        )
+
+
+class PlanStale(HeadroomError):
+    """The plan was made for a model, machine or version that has changed since."""
+
+    code = "plan_stale"
+
+
+class MissingExtra(HeadroomError):
+    """A plan needs an optional package that is not installed."""
+
+    code = "missing_extra"
+
+    def __init__(self, package: str, *, needed_for: str) -> None:
+        super().__init__(
+            f"{needed_for} needs the package {package!r}, which is not installed",
+            hint=f"pip install 'headroom[{package}]'",
+            package=package,
+        )
+
+
+class OutOfMemory(HeadroomError):
+    """A tier has no room for what was asked."""
+
+    code = "out_of_memory"
+    tier: ClassVar[str] = "memory"
+
+    def __init__(
+        self,
+        *,
+        requested_bytes: int,
+        in_use_bytes: int,
+        budget_bytes: int,
+        bytes_by_category: Mapping[str, int],
+        moment: str = "",
+        hint: str = "",
+    ) -> None:
+        listed = ", ".join(
+            f"{name.replace('_', ' ')} {format_bytes(size)}"
+            for name, size in sorted(bytes_by_category.items(), key=lambda item: -item[1])
+            if size
+        )
+        when = f" {moment}" if moment else ""
+        over_bytes = in_use_bytes + requested_bytes - budget_bytes
+        super().__init__(
+            f"{self.tier} memory ran out{when}: {format_bytes(requested_bytes)} more were needed, "
+            f"{format_bytes(in_use_bytes)} of {format_bytes(budget_bytes)} were in use ({listed}); "
+            f"{format_bytes(over_bytes)} too little",
+            hint=hint or "Choose a plan that fits, raise the budget, or lower the micro-batch.",
+            tier=self.tier,
+            requested_bytes=requested_bytes,
+            in_use_bytes=in_use_bytes,
+            budget_bytes=budget_bytes,
+            bytes_by_category=dict(bytes_by_category),
+            moment=moment,
+        )
+
+
+class OutOfDeviceMemory(OutOfMemory):
+    """The device tier is full: the cap on the CPU device, the card or its cap on CUDA."""
+
+    code = "out_of_device_memory"
+    tier = "device"
+
+
+class OutOfHostMemory(OutOfMemory):
+    """The host tier is full."""
+
+    code = "out_of_host_memory"
+    tier = "host"
+
+
+class DiskFull(HeadroomError):
+    """A write found no room; nothing half-written is left behind."""
+
+    code = "disk_full"
+
+
+class LossNotFinite(HeadroomError):
+    """The loss became NaN or infinite."""
+
+    code = "loss_not_finite"
+
+
+class CheckpointInvalid(HeadroomError):
+    """A checkpoint's manifest does not verify."""
+
+    code = "checkpoint_invalid"

@@ -1,0 +1,66 @@
+"""What the estimator returns for one plan on one machine, and the verdict drawn from it. Torch-free, JSON-able."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from optimizer.serialize import from_json, to_json
+
+Verdict = Literal["fits", "tight", "does_not_fit", "unknown"]
+Lane = Literal["compute", "copy_in", "copy_out", "host", "disk", "network"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimelinePoint:
+    """Bytes on the device at one moment of a steady step."""
+
+    offset_ms: float
+    """Since the step began."""
+    phase: str
+    """forward, backward or optimizer."""
+    bytes_by_category: dict[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """One plan, priced on one machine for one workload."""
+
+    device_peak_bytes: int
+    """Most bytes allocated on the device at any moment of a steady step, optimizer state included."""
+    device_peak_low_bytes: int
+    device_peak_high_bytes: int
+    """Interval that covers the measurement; the verdict compares ``high`` with the budget."""
+    device_bytes_by_category: dict[str, int]
+    """At the peak moment; sums to ``device_peak_bytes``."""
+    host_peak_bytes: int
+    """Bytes offloaded to the host tier at their most."""
+    peak_moment: str
+    """Where the peak falls, for people: ``backward of block 11 of 12``."""
+    step_ms: float
+    """A steady optimizer step, accumulation included."""
+    step_low_ms: float
+    step_high_ms: float
+    lane_busy_ms: dict[str, float]
+    """Busy time per lane in one step."""
+    exposed_copy_ms: float
+    """Time per step that compute waits for copies."""
+    tokens_per_s: float
+    total_s: float
+    """All steps of the workload, without evaluation and checkpoints."""
+    timeline: tuple[TimelinePoint, ...]
+    """Device bytes within one step, in order, at most 400 points, the peak moment always among them."""
+    time_source: Literal["measured", "table"]
+    """Whether the machine's rates were measured or come from the table."""
+
+    def verdict(self, budget_bytes: int) -> Verdict:
+        """``tight`` is when only the upper end of the interval goes over."""
+        if self.device_peak_high_bytes <= budget_bytes:
+            return "fits"
+        return "tight" if self.device_peak_bytes <= budget_bytes else "does_not_fit"
+
+    def to_json(self) -> dict[str, Any]:
+        document: dict[str, Any] = to_json(self)
+        return document
+
+    @classmethod
+    def from_json(cls, document: Any) -> "Prediction":
+        return from_json(cls, document, path="prediction")

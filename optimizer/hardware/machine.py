@@ -1,0 +1,62 @@
+"""A machine as the planner sees it: a device, a host, the link between, and rates with where each came from.
+
+Torch-free. ``probe.py`` measures one of these on the spot; ``calibration.py`` corrects it with finished runs.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from optimizer.serialize import from_json, to_json
+
+RateSource = Literal["measured", "table"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """Attained rates, not peaks. Floating-point operations count a multiply-add as two."""
+
+    matmul_flops_per_s: dict[str, float]
+    """By dtype (fp32, bf16): large matrix products."""
+    attention_flops_per_s: dict[str, float]
+    """By dtype: fused attention kernels."""
+    memory_bytes_per_s: float
+    """Element-wise kernels: bytes read plus written, per second."""
+    op_overhead_s: float
+    """Fixed cost of one op: dispatch on the CPU device, launch on CUDA."""
+    device_to_host_bytes_per_s: float
+    host_to_device_bytes_per_s: float
+    optimizer_elements_per_s: dict[str, float]
+    """By state kind (``adamw_32``, ``adamw_8``): parameters updated per second."""
+    source: RateSource
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """The device tier of one machine."""
+
+    kind: Literal["cpu", "cuda"]
+    name: str
+    memory_bytes: int
+    """Usable by one job: on the CPU device half of the machine's memory, on CUDA the card less its context."""
+    index: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """One machine with one device (a layout of several comes later)."""
+
+    name: str
+    device: Device
+    host_memory_bytes: int
+    rates: Rates
+    num_threads: int = 1
+    facts: dict[str, str] = field(default_factory=dict)
+    """Processor, driver and library versions; for people and records, never for decisions."""
+
+    def to_json(self) -> dict[str, Any]:
+        document: dict[str, Any] = to_json(self)
+        return document
+
+    @classmethod
+    def from_json(cls, document: Any) -> "Machine":
+        return from_json(cls, document, path="machine")

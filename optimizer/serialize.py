@@ -1,0 +1,105 @@
+"""Frozen dataclasses to JSON and back, strictly: unknown keys, missing keys and wrong types are refused by name.
+
+Handles what the project's value types use: nested dataclasses, tuples (homogeneous ``tuple[T, ...]`` or fixed), dicts with
+string keys, ``Literal``, ``T | None``, int, float, str, bool. Floats accept ints. Not a general library on purpose.
+"""
+
+import dataclasses
+import types
+import typing
+from typing import Any, TypeVar
+
+from optimizer.errors import InvalidInput
+
+T = TypeVar("T")
+
+
+def to_json(value: Any) -> Any:
+    """JSON-able copy of a value type: dataclasses become dicts, tuples become lists."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, list | tuple):
+        return [to_json(item) for item in value]
+    if isinstance(value, dict):
+        return {key: to_json(item) for key, item in value.items()}
+    return value
+
+
+def from_json(kind: type[T], document: Any, *, path: str = "", error: type[InvalidInput] = InvalidInput) -> T:
+    """Build ``kind`` from parsed JSON. Raises ``error`` with the dotted path of the first field that is wrong."""
+    return typing.cast(T, _read(kind, document, path or kind.__name__.lower(), error))
+
+
+def _read(kind: Any, document: Any, path: str, error: type[InvalidInput]) -> Any:
+    origin = typing.get_origin(kind)
+    if dataclasses.is_dataclass(kind):
+        return _read_dataclass(typing.cast(type, kind), document, path, error)
+    if origin is typing.Literal:
+        allowed = typing.get_args(kind)
+        if document not in allowed or isinstance(document, bool) != any(isinstance(a, bool) for a in allowed):
+            raise _wrong(path, document, allowed=list(allowed), error=error)
+        return document
+    if origin in (typing.Union, types.UnionType):
+        options = typing.get_args(kind)
+        if document is None and type(None) in options:
+            return None
+        inner = [option for option in options if option is not type(None)]
+        return _read(inner[0], document, path, error)
+    if origin is tuple:
+        return _read_tuple(typing.get_args(kind), document, path, error)
+    if origin is dict:
+        if not isinstance(document, dict):
+            raise _wrong(path, document, allowed="an object", error=error)
+        value_kind = typing.get_args(kind)[1]
+        return {str(key): _read(value_kind, item, f"{path}.{key}", error) for key, item in document.items()}
+    if kind is Any:
+        return document
+    return _read_scalar(kind, document, path, error)
+
+
+def _read_dataclass(kind: type, document: Any, path: str, error: type[InvalidInput]) -> Any:
+    if not isinstance(document, dict):
+        raise _wrong(path, document, allowed="an object", error=error)
+    hints = typing.get_type_hints(kind)
+    fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
+    unknown = sorted(set(document) - set(fields))
+    if unknown:
+        raise error(
+            f"{path}.{unknown[0]} is not a known field; known: {', '.join(fields)}",
+            field=f"{path}.{unknown[0]}",
+            value=document[unknown[0]],
+            allowed=list(fields),
+        )
+    values = {}
+    for name, field in fields.items():
+        if name in document:
+            values[name] = _read(hints[name], document[name], f"{path}.{name}", error)
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise error(f"{path}.{name} is missing", field=f"{path}.{name}", allowed=str(hints[name]))
+    return kind(**values)
+
+
+def _read_tuple(arguments: tuple[Any, ...], document: Any, path: str, error: type[InvalidInput]) -> tuple[Any, ...]:
+    if not isinstance(document, list | tuple):
+        raise _wrong(path, document, allowed="a list", error=error)
+    if len(arguments) == 2 and arguments[1] is Ellipsis:
+        return tuple(_read(arguments[0], item, f"{path}[{index}]", error) for index, item in enumerate(document))
+    if len(document) != len(arguments):
+        raise _wrong(path, document, allowed=f"a list of {len(arguments)}", error=error)
+    return tuple(
+        _read(kind, item, f"{path}[{index}]", error)
+        for index, (kind, item) in enumerate(zip(arguments, document, strict=True))
+    )
+
+
+def _read_scalar(kind: Any, document: Any, path: str, error: type[InvalidInput]) -> Any:
+    if kind is float and isinstance(document, int) and not isinstance(document, bool):
+        return float(document)
+    if not isinstance(document, kind) or (isinstance(document, bool) and kind is not bool):
+        raise _wrong(path, document, allowed=kind.__name__, error=error)
+    return document
+
+
+def _wrong(path: str, value: Any, *, allowed: Any, error: type[InvalidInput]) -> InvalidInput:
+    listed = ", ".join(map(str, allowed)) if isinstance(allowed, list) else allowed
+    return error(f"{path} is {value!r}; allowed: {listed}", field=path, value=value, allowed=allowed)

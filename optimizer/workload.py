@@ -1,0 +1,111 @@
+"""What is asked for: the work, and the goal it must meet. No word here of how it is done; that is the plan."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from optimizer.errors import InvalidWorkload
+
+Technique = Literal["recompute", "offload", "bf16", "8bit_optimizer", "accumulate"]
+ScheduleName = Literal["constant", "linear", "cosine"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingWorkload:
+    """A training job: pre-training from scratch, or full fine-tuning from given weights."""
+
+    mode: Literal["pretrain", "finetune"] = "pretrain"
+    """pretrain starts from random weights drawn with ``seed``; finetune needs a model with weights."""
+    sequence_length: int = 512
+    """Tokens per packed sequence, 8 to 131,072."""
+    global_batch_size: int = 8
+    """Sequences per optimizer step, however they are split into micro-batches."""
+    num_steps: int = 100
+    """Optimizer steps."""
+    learning_rate: float = 3e-4
+    """Peak learning rate, above 0 and at most 1."""
+    schedule: ScheduleName = "cosine"
+    """Shape after the warm-up; linear and cosine end at a tenth of the peak."""
+    warmup_steps: int = 0
+    """Steps of linear warm-up, less than ``num_steps``."""
+    weight_decay: float = 0.1
+    """Decoupled (AdamW), applied to tensors of two or more dimensions."""
+    beta1: float = 0.9
+    beta2: float = 0.95
+    epsilon: float = 1e-8
+    max_grad_norm: float | None = 1.0
+    """Global gradient norm is clipped to this; None turns clipping off."""
+    seed: int = 0
+    """Fixes initial weights, data order and dropout."""
+    eval_every_steps: int = 50
+    """Validation loss is measured at step 0, at each multiple, and at the end; 0 means start and end only."""
+    eval_batches: int = 8
+    """Micro-batches of the validation split per evaluation."""
+    checkpoint_every_steps: int = 50
+    """A resumable checkpoint is kept at each multiple; 0 means only when asked to stop."""
+    sample_tokens: int = 120
+    """Tokens of text generated from the trained model at the end; 0 for none."""
+
+    def __post_init__(self) -> None:
+        _require_int("sequence_length", self.sequence_length, low=8, high=131_072)
+        _require_int("global_batch_size", self.global_batch_size, low=1, high=1_000_000)
+        _require_int("num_steps", self.num_steps, low=1, high=100_000_000)
+        _require_int("warmup_steps", self.warmup_steps, low=0, high=self.num_steps - 1)
+        _require_int("seed", self.seed, low=0, high=2**63 - 1)
+        _require_int("eval_every_steps", self.eval_every_steps, low=0, high=100_000_000)
+        _require_int("eval_batches", self.eval_batches, low=1, high=10_000)
+        _require_int("checkpoint_every_steps", self.checkpoint_every_steps, low=0, high=100_000_000)
+        _require_int("sample_tokens", self.sample_tokens, low=0, high=4_096)
+        _require_float("learning_rate", self.learning_rate, low=0, high=1, low_allowed=False)
+        _require_float("weight_decay", self.weight_decay, low=0, high=10)
+        _require_float("beta1", self.beta1, low=0, high=0.99999)
+        _require_float("beta2", self.beta2, low=0, high=0.9999999)
+        _require_float("epsilon", self.epsilon, low=0, high=1, low_allowed=False)
+        if self.max_grad_norm is not None:
+            _require_float("max_grad_norm", self.max_grad_norm, low=0, high=1e9, low_allowed=False)
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.global_batch_size * self.sequence_length
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """What a plan must honour, and what it is judged by."""
+
+    device_budget_bytes: int
+    """Hard cap on bytes allocated on the device tier, at every moment."""
+    host_budget_bytes: int | None = None
+    """Cap on bytes offloaded to the host tier; None means what the machine has free."""
+    objective: Literal["fastest_step"] = "fastest_step"
+    allow_lossy: bool = False
+    """Whether choices that change the numbers (bf16, 8-bit state) may be taken."""
+    forbid: tuple[Technique, ...] = ()
+    """Techniques that must not be used."""
+
+    def __post_init__(self) -> None:
+        _require_int("device_budget_bytes", self.device_budget_bytes, low=1, high=2**60, section="goal")
+        if self.host_budget_bytes is not None:
+            _require_int("host_budget_bytes", self.host_budget_bytes, low=0, high=2**60, section="goal")
+
+
+def _require_int(name: str, value: object, *, low: int, high: int, section: str = "workload") -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise InvalidWorkload(
+            f"{section}.{name} is {value!r}; allowed: an integer from {low:,} to {high:,}",
+            field=f"{section}.{name}",
+            value=value,
+            allowed={"minimum": low, "maximum": high},
+        )
+
+
+def _require_float(name: str, value: object, *, low: float, high: float, low_allowed: bool = True) -> None:
+    ok = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not ok or not (low <= value <= high) or (value == low and not low_allowed):  # type: ignore[operator]
+        opening = "from" if low_allowed else "above"
+        raise InvalidWorkload(
+            f"workload.{name} is {value!r}; allowed: a number {opening} {low:g} to {high:g}",
+            field=f"workload.{name}",
+            value=str(value) if isinstance(value, float) and not math.isfinite(value) else value,
+            allowed={"minimum": low, "maximum": high},
+        )

@@ -1,0 +1,93 @@
+"""What jobs are made of: models, datasets, machines, and the profiles that plans are priced with."""
+
+from django.conf import settings
+from django.db import models
+
+from webapp.ids import new_dataset_id, new_machine_id, new_model_id
+
+
+class Model(models.Model):
+    """A submitted model: a validated config, perhaps with weights and a tokenizer, in its own folder."""
+
+    id = models.CharField(primary_key=True, max_length=48, default=new_model_id)
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, on_delete=models.CASCADE)
+    """None for what ships with the program; everyone sees those."""
+    name = models.CharField(max_length=200)
+    preset = models.CharField(max_length=80, blank=True)
+    """Name of the bundled preset this row stands for, else empty."""
+    model_type = models.CharField(max_length=80)
+    config = models.JSONField()
+    """The validated config, written afresh from allowed keys."""
+    fingerprint = models.CharField(max_length=64)
+    """sha256 of the canonical config; profiles are kept under it."""
+    folder = models.CharField(max_length=500)
+    """Relative to HEADROOM_HOME: config.json, *.safetensors, tokenizer.json where given."""
+    has_weights = models.BooleanField(default=False)
+    has_tokenizer = models.BooleanField(default=False)
+    num_parameters = models.BigIntegerField(null=True)
+    """Known once profiled."""
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        ordering = ["-created_at"]
+        indexes = [models.Index(fields=["fingerprint"])]  # which models share a profile
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Profile(models.Model):
+    """What one architecture does, traced once by a worker; pricing needs only this."""
+
+    fingerprint = models.CharField(primary_key=True, max_length=64)
+    document = models.JSONField(null=True)
+    """optimizer.profile.Profile as JSON; None while it is being made or when it failed."""
+    error = models.JSONField(null=True)
+    """HeadroomError.to_json() of a failed trace."""
+    created_at = models.DateTimeField(auto_now_add=True)
+    updated_at = models.DateTimeField(auto_now=True)
+
+    def __str__(self) -> str:
+        return self.fingerprint[:12]
+
+
+class Dataset(models.Model):
+    """A submitted text dataset, kept as the file that was sent."""
+
+    id = models.CharField(primary_key=True, max_length=48, default=new_dataset_id)
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, on_delete=models.CASCADE)
+    """None for what ships with the program."""
+    name = models.CharField(max_length=200)
+    format = models.CharField(max_length=10, choices=[("txt", "text"), ("jsonl", "JSON lines"), ("parquet", "Parquet")])
+    file = models.CharField(max_length=500)
+    """Relative to HEADROOM_HOME, or absolute below the program for what ships with it."""
+    sha256 = models.CharField(max_length=64)
+    num_bytes = models.BigIntegerField()
+    num_documents = models.BigIntegerField(null=True)
+    preview = models.TextField(blank=True)
+    """The first 2,000 characters, for people."""
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        ordering = ["-created_at"]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Machine(models.Model):
+    """A machine that has run a worker: what it is, how fast it was measured, how well it was predicted."""
+
+    id = models.CharField(primary_key=True, max_length=48, default=new_machine_id)
+    name = models.CharField(max_length=200, unique=True)
+    document = models.JSONField()
+    """optimizer.hardware.machine.Machine as JSON."""
+    calibration = models.JSONField(default=dict)
+    """Correction factors learned from finished runs: step_time_factor, num_runs, mean absolute errors."""
+    first_seen_at = models.DateTimeField(auto_now_add=True)
+    last_seen_at = models.DateTimeField()
+    """Heartbeat of its worker, by the database's clock."""
+    draining = models.BooleanField(default=False)
+
+    def __str__(self) -> str:
+        return self.name

@@ -1,0 +1,35 @@
+"""Ids that sort by creation time and say what they name: ``job_019a3c…`` (UUIDv7 in hex behind a prefix)."""
+
+import secrets
+import time
+
+
+def new_id(prefix: str) -> str:
+    """``prefix`` and 32 hex digits: 48 bits of Unix milliseconds, version 7, 74 random bits (RFC 9562)."""
+    milliseconds = time.time_ns() // 1_000_000
+    value = (milliseconds << 80) | (0x7 << 76) | (secrets.randbits(12) << 64) | (0b10 << 62) | secrets.randbits(62)
+    return f"{prefix}_{value:032x}"
+
+
+def new_job_id() -> str:
+    return new_id("job")
+
+
+def new_model_id() -> str:
+    return new_id("model")
+
+
+def new_dataset_id() -> str:
+    return new_id("dataset")
+
+
+def new_machine_id() -> str:
+    return new_id("machine")
+
+
+def new_artifact_id() -> str:
+    return new_id("artifact")
+
+
+def new_plan_id() -> str:
+    return new_id("plan")

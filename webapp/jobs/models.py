@@ -1,0 +1,286 @@
+"""The record of jobs. Rows change only through ``actions.py``; every move of a job leaves one event.
+
+States: ``queued -> starting -> running -> succeeded | failed | cancelled``, and back to ``queued`` when a lease is lost, a
+worker drains or a retry is due. Cancel and pause are requests on the row, not states.
+"""
+
+from django.conf import settings
+from django.db import models
+
+from webapp.catalog.models import Dataset, Machine, Model
+from webapp.ids import new_artifact_id, new_job_id, new_plan_id
+
+
+class State(models.TextChoices):
+    QUEUED = "queued"
+    STARTING = "starting"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+TERMINAL_STATES = (State.SUCCEEDED, State.FAILED, State.CANCELLED)
+LIVE_STATES = (State.STARTING, State.RUNNING)
+
+
+class Reason(models.TextChoices):
+    """Why a job ended, or why its last attempt did."""
+
+    DONE = "done"
+    CANCELLED_BY_USER = "cancelled_by_user"
+    OUT_OF_DEVICE_MEMORY = "out_of_device_memory"
+    OUT_OF_HOST_MEMORY = "out_of_host_memory"
+    DISK_FULL = "disk_full"
+    LOSS_NOT_FINITE = "loss_not_finite"
+    BAD_DATASET = "bad_dataset"
+    BAD_MODEL = "bad_model"
+    WORKER_LOST = "worker_lost"
+    NO_PROGRESS = "no_progress"
+    MAX_DURATION = "max_duration"
+    PLAN_STALE = "plan_stale"
+    INTERNAL = "internal"
+
+
+class Kind(models.TextChoices):
+    TRAIN = "train"
+    PROFILE = "profile"
+    """Traces a model for pricing; made by the program, not listed among people's jobs."""
+
+
+class PlanOffer(models.Model):
+    """One plan priced for one spec on one machine, kept so that a job can take exactly what was shown."""
+
+    id = models.CharField(primary_key=True, max_length=48, default=new_plan_id)
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE)
+    spec = models.JSONField()
+    """The normalized job spec that was priced."""
+    machine = models.ForeignKey(Machine, on_delete=models.CASCADE)
+    label = models.CharField(max_length=40)
+    """``chosen`` or the baseline's name: keep_all, recompute_all, offload_all, …"""
+    plan = models.JSONField()
+    prediction = models.JSONField()
+    verdict = models.CharField(max_length=20)
+    basis = models.CharField(max_length=64)
+    """Hash of what the prices rest on (profile, machine, program version); a job refuses an offer whose basis has changed."""
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    def __str__(self) -> str:
+        return f"{self.label} ({self.id})"
+
+
+class Job(models.Model):
+    """One piece of work, with its frozen spec and plan and its present state."""
+
+    id = models.CharField(primary_key=True, max_length=48, default=new_job_id)
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, on_delete=models.CASCADE)
+    name = models.CharField(max_length=200)
+    kind = models.CharField(max_length=20, choices=Kind.choices, default=Kind.TRAIN)
+    model = models.ForeignKey(Model, on_delete=models.PROTECT)
+    dataset = models.ForeignKey(Dataset, null=True, on_delete=models.PROTECT)
+    spec = models.JSONField()
+    """As submitted, normalized: model, dataset, workload, goal."""
+    plan = models.JSONField(null=True)
+    prediction = models.JSONField(null=True)
+    machine = models.ForeignKey(Machine, null=True, on_delete=models.SET_NULL)
+    """The machine the prediction was made for; any machine that meets the plan's need may run it."""
+
+    state = models.CharField(max_length=12, choices=State.choices, default=State.QUEUED)
+    phase = models.CharField(max_length=40, blank=True)
+    """For people: profiling, tokenizing, loading, training, evaluating, saving."""
+    reason = models.CharField(max_length=24, choices=Reason.choices, blank=True)
+    message = models.TextField(blank=True)
+    """One sentence for people about the last end or failure."""
+    error = models.JSONField(null=True)
+    """HeadroomError.to_json() of the last failure."""
+    cancel_requested_at = models.DateTimeField(null=True)
+    cancel_mode = models.CharField(max_length=8, blank=True, choices=[("save", "stop and save"), ("discard", "stop now")])
+    pause_requested_at = models.DateTimeField(null=True)
+    """Set: a running job stops at a checkpoint and goes back to queued; a queued one may not start."""
+    priority = models.IntegerField(default=0)
+    """Higher runs first."""
+    not_before = models.DateTimeField(null=True)
+    max_duration_s = models.IntegerField(null=True)
+
+    attempt = models.IntegerField(default=0)
+    failed_attempts = models.IntegerField(default=0)
+    """Attempts that ended by infrastructure failure; drained and preempted ones do not count."""
+    fence = models.BigIntegerField(null=True)
+    """Number of the present claim, globally increasing; every write of the attempt carries it."""
+    worker = models.CharField(max_length=200, blank=True)
+    lease_until = models.DateTimeField(null=True)
+    progress_at = models.DateTimeField(null=True)
+    """When a new step was last seen."""
+
+    step = models.IntegerField(default=0)
+    num_steps = models.IntegerField(default=0)
+    eta_s = models.FloatField(null=True)
+    summary = models.JSONField(default=dict)
+    """Latest and final numbers: loss, validation_loss_start, validation_loss, tokens_per_s, device_peak_bytes, step_ms, …"""
+    event_seq = models.IntegerField(default=0)
+    created_at = models.DateTimeField(auto_now_add=True)
+    started_at = models.DateTimeField(null=True)
+    finished_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ["-created_at", "-id"]
+        indexes = [
+            models.Index(fields=["state", "-priority", "created_at"]),  # claim: the next queued job
+            models.Index(fields=["owner", "-created_at"]),  # a person's list of jobs
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def is_terminal(self) -> bool:
+        return self.state in TERMINAL_STATES
+
+
+class FenceSequence(models.Model):
+    """One row whose counter gives each claim its fence, inside the claim's own transaction."""
+
+    value = models.BigIntegerField(default=0)
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+class Attempt(models.Model):
+    """One try at a job by one worker."""
+
+    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="attempts")
+    number = models.IntegerField()
+    fence = models.BigIntegerField(unique=True)
+    worker = models.CharField(max_length=200)
+    pid = models.IntegerField(null=True)
+    resumed_from_step = models.IntegerField(default=0)
+    plan = models.JSONField(null=True)
+    prediction = models.JSONField(null=True)
+    measured = models.JSONField(null=True)
+    """device_peak_bytes, step_ms (median of steady steps), host_peak_bytes, num_steps: what the prediction is checked against."""
+    outcome = models.CharField(max_length=24, blank=True)
+    """A reason, or drained, paused, preempted; empty while it runs."""
+    exit_code = models.IntegerField(null=True)
+    error = models.JSONField(null=True)
+    started_at = models.DateTimeField(auto_now_add=True)
+    ended_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ["job", "number"]
+        constraints = [models.UniqueConstraint(fields=["job", "number"], name="attempt_number_once_per_job")]
+
+    def __str__(self) -> str:
+        return f"{self.job_id} attempt {self.number}"
+
+
+class Event(models.Model):
+    """One move of a job, in order: who, from, to, why."""
+
+    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="events")
+    seq = models.IntegerField()
+    at = models.DateTimeField(auto_now_add=True)
+    actor = models.CharField(max_length=200)
+    """``user:NAME``, ``worker:NAME``, ``reconciler``."""
+    kind = models.CharField(max_length=40)
+    """created, claimed, started, phase, checkpointed, requeued, succeeded, failed, cancelled, cancel_requested, paused, resumed."""
+    from_state = models.CharField(max_length=12, blank=True)
+    to_state = models.CharField(max_length=12, blank=True)
+    reason = models.CharField(max_length=24, blank=True)
+    message = models.TextField(blank=True)
+
+    class Meta:
+        ordering = ["job", "seq"]
+        constraints = [models.UniqueConstraint(fields=["job", "seq"], name="event_seq_once_per_job")]
+
+    def __str__(self) -> str:
+        return f"{self.job_id} #{self.seq} {self.kind}"
+
+
+class Outbox(models.Model):
+    """A hint that must be sent to the broker; written with the job, deleted once sent."""
+
+    job = models.ForeignKey(Job, on_delete=models.CASCADE)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    def __str__(self) -> str:
+        return f"hint for {self.job_id}"
+
+
+class Sample(models.Model):
+    """One measurement of one attempt, as the runner wrote it."""
+
+    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="samples")
+    attempt = models.IntegerField()
+    kind = models.CharField(max_length=10)
+    """``step``, ``eval`` or ``timeline``."""
+    step = models.IntegerField()
+    data = models.JSONField()
+
+    class Meta:
+        ordering = ["job", "step", "attempt"]
+        constraints = [
+            # a copy that is sent twice is written once
+            models.UniqueConstraint(fields=["job", "attempt", "kind", "step"], name="sample_once")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.job_id} {self.kind} {self.step}"
+
+
+class Checkpoint(models.Model):
+    """A resumable checkpoint, recorded under the fence that wrote it."""
+
+    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="checkpoints")
+    step = models.IntegerField()
+    fence = models.BigIntegerField()
+    folder = models.CharField(max_length=500)
+    manifest_sha256 = models.CharField(max_length=64)
+    num_bytes = models.BigIntegerField()
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        ordering = ["job", "-step"]
+        constraints = [models.UniqueConstraint(fields=["job", "folder"], name="checkpoint_folder_once")]
+
+    def __str__(self) -> str:
+        return f"{self.job_id} at step {self.step}"
+
+
+class Artifact(models.Model):
+    """A file that a finished job leaves behind."""
+
+    id = models.CharField(primary_key=True, max_length=48, default=new_artifact_id)
+    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="artifacts")
+    kind = models.CharField(max_length=20)
+    """model, sample, metrics, log, plan, record."""
+    name = models.CharField(max_length=200)
+    file = models.CharField(max_length=500)
+    """Relative to HEADROOM_HOME."""
+    num_bytes = models.BigIntegerField()
+    sha256 = models.CharField(max_length=64)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        ordering = ["job", "name"]
+        constraints = [models.UniqueConstraint(fields=["job", "name"], name="artifact_name_once_per_job")]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class IdempotencyKey(models.Model):
+    """The answer to a POST that carried an Idempotency-Key, replayed for a day."""
+
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE)
+    key = models.CharField(max_length=200)
+    request_sha256 = models.CharField(max_length=64)
+    status = models.IntegerField(null=True)
+    body = models.JSONField(null=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["user", "key"], name="idempotency_key_once_per_user")]
+
+    def __str__(self) -> str:
+        return self.key

@@ -1,0 +1,162 @@
+"""Settings, all from the environment; ``docs/configuration.md`` lists the variables.
+
+One folder, ``HEADROOM_HOME``, holds all state of the embedded stack: database, uploads, jobs, secrets, sockets.
+"""
+
+import secrets
+from pathlib import Path
+
+import environ
+from csp.constants import NONE, SELF
+
+env = environ.Env()
+
+BASE_DIR = Path(__file__).resolve().parent.parent
+HEADROOM_HOME = Path(env.str("HEADROOM_HOME", default=str(BASE_DIR / ".headroom"))).resolve()
+HEADROOM_HOME.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+PRODUCTION = env.bool("HEADROOM_PRODUCTION", default=False)
+"""True behind TLS: secure cookies, HSTS, redirect. False serves plain HTTP on loopback."""
+
+DEBUG = False
+
+
+def _secret_key() -> str:
+    """From the environment, else made once and kept in HEADROOM_HOME, mode 0600."""
+    if given := env.str("HEADROOM_SECRET_KEY", default=""):
+        return given
+    path = HEADROOM_HOME / "secret_key"
+    try:
+        with path.open("x") as file:
+            path.chmod(0o600)
+            file.write(secrets.token_urlsafe(64))
+    except FileExistsError:
+        pass
+    return path.read_text()
+
+
+SECRET_KEY = _secret_key()
+ALLOWED_HOSTS = env.list("HEADROOM_ALLOWED_HOSTS", default=["localhost", "127.0.0.1", "[::1]"])
+CSRF_TRUSTED_ORIGINS = env.list("HEADROOM_CSRF_TRUSTED_ORIGINS", default=[])
+
+INSTALLED_APPS = [
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "servestatic",
+    "django.contrib.staticfiles",
+    "django_htmx",
+    "ninja",
+    "webapp.accounts",
+    "webapp.catalog",
+    "webapp.jobs",
+    "webapp.live",
+    "webapp.api",
+]
+
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "servestatic.middleware.ServeStaticMiddleware",
+    "csp.middleware.CSPMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "django_htmx.middleware.HtmxMiddleware",
+]
+
+ROOT_URLCONF = "webapp.urls"
+ASGI_APPLICATION = "webapp.asgi.application"
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "DIRS": [BASE_DIR / "webapp" / "templates"],
+        "APP_DIRS": False,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ],
+        },
+    }
+]
+
+SQLITE_URL = f"sqlite:///{HEADROOM_HOME / 'headroom.sqlite3'}"
+DATABASES = {"default": env.db_url("DATABASE_URL", default=SQLITE_URL)}
+if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
+    DATABASES["default"]["OPTIONS"] = {
+        "transaction_mode": "IMMEDIATE",
+        "timeout": 20,
+        "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA foreign_keys=ON;",
+    }
+else:
+    DATABASES["default"]["CONN_MAX_AGE"] = 0
+    DATABASES["default"]["OPTIONS"] = {
+        "pool": {"min_size": 1, "max_size": 10, "timeout": 5},
+        "options": "-c statement_timeout=10000 -c lock_timeout=3000 -c idle_in_transaction_session_timeout=30000",
+    }
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+REDIS_URL = env.str("REDIS_URL", default=f"unix://{HEADROOM_HOME / 'run' / 'valkey.sock'}")
+"""Broker and telemetry streams; the embedded stack's Valkey listens on a private socket."""
+
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator", "OPTIONS": {"min_length": 12}},
+    {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
+]
+PASSWORD_HASHERS = [
+    "django.contrib.auth.hashers.Argon2PasswordHasher",
+    "django.contrib.auth.hashers.PBKDF2PasswordHasher",
+]
+LOGIN_URL = "login"
+LOGIN_REDIRECT_URL = "jobs"
+LOGOUT_REDIRECT_URL = "login"
+
+LANGUAGE_CODE = "en"
+TIME_ZONE = "UTC"
+USE_TZ = True
+
+STATIC_URL = "static/"
+STATIC_ROOT = HEADROOM_HOME / "static"
+STATICFILES_DIRS = [BASE_DIR / "static"]
+
+DATA_UPLOAD_MAX_MEMORY_SIZE = 1024 * 1024
+FILE_UPLOAD_PERMISSIONS = 0o600
+FILE_UPLOAD_TEMP_DIR = HEADROOM_HOME / "spool"
+FILE_UPLOAD_TEMP_DIR.mkdir(mode=0o700, exist_ok=True)
+
+SESSION_COOKIE_HTTPONLY = True
+SESSION_COOKIE_AGE = 12 * 3600
+SECURE_CONTENT_TYPE_NOSNIFF = True
+if PRODUCTION:
+    SESSION_COOKIE_NAME = "__Host-sessionid"
+    CSRF_COOKIE_NAME = "__Host-csrftoken"
+    SESSION_COOKIE_SECURE = True
+    CSRF_COOKIE_SECURE = True
+    SECURE_SSL_REDIRECT = env.bool("HEADROOM_SSL_REDIRECT", default=True)
+    SECURE_HSTS_SECONDS = 31_536_000
+    SECURE_HSTS_INCLUDE_SUBDOMAINS = True
+    SECURE_HSTS_PRELOAD = True
+    if env.bool("HEADROOM_BEHIND_PROXY", default=False):
+        SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
+
+# Plotly inserts one empty <style> and fills it through the CSSOM; the hash is that of the empty text.
+_EMPTY_STYLE = "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"
+CONTENT_SECURITY_POLICY = {
+    "DIRECTIVES": {
+        "default-src": [NONE],
+        "script-src": [SELF],
+        "style-src": [SELF, _EMPTY_STYLE],
+        "img-src": [SELF, "data:", "blob:"],
+        "connect-src": [SELF],
+        "font-src": [SELF],
+        "form-action": [SELF],
+        "base-uri": [NONE],
+        "frame-ancestors": [NONE],
+        "object-src": [NONE],
+    }
+}
