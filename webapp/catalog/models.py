@@ -29,8 +29,12 @@ class Model(models.Model):
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:
-        ordering = ["-created_at"]
+        ordering = ["-created_at", "-id"]
         indexes = [models.Index(fields=["fingerprint"])]  # which models share a profile
+        constraints = [
+            # set-up may run twice at once; each preset is one row
+            models.UniqueConstraint(fields=["preset"], condition=~models.Q(preset=""), name="preset_once")
+        ]
 
     def __str__(self) -> str:
         return self.name
@@ -44,6 +48,8 @@ class Profile(models.Model):
     """optimizer.profile.Profile as JSON; None while it is being made or when it failed."""
     error = models.JSONField(null=True)
     """HeadroomError.to_json() of a failed trace."""
+    job_id = models.CharField(max_length=48, blank=True)
+    """The job that makes it; jobs know of this app, not the reverse, so it is no foreign key."""
     created_at = models.DateTimeField(auto_now_add=True)
     updated_at = models.DateTimeField(auto_now=True)
 
@@ -69,7 +75,12 @@ class Dataset(models.Model):
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:
-        ordering = ["-created_at"]
+        ordering = ["-created_at", "-id"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["name"], condition=models.Q(owner__isnull=True), name="bundled_dataset_name_once"
+            )
+        ]
 
     def __str__(self) -> str:
         return self.name

@@ -6,6 +6,7 @@ worker drains or a retry is due. Cancel and pause are requests on the row, not s
 
 from django.conf import settings
 from django.db import models
+from django.db.models import Q
 
 from webapp.catalog.models import Dataset, Machine, Model
 from webapp.ids import new_artifact_id, new_job_id, new_plan_id
@@ -101,6 +102,14 @@ class Job(models.Model):
     """Higher runs first."""
     not_before = models.DateTimeField(null=True)
     max_duration_s = models.IntegerField(null=True)
+    need_device_kind = models.CharField(max_length=10, blank=True)
+    """``cpu`` or ``cuda``: the kind of device the plan was priced for; empty when any will do."""
+    need_device_bytes = models.BigIntegerField(default=0)
+    """Device memory that a machine must have free to run the plan: its predicted peak, at most the budget."""
+    retry_of = models.ForeignKey("self", null=True, on_delete=models.SET_NULL, related_name="retries")
+    """The ended job that this one repeats; an ended job itself never moves again."""
+    hinted_at = models.DateTimeField(null=True)
+    """When the broker was last told of this job; the reconciler tells it again while the job waits."""
 
     attempt = models.IntegerField(default=0)
     failed_attempts = models.IntegerField(default=0)
@@ -128,6 +137,19 @@ class Job(models.Model):
             models.Index(fields=["state", "-priority", "created_at"]),  # claim: the next queued job
             models.Index(fields=["owner", "-created_at"]),  # a person's list of jobs
         ]
+        constraints = [
+            models.CheckConstraint(
+                name="job_finished_at_iff_terminal",
+                condition=Q(state__in=TERMINAL_STATES, finished_at__isnull=False)
+                | (~Q(state__in=TERMINAL_STATES) & Q(finished_at__isnull=True)),
+            ),
+            models.CheckConstraint(
+                name="job_lease_iff_live",
+                condition=Q(state__in=LIVE_STATES, lease_until__isnull=False, fence__isnull=False)
+                | (~Q(state__in=LIVE_STATES) & Q(lease_until__isnull=True)),
+            ),
+            models.CheckConstraint(name="job_state_is_known", condition=Q(state__in=State.values)),
+        ]
 
     def __str__(self) -> str:
         return self.name
@@ -153,6 +175,8 @@ class Attempt(models.Model):
     number = models.IntegerField()
     fence = models.BigIntegerField(unique=True)
     worker = models.CharField(max_length=200)
+    machine = models.ForeignKey(Machine, null=True, on_delete=models.SET_NULL)
+    """The machine it ran on; its calibration learns from what was measured."""
     pid = models.IntegerField(null=True)
     resumed_from_step = models.IntegerField(default=0)
     plan = models.JSONField(null=True)
@@ -162,6 +186,8 @@ class Attempt(models.Model):
     outcome = models.CharField(max_length=24, blank=True)
     """A reason, or drained, paused, preempted; empty while it runs."""
     exit_code = models.IntegerField(null=True)
+    made_progress = models.BooleanField(default=False)
+    """Whether it got at least one new step done; three quick deaths without one are a poisoned job."""
     error = models.JSONField(null=True)
     started_at = models.DateTimeField(auto_now_add=True)
     ended_at = models.DateTimeField(null=True)
@@ -276,6 +302,8 @@ class IdempotencyKey(models.Model):
     key = models.CharField(max_length=200)
     request_sha256 = models.CharField(max_length=64)
     status = models.IntegerField(null=True)
+    """None while the first request still runs."""
+    location = models.CharField(max_length=500, blank=True)
     body = models.JSONField(null=True)
     created_at = models.DateTimeField(auto_now_add=True)
 
