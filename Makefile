@@ -1,0 +1,54 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`. `make help` lists the rest.
+PY := .venv/bin/python
+HEADROOM_HOME ?= $(CURDIR)/.headroom
+export HEADROOM_HOME
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-test demo up down status test test-fast check format lock clean
+
+help:  ## list the commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup:  ## make .venv with everything the program needs
+	@bash tools/setup.sh
+
+setup-test:
+	@bash tools/setup.sh --test
+	@bash tools/test_programs.sh
+
+demo: setup  ## train a real model inside a budget that plain training exceeds, and say what came of it
+	@$(PY) -m worker.stack up --if-needed
+	@$(PY) -m worker.demo
+
+up: setup  ## start the service in the background and say where it is
+	@$(PY) -m worker.stack up
+
+down:  ## stop it; running jobs save first
+	@test -x $(PY) || { echo "nothing to stop: .venv is not there"; exit 0; }; $(PY) -m worker.stack down
+
+status:  ## say what runs, and where
+	@$(PY) -m worker.stack status
+
+test: setup-test check  ## everything: set-up, linters, all tests
+	@$(PY) -m pytest
+
+test-fast: setup-test  ## tests that start no browser, no PostgreSQL and no whole job
+	@$(PY) -m pytest -m "not slow and not browser and not postgres"
+
+check: setup-test  ## linters, types, import arrows, migrations, deployment check
+	$(PY) -m ruff check .
+	.venv/bin/lint-imports --no-cache
+	$(PY) -m mypy
+	@home=$$(mktemp -d) && trap 'rm -rf "$$home"' EXIT && \
+	    HEADROOM_HOME=$$home $(PY) manage.py makemigrations --check --dry-run && \
+	    HEADROOM_HOME=$$home HEADROOM_PRODUCTION=1 $(PY) manage.py check --deploy --fail-level WARNING
+
+format:  ## let ruff fix what it can
+	$(PY) -m ruff check --fix .
+
+lock: setup-test  ## resolve the dependencies of pyproject.toml afresh
+	bash tools/lock.sh
+
+clean:  ## remove .venv and caches; never HEADROOM_HOME
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist *.egg-info
+	find . -name __pycache__ -type d -not -path './.headroom/*' -prune -exec rm -rf {} +

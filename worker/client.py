@@ -1,0 +1,340 @@
+"""A typed client of the REST API, for the command line, the demo and people's own scripts.
+
+It knows addresses, problem documents and the event stream; it draws nothing and decides nothing. Rows are returned as the
+API sends them (``docs/architecture.md`` lists their fields).
+"""
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Literal, Self
+
+import httpx
+
+from optimizer.errors import HeadroomError
+
+Row = dict[str, Any]
+
+FIRST_RETRY_S = 0.5
+LONGEST_RETRY_S = 10.0
+SILENCE_LIMIT_S = 45.0
+"""A stream that sends nothing for this long, not even its keep-alive comment, is taken for dead."""
+
+
+class ApiProblem(HeadroomError):
+    """The service answered with an error; ``problem_code`` is stable, ``problem_fields`` name what was wrong."""
+
+    code: ClassVar[str] = "api_problem"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int,
+        problem_code: str,
+        hint: str = "",
+        problem_fields: Sequence[Row] = (),
+        extra: Row | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint, status=status, problem_code=problem_code)
+        self.status = status
+        self.problem_code = problem_code
+        self.problem_fields = list(problem_fields)
+        self.extra = extra or {}
+
+
+class ServiceUnreachable(HeadroomError):
+    """Nothing answers at the address."""
+
+    code: ClassVar[str] = "service_unreachable"
+
+
+class JobTooSlow(HeadroomError):
+    """Something was awaited longer than its limit."""
+
+    code: ClassVar[str] = "wait_limit"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamEvent:
+    """One message of a job's event stream."""
+
+    kind: str
+    """snapshot, sample, state, log, checkpoint, done; ``lost`` when the connection broke and is being resumed."""
+    data: Row
+    id: str = ""
+    """Where to resume after; empty for messages that are not part of the stream."""
+
+
+class HeadroomClient:
+    """Calls of ``/api/v1`` as one user. Use as a context manager, or call ``close``."""
+
+    def __init__(
+        self, url: str, *, token: str, timeout_s: float = 30.0, transport: httpx.BaseTransport | None = None
+    ) -> None:
+        self.url = url.rstrip("/")
+        self._http = httpx.Client(
+            base_url=f"{self.url}/api/v1/",
+            headers={"Authorization": f"Bearer {token}", "Accept": "application/json"},
+            timeout=timeout_s,
+            transport=transport,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._http.close()
+
+    def me(self) -> Row:
+        return self._json("GET", "me")
+
+    def models(self) -> list[Row]:
+        return self._all_rows("models")
+
+    def model(self, model_id: str) -> Row:
+        return self._json("GET", f"models/{model_id}")
+
+    def create_model(self, folder: Path, *, name: str) -> Row:
+        """Upload a Hugging Face folder: config.json, and tokenizer.json and safetensors where they are."""
+        if not (folder / "config.json").is_file():
+            raise FileNotFoundError(f"{folder} holds no config.json")
+        named = [("config", folder / "config.json")]
+        if (folder / "tokenizer.json").is_file():
+            named.append(("tokenizer", folder / "tokenizer.json"))
+        weights = [*sorted(folder.glob("*.safetensors")), *sorted(folder.glob("*.safetensors.index.json"))]
+        named += [("weights", path) for path in weights]
+        return self._upload("models", named, name=name)
+
+    def datasets(self) -> list[Row]:
+        return self._all_rows("datasets")
+
+    def dataset(self, dataset_id: str) -> Row:
+        return self._json("GET", f"datasets/{dataset_id}")
+
+    def create_dataset(self, file: Path, *, name: str) -> Row:
+        return self._upload("datasets", [("file", file)], name=name)
+
+    def machines(self) -> list[Row]:
+        return self._all_rows("machines")
+
+    def price_plans(self, spec: Row, *, wait_s: float = 300.0, on_wait: Callable[[], None] | None = None) -> list[Row]:
+        """Offers for a spec. A model seen for the first time is profiled first; waits for that, ``wait_s`` at most."""
+        deadline = time.monotonic() + wait_s
+        while True:
+            response = self._request("POST", "plans", json=spec)
+            if response.status_code != 202:
+                offers: list[Row] = response.json()["offers"]
+                return offers
+            if time.monotonic() > deadline:
+                raise JobTooSlow(
+                    f"the model is still not profiled after {wait_s:.0f} s",
+                    hint="Is a worker running? See: headroom machines",
+                )
+            if on_wait:
+                on_wait()
+            time.sleep(_retry_after_s(response))
+
+    def create_job(self, spec: Row, *, plan_id: str | None = None, override: bool = False) -> Row:
+        body: Row = {"spec": spec, "override": override}
+        if plan_id is not None:
+            body["plan_id"] = plan_id
+        return self._json("POST", "jobs", json=body)
+
+    def jobs(self, *, state: str | None = None, text: str | None = None, limit: int = 50) -> list[Row]:
+        """Newest first, at most ``limit``."""
+        query = {"state": state, "q": text, "page_size": min(limit, 100)}
+        return self._all_rows("jobs", params={key: value for key, value in query.items() if value}, limit=limit)
+
+    def job(self, job_id: str) -> Row:
+        return self._json("GET", f"jobs/{job_id}")
+
+    def cancel_job(self, job_id: str, *, mode: Literal["save", "discard"] = "save") -> Row:
+        return self._json("POST", f"jobs/{job_id}/cancel", json={"mode": mode})
+
+    def pause_job(self, job_id: str) -> Row:
+        return self._json("POST", f"jobs/{job_id}/pause")
+
+    def resume_job(self, job_id: str) -> Row:
+        return self._json("POST", f"jobs/{job_id}/resume")
+
+    def retry_job(self, job_id: str) -> Row:
+        return self._json("POST", f"jobs/{job_id}/retry")
+
+    def metrics(self, job_id: str, *, max_points: int | None = None) -> Row:
+        return self._json("GET", f"jobs/{job_id}/metrics", params={"max_points": max_points} if max_points else {})
+
+    def logs(self, job_id: str) -> str:
+        return self._request("GET", f"jobs/{job_id}/logs").text
+
+    def artifacts(self, job_id: str) -> list[Row]:
+        return self._all_rows(f"jobs/{job_id}/artifacts")
+
+    def checkpoints(self, job_id: str) -> list[Row]:
+        return self._all_rows(f"jobs/{job_id}/checkpoints")
+
+    def download_artifact(self, artifact_id: str, *, file: Path) -> None:
+        """Into ``file`` by way of a neighbour that is renamed when whole."""
+        partial = file.with_name(f".{file.name}.part")
+        try:
+            with self._stream("GET", f"artifacts/{artifact_id}/download") as response, partial.open("wb") as out:
+                for chunk in response.iter_bytes():
+                    out.write(chunk)
+            partial.replace(file)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def follow_job(self, job_id: str, *, max_lost: int | None = None) -> Iterator[StreamEvent]:
+        """The job's events until its end. A broken connection is resumed after the last event seen.
+
+        max_lost: give up with ServiceUnreachable after this many failures in a row; None never gives up.
+        """
+        last_id, num_lost = "", 0
+        while True:
+            try:
+                for event in self._events_once(job_id, last_id=last_id):
+                    last_id, num_lost = event.id or last_id, 0
+                    yield event
+                    if _is_last(event):
+                        return
+            except (httpx.TransportError, ServiceUnreachable) as error:
+                num_lost += 1
+                if max_lost is not None and num_lost >= max_lost:
+                    raise _unreachable(self.url, error) from error
+            except ApiProblem as error:
+                if error.status < 500 and error.status != 429:
+                    raise
+                num_lost += 1
+            yield StreamEvent(kind="lost", data={"num_lost": num_lost})
+            time.sleep(min(LONGEST_RETRY_S, FIRST_RETRY_S * 2 ** max(0, num_lost - 1)))
+
+    def _events_once(self, job_id: str, *, last_id: str) -> Iterator[StreamEvent]:
+        headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last_id} if last_id else {})
+        timeout = httpx.Timeout(SILENCE_LIMIT_S)
+        with self._stream("GET", f"jobs/{job_id}/events", headers=headers, timeout=timeout) as response:
+            yield from parse_events(response.iter_lines())
+
+    def _upload(self, path: str, named: list[tuple[str, Path]], *, name: str) -> Row:
+        with ExitStack() as opened:
+            files = [(field, (file.name, opened.enter_context(file.open("rb")))) for field, file in named]
+            answer: Row = self._request("POST", path, data={"name": name}, files=files, timeout=None).json()
+            return answer
+
+    def _all_rows(self, path: str, *, params: Row | None = None, limit: int | None = None) -> list[Row]:
+        document = self._json("GET", path, params=params or {})
+        rows: list[Row] = list(document["results"])
+        while document.get("next") and (limit is None or len(rows) < limit):
+            document = self._json("GET", document["next"])
+            rows += document["results"]
+        return rows[:limit]
+
+    def _json(self, method: str, path: str, **arguments: Any) -> Row:
+        answer: Row = self._request(method, path, **arguments).json()
+        return answer
+
+    def _request(self, method: str, path: str, **arguments: Any) -> httpx.Response:
+        try:
+            response = self._http.request(method, path, headers=_write_headers(method), **arguments)
+        except httpx.TransportError as error:
+            raise _unreachable(self.url, error) from error
+        if response.is_success:
+            return response
+        raise problem_of(response)
+
+    def _stream(self, method: str, path: str, **arguments: Any) -> "_CheckedStream":
+        return _CheckedStream(self._http.stream(method, path, **arguments))
+
+
+class _CheckedStream:
+    """A streamed answer whose error, if it is one, is read and raised on entry."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __enter__(self) -> httpx.Response:
+        response: httpx.Response = self._stream.__enter__()
+        if not response.is_success:
+            response.read()
+            self._stream.__exit__(None, None, None)
+            raise problem_of(response)
+        return response
+
+    def __exit__(self, *exc: object) -> None:
+        self._stream.__exit__(*exc)
+
+
+def parse_events(lines: Iterator[str]) -> Iterator[StreamEvent]:
+    """Server-sent events, as far as this API uses them: event, id, and data that is JSON; comments are dropped."""
+    kind, last_id = "", ""
+    data: list[str] = []
+    for line in lines:
+        if line.startswith(":"):
+            continue
+        if not line:
+            if data:
+                yield _event_of(kind, last_id=last_id, data="\n".join(data))
+            kind, last_id, data = "", "", []
+            continue
+        field, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if field == "event":
+            kind = value
+        elif field == "id":
+            last_id = value
+        elif field == "data":
+            data.append(value)
+
+
+def problem_of(response: httpx.Response) -> ApiProblem:
+    """The error an unsuccessful answer stands for, problem document or not."""
+    try:
+        document = response.json()
+    except ValueError:
+        document = {}
+    if not isinstance(document, dict):
+        document = {}
+    return ApiProblem(
+        str(document.get("detail") or document.get("title") or f"the service answered {response.status_code}"),
+        status=response.status_code,
+        problem_code=str(document.get("code") or f"http_{response.status_code}"),
+        hint=str(document.get("hint") or ""),
+        problem_fields=document.get("fields") or [],
+        extra=document.get("extra") or {},
+    )
+
+
+def _event_of(kind: str, *, last_id: str, data: str) -> StreamEvent:
+    document = json.loads(data)
+    if not isinstance(document, dict):
+        document = {"value": document}
+    return StreamEvent(kind=kind or str(document.get("type", "message")), data=document, id=last_id)
+
+
+def _is_last(event: StreamEvent) -> bool:
+    if event.kind == "snapshot":
+        return bool(event.data.get("job", event.data).get("is_terminal"))
+    return event.kind == "done"
+
+
+def _retry_after_s(response: httpx.Response) -> float:
+    given = response.headers.get("Retry-After", "")
+    return min(LONGEST_RETRY_S, float(given)) if given.isdigit() and given != "0" else 1.0
+
+
+def _write_headers(method: str) -> dict[str, str]:
+    """A key of its own for each write, so that a repeat by a proxy or a retry makes nothing twice."""
+    return {"Idempotency-Key": uuid.uuid4().hex} if method == "POST" else {}
+
+
+def _unreachable(url: str, error: Exception) -> ServiceUnreachable:
+    return ServiceUnreachable(f"nothing answers at {url} ({error})", hint="Start it with: headroom up")
