@@ -104,6 +104,11 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 REDIS_URL = env.str("REDIS_URL", default=f"unix://{HEADROOM_HOME / 'run' / 'valkey.sock'}")
 """Broker and telemetry streams; the embedded stack's Valkey listens on a private socket."""
 
+HEADROOM_RETRY_BASE_S = env.float("HEADROOM_RETRY_BASE_S", default=10.0)
+"""Delay before the first retry of a lost attempt; each further one doubles it, up to 36 times this."""
+HEADROOM_MAX_UPLOAD_BYTES = env.int("HEADROOM_MAX_UPLOAD_BYTES", default=8 * 1024**3)
+"""Largest body of an upload of a model or dataset; every other body ends at 1 MiB."""
+
 AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator", "OPTIONS": {"min_length": 12}},
     {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},

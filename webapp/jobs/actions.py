@@ -1,0 +1,397 @@
+"""The only writer of job rows. Each move is one conditional update and one event in one transaction (see ``moves.py``).
+
+For people: create, cancel, pause, resume, retry. For a worker's supervisor: claim, record, renew; ``finish_attempt`` lives in
+``finishing.py``, the reconciler's ``expire_leases``, ``resend_hints`` and ``enforce_deadlines`` in ``reconciling.py``, all of them
+importable from here. A worker's call answers False, None or ``"stale"`` once its fence is no longer the job's; it must then stop.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from django.contrib.auth.models import AbstractBaseUser
+from django.db import transaction
+from django.db.models import Case, F, Q, Sum, When
+from django.db.models.functions import Coalesce, Now
+
+from webapp.catalog.models import Dataset, Machine, Model, Profile
+from webapp.jobs.errors import WrongState
+from webapp.jobs.finishing import finish_attempt
+from webapp.jobs.hints import send_hint
+from webapp.jobs.models import (
+    LIVE_STATES,
+    TERMINAL_STATES,
+    Attempt,
+    Checkpoint,
+    Event,
+    FenceSequence,
+    Job,
+    Kind,
+    Outbox,
+    Reason,
+    Sample,
+    State,
+)
+from webapp.jobs.moves import claimable, from_now, held_by, move_job
+from webapp.jobs.reconciling import enforce_deadlines, expire_leases, resend_hints
+from webapp.live.publish import publish
+
+__all__ = [
+    "LeaseAnswer",
+    "cancel_job",
+    "claim_job",
+    "create_job",
+    "enforce_deadlines",
+    "expire_leases",
+    "finish_attempt",
+    "pause_job",
+    "record_checkpoint",
+    "record_phase",
+    "record_profile",
+    "record_progress",
+    "record_samples",
+    "record_started",
+    "renew_lease",
+    "resend_hints",
+    "resume_job",
+    "retry_job",
+]
+
+CancelMode = Literal["save", "discard"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaseAnswer:
+    """What a supervisor learns when it renews."""
+
+    held: bool
+    """False: fenced out. Kill the child, write nothing more."""
+    cancel_mode: str
+    """Empty, ``save`` (stop at a checkpoint) or ``discard`` (stop now)."""
+    pause_requested: bool
+
+
+def create_job(
+    *,
+    owner: AbstractBaseUser | None,
+    spec: dict[str, Any],
+    model: Model,
+    dataset: Dataset | None,
+    plan: dict[str, Any] | None,
+    prediction: dict[str, Any] | None,
+    machine: Machine | None,
+    kind: str = "train",
+    actor: str,
+    retry_of: Job | None = None,
+) -> Job:
+    """Job, first event and hint in one transaction; the hint goes out after the commit."""
+    with transaction.atomic():
+        job = Job.objects.create(
+            owner=owner,
+            name=spec.get("name") or model.name,
+            kind=kind,
+            model=model,
+            dataset=dataset,
+            spec=spec,
+            plan=plan,
+            prediction=prediction,
+            machine=machine,
+            num_steps=spec.get("workload", {}).get("num_steps", 0),
+            need_device_kind=machine.document["device"]["kind"] if machine else "",
+            need_device_bytes=_need_bytes(spec, prediction),
+            retry_of=retry_of,
+            event_seq=1,
+        )
+        Event.objects.create(job=job, seq=1, actor=actor, kind="created", to_state=State.QUEUED)
+        _hint_on_commit(job.pk)
+    return job
+
+
+def cancel_job(job: Job, *, mode: CancelMode, actor: str) -> bool:
+    """Ask for the end of a job. True when this call changed something, False when the same was asked before.
+
+    A queued job is cancelled at once; a live one by its supervisor. ``discard`` after ``save`` hurries it.
+    """
+    queued = move_job(
+        job.pk,
+        when=Q(state=State.QUEUED),
+        changes={
+            "state": State.CANCELLED,
+            "reason": Reason.CANCELLED_BY_USER,
+            "cancel_requested_at": Now(),
+            "cancel_mode": mode,
+            "finished_at": Now(),
+        },
+        kind="cancelled",
+        actor=actor,
+        reason=Reason.CANCELLED_BY_USER,
+    )
+    if queued is not None:
+        return True
+    not_yet = Q(cancel_requested_at__isnull=True) | (Q(cancel_mode="save") if mode == "discard" else Q(pk__isnull=True))
+    live = move_job(
+        job.pk,
+        when=Q(state__in=LIVE_STATES) & not_yet,
+        changes={"cancel_requested_at": Now(), "cancel_mode": mode},
+        kind="cancel_requested",
+        actor=actor,
+        message=mode,
+    )
+    if live is not None:
+        return True
+    _require_state(job, "cancel", Q(state__in=LIVE_STATES), allowed="queued, starting or running")
+    return False
+
+
+def pause_job(job: Job, *, actor: str) -> Job:
+    """A queued job may not start; a live one stops at a checkpoint and goes back to queued."""
+    when = ~Q(state__in=TERMINAL_STATES) & Q(pause_requested_at__isnull=True, cancel_requested_at__isnull=True)
+    paused = move_job(job.pk, when=when, changes={"pause_requested_at": Now()}, kind="paused", actor=actor)
+    return paused or _refuse(job, "pause", allowed="queued, starting or running, and neither paused nor being cancelled")
+
+
+def resume_job(job: Job, *, actor: str) -> Job:
+    """Lift a pause, whether or not it has taken effect."""
+    when = ~Q(state__in=TERMINAL_STATES) & Q(pause_requested_at__isnull=False)
+    with transaction.atomic():
+        changes = {"pause_requested_at": None, "not_before": None}
+        resumed = move_job(job.pk, when=when, changes=changes, kind="resumed", actor=actor)
+        if resumed is None:
+            return _refuse(job, "resume", allowed="paused")
+        _hint_on_commit(job.pk)
+    return resumed
+
+
+def retry_job(job: Job, *, actor: str) -> Job:
+    """The same spec and plan again, as a new job: an ended one never moves. Only what failed or was cancelled is retried."""
+    job.refresh_from_db()
+    if job.kind != Kind.TRAIN or job.state not in (State.FAILED, State.CANCELLED):
+        return _refuse(job, "retry", allowed="failed or cancelled")
+    return create_job(
+        owner=job.owner,
+        spec=job.spec,
+        model=job.model,
+        dataset=job.dataset,
+        plan=job.plan,
+        prediction=job.prediction,
+        machine=job.machine,
+        actor=actor,
+        retry_of=job,
+    )
+
+
+def claim_job(*, worker: str, machine: Machine, job_id: str | None = None, lease_s: float = 30) -> Attempt | None:
+    """The next job that this machine can hold, by priority and then age; None when there is none.
+
+    Live jobs on the machine keep the device memory they need. The machine's row is locked, so two claims on one machine
+    cannot both take the last free bytes; where the database cannot lock rows (SQLite) its one writer gives the same.
+    """
+    with transaction.atomic():
+        host = Machine.objects.select_for_update().get(pk=machine.pk)
+        if host.draining:
+            return None
+        fits = Q(need_device_kind__in=("", host.document["device"]["kind"]), need_device_bytes__lte=_free_bytes(host))
+        candidates = Job.objects.filter(claimable() & fits)
+        if job_id is not None:
+            candidates = candidates.filter(pk=job_id)
+        queue = candidates.order_by("-priority", "created_at", "id").select_for_update(skip_locked=True)
+        chosen = queue.only("pk").first()
+        if chosen is None:
+            return None
+        job = move_job(
+            chosen.pk,
+            when=claimable(),
+            changes={
+                "state": State.STARTING,
+                "attempt": F("attempt") + 1,
+                "fence": _next_fence(),
+                "worker": worker,
+                "lease_until": from_now(lease_s),
+                "progress_at": Now(),
+                "not_before": None,
+                "phase": "",
+                "reason": "",
+                "message": "",
+                "eta_s": None,
+            },
+            kind="claimed",
+            actor=f"worker:{worker}",
+        )
+        if job is None or job.fence is None:
+            return None
+        Outbox.objects.filter(job=job).delete()
+        return Attempt.objects.create(
+            job=job,
+            number=job.attempt,
+            fence=job.fence,
+            worker=worker,
+            machine=host,
+            plan=job.plan,
+            prediction=job.prediction,
+        )
+
+
+def record_started(attempt: Attempt, *, pid: int, resumed_from_step: int = 0) -> bool:
+    """The runner's process exists: starting -> running. False when fenced out."""
+    with transaction.atomic():
+        job = move_job(
+            attempt.job_id,
+            when=held_by(attempt) & Q(state=State.STARTING),
+            changes={"state": State.RUNNING, "started_at": Coalesce(F("started_at"), Now()), "progress_at": Now()},
+            kind="started",
+            actor=f"worker:{attempt.worker}",
+        )
+        if job is None:
+            return False
+        attempt.pid, attempt.resumed_from_step = pid, resumed_from_step
+        attempt.save(update_fields=["pid", "resumed_from_step"])
+    return True
+
+
+def renew_lease(attempt: Attempt, *, lease_s: float = 30) -> LeaseAnswer:
+    """Extend the lease and read what people asked for. A late renewal holds as long as nobody else has claimed."""
+    if not Job.objects.filter(held_by(attempt)).update(lease_until=from_now(lease_s)):
+        return LeaseAnswer(held=False, cancel_mode="", pause_requested=False)
+    asked = Job.objects.filter(held_by(attempt)).values("cancel_requested_at", "cancel_mode", "pause_requested_at").first()
+    if asked is None:
+        return LeaseAnswer(held=False, cancel_mode="", pause_requested=False)
+    return LeaseAnswer(
+        held=True,
+        cancel_mode=asked["cancel_mode"] if asked["cancel_requested_at"] else "",
+        pause_requested=asked["pause_requested_at"] is not None,
+    )
+
+
+def record_phase(attempt: Attempt, phase: str, message: str = "") -> bool:
+    """A new phase is an event and counts as progress; the same phase again changes nothing."""
+    moved = move_job(
+        attempt.job_id,
+        when=held_by(attempt) & ~Q(phase=phase),
+        changes={"phase": phase[:40], "progress_at": Now()},
+        kind="phase",
+        actor=f"worker:{attempt.worker}",
+        message=f"{phase}: {message}" if message else phase,
+    )
+    return moved is not None or Job.objects.filter(held_by(attempt)).exists()
+
+
+def record_progress(attempt: Attempt, *, step: int, eta_s: float | None, summary: dict[str, Any]) -> bool:
+    """Latest numbers onto the row; ``summary`` is merged into what is there. No event: samples tell the story."""
+    with transaction.atomic():
+        job = Job.objects.select_for_update().filter(held_by(attempt)).first()
+        if job is None:
+            return False
+        Job.objects.filter(held_by(attempt)).update(
+            step=step,
+            eta_s=eta_s,
+            summary={**job.summary, **summary},
+            progress_at=Case(When(~Q(step=step), then=Now()), default=F("progress_at")),
+        )
+        if step > attempt.resumed_from_step:
+            Attempt.objects.filter(pk=attempt.pk, made_progress=False).update(made_progress=True)
+    return True
+
+
+def record_samples(attempt: Attempt, records: list[dict[str, Any]]) -> bool:
+    """Telemetry records as the runner wrote them; a copy that comes twice is kept once."""
+    rows = [
+        Sample(job_id=attempt.job_id, attempt=attempt.number, kind=record["kind"], step=record["step"], data=record)
+        for record in records
+    ]
+    with transaction.atomic():
+        if not Job.objects.select_for_update().filter(held_by(attempt)).exists():
+            return False
+        Sample.objects.bulk_create(rows, ignore_conflicts=True, batch_size=500)
+    return True
+
+
+def record_checkpoint(attempt: Attempt, *, step: int, folder: str, manifest_sha256: str, num_bytes: int) -> bool:
+    """A resumable checkpoint, under the fence that wrote it; the same folder again changes nothing."""
+    with transaction.atomic():
+        if not Job.objects.select_for_update().filter(held_by(attempt)).exists():
+            return False
+        checkpoint, created = Checkpoint.objects.get_or_create(
+            job_id=attempt.job_id,
+            folder=folder,
+            defaults={
+                "step": step,
+                "fence": attempt.fence,
+                "manifest_sha256": manifest_sha256,
+                "num_bytes": num_bytes,
+            },
+        )
+        if not created:
+            return True
+        move_job(
+            attempt.job_id,
+            when=held_by(attempt),
+            changes={"progress_at": Now()},
+            kind="checkpointed",
+            actor=f"worker:{attempt.worker}",
+            message=f"step {step}",
+        )
+        document = {"step": step, "folder": folder, "manifest_sha256": manifest_sha256, "num_bytes": num_bytes}
+        transaction.on_commit(lambda: publish(attempt.job_id, "checkpoint", document) and None, robust=True)
+    return True
+
+
+def record_profile(attempt: Attempt, document: dict[str, Any], *, num_parameters: int | None = None) -> bool:
+    """The profile that a profiling attempt made; every model of the same architecture can be priced from here on."""
+    with transaction.atomic():
+        job = Job.objects.select_for_update().filter(held_by(attempt)).select_related("model").first()
+        if job is None:
+            return False
+        fingerprint = job.model.fingerprint
+        Profile.objects.update_or_create(
+            fingerprint=fingerprint, defaults={"document": document, "error": None, "job_id": job.pk}
+        )
+        if num_parameters is not None:
+            Model.objects.filter(fingerprint=fingerprint).update(num_parameters=num_parameters)
+    return True
+
+
+def _hint_on_commit(job_id: str) -> None:
+    Outbox.objects.create(job_id=job_id)
+    transaction.on_commit(lambda: _send_and_forget(job_id), robust=True)
+
+
+def _send_and_forget(job_id: str) -> None:
+    if send_hint(job_id):
+        Outbox.objects.filter(job_id=job_id).delete()
+        Job.objects.filter(pk=job_id).update(hinted_at=Now())
+
+
+def _need_bytes(spec: dict[str, Any], prediction: dict[str, Any] | None) -> int:
+    """The budget caps what a job can take, so an over-sized prediction (an override) needs no more than that."""
+    budget = spec.get("goal", {}).get("device_budget_bytes")
+    peak = prediction["device_peak_high_bytes"] if prediction else None
+    known = [size for size in (budget, peak) if size is not None]
+    return int(min(known)) if known else 0
+
+
+def _free_bytes(machine: Machine) -> int:
+    taken = Job.objects.filter(
+        state__in=LIVE_STATES, attempts__machine=machine, attempts__fence=F("fence")
+    ).aggregate(taken=Sum("need_device_bytes"))["taken"]
+    return int(machine.document["device"]["memory_bytes"]) - (taken or 0)
+
+
+def _next_fence() -> int:
+    """Inside the claim's transaction: the row stays locked until the claim commits, so fences grow in commit order."""
+    row, _ = FenceSequence.objects.get_or_create(pk=1)
+    FenceSequence.objects.filter(pk=row.pk).update(value=F("value") + 1)
+    return FenceSequence.objects.get(pk=row.pk).value
+
+
+def _require_state(job: Job, request: str, condition: Q, *, allowed: str) -> None:
+    if not Job.objects.filter(condition, pk=job.pk).exists():
+        _refuse(job, request, allowed=allowed)
+
+
+def _refuse(job: Job, request: str, *, allowed: str) -> Job:
+    job.refresh_from_db(fields=["state", "pause_requested_at", "cancel_requested_at"])
+    state = str(job.state)
+    if job.pause_requested_at is not None and not job.is_terminal:
+        state += ", paused"
+    if job.cancel_requested_at is not None and not job.is_terminal:
+        state += ", being cancelled"
+    raise WrongState(request, job_id=job.pk, state=state, allowed=allowed)

@@ -1,0 +1,115 @@
+"""Jobs as JSON, one spelling for the API, the stream and the pages. Every key is listed; nothing leaks by default."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from django.db.models import QuerySet
+
+from webapp.jobs.models import Artifact, Checkpoint, Event, Job
+
+
+def job_document(job: Job) -> dict[str, Any]:
+    """A job as ``GET /api/v1/jobs/{id}`` shows it. Select ``machine`` with it, or pay one query."""
+    return {
+        **state_document(job),
+        "spec": job.spec,
+        "plan": job.plan,
+        "prediction": job.prediction,
+        "machine": job.machine.name if job.machine else None,
+        "links": _links(job.pk),
+    }
+
+
+def state_document(job: Job) -> dict[str, Any]:
+    """What can change during a job's life; the stream carries this, its readers keep the rest from the snapshot."""
+    return {
+        "id": job.pk,
+        "name": job.name,
+        "kind": job.kind,
+        "state": job.state,
+        "phase": job.phase,
+        "reason": job.reason,
+        "message": job.message,
+        "error": job.error,
+        "is_terminal": job.is_terminal,
+        "cancel_requested": job.cancel_requested_at is not None,
+        "paused": job.pause_requested_at is not None,
+        "priority": job.priority,
+        "attempt": job.attempt,
+        "step": job.step,
+        "num_steps": job.num_steps,
+        "eta_s": job.eta_s,
+        "summary": job.summary,
+        "created_at": iso(job.created_at),
+        "started_at": iso(job.started_at),
+        "finished_at": iso(job.finished_at),
+    }
+
+
+def event_document(event: Event) -> dict[str, Any]:
+    return {
+        "seq": event.seq,
+        "at": iso(event.at),
+        "actor": event.actor,
+        "kind": event.kind,
+        "from_state": event.from_state,
+        "to_state": event.to_state,
+        "reason": event.reason,
+        "message": event.message,
+    }
+
+
+def artifact_document(artifact: Artifact) -> dict[str, Any]:
+    return {
+        "id": artifact.pk,
+        "job_id": artifact.job_id,
+        "name": artifact.name,
+        "kind": artifact.kind,
+        "num_bytes": artifact.num_bytes,
+        "sha256": artifact.sha256,
+        "created_at": iso(artifact.created_at),
+        "download": f"/api/v1/artifacts/{artifact.pk}/download",
+    }
+
+
+def checkpoint_document(checkpoint: Checkpoint) -> dict[str, Any]:
+    return {
+        "name": checkpoint.folder.rsplit("/", 1)[-1],
+        "kind": "checkpoint",
+        "step": checkpoint.step,
+        "num_bytes": checkpoint.num_bytes,
+        "sha256": checkpoint.manifest_sha256,
+        "created_at": iso(checkpoint.created_at),
+    }
+
+
+def attempt_documents(job: Job) -> list[dict[str, Any]]:
+    """Predicted against measured, attempt by attempt."""
+    return [
+        {
+            "number": attempt.number,
+            "worker": attempt.worker,
+            "outcome": attempt.outcome,
+            "resumed_from_step": attempt.resumed_from_step,
+            "prediction": attempt.prediction,
+            "measured": attempt.measured,
+            "started_at": iso(attempt.started_at),
+            "ended_at": iso(attempt.ended_at),
+        }
+        for attempt in job.attempts.all()
+    ]
+
+
+def iso(moment: datetime | None) -> str | None:
+    """UTC with a Z, or None."""
+    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z") if moment else None
+
+
+def _links(job_id: str) -> dict[str, str]:
+    base = f"/api/v1/jobs/{job_id}"
+    parts = ("cancel", "pause", "resume", "retry", "events", "metrics", "logs", "artifacts", "checkpoints")
+    return {"self": base, **{part: f"{base}/{part}" for part in parts}, "page": f"/jobs/{job_id}/"}
+
+
+def event_documents(events: QuerySet[Event]) -> list[dict[str, Any]]:
+    return [event_document(event) for event in events]

@@ -1,0 +1,36 @@
+"""Requests that a job's present state does not allow.
+
+HeadroomError
+└── JobConflict        the API answers 409
+    ├── WrongState     the job's state does not allow the request
+    └── PlanDoesNotFit the plan was priced over its budget, and the caller did not insist
+"""
+
+from optimizer.errors import HeadroomError
+
+
+class JobConflict(HeadroomError):
+    """The request is well formed; the present state of the job or plan forbids it."""
+
+    code = "conflict"
+
+
+class WrongState(JobConflict):
+    """Names the request, the state and the states that allow it."""
+
+    code = "wrong_state"
+
+    def __init__(self, request: str, *, job_id: str, state: str, allowed: str) -> None:
+        super().__init__(
+            f"cannot {request} job {job_id}: it is {state}; allowed: {allowed}",
+            hint="Read the job again; it may have moved on.",
+            job_id=job_id,
+            state=state,
+            allowed=allowed,
+        )
+
+
+class PlanDoesNotFit(JobConflict):
+    """The plan's predicted peak is over the budget."""
+
+    code = "does_not_fit"

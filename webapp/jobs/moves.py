@@ -1,0 +1,73 @@
+"""The one way a job row moves: a conditional update and its event, in one transaction, announced after the commit.
+
+Leases are counted by the database's clock (``Now()``), so that two machines' clocks need not agree.
+"""
+
+from datetime import timedelta
+from typing import Any
+
+from django.db import transaction
+from django.db.models import DateTimeField, ExpressionWrapper, F, Q, Value
+from django.db.models.functions import Now
+
+from webapp.jobs.documents import state_document
+from webapp.jobs.models import LIVE_STATES, Attempt, Event, Job, State
+from webapp.live.publish import publish
+
+
+def move_job(
+    job_id: str,
+    *,
+    when: Q,
+    changes: dict[str, Any],
+    kind: str,
+    actor: str,
+    reason: str = "",
+    message: str = "",
+) -> Job | None:
+    """Apply ``changes`` if the row still meets ``when``; None, and nothing changed, if it does not.
+
+    The row is locked first where the database can, so the event's ``from_state`` is the state that was left.
+    """
+    with transaction.atomic():
+        before = Job.objects.select_for_update().filter(when, pk=job_id).only("state").first()
+        if before is None:
+            return None
+        if not Job.objects.filter(when, pk=job_id).update(event_seq=F("event_seq") + 1, **changes):
+            return None
+        job = Job.objects.get(pk=job_id)
+        Event.objects.create(
+            job=job,
+            seq=job.event_seq,
+            actor=actor,
+            kind=kind,
+            from_state=before.state,
+            to_state=job.state,
+            reason=reason,
+            message=message,
+        )
+        transaction.on_commit(lambda: announce(job), robust=True)
+    return job
+
+
+def announce(job: Job) -> None:
+    """Put the job's new state on the wire, and ``done`` after the last one."""
+    publish(job.pk, "state", state_document(job))
+    if job.is_terminal:
+        publish(job.pk, "done", {"state": job.state, "reason": job.reason})
+
+
+def held_by(attempt: Attempt) -> Q:
+    """The condition that this attempt still owns its job; every write of an attempt carries it."""
+    return Q(pk=attempt.job_id, fence=attempt.fence, state__in=LIVE_STATES)
+
+
+def claimable() -> Q:
+    """The condition that a job may be started now."""
+    due = Q(not_before__isnull=True) | Q(not_before__lte=Now())
+    return due & Q(state=State.QUEUED, pause_requested_at__isnull=True, cancel_requested_at__isnull=True)
+
+
+def from_now(seconds: float) -> ExpressionWrapper:
+    """A moment ``seconds`` from now by the database's clock; negative for the past."""
+    return ExpressionWrapper(Now() + Value(timedelta(seconds=seconds)), output_field=DateTimeField())
