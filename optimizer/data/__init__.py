@@ -1,0 +1,1 @@
+"""From a text file to batches of token ids, without torch."""

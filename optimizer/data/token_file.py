@@ -1,0 +1,82 @@
+"""A tokenized dataset on disk: one flat file of token ids, memory-mapped, and a manifest that says what it is."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optimizer.errors import InvalidDataset
+from optimizer.serialize import from_json, to_json
+
+MANIFEST_FILE = "manifest.json"
+TOKENS_FILE = "tokens.bin"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenManifest:
+    """What is in ``tokens.bin``, and from what it was made."""
+
+    version: int
+    dtype: str
+    """``uint16`` where the vocabulary allows, else ``uint32``; little-endian."""
+    num_tokens: int
+    """End-of-text tokens included."""
+    num_documents: int
+    vocab_size: int
+    end_of_text_id: int
+    """Stands after each document."""
+    dataset_sha256: str
+    tokenizer_sha256: str
+    tokenizer: str
+    """``own`` where the model brought one, ``bundled`` for the one that ships with the program."""
+    tokens_sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenFile:
+    """One folder with a manifest and its tokens."""
+
+    folder: Path
+    manifest: TokenManifest
+
+    @property
+    def num_tokens(self) -> int:
+        return self.manifest.num_tokens
+
+    def tokens(self) -> NDArray[np.unsignedinteger[Any]]:
+        """All ids, memory-mapped and read-only; costs no memory until read."""
+        dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
+        return np.memmap(self.folder / TOKENS_FILE, dtype=dtype, mode="r", shape=(self.num_tokens,))
+
+    @classmethod
+    def open(cls, folder: str | Path) -> "TokenFile":
+        """Read the manifest and check the size of the tokens against it; ``verify`` also hashes them."""
+        folder = Path(folder)
+        manifest = from_json(TokenManifest, json.loads((folder / MANIFEST_FILE).read_text()), error=InvalidDataset)
+        size_bytes = (folder / TOKENS_FILE).stat().st_size
+        wanted_bytes = manifest.num_tokens * np.dtype(manifest.dtype).itemsize
+        if manifest.version != FORMAT_VERSION or size_bytes != wanted_bytes:
+            raise InvalidDataset(
+                f"token file in {folder.name} has version {manifest.version} and {size_bytes} bytes; "
+                f"version {FORMAT_VERSION} and {wanted_bytes} bytes were expected",
+                field="dataset",
+                value=size_bytes,
+                allowed=wanted_bytes,
+                hint="Delete the folder; it is made again from the dataset.",
+            )
+        return cls(folder=folder, manifest=manifest)
+
+    def verify(self) -> bool:
+        """Whether the tokens still hash to what the manifest says. Reads the whole file."""
+        with (self.folder / TOKENS_FILE).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == self.manifest.tokens_sha256
+
+
+def write_manifest(folder: Path, manifest: TokenManifest) -> None:
+    """The manifest as JSON, its keys in the order of the class."""
+    (folder / MANIFEST_FILE).write_text(json.dumps(to_json(manifest), indent=1) + "\n")

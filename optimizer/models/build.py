@@ -1,0 +1,93 @@
+"""A ModelSpec becomes a torch module: transformers' own definition of the architecture, random or given weights.
+
+The one place that touches transformers' model classes. Nothing is ever fetched: offline mode is switched on before
+transformers is imported. Loading weights is in load.py, writing them in export.py.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from optimizer.models.load import load_weights
+from optimizer.models.spec import ModelSpec
+
+__all__ = ["build_model", "compute_logits", "find_backbone_and_head", "find_blocks", "load_weights"]
+
+_EAGER_ATTENTION_MODEL_TYPES = frozenset({"gemma2"})
+"""No fused kernel applies a soft cap to attention scores; transformers refuses sdpa for these."""
+
+
+def build_model(
+    spec: ModelSpec, *, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu", seed: int = 0
+) -> nn.Module:
+    """A causal language model in training mode with random weights that depend on ``spec``, ``dtype`` and ``seed`` only.
+
+    On the device ``meta`` nothing is allocated. The caller's random state is left as it was. Weights are drawn on the CPU
+    and then moved, so that CUDA starts from the same ones.
+    """
+    go_offline()
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(**spec.to_config())
+    config.use_cache = False
+    attention = "eager" if spec.model_type in _EAGER_ATTENTION_MODEL_TYPES else "sdpa"
+    options = {"dtype": dtype, "attn_implementation": attention}
+    if spec.model_type == "mixtral":
+        # One grouped product over all experts; the loop over experts that were hit has shapes that depend on the data.
+        options["experts_implementation"] = "grouped_mm"
+    is_meta = torch.device(device).type == "meta"
+    with _seeded(seed), torch.device("meta" if is_meta else "cpu"):
+        model: nn.Module = AutoModelForCausalLM.from_config(config, **options)  # type: ignore[no-untyped-call]
+    return (model if is_meta else model.to(device)).train()
+
+
+def find_backbone_and_head(model: nn.Module) -> tuple[nn.Module, nn.Module]:
+    """The part up to the last hidden state, and the output projection.
+
+    ``backbone(input_ids=..., use_cache=False).last_hidden_state`` is what ``compute_logits`` takes. The projection alone
+    is not the whole head of every architecture; ``compute_logits`` is.
+    """
+    backbone: nn.Module = model.get_decoder()  # type: ignore[operator]
+    head: nn.Module = model.get_output_embeddings()  # type: ignore[operator]
+    return backbone, head
+
+
+def find_blocks(model: nn.Module) -> list[nn.Module]:
+    """The decoder blocks, first to last: the one list of modules directly under the backbone, as long as the model is deep."""
+    backbone, _ = find_backbone_and_head(model)
+    num_blocks = model.config.num_hidden_layers  # type: ignore[union-attr]
+    lists = [child for child in backbone.children() if isinstance(child, nn.ModuleList) and len(child) == num_blocks]
+    if len(lists) != 1:
+        raise LookupError(f"{type(model).__name__} has {len(lists)} lists of {num_blocks} blocks under its backbone, not one")
+    return list(lists[0])
+
+
+def compute_logits(model: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+    """Logits from the backbone's last hidden state, with the soft cap where the architecture has one (Gemma 2).
+
+    hidden: [..., hidden_size]; any leading shape, so a chunk of a sequence is as good as the whole.
+    """
+    _, head = find_backbone_and_head(model)
+    logits: torch.Tensor = head(hidden)
+    cap = getattr(model.config, "final_logit_softcapping", None)
+    return logits if cap is None else torch.tanh(logits / cap) * cap
+
+
+def go_offline() -> None:
+    """Forbid every request to a model hub in this process, whether or not its library is already imported."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ["TRANSFORMERS_OFFLINE"] = "1"
+    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+    import huggingface_hub.constants
+
+    huggingface_hub.constants.HF_HUB_OFFLINE = True
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield

@@ -1,0 +1,125 @@
+"""Weights from safetensors into a built model: strictly, tensor by tensor, without a second copy of the model.
+
+Understands the names that published files use beside the model's own: a missing base prefix (GPT-2), experts one by one
+(Mixtral), buffers that older versions saved, and a tied output projection that is present or not.
+"""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import nn
+
+from optimizer.errors import InvalidModel
+from optimizer.models.weights import check_weights
+
+_SAVED_BUFFERS = re.compile(r"(^|\.)(attn\.(bias|masked_bias)|rotary_emb\.inv_freq)$")
+_EXPERT = re.compile(r"(?P<layer>.*\.)block_sparse_moe\.experts\.(?P<index>\d+)\.(?P<part>w[123])\.weight")
+_ROUTER = re.compile(r"(?P<layer>.*\.)block_sparse_moe\.gate\.weight")
+
+
+def load_weights(model: nn.Module, folder: str | Path) -> None:
+    """Fill ``model`` from the safetensors files in ``folder``, single or sharded, converting to its dtype.
+
+    Raises InvalidModel that names tensors which are missing, not expected, or of another shape; the model's weights are then
+    undefined. The files' headers are checked first (weights.py).
+    """
+    facts = check_weights(folder)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    filled: set[str] = set()
+    unexpected: list[str] = []
+    with torch.no_grad():
+        for file in facts.files:
+            with safe_open(Path(folder) / file, framework="pt", device="cpu") as tensors:
+                for name in tensors.keys():  # noqa: SIM118 (not a mapping)
+                    if _SAVED_BUFFERS.search(name):
+                        continue
+                    target = _find_target(name, model, parameters)
+                    if target is None:
+                        unexpected.append(name)
+                        continue
+                    key, destination = target
+                    _copy(tensors.get_tensor(name), destination, name=name)
+                    filled.add(key)
+    _require_complete(model, parameters, filled=filled, unexpected=unexpected)
+
+
+def _find_target(name: str, model: nn.Module, parameters: dict[str, nn.Parameter]) -> tuple[str, torch.Tensor] | None:
+    """The key that the tensor fills, and where its numbers go."""
+    prefix = str(getattr(model, "base_model_prefix", ""))
+    for candidate in (name, f"{prefix}.{name}"):
+        if candidate in parameters:
+            return candidate, parameters[candidate]
+        expert = _find_expert(candidate, parameters)
+        if expert is not None:
+            return expert
+    return None
+
+
+def _find_expert(name: str, parameters: dict[str, nn.Parameter]) -> tuple[str, torch.Tensor] | None:
+    """Mixtral's published files hold each expert apart; the model holds all of a layer in two tensors."""
+    router = _ROUTER.fullmatch(name)
+    if router is not None:
+        key = f"{router['layer']}mlp.gate.weight"
+        return (key, parameters[key]) if key in parameters else None
+    match = _EXPERT.fullmatch(name)
+    if match is None:
+        return None
+    key = f"{match['layer']}mlp.experts.{'down_proj' if match['part'] == 'w2' else 'gate_up_proj'}"
+    index = int(match["index"])
+    if key not in parameters or index >= len(parameters[key]):
+        return None
+    expert = parameters[key][index]
+    if match["part"] != "w2":
+        gate, up = expert.chunk(2, dim=0)
+        expert = gate if match["part"] == "w1" else up
+    return f"{key}[{index}].{match['part']}", expert
+
+
+def _copy(source: torch.Tensor, destination: torch.Tensor, *, name: str) -> None:
+    if source.shape != destination.shape:
+        raise InvalidModel(
+            f"tensor {name} has shape {list(source.shape)}; the config asks for {list(destination.shape)}",
+            field=f"weights.{name}",
+            value=list(source.shape),
+            allowed=list(destination.shape),
+        )
+    destination.copy_(source)
+
+
+def _require_complete(
+    model: nn.Module, parameters: dict[str, nn.Parameter], *, filled: set[str], unexpected: list[str]
+) -> None:
+    filled_storages = {id(parameters[key]) for key in filled if key in parameters}
+    missing = []
+    for key, parameter in parameters.items():
+        if id(parameter) in filled_storages:
+            continue
+        parts = _expert_parts(key, parameter)
+        missing += [part for part in parts if part not in filled] if parts and filled.intersection(parts) else [key]
+    if missing or unexpected:
+        raise InvalidModel(
+            f"the weights do not match the config of {type(model).__name__}: "
+            f"{_listed('missing', missing)}; {_listed('not expected', unexpected)}",
+            field="weights",
+            value={"missing": missing[:20], "unexpected": unexpected[:20]},
+            allowed="exactly the tensors of the model that config.json describes",
+        )
+
+
+def _expert_parts(key: str, parameter: nn.Parameter) -> list[str]:
+    if key.endswith(".mlp.experts.down_proj"):
+        return [f"{key}[{index}].w2" for index in range(len(parameter))]
+    if key.endswith(".mlp.experts.gate_up_proj"):
+        return [f"{key}[{index}].{part}" for index in range(len(parameter)) for part in ("w1", "w3")]
+    return []
+
+
+def _listed(label: str, names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    if not ordered:
+        return f"none {label}"
+    more = f" and {len(ordered) - 5} more" if len(ordered) > 5 else ""
+    return f"{len(ordered)} {label} ({', '.join(ordered[:5])}{more})"

@@ -1,0 +1,108 @@
+"""Rotary position embeddings in a config: two generations of keys in, ``rope_parameters`` out.
+
+transformers 4 writes ``rope_theta`` and ``rope_scaling`` (with ``type`` or ``rope_type``), transformers 5 one object
+``rope_parameters``. Types ``dynamic`` and ``longrope`` are refused: their frequencies change with the longest position of
+each batch, so a recomputed block could differ from its first run, and a profile would hold for one length only.
+"""
+
+import math
+from typing import TYPE_CHECKING, Any, Literal
+
+from optimizer.errors import InvalidModel
+
+if TYPE_CHECKING:
+    from optimizer.models.schema import Architecture
+
+RopeType = Literal["default", "linear", "llama3", "yarn"]
+
+_REQUIRED: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor", "original_max_position_embeddings"),
+}
+_OPTIONAL: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": (),
+    "llama3": (),
+    "yarn": ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
+}
+_RANGES: dict[str, tuple[float, float]] = {
+    "rope_theta": (1.0, 1e12),
+    "factor": (1.0, 1e4),
+    "low_freq_factor": (1e-3, 1e4),
+    "high_freq_factor": (1e-3, 1e4),
+    "original_max_position_embeddings": (1, 16_777_216),
+    "attention_factor": (0.0, 1e4),
+    "beta_fast": (1e-3, 1e4),
+    "beta_slow": (1e-3, 1e4),
+    "mscale": (0.0, 1e4),
+    "mscale_all_dim": (0.0, 1e4),
+    "partial_rotary_factor": (0.01, 1.0),
+}
+_INTEGERS = frozenset({"original_max_position_embeddings"})
+
+
+def read_rope(config: dict[str, Any], values: dict[str, Any], architecture: "Architecture") -> dict[str, Any]:
+    """The validated ``rope_parameters`` of a config. ``values`` are its fields as read so far."""
+    given = _given_parameters(config)
+    rope_type = given.get("rope_type") or given.get("type") or "default"
+    if not isinstance(rope_type, str) or rope_type not in architecture.rope_types:
+        raise InvalidModel(
+            f"rope_parameters.rope_type is {str(rope_type)[:80]!r}; allowed: {', '.join(architecture.rope_types)}",
+            field="rope_parameters.rope_type",
+            value=rope_type,
+            allowed=list(architecture.rope_types),
+        )
+    theta = _first(given.get("rope_theta"), config.get("rope_theta"), architecture.default_rope_theta)
+    parameters: dict[str, Any] = {"rope_type": rope_type, "rope_theta": _number("rope_theta", theta)}
+    if architecture.partial_rotary:
+        partial = _first(given.get("partial_rotary_factor"), config.get("partial_rotary_factor"), 1.0)
+        parameters["partial_rotary_factor"] = _number("partial_rotary_factor", partial)
+    if rope_type != "default" and given.get("original_max_position_embeddings") is None:
+        given = {**given, "original_max_position_embeddings": values["max_position_embeddings"]}
+    for name in _REQUIRED[rope_type]:
+        parameters[name] = _number(name, given.get(name))
+    for name in _OPTIONAL[rope_type]:
+        if given.get(name) is not None:
+            parameters[name] = _number(name, given[name])
+    _check_order(parameters)
+    return parameters
+
+
+def _given_parameters(config: dict[str, Any]) -> dict[str, Any]:
+    for key in ("rope_parameters", "rope_scaling"):
+        given = config.get(key)
+        if given is None:
+            continue
+        if not isinstance(given, dict):
+            raise InvalidModel(f"{key} is {str(given)[:80]}; allowed: an object", field=key, value=given, allowed="an object")
+        return given
+    return {}
+
+
+def _first(*candidates: Any) -> Any:
+    return next(candidate for candidate in candidates if candidate is not None)
+
+
+def _number(name: str, value: Any) -> float | int:
+    low, high = _RANGES[name]
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    is_number = is_integer or (isinstance(value, float) and math.isfinite(value) and name not in _INTEGERS)
+    if not is_number or not low <= value <= high:
+        noun = "an integer" if name in _INTEGERS else "a number"
+        allowed = f"{noun} from {low:,} to {high:,}"
+        field = f"rope_parameters.{name}"
+        raise InvalidModel(f"{field} is {str(value)[:80]}; allowed: {allowed}", field=field, value=value, allowed=allowed)
+    return int(value) if name in _INTEGERS else float(value)
+
+
+def _check_order(parameters: dict[str, Any]) -> None:
+    for low, high in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
+        if low in parameters and high in parameters and parameters[low] >= parameters[high]:
+            raise InvalidModel(
+                f"rope_parameters.{low} is {parameters[low]}; allowed: less than {high} ({parameters[high]})",
+                field=f"rope_parameters.{low}",
+                value=parameters[low],
+                allowed=f"less than {high} ({parameters[high]})",
+            )

@@ -1,0 +1,188 @@
+"""A Hugging Face config.json becomes a ModelSpec: validated by an allow-list, and written afresh.
+
+Torch-free and transformers-free, so that the web process may call it. What is not on the list of the model type is
+dropped, hostile keys (``auto_map``, ``trust_remote_code``, ``_attn_*``, ``_experts_*``, ``custom_*``, repository ids and
+paths) with the rest: nothing of the submitted document reaches transformers except numbers, booleans and listed names.
+A listed key with a wrong value is an error, never a default. Both the keys of transformers 4 (``rope_theta``,
+``rope_scaling``, ``torch_dtype``) and 5 (``rope_parameters``, ``dtype``) are read; those of 5 are written.
+The lists themselves are in schema.py.
+"""
+
+import copy
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from optimizer.errors import InvalidModel, UnsupportedModelType
+from optimizer.models.rope import read_rope
+from optimizer.models.schema import ARCHITECTURES, Architecture, Field
+
+SUPPORTED_MODEL_TYPES = tuple(sorted(ARCHITECTURES))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """One decoder-only language model, as validated numbers. JSON-able; equal configs have equal fingerprints."""
+
+    model_type: str
+    config: dict[str, Any]
+    """Every allow-listed key with its value, defaults filled in. Treat as read-only; ``to_config()`` gives a copy."""
+    num_blocks: int
+    vocab_size: int
+    hidden_size: int
+    max_sequence_length: int
+    tied_embeddings: bool
+    """The output projection shares its storage with the input embeddings."""
+
+    def to_config(self) -> dict[str, Any]:
+        """A fresh config.json document in the keys of transformers 5."""
+        return copy.deepcopy(self.config)
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256, in hex, of the config's canonical JSON: the name under which a profile of the model is kept."""
+        canonical = json.dumps(self.config, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
+
+
+def read_model_spec(config: dict[str, Any]) -> ModelSpec:
+    """Validate a parsed config.json.
+
+    Raises UnsupportedModelType, or InvalidModel that names the field, its value and what is allowed.
+    """
+    if not isinstance(config, dict):
+        raise InvalidModel("config.json must hold one JSON object", field="config", allowed="a JSON object")
+    model_type = config.get("model_type")
+    if model_type is None:
+        raise InvalidModel(
+            f"model_type is missing; supported: {', '.join(SUPPORTED_MODEL_TYPES)}",
+            field="model_type",
+            allowed=list(SUPPORTED_MODEL_TYPES),
+        )
+    if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
+        raise UnsupportedModelType(_shown(model_type), supported=SUPPORTED_MODEL_TYPES)
+    architecture = ARCHITECTURES[model_type]
+    values = _read_fields(architecture, _with_current_names(architecture, config))
+    if architecture.uses_rope:
+        values["rope_parameters"] = read_rope(config, values, architecture)
+    _check_shapes(architecture, values)
+    _check_token_ids(values, given=config)
+    _check_layer_types(values)
+    return _to_spec(model_type, architecture, values)
+
+
+def _shown(value: Any) -> str:
+    """A value for an error's text, cut so that a hostile one cannot flood the page."""
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _with_current_names(architecture: Architecture, config: dict[str, Any]) -> dict[str, Any]:
+    """Old or alternative key names become the listed ones; the listed name wins where both are given."""
+    document = {name: config[name] for name in architecture.fields if config.get(name) is not None}
+    for alias, name in architecture.aliases.items():
+        if config.get(alias) is not None and name not in document:
+            document[name] = config[alias]
+    return document
+
+
+def _read_fields(architecture: Architecture, document: dict[str, Any]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, field in architecture.fields.items():
+        if name in document:
+            values[name] = _checked(name, document[name], field)
+        elif field.required:
+            raise InvalidModel(f"{name} is missing; allowed: {field.allowed}", field=name, allowed=field.allowed)
+        else:
+            values[name] = copy.copy(field.default)
+    return values
+
+
+def _checked(name: str, value: Any, field: Field) -> Any:
+    if not field.accepts(value):
+        raise InvalidModel(
+            f"{name} is {_shown(value)}; allowed: {field.allowed}", field=name, value=value, allowed=field.allowed
+        )
+    return field.normalized(value)
+
+
+def _check_shapes(architecture: Architecture, values: dict[str, Any]) -> None:
+    """The rules that tie one number to another, as the model definitions need them."""
+    hidden_size = values[architecture.hidden_size_key]
+    num_heads = values[architecture.num_heads_key]
+    if values.get("head_dim") is None and "head_dim" in values:
+        values["head_dim"] = hidden_size // num_heads
+        needs_division = True
+    else:
+        needs_division = architecture.hidden_divides_by_heads
+    if needs_division and hidden_size % num_heads:
+        _refuse(
+            architecture.hidden_size_key,
+            hidden_size,
+            allowed=f"a multiple of {architecture.num_heads_key} ({num_heads})",
+        )
+    if "num_key_value_heads" in values:
+        if values["num_key_value_heads"] is None:
+            values["num_key_value_heads"] = num_heads
+        if num_heads % values["num_key_value_heads"]:
+            _refuse(
+                "num_key_value_heads",
+                values["num_key_value_heads"],
+                allowed=f"a divisor of {architecture.num_heads_key} ({num_heads})",
+            )
+    if architecture.uses_rope and _rotary_dim(architecture, values) % 2:
+        _refuse("head_dim", _rotary_dim(architecture, values), allowed="an even number, as rotary embeddings need")
+    if values.get("num_experts_per_tok", 0) > values.get("num_local_experts", 0):
+        _refuse(
+            "num_experts_per_tok",
+            values["num_experts_per_tok"],
+            allowed=f"1 to num_local_experts ({values['num_local_experts']})",
+        )
+
+
+def _rotary_dim(architecture: Architecture, values: dict[str, Any]) -> int:
+    head_dim = values.get("head_dim") or values[architecture.hidden_size_key] // values[architecture.num_heads_key]
+    return int(head_dim * values["rope_parameters"].get("partial_rotary_factor", 1.0))
+
+
+def _check_token_ids(values: dict[str, Any], *, given: dict[str, Any]) -> None:
+    """Special tokens lie inside the vocabulary; a default that does not fit a small vocabulary is left out."""
+    vocab_size = values["vocab_size"]
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        ids = values[name] if isinstance(values[name], list) else [values[name]]
+        if any(token is not None and token >= vocab_size for token in ids):
+            if given.get(name) is not None:
+                _refuse(name, values[name], allowed=f"0 to {vocab_size - 1} (vocab_size - 1)")
+            values[name] = None
+
+
+def _check_layer_types(values: dict[str, Any]) -> None:
+    layer_types = values.get("layer_types")
+    if layer_types is None:
+        values.pop("layer_types", None)
+        return
+    if len(layer_types) != values["num_hidden_layers"]:
+        _refuse("layer_types", layer_types, allowed=f"one entry for each of {values['num_hidden_layers']} layers")
+    if "sliding_attention" in layer_types and values.get("sliding_window") is None:
+        _refuse("sliding_window", None, allowed="a number of tokens, because layer_types holds sliding_attention")
+
+
+def _refuse(name: str, value: Any, *, allowed: str) -> None:
+    raise InvalidModel(f"{name} is {_shown(value)}; allowed: {allowed}", field=name, value=value, allowed=allowed)
+
+
+def _to_spec(model_type: str, architecture: Architecture, values: dict[str, Any]) -> ModelSpec:
+    config = {"model_type": model_type, "architectures": [architecture.class_name], **values}
+    return ModelSpec(
+        model_type=model_type,
+        config=config,
+        num_blocks=values[architecture.num_blocks_key],
+        vocab_size=values["vocab_size"],
+        hidden_size=values[architecture.hidden_size_key],
+        max_sequence_length=values[architecture.max_positions_key],
+        tied_embeddings=values["tie_word_embeddings"],
+    )
