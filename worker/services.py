@@ -1,0 +1,175 @@
+"""Keeps a handful of child processes running: starts them, restarts what dies, ends them in order.
+
+Single-threaded on purpose: a child asks the kernel to be killed when the thread that started it ends, and here that thread is the
+process. So no child outlives this one, whatever kills it.
+"""
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+FIRST_BACKOFF_S = 0.5
+LONGEST_BACKOFF_S = 10.0
+STEADY_AFTER_S = 30.0
+"""A child that has run this long starts again at the first back-off."""
+LARGEST_LOG_BYTES = 20 * 1024 * 1024
+"""A log that is longer at a start of its service is set aside, one old copy is kept."""
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """One child process that is always to run."""
+
+    name: str
+    command: Sequence[str]
+    stop_s: float
+    """From TERM to KILL."""
+
+
+@dataclass(kw_only=True)
+class RunningService:
+    """A service and the process that carries it now, if one does."""
+
+    service: Service
+    environment: Mapping[str, str]
+    folder: Path
+    log_file: Path
+    process: "subprocess.Popen[bytes] | None" = None
+    started_at: float = 0.0
+    num_restarts: int = 0
+    backoff_s: float = FIRST_BACKOFF_S
+    start_again_at: float = field(default=0.0)
+
+    def tend(self, now: float) -> Literal["started", "died", ""]:
+        """Start it when it is due, notice when it has died. Returns what happened."""
+        if self.process is None:
+            if now < self.start_again_at:
+                return ""
+            self._start(now)
+            return "started"
+        if self.process.poll() is None:
+            return ""
+        if now - self.started_at >= STEADY_AFTER_S:
+            self.backoff_s = FIRST_BACKOFF_S
+        self.process = None
+        self.num_restarts += 1
+        self.start_again_at = now + self.backoff_s
+        self.backoff_s = min(LONGEST_BACKOFF_S, 2 * self.backoff_s)
+        return "died"
+
+    def ask_to_stop(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+
+    def wait_stopped(self, deadline: float) -> None:
+        """Until it is gone; killed with all of its group at the deadline."""
+        if self.process is None:
+            return
+        try:
+            self.process.wait(timeout=max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._kill_group(self.process.pid)
+            self.process.wait()
+
+    def _start(self, now: float) -> None:
+        _set_aside(self.log_file)
+        with self.log_file.open("ab") as log:
+            self.process = subprocess.Popen(
+                self.service.command,
+                cwd=self.folder,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                # Its own session, so that Ctrl-C reaches the supervisor alone and children end in order.
+                start_new_session=True,
+                preexec_fn=_die_with_parent(os.getpid()),
+            )
+        self.started_at = now
+
+    def _kill_group(self, group: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+
+
+def run_services(
+    services: Sequence[RunningService], *, on_change: Callable[[Sequence[RunningService]], None]
+) -> None:
+    """Keep them running until TERM or INT, then end them last to first. Main thread only."""
+    with _stop_signals() as stop:
+        while not stop.is_asked():
+            happened = [running.tend(time.monotonic()) for running in services]
+            if any(happened):
+                on_change(services)
+            stop.wait(timeout_s=0.5)
+        stop_services(services)
+
+
+def stop_services(services: Sequence[RunningService]) -> None:
+    """One after the other, last to first, so that a worker can still reach what it needs while it saves."""
+    for running in reversed(services):
+        running.ask_to_stop()
+        running.wait_stopped(time.monotonic() + running.service.stop_s)
+
+
+class _Stop:
+    """Whether TERM or INT has come, and a wait that ends when it does."""
+
+    def __init__(self, wakeup_fd: int) -> None:
+        self._wakeup_fd = wakeup_fd
+        self._asked = False
+
+    def ask(self, *_: object) -> None:
+        self._asked = True
+
+    def is_asked(self) -> bool:
+        return self._asked
+
+    def wait(self, *, timeout_s: float) -> None:
+        if select.select([self._wakeup_fd], [], [], timeout_s)[0]:
+            os.read(self._wakeup_fd, 512)
+
+
+@contextlib.contextmanager
+def _stop_signals() -> Iterator[_Stop]:
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    os.set_blocking(writer, False)
+    stop = _Stop(reader)
+    before = {number: signal.signal(number, stop.ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)  # a death ends the wait
+    wakeup_before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    try:
+        yield stop
+    finally:
+        signal.set_wakeup_fd(wakeup_before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(reader)
+        os.close(writer)
+
+
+def _die_with_parent(parent_pid: int) -> Callable[[], None]:
+    def in_child() -> None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent_pid:  # it died before the line above
+            os._exit(1)
+
+    return in_child
+
+
+def _set_aside(log_file: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        if log_file.stat().st_size > LARGEST_LOG_BYTES:
+            log_file.replace(log_file.with_suffix(".log.1"))
