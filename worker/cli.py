@@ -1,0 +1,296 @@
+"""The ``headroom`` command: start the service, submit and follow jobs, fetch results.
+
+Exit code 0 when it worked, 1 when it failed, 2 for a command that cannot be understood. An error is one line and a hint.
+``submit --follow`` and ``follow`` end with the job's verdict.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from optimizer.errors import HeadroomError
+from optimizer.units import format_bytes, format_duration
+from worker import stack
+from worker.client import HeadroomClient, Row
+from worker.submit import (
+    DATASET_SUFFIXES,
+    UsageError,
+    connect,
+    download_artifacts,
+    follow_to_end,
+    read_job_file,
+    submit_job,
+    upload_named_files,
+    verdict_of,
+)
+
+OPTIMIZER_COMMANDS = ("plan", "estimate", "probe", "profile")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    parser = make_parser(with_optimizer=any(word in OPTIMIZER_COMMANDS for word in given) or "-h" in given or "--help" in given)
+    options = parser.parse_args(given)
+    try:
+        run: Callable[[argparse.Namespace], int | None] = options.run
+        return run(options) or 0
+    except UsageError as error:
+        return _complain(error, exit_code=2)
+    except HeadroomError as error:
+        return _complain(error, exit_code=1)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # ``headroom list | head``
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def make_parser(*, with_optimizer: bool) -> argparse.ArgumentParser:
+    """with_optimizer: also the commands that need no service; their import is slow, so it is left out where not asked for."""
+    parser = argparse.ArgumentParser(prog="headroom", description="Train large models on the GPU you have.")
+    connection = argparse.ArgumentParser(add_help=False)
+    connection.add_argument("--url", help="of the service (else HEADROOM_URL, else the local one)")
+    connection.add_argument("--token", help="an API token (else HEADROOM_TOKEN, else the local one)")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    stack.add_commands(commands)
+    for name in ("up", "down", "status"):
+        commands.choices[name].set_defaults(run=stack.run_command)
+    _add_job_commands(commands, connection)
+    _add_catalog_commands(commands, connection)
+    if with_optimizer:
+        from optimizer.cli import add_subcommands
+
+        add_subcommands(commands)
+    return parser
+
+
+def _add_job_commands(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", connection: argparse.ArgumentParser
+) -> None:
+    def add(name: str, run: Callable[..., int | None], help_text: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=help_text, parents=[connection])
+        command.set_defaults(run=run)
+        return command
+
+    submit = add("submit", _submit, "start a job described in a YAML file")
+    submit.add_argument("file", type=Path, metavar="JOB.yaml")
+    submit.add_argument("--follow", action="store_true", help="watch it to its end; exit with its verdict")
+    submit.add_argument("--plan", metavar="LABEL", help="chosen (default) or a baseline: keep_all, recompute_all, offload_all")
+    submit.add_argument("--override", action="store_true", help="start it although the plan does not fit")
+    add("follow", _follow, "watch a job to its end; exit with its verdict").add_argument("job")
+    listing = add("list", _list, "jobs, newest first")
+    listing.add_argument("--state", help="queued, starting, running, succeeded, failed or cancelled")
+    listing.add_argument("--limit", type=int, default=20)
+    show = add("show", _show, "one job: state, plan, prediction against measurement")
+    show.add_argument("job")
+    show.add_argument("--json", action="store_true", help="everything the API says")
+    cancel = add("cancel", _cancel, "stop a job and keep what it has learned")
+    cancel.add_argument("job")
+    cancel.add_argument("--discard", action="store_true", help="stop at once, save nothing")
+    add("pause", _pause, "stop a job at a checkpoint until it is resumed").add_argument("job")
+    add("resume", _resume, "let a paused job go on").add_argument("job")
+    download = add("download", _download, "fetch what a job left: weights, sample, metrics, log")
+    download.add_argument("job")
+    download.add_argument("-o", "--output", type=Path, metavar="DIR", help="default: a new folder named as the job")
+
+
+def _add_catalog_commands(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", connection: argparse.ArgumentParser
+) -> None:
+    for name, what, path_name, add_row, list_rows in (
+        ("models", "model", "FOLDER", _add_model, _list_models),
+        ("datasets", "dataset", "FILE", _add_dataset, _list_datasets),
+    ):
+        group = commands.add_parser(name, help=f"the {name} the service knows").add_subparsers(required=True, metavar="ACTION")
+        adding = group.add_parser("add", help=f"upload a {what}", parents=[connection])
+        adding.add_argument("path", type=Path, metavar=path_name)
+        adding.add_argument("--name", help="default: the name of the file or folder")
+        adding.set_defaults(run=add_row)
+        group.add_parser("list", help=f"all {name}", parents=[connection]).set_defaults(run=list_rows)
+    commands.add_parser("machines", help="what plans are made for", parents=[connection]).set_defaults(run=_list_machines)
+
+
+def _connect(options: argparse.Namespace) -> HeadroomClient:
+    return connect(url=options.url, token=options.token)
+
+
+def _submit(options: argparse.Namespace) -> None:
+    spec = read_job_file(options.file)
+    console = Console()
+    with _connect(options) as client:
+        spec = upload_named_files(client, spec, folder=options.file.parent)
+        label = options.plan or str(spec.pop("plan", "chosen"))
+        job = submit_job(client, spec, label=label, override=options.override, say=console.print)
+        console.print(f"{job['id']}  {client.url}/jobs/{job['id']}/", highlight=False, soft_wrap=True)
+        if options.follow:
+            verdict_of(follow_to_end(client, job, console=console))
+
+
+def _follow(options: argparse.Namespace) -> None:
+    with _connect(options) as client:
+        verdict_of(follow_to_end(client, client.job(options.job), console=Console()))
+
+
+def _list(options: argparse.Namespace) -> None:
+    with _connect(options) as client:
+        jobs = client.jobs(state=options.state, limit=options.limit)
+    rows = [
+        (job["id"], job["name"], job["state"], f"{job['step']} of {job['num_steps']}", _loss(job), job["created_at"])
+        for job in jobs
+    ]
+    heads = ("id", "name", "state", "step", "loss", "created")
+    _print_table(heads, rows, empty="no jobs yet; start one: headroom submit JOB.yaml")
+
+
+def _show(options: argparse.Namespace) -> None:
+    with _connect(options) as client:
+        job = client.job(options.job)
+    if options.json:
+        print(json.dumps(job, indent=2))
+        return
+    for line in describe_job(job):
+        print(line)
+
+
+def describe_job(job: Row) -> list[str]:
+    """What a person asks first: how far, why so, and whether the prediction held."""
+    prediction, summary = job.get("prediction") or {}, job.get("summary") or {}
+    lines = [f"{job['name']}  {job['state']} · step {job['step']} of {job['num_steps']}  ({job['id']})"]
+    if job.get("message"):
+        lines.append(f"  {job['message']}")
+    if job.get("eta_s") and not job["is_terminal"]:
+        lines.append(f"  {format_duration(job['eta_s'])} left")
+    measures: list[tuple[str, str, Callable[[float], str]]] = [
+        ("device peak", "device_peak_bytes", lambda value: format_bytes(int(value))),
+        ("step time", "step_ms", lambda value: f"{value:,.0f} ms"),
+    ]
+    for name, key, write in measures:
+        predicted, measured = prediction.get(key), summary.get(key)
+        if predicted and measured:
+            off = f"{predicted / measured - 1:+.1%}".replace("%", " %")
+            lines.append(f"  {name:<12} measured {write(measured)}, predicted {write(predicted)} ({off})")
+        elif predicted:
+            lines.append(f"  {name:<12} predicted {write(predicted)}")
+    for key, name in (("loss", "loss"), ("validation_loss_start", "validation before"), ("validation_loss", "validation")):
+        if summary.get(key) is not None:
+            lines.append(f"  {name:<18} {summary[key]:.4f}")
+    return lines
+
+
+def _cancel(options: argparse.Namespace) -> None:
+    with _connect(options) as client:
+        client.cancel_job(options.job, mode="discard" if options.discard else "save")
+    print("stopping now" if options.discard else "stopping after this step; what it has learned is saved")
+
+
+def _pause(options: argparse.Namespace) -> None:
+    with _connect(options) as client:
+        client.pause_job(options.job)
+    print(f"pausing at a checkpoint; go on with: headroom resume {options.job}")
+
+
+def _resume(options: argparse.Namespace) -> None:
+    with _connect(options) as client:
+        client.resume_job(options.job)
+    print("queued again")
+
+
+def _download(options: argparse.Namespace) -> None:
+    with _connect(options) as client:
+        folder: Path = options.output or Path(_file_name(client.job(options.job)["name"]))
+        download_artifacts(client, options.job, folder=folder, say=print)
+
+
+def _add_model(options: argparse.Namespace) -> None:
+    if not (options.path / "config.json").is_file():
+        raise UsageError(f"{options.path} holds no config.json", hint="Give the folder of a Hugging Face model.")
+    with _connect(options) as client:
+        model = client.create_model(options.path, name=options.name or options.path.resolve().name)
+    print(f"{model['id']}  {model['name']}")
+
+
+def _list_models(options: argparse.Namespace) -> None:
+    with _connect(options) as client:
+        rows = [
+            (row["id"], row["name"], row["model_type"], _count(row.get("num_parameters")), "yes" if row["has_weights"] else "no")
+            for row in client.models()
+        ]
+    _print_table(("id", "name", "type", "parameters", "weights"), rows, empty="no models")
+
+
+def _add_dataset(options: argparse.Namespace) -> None:
+    if not options.path.is_file():
+        raise UsageError(f"{options.path} is not a file", hint=f"Give a file ending in {', '.join(DATASET_SUFFIXES)}.")
+    with _connect(options) as client:
+        dataset = client.create_dataset(options.path, name=options.name or options.path.stem)
+    print(f"{dataset['id']}  {dataset['name']}  {_count(dataset.get('num_documents'))} documents")
+
+
+def _list_datasets(options: argparse.Namespace) -> None:
+    with _connect(options) as client:
+        rows = [
+            (row["id"], row["name"], row["format"], format_bytes(row["num_bytes"]), _count(row.get("num_documents")))
+            for row in client.datasets()
+        ]
+    _print_table(("id", "name", "format", "size", "documents"), rows, empty="no datasets; add one: headroom datasets add FILE")
+
+
+def _list_machines(options: argparse.Namespace) -> None:
+    with _connect(options) as client:
+        rows = [
+            (row["id"], row["name"], _device_words(row["device"]), _presence(row))
+            for row in client.machines()
+        ]
+    _print_table(("id", "name", "device", "state"), rows, empty="no machine has run a worker yet; start one: headroom up")
+
+
+def _device_words(device: Any) -> str:
+    if isinstance(device, dict):
+        return f"{device.get('name', device.get('kind', ''))} {format_bytes(int(device.get('memory_bytes') or 0))}"
+    return str(device)
+
+
+def _presence(machine: Row) -> str:
+    return "online" if machine["online"] else f"last seen {machine['last_seen_at']}"
+
+
+def _loss(job: Row) -> str:
+    loss = (job.get("summary") or {}).get("loss")
+    return "" if loss is None else f"{loss:.3f}"
+
+
+def _count(number: int | None) -> str:
+    return "" if number is None else f"{number:,}"
+
+
+def _file_name(name: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name).strip(".") or "job"
+
+
+def _print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str) -> None:
+    if not rows:
+        print(empty)
+        return
+    widths = [max(len(str(row[index])) for row in [heads, *rows]) for index in range(len(heads))]
+    for row in [heads, *rows]:
+        print("  ".join(str(cell).ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _complain(error: HeadroomError, *, exit_code: int) -> int:
+    print(f"headroom: {error.message}", file=sys.stderr)
+    for row in getattr(error, "problem_fields", []):
+        allowed = f"; allowed: {row['allowed']}" if row.get("allowed") else ""
+        print(f"  {row.get('field')}: {row.get('message') or row.get('value')}{allowed}", file=sys.stderr)
+    if error.hint:
+        print(f"  {error.hint}", file=sys.stderr)
+    return exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

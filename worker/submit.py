@@ -1,0 +1,137 @@
+"""From a job file to a finished job, through the API: what ``headroom submit`` and the demo have in common."""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import yaml
+from rich.console import Console
+
+from optimizer.errors import HeadroomError
+from optimizer.units import format_bytes, parse_bytes
+from worker import stack
+from worker.client import ApiProblem, HeadroomClient, Row
+from worker.stack_home import Stack
+from worker.terminal import JobView, watch
+
+DATASET_SUFFIXES = (".txt", ".jsonl", ".parquet")
+
+
+class UsageError(HeadroomError):
+    """The command or a file it names cannot be understood."""
+
+    code = "usage"
+
+
+class JobFailed(HeadroomError):
+    """A followed job ended otherwise than succeeded."""
+
+    code = "job_failed"
+
+
+def connect(*, url: str | None = None, token: str | None = None) -> HeadroomClient:
+    """Address and token as given, from the environment, or the local stack's own file, in this order."""
+    local = Stack.from_environment()
+    try:
+        known: Row = json.loads(local.credentials_file.read_text())
+    except (FileNotFoundError, ValueError):
+        known = {}
+    running = stack.find_running(local) or {}
+    given_url = url or os.environ.get("HEADROOM_URL")
+    token = token or os.environ.get("HEADROOM_TOKEN") or ("" if given_url else known.get("token", ""))
+    if not token:
+        raise UsageError(
+            "no API token is known" + (f" for {given_url}" if given_url else ""),
+            hint="Give --token or HEADROOM_TOKEN, or start a local service with: headroom up",
+        )
+    return HeadroomClient(given_url or running.get("url") or known.get("url") or local.url, token=token)
+
+
+def read_job_file(file: Path) -> Row:
+    """A job spec from YAML: sizes may be written as people do (``360 MiB``), paths are relative to the file."""
+    try:
+        document = yaml.safe_load(file.read_text())
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(document, dict):
+        raise UsageError(f"{file} is not a job: expected names with values, such as model, dataset, workload, goal")
+    goal = document.get("goal")
+    for name in ("device_budget_bytes", "host_budget_bytes"):
+        if isinstance(goal, dict) and isinstance(goal.get(name), str):
+            try:
+                goal[name] = parse_bytes(goal[name])
+            except ValueError as error:
+                raise UsageError(f"{file}: goal.{name}: {error}") from error
+    return document
+
+
+def upload_named_files(client: HeadroomClient, spec: Row, *, folder: Path) -> Row:
+    """Where ``model`` is a folder or ``dataset`` a file on this machine, upload it and put its id there."""
+    made = dict(spec)
+    model, dataset = made.get("model"), made.get("dataset")
+    if isinstance(model, str) and (folder / model).is_dir():
+        made["model"] = client.create_model(folder / model, name=(folder / model).resolve().name)["id"]
+    if isinstance(dataset, str) and dataset.endswith(DATASET_SUFFIXES) and (folder / dataset).is_file():
+        made["dataset"] = client.create_dataset(folder / dataset, name=Path(dataset).stem)["id"]
+    return made
+
+
+def submit_job(client: HeadroomClient, spec: Row, *, label: str, override: bool, say: Callable[[str], None]) -> Row:
+    """Price the spec, take the offer of that label (``chosen``, or a baseline's name), create the job."""
+    try:
+        offers = client.price_plans(spec, on_wait=_once(lambda: say("profiling the model, which is done once")))
+    except ApiProblem as error:
+        offers = error.extra.get("offers") or []
+        if label == "chosen" or not offers:
+            raise
+    offer = pick_offer(offers, label=label)
+    return client.create_job(spec, plan_id=offer["id"], override=override)
+
+
+def pick_offer(offers: Sequence[Row], *, label: str) -> Row:
+    for offer in offers:
+        if offer.get("label") == label or (label == "chosen" and offer.get("chosen")):
+            return offer
+    known = ", ".join(str(offer.get("label")) for offer in offers)
+    raise UsageError(f"no plan is called {label!r}; there are: {known or 'none'}")
+
+
+def follow_to_end(client: HeadroomClient, job: Row, *, console: Console) -> Row:
+    """Draw the job until it has ended; the job as it is then."""
+    watch(JobView(job=job), client.follow_job(job["id"]), console=console)
+    return client.job(job["id"])
+
+
+def verdict_of(job: Row) -> None:
+    """Raise JobFailed with the job's own sentence unless it succeeded."""
+    if job["state"] == "succeeded":
+        return
+    hint = str((job.get("error") or {}).get("hint") or "")
+    reason = str(job.get("reason") or "").replace("_", " ")
+    raise JobFailed(f"{job['name']} {job['state']}: {job.get('message') or reason or 'no reason given'}", hint=hint)
+
+
+def download_artifacts(client: HeadroomClient, job_id: str, *, folder: Path, say: Callable[[str], None]) -> None:
+    """Every artifact under its own name below ``folder``."""
+    for artifact in client.artifacts(job_id):
+        file = folder / artifact["name"]
+        if not file.resolve().is_relative_to(folder.resolve()):
+            raise HeadroomError(f"the artifact {artifact['name']!r} would be written outside {folder}")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        client.download_artifact(artifact["id"], file=file)
+        say(f"{file}  {format_bytes(artifact['num_bytes'])}")
+
+
+def _once(call: Callable[[], None]) -> Callable[[], None]:
+    called = False
+
+    def first_time_only() -> None:
+        nonlocal called
+        if not called:
+            called = True
+            call()
+
+    return first_time_only
