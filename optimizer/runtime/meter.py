@@ -1,0 +1,394 @@
+"""Counts the bytes that live on each tier, by category, while torch runs, and enforces the device's cap.
+
+A ``TorchDispatchMode`` sees every op's results. A storage seen for the first time is an allocation; a weak reference with a
+callback tells when it goes. Views and in-place ops allocate nothing. Sizes are ``nbytes`` of the storage on the CPU device
+and the same rounded up to 512 on CUDA, where the peak itself comes from torch's own counters and the cap from
+``set_per_process_memory_fraction``.
+
+Category rules; the estimator simulates the same ones:
+
+weights           parameters and buffers (``assign``).
+gradients         a storage becomes a gradient when it is ``param.grad`` after accumulation; before that it counts as what
+                  its region says (temporaries in the backbone, logits_and_loss in the head).
+optimizer_state   every tensor the optimizer holds between steps: moments, scales, fp32 master weights (``assign`` after
+                  the first step; while that first step runs they count as temporaries).
+activations       allocated while the backbone runs forward, recomputation included, and what comes back from the host.
+logits_and_loss   allocated in the head and the loss, forward; and in backward until the gradient of the backbone's output
+                  is complete, that gradient included.
+temporaries       everything else: the rest of backward, the optimizer's scratch, inputs.
+
+The host tier holds the copies that ``tiers.py`` makes, under the category they have on the device; other CPU tensors of a
+CUDA run are not counted. *Not modelled*: scratch that an op's kernel allocates and frees inside itself, and storages resized
+after birth (``resize_`` is re-read at its next assign). On the CPU device torch's profiler sees that scratch; see the test.
+"""
+
+import re
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.hooks import RemovableHandle
+
+from optimizer.categories import CATEGORIES, Category, Tier
+from optimizer.errors import OutOfDeviceMemory, OutOfHostMemory
+from optimizer.units import KIB
+
+NUM_CATEGORIES = len(CATEGORIES)
+CUDA_ROUNDING_BYTES = 512
+"""Smallest block of torch's CUDA caching allocator (c10/core/AllocatorConfig.h)."""
+MAX_TIMELINE_POINTS = 200
+
+_SLOT = {name: index for index, name in enumerate(CATEGORIES)}
+_GRADIENTS = _SLOT["gradients"]
+_UNITS = {"B": 1, "KiB": KIB, "MiB": KIB**2, "GiB": KIB**3}
+
+TimelinePoint = tuple[float, dict[str, int]]
+
+
+class _Allocation(weakref.ref[torch.UntypedStorage]):
+    """One live storage. Slots below NUM_CATEGORIES are on the device, the rest on the host."""
+
+    __slots__ = ("key", "num_bytes", "slot")
+    key: int
+    num_bytes: int
+    slot: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peak:
+    """The most that was live since the last reset."""
+
+    device_bytes: int
+    device_bytes_by_category: dict[str, int]
+    """At the device's peak; sums to ``device_bytes``."""
+    host_bytes: int
+    moment: str
+    """``backward of block 7 of 12``."""
+
+
+class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Enter it around what is to be counted; what lives on after leaving stays counted until it goes.
+
+    Over the cap an op's result is dropped and OutOfDeviceMemory raised; counts are right again once that error is let go.
+    """
+
+    def __init__(
+        self, *, device: torch.device, cap_bytes: int | None = None, host_cap_bytes: int | None = None
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.device = device
+        self.cap_bytes = cap_bytes
+        self.host_cap_bytes = host_cap_bytes
+        self._is_cuda = device.type == "cuda"
+        self._live: dict[int, _Allocation] = {}
+        self._bytes = [0] * (2 * NUM_CATEGORIES)
+        self._device_bytes = 0
+        self._host_bytes = 0
+        self._slot = _SLOT["temporaries"]
+        self._phase = "loading"
+        self._block = -1
+        self._num_blocks = 0
+        self._op_allocates: dict[Any, bool] = {}
+        self._events: list[tuple[float, int, int]] | None = None
+        self._events_start: tuple[float, list[int]] = (0.0, [])
+        self._limit_bytes: float = float("inf") if cap_bytes is None or self._is_cuda else cap_bytes
+        self.reset_peak()
+        if self._is_cuda and cap_bytes is not None:
+            total_bytes = torch.cuda.get_device_properties(device).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, cap_bytes / total_bytes), device)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # The base class wraps __torch_dispatch__ against torch.compile, which nothing here uses; that costs per op.
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        try:
+            result = func(*args, **kwargs) if kwargs else func(*args)
+        except torch.OutOfMemoryError as error:
+            raise self._translated(error) from error
+        allocates = self._op_allocates.get(func)
+        if allocates is None:
+            returns = func._schema.returns
+            allocates = self._op_allocates[func] = any(value.alias_info is None for value in returns)
+        if allocates:
+            if isinstance(result, torch.Tensor):
+                self._see(result, self._slot)
+            elif isinstance(result, tuple | list):
+                for item in result:
+                    if isinstance(item, torch.Tensor):
+                        self._see(item, self._slot)
+        return result
+
+    # What is live.
+
+    @property
+    def device_bytes(self) -> int:
+        return self._device_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        return self._host_bytes
+
+    def bytes_by_category(self, *, tier: Tier = "device") -> dict[str, int]:
+        """Live bytes now, every category named."""
+        offset = 0 if tier == "device" else NUM_CATEGORIES
+        return dict(zip(CATEGORIES, self._bytes[offset : offset + NUM_CATEGORIES], strict=True))
+
+    def reset_peak(self) -> None:
+        """Start a new peak from what is live now."""
+        self._peak_bytes = self._device_bytes
+        self._peak_by_slot = self._bytes[:]
+        self._peak_at = (self._phase, self._block)
+        self._host_peak_bytes = self._host_bytes
+        if self._is_cuda:
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+    def peak(self) -> Peak:
+        """On CUDA what torch counted and no op returned (workspaces, scratch) is added to temporaries."""
+        by_category: dict[str, int] = dict(zip(CATEGORIES, self._peak_by_slot[:NUM_CATEGORIES], strict=True))
+        total_bytes = self._peak_bytes
+        if self._is_cuda:
+            counted_bytes = torch.cuda.max_memory_allocated(self.device)
+            by_category["temporaries"] = max(0, by_category["temporaries"] + counted_bytes - total_bytes)
+            total_bytes = counted_bytes
+        return Peak(
+            device_bytes=total_bytes,
+            device_bytes_by_category=by_category,
+            host_bytes=self._host_peak_bytes,
+            moment=self._describe(*self._peak_at),
+        )
+
+    # What the program tells the meter.
+
+    def set_region(self, category: Category) -> None:
+        """From now on new storages count as ``category``."""
+        self._slot = _SLOT[category]
+
+    @contextmanager
+    def region(self, category: Category, *, tier: Tier = "device") -> Iterator[None]:
+        """``set_region`` for the length of the block; ``tier="host"`` is for the copies that tiers.py makes."""
+        previous = self._slot
+        self._slot = _SLOT[category] + (NUM_CATEGORIES if tier == "host" else 0)
+        try:
+            yield
+        finally:
+            self._slot = previous
+
+    @property
+    def category(self) -> Category:
+        """The category of the current region."""
+        return CATEGORIES[self._slot % NUM_CATEGORIES]
+
+    def mark(self, phase: str, *, block_index: int = -1) -> None:
+        """Name the moment for errors and peaks: ``forward``, ``backward``, ``optimizer step``; the block counts from 0."""
+        self._phase = phase
+        self._block = block_index
+
+    @property
+    def moment(self) -> str:
+        return self._describe(self._phase, self._block)
+
+    def assign(self, tensor: torch.Tensor, category: Category) -> None:
+        """Count the tensor's storage on the device as ``category``, whether it was seen before or not."""
+        allocation = self._live.get(tensor.untyped_storage()._cdata)
+        if allocation is None:
+            self._see(tensor, _SLOT[category])
+        else:
+            self._move(allocation, _SLOT[category])
+
+    def assign_module(self, module: nn.Module) -> None:
+        """Parameters and buffers as weights, and gradients as they come."""
+        for tensor in (*module.parameters(), *module.buffers()):
+            self.assign(tensor, "weights")
+
+    def watch_gradients(self, parameters: Iterable[nn.Parameter]) -> list[RemovableHandle]:
+        """Move what became ``param.grad`` to gradients, by a hook per parameter."""
+        return [
+            parameter.register_post_accumulate_grad_hook(self._gradient_ready)  # type: ignore[no-untyped-call]
+            for parameter in parameters
+            if parameter.requires_grad
+        ]
+
+    def watch_blocks(self, blocks: Sequence[nn.Module]) -> list[RemovableHandle]:
+        """Mark the moment as each block runs forward and as its backward begins; adds nothing to the graph."""
+        self._num_blocks = len(blocks)
+        handles: list[RemovableHandle] = []
+        for index, block in enumerate(blocks):
+            handles.append(block.register_forward_pre_hook(self._forward_marker(index)))
+            handles.append(block.register_forward_hook(self._backward_marker(index)))
+        return handles
+
+    # The timeline of one step.
+
+    def start_timeline(self) -> None:
+        """Begin to note every allocation and release."""
+        self._events = []
+        self._events_start = (time.perf_counter(), self._bytes[:])
+
+    def take_timeline(self, *, max_points: int = MAX_TIMELINE_POINTS) -> list[TimelinePoint]:
+        """Stop noting; ``(offset_ms, device bytes by category)`` in order, at most ``max_points``.
+
+        The time is cut in equal windows; of each the highest moment stands, so the peak is always among them.
+        """
+        events, self._events = self._events or [], None
+        start_s, current = self._events_start
+        end_ms = (time.perf_counter() - start_s) * 1000
+        current = current[:NUM_CATEGORIES]
+        num_windows = max(1, max_points - 2)
+        points = [_point(0.0, current)]
+        best: tuple[int, float, list[int]] | None = None
+        window = 0
+        for time_s, slot, delta_bytes in events:
+            if slot >= NUM_CATEGORIES:
+                continue
+            offset_ms = (time_s - start_s) * 1000
+            this_window = min(num_windows - 1, int(offset_ms / end_ms * num_windows))
+            if best is not None and this_window != window:
+                points.append(_point(best[1], best[2]))
+                best = None
+            window = this_window
+            current[slot] += delta_bytes
+            total_bytes = sum(current)
+            if best is None or total_bytes > best[0]:
+                best = (total_bytes, offset_ms, current[:])
+        if best is not None:
+            points.append(_point(best[1], best[2]))
+        points.append(_point(end_ms, current))
+        return points
+
+    # Helpers.
+
+    def _see(self, tensor: torch.Tensor, slot: int) -> None:
+        if self._is_cuda and slot < NUM_CATEGORIES and not tensor.is_cuda:
+            return
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        live = self._live
+        if key in live:
+            return
+        num_bytes = storage.nbytes()
+        if self._is_cuda:
+            num_bytes = -(-num_bytes // CUDA_ROUNDING_BYTES) * CUDA_ROUNDING_BYTES
+        allocation = _Allocation(storage, self._gone)
+        allocation.key = key
+        allocation.num_bytes = num_bytes
+        allocation.slot = slot
+        live[key] = allocation
+        self._bytes[slot] += num_bytes
+        if self._events is not None:
+            self._events.append((time.perf_counter(), slot, num_bytes))
+        if slot >= NUM_CATEGORIES:
+            self._seen_on_host(num_bytes)
+            return
+        total_bytes = self._device_bytes = self._device_bytes + num_bytes
+        if total_bytes > self._limit_bytes:
+            raise self._device_full(num_bytes, slot)
+        if total_bytes > self._peak_bytes:
+            self._peak_bytes = total_bytes
+            self._peak_by_slot = self._bytes[:]
+            self._peak_at = (self._phase, self._block)
+
+    def _seen_on_host(self, num_bytes: int) -> None:
+        self._host_bytes += num_bytes
+        if self.host_cap_bytes is not None and self._host_bytes > self.host_cap_bytes:
+            raise OutOfHostMemory(
+                requested_bytes=num_bytes,
+                in_use_bytes=self._host_bytes - num_bytes,
+                budget_bytes=self.host_cap_bytes,
+                bytes_by_category=self.bytes_by_category(tier="host"),
+                moment=f"in {self.moment}",
+                hint="Raise the host budget or choose a plan that offloads less.",
+            )
+        self._host_peak_bytes = max(self._host_peak_bytes, self._host_bytes)
+
+    def _gone(self, reference: weakref.ref[torch.UntypedStorage]) -> None:
+        allocation: _Allocation = reference  # type: ignore[assignment]
+        del self._live[allocation.key]
+        slot = allocation.slot
+        num_bytes = allocation.num_bytes
+        self._bytes[slot] -= num_bytes
+        if slot < NUM_CATEGORIES:
+            self._device_bytes -= num_bytes
+        else:
+            self._host_bytes -= num_bytes
+        if self._events is not None:
+            self._events.append((time.perf_counter(), slot, -num_bytes))
+
+    def _move(self, allocation: _Allocation, slot: int) -> None:
+        if allocation.slot == slot:
+            return
+        self._bytes[allocation.slot] -= allocation.num_bytes
+        self._bytes[slot] += allocation.num_bytes
+        if self._events is not None:
+            now_s = time.perf_counter()
+            self._events.append((now_s, allocation.slot, -allocation.num_bytes))
+            self._events.append((now_s, slot, allocation.num_bytes))
+        allocation.slot = slot
+
+    def _gradient_ready(self, parameter: torch.Tensor) -> None:
+        gradient = parameter.grad
+        if gradient is not None:
+            allocation = self._live.get(gradient.untyped_storage()._cdata)
+            if allocation is None:
+                self._see(gradient, _GRADIENTS)
+            elif allocation.slot != _GRADIENTS:
+                self._move(allocation, _GRADIENTS)
+
+    def _forward_marker(self, index: int) -> Callable[..., None]:
+        def mark(module: nn.Module, args: Any) -> None:
+            self.mark("forward", block_index=index)
+
+        return mark
+
+    def _backward_marker(self, index: int) -> Callable[..., None]:
+        def at_backward(gradient: torch.Tensor) -> None:
+            self.mark("backward", block_index=index)
+
+        def after_forward(module: nn.Module, args: Any, output: Any) -> None:
+            hidden = output[0] if isinstance(output, tuple) else output
+            if hidden.requires_grad:
+                hidden.register_hook(at_backward)
+
+        return after_forward
+
+    def _describe(self, phase: str, block: int) -> str:
+        return f"{phase} of block {block + 1} of {self._num_blocks}" if block >= 0 else phase
+
+    def _device_full(self, requested_bytes: int, slot: int) -> OutOfDeviceMemory:
+        by_category = self.bytes_by_category()
+        by_category[CATEGORIES[slot]] -= requested_bytes
+        return OutOfDeviceMemory(
+            requested_bytes=requested_bytes,
+            in_use_bytes=self._device_bytes - requested_bytes,
+            budget_bytes=self.cap_bytes or 0,
+            bytes_by_category=by_category,
+            moment=f"in {self.moment}",
+        )
+
+    def _translated(self, error: torch.OutOfMemoryError) -> OutOfDeviceMemory:
+        found = re.search(r"Tried to allocate ([0-9.]+) (GiB|MiB|KiB|B)\b", str(error))
+        requested_bytes = round(float(found.group(1)) * _UNITS[found.group(2)]) if found else 0
+        in_use_bytes = torch.cuda.memory_allocated(self.device) if self._is_cuda else self._device_bytes
+        total_bytes = torch.cuda.get_device_properties(self.device).total_memory if self._is_cuda else in_use_bytes
+        by_category = self.bytes_by_category()
+        by_category["temporaries"] += max(0, in_use_bytes - self._device_bytes)
+        return OutOfDeviceMemory(
+            requested_bytes=requested_bytes,
+            in_use_bytes=in_use_bytes,
+            budget_bytes=self.cap_bytes or total_bytes,
+            bytes_by_category=by_category,
+            moment=f"in {self.moment}",
+        )
+
+
+def _point(offset_ms: float, by_slot: Sequence[int]) -> TimelinePoint:
+    return (round(offset_ms, 3), {name: size for name, size in zip(CATEGORIES, by_slot, strict=True) if size})

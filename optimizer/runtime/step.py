@@ -1,0 +1,183 @@
+"""One optimizer step as a plan says: the code that ``train`` repeats and ``measure_step`` runs alone.
+
+A step is: for each micro-batch forward, loss, backward into ``param.grad``; then clip, update, drop the gradients. The order
+of these, and which memory category each part counts as, is the schedule that the estimator simulates.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from optimizer.categories import Category
+from optimizer.errors import LossNotFinite
+from optimizer.models.build import compute_logits, find_backbone_and_head, find_blocks
+from optimizer.plan import Plan
+from optimizer.runtime.activations import apply_activations
+from optimizer.runtime.meter import Meter
+from optimizer.runtime.optimizer_state import Optimizer, clip_gradients_
+from optimizer.runtime.tiers import Tiers
+from optimizer.workload import TrainingWorkload
+
+MicroBatch = tuple[torch.Tensor, torch.Tensor]
+"""``(ids, labels)``, both int64 ``[micro_batch_size, sequence_length]``; labels are the next tokens, already shifted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """What one optimizer step did."""
+
+    loss: float
+    """Mean over the step's tokens."""
+    grad_norm: float
+    """Global norm before clipping."""
+    step_ms: float
+
+
+class Trainer:
+    """A model, its optimizer and its plan, ready to step. Call ``close`` to leave the model as it was.
+
+    meter: None runs without counting and without a cap; with activations all kept, nothing at all is then wrapped.
+    """
+
+    def __init__(
+        self, model: nn.Module, *, plan: Plan, workload: TrainingWorkload, device: torch.device, meter: Meter | None
+    ) -> None:
+        blocks = find_blocks(model)
+        plan.check(num_blocks=len(blocks), workload=workload)
+        self.model = model
+        self.plan = plan
+        self.workload = workload
+        self.device = device
+        self.meter = meter
+        self.tiers = Tiers(device=device, meter=meter)
+        self._backbone, _ = find_backbone_and_head(model)
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._undo_activations: Callable[[], None] = lambda: None
+        self._handles: list[RemovableHandle] = []
+        if meter is not None:
+            meter.assign_module(model)
+            self._handles += meter.watch_gradients(self._parameters)
+            self._handles += meter.watch_blocks(blocks)
+        with self.metered():
+            self.optimizer = Optimizer(model, plan=plan.optimizer_state, workload=workload)
+        self.assign_optimizer_state()
+        self._undo_activations = apply_activations(blocks, plan.activations, self.tiers)
+
+    @contextmanager
+    def metered(self) -> Iterator[None]:
+        """Count what is allocated inside, under the cap; does nothing without a meter."""
+        if self.meter is None:
+            yield
+            return
+        with self.meter:
+            self.meter.set_region("temporaries")
+            yield
+            self.meter.set_region("temporaries")
+
+    def close(self) -> None:
+        """Take the wrapping and the hooks off the model."""
+        self._undo_activations()
+        for handle in self._handles:
+            handle.remove()
+
+    def assign_optimizer_state(self) -> None:
+        """Tell the meter which tensors are optimizer state; they come to be in the first step or from a checkpoint."""
+        if self.meter is not None:
+            for tensor in self.optimizer.state_tensors():
+                self.meter.assign(tensor, "optimizer_state")
+
+    def step(self, micro_batches: Sequence[MicroBatch], *, learning_rate: float) -> StepResult:
+        """One optimizer step over ``plan.batch.accumulation_steps`` micro-batches.
+
+        Raises LossNotFinite before the weights are touched, OutOfDeviceMemory over the cap.
+        """
+        start_s = time.perf_counter()
+        if self.meter is not None:
+            self.meter.reset_peak()
+        with self.metered():
+            loss = self._accumulate(micro_batches)
+            self._mark("gradient clipping")
+            grad_norm = clip_gradients_(self._parameters, self.workload.max_grad_norm)
+            result_loss, result_norm = float(loss), float(grad_norm)
+            _check_finite(result_loss, result_norm)
+            self._mark("optimizer step")
+            self.optimizer.step(learning_rate)
+            self.optimizer.zero_grad()
+            self.assign_optimizer_state()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return StepResult(loss=result_loss, grad_norm=result_norm, step_ms=(time.perf_counter() - start_s) * 1000)
+
+    @torch.no_grad()
+    def evaluate(self, micro_batches: Sequence[MicroBatch]) -> float:
+        """Mean loss without dropout or gradients; lower in memory than a training step of the same micro-batch."""
+        self.model.eval()
+        try:
+            with self.metered():
+                self._mark("evaluation")
+                losses = [float(self._loss(ids, labels)) for ids, labels in micro_batches]
+        finally:
+            self.model.train()
+        return math.fsum(losses) / len(losses)
+
+    def _accumulate(self, micro_batches: Sequence[MicroBatch]) -> torch.Tensor:
+        total: torch.Tensor | None = None
+        for ids, labels in micro_batches:
+            loss = self._loss(ids, labels) / len(micro_batches)
+            self._mark("backward of head and loss")
+            loss.backward()  # type: ignore[no-untyped-call]
+            self._region("temporaries")
+            total = loss.detach() if total is None else total + loss.detach()
+        if total is None:
+            raise ValueError("a step needs at least one micro-batch")
+        return total
+
+    def _loss(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Leaves the meter in the region of the head and the loss, where backward begins."""
+        self._mark("forward")
+        self._region("temporaries")
+        ids, labels = ids.to(self.device), labels.to(self.device)
+        if self.meter is not None:
+            self.meter.assign(ids, "temporaries")
+            self.meter.assign(labels, "temporaries")
+        self._region("activations")
+        hidden = self._backbone(input_ids=ids, use_cache=False).last_hidden_state
+        self._mark("head and loss")
+        self._region("logits_and_loss")
+        if hidden.requires_grad and self.meter is not None:
+            hidden.register_hook(self._backbone_backward_begins)
+        logits = compute_logits(self.model, hidden)
+        # No shift and no upcast here: both would copy the largest tensor of the step.
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+    def _backbone_backward_begins(self, gradient: torch.Tensor) -> None:
+        self._mark("backward")
+        self._region("temporaries")
+
+    def _region(self, category: Category) -> None:
+        if self.meter is not None:
+            self.meter.set_region(category)
+
+    def _mark(self, phase: str) -> None:
+        if self.meter is not None:
+            self.meter.mark(phase)
+
+
+def _check_finite(loss: float, grad_norm: float) -> None:
+    if not math.isfinite(loss):
+        raise LossNotFinite(
+            f"the loss became {loss}", hint="Lower the learning rate or clip gradients.", loss=str(loss)
+        )
+    if not math.isfinite(grad_norm):
+        raise LossNotFinite(
+            f"the gradient norm became {grad_norm} while the loss was {loss:.4g}",
+            hint="Lower the learning rate; clipping cannot help here.",
+            loss=loss,
+        )
