@@ -1,0 +1,8 @@
+"""The text and the tokenizer that ship with the program; SOURCE.md says where they come from."""
+
+from pathlib import Path
+
+TEXT_FILE = Path(__file__).with_name("kjv.txt")
+TOKENIZER_FILE = Path(__file__).with_name("tokenizer.json")
+END_OF_TEXT = "<|endoftext|>"
+END_OF_TEXT_ID = 0

@@ -1,0 +1,105 @@
+"""Says what is in a dataset file, or what is wrong with it.
+
+    python -m optimizer.data.inspect PATH --format txt|jsonl|parquet
+
+prints one JSON object: ``{"facts": {...}}`` with exit code 0, or ``{"error": {...}}`` with exit code 2. The process limits its
+own address space and CPU time before it opens the file; whoever starts it also kills it after a while, since a limit on CPU
+time does not end a process that waits.
+"""
+
+import argparse
+import json
+import resource
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from optimizer.data.documents import FORMATS, DatasetFormat, Document, read_documents
+from optimizer.errors import InvalidDataset
+from optimizer.serialize import to_json
+from optimizer.units import GIB
+
+MAX_PREVIEW_CHARACTERS = 600
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetFacts:
+    """Counts over the whole file, and its beginning."""
+
+    num_documents: int
+    num_bytes: int
+    """Of the file."""
+    num_characters: int
+    """Of the text in it, without what parts the documents."""
+    preview: str
+    """The beginning of the first documents, at most 600 characters, each ended by a line ``---``."""
+
+    def to_json(self) -> dict[str, Any]:
+        document: dict[str, Any] = to_json(self)
+        return document
+
+
+def inspect_dataset(path: str | Path, *, format: DatasetFormat) -> DatasetFacts:
+    """Read the whole file once. Raises InvalidDataset that names the line or row, what was found, and what is allowed."""
+    num_documents = num_characters = 0
+    preview = ""
+    for document in read_documents(path, format=format):
+        num_documents += not document.continues
+        text = _plain_text(document)
+        num_characters += len(text)
+        if len(preview) < MAX_PREVIEW_CHARACTERS:
+            preview += text[:MAX_PREVIEW_CHARACTERS] + ("" if document.continues else "\n---\n")
+    if not num_characters:
+        raise InvalidDataset("the dataset holds no text", field="dataset", value=0, allowed="at least one document")
+    return DatasetFacts(
+        num_documents=num_documents,
+        num_bytes=Path(path).stat().st_size,
+        num_characters=num_characters,
+        preview=preview[:MAX_PREVIEW_CHARACTERS],
+    )
+
+
+def _plain_text(document: Document) -> str:
+    """Messages as people read them; the chat template is applied when tokenizing, in the job's own process."""
+    if not document.messages:
+        return document.text
+    return "\n".join(f"{message['role']}: {message['content']}" for message in document.messages)
+
+
+def limit_process(*, address_space_bytes: int, cpu_s: int) -> None:
+    """Lower this process's limits; what is asked above a limit already in force is left at that limit."""
+    for kind, wanted in ((resource.RLIMIT_AS, address_space_bytes), (resource.RLIMIT_CPU, cpu_s), (resource.RLIMIT_CORE, 0)):
+        _, hard = resource.getrlimit(kind)
+        value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(kind, (value, hard if kind != resource.RLIMIT_CORE else 0))
+
+
+def _answer(path: Path, *, format: DatasetFormat, address_space_bytes: int) -> dict[str, Any]:
+    try:
+        return {"facts": inspect_dataset(path, format=format).to_json()}
+    except InvalidDataset as error:
+        return {"error": error.to_json()}
+    except MemoryError:
+        found = "more memory is needed to read it than is allowed"
+        refusal = InvalidDataset(
+            f"dataset: {found}", field="dataset", value=found, allowed=f"{address_space_bytes:,} bytes of memory"
+        )
+        return {"error": refusal.to_json()}
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m optimizer.data.inspect", description="Say what is in a dataset file.")
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--format", choices=FORMATS, required=True)
+    parser.add_argument("--address-space-bytes", type=int, default=4 * GIB)
+    parser.add_argument("--cpu-s", type=int, default=600)
+    options = parser.parse_args(arguments)
+    limit_process(address_space_bytes=options.address_space_bytes, cpu_s=options.cpu_s)
+    answer = _answer(options.path, format=options.format, address_space_bytes=options.address_space_bytes)
+    sys.stdout.write(json.dumps(answer) + "\n")
+    return 0 if "facts" in answer else 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
