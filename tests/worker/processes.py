@@ -1,0 +1,27 @@
+"""Whether processes live, and waiting for what they do; shared by the tests of this folder and of the whole stack."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def is_alive(pid: int) -> bool:
+    """A zombie has ended; in a container nobody may be there to reap it."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def wait_for(condition: Callable[[], T], *, what: str, timeout_s: float = 30.0) -> T:
+    """The condition's first true answer. The limit only stops a test that would hang for ever."""
+    deadline = time.monotonic() + timeout_s
+    while not (answer := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {timeout_s:.0f} s in vain for: {what}")
+        time.sleep(0.02)
+    return answer

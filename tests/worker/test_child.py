@@ -1,0 +1,180 @@
+"""The process group of one attempt."""
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.worker.processes import is_alive, wait_for
+from worker.child import ALLOWED_VARIABLES, Child, DeviceLock, child_environment, isolated_command
+from worker.pipe import PipeReader
+
+ROOT = Path(__file__).resolve().parents[2]
+
+REPORTER = """
+import json, os, subprocess, sys
+from worker.lifeline import die_with_supervisor
+die_with_supervisor(int(os.environ["HEADROOM_LIFELINE_FD"]))
+grandchild = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
+facts = {"pid": os.getpid(), "grandchild": grandchild.pid, "pgid": os.getpgrp(), "cwd": os.getcwd(),
+         "environment": dict(os.environ), "fds": sorted(map(int, os.listdir("/proc/self/fd")))}
+os.write(int(os.environ["HEADROOM_PIPE_FD"]), json.dumps(facts).encode() + b"\\n")
+import time; time.sleep(300)
+"""
+
+
+def command(source: str) -> list[str]:
+    """A program text in place of the runner, with the packages importable as for the runner."""
+    program = f"import sys; sys.path.append({str(ROOT)!r}); exec({source!r})"
+    return [sys.executable, "-I", "-u", "-c", program]
+
+
+@pytest.fixture
+def reporter(tmp_path):
+    child = Child(command(REPORTER), folder=tmp_path)
+    yield child
+    child.close()
+
+
+def read_facts(child):
+    reader = PipeReader(child.pipe_fd)
+    return wait_for(lambda: reader.read(timeout_s=1), what="the child's report")[0]
+
+
+def test_the_environment_is_an_allow_list(tmp_path):
+    secrets = {
+        "DATABASE_URL": "x",
+        "REDIS_URL": "x",
+        "HEADROOM_SECRET_KEY": "x",
+        "AWS_SECRET_ACCESS_KEY": "x",
+        "PYTHONPATH": "x",
+    }
+    environment = child_environment({"PATH": "/bin", "LANG": "C", **secrets}, folder=tmp_path)
+    assert not secrets.keys() & environment.keys()
+    assert environment["PATH"] == "/bin"
+    assert environment["HOME"] == str(tmp_path)
+    assert environment["HF_HUB_OFFLINE"] == "1"
+
+
+def test_the_child_sees_only_allowed_variables_and_its_own_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("DATABASE_URL", "postgresql://secret")
+    monkeypatch.setenv("HEADROOM_SECRET_KEY", "secret")
+    child = Child(command(REPORTER), folder=tmp_path)
+    try:
+        facts = read_facts(child)
+    finally:
+        child.close()
+    known = {*ALLOWED_VARIABLES, "HOME", "HEADROOM_PIPE_FD", "HEADROOM_LIFELINE_FD"}
+    given = {name for name in facts["environment"] if not name.startswith(("HF_", "TRANSFORMERS_"))}
+    assert given <= known
+    assert facts["cwd"] == str(tmp_path)
+
+
+def test_the_child_leads_its_own_group_and_inherits_no_other_file(reporter, tmp_path):
+    facts = read_facts(reporter)
+    assert facts["pid"] == facts["pgid"] == reporter.pid
+    passed = {int(facts["environment"][name]) for name in ("HEADROOM_PIPE_FD", "HEADROOM_LIFELINE_FD")}
+    listing = 1  # the listing of open files is itself one
+    assert len(set(facts["fds"]) - passed - {0, 1, 2}) == listing
+
+
+def test_killing_the_group_ends_grandchildren_too(reporter):
+    facts = read_facts(reporter)
+    reporter.kill_group()
+    assert reporter.reap() == -signal.SIGKILL
+    wait_for(lambda: not is_alive(facts["grandchild"]), what="the grandchild's end")
+
+
+def test_what_the_leader_leaves_behind_is_killed_when_it_is_reaped(tmp_path):
+    child = Child(command(REPORTER.replace("time.sleep(300)\n", "sys.exit(3)\n", 1)), folder=tmp_path)
+    try:
+        grandchild = read_facts(child)["grandchild"]
+        wait_for(child.has_ended, what="the leader's end")
+        assert child.reap() == 3
+        wait_for(lambda: not is_alive(grandchild), what="the grandchild's end")
+    finally:
+        child.close()
+
+
+def test_child_and_grandchild_die_with_a_killed_supervisor(tmp_path):
+    supervisor_source = textwrap.dedent("""
+        import sys, threading, time
+        from pathlib import Path
+        from worker.child import Child
+        def slot():
+            child = Child(sys.argv[2:], folder=Path(sys.argv[1]))
+            import select, os
+            select.select([child.pipe_fd], [], [])
+            print(os.read(child.pipe_fd, 65536).decode(), end="", flush=True)
+            time.sleep(300)
+        threading.Thread(target=slot).start()
+    """)
+    supervisor = subprocess.Popen(
+        [*command(supervisor_source), str(tmp_path), *command(REPORTER)], stdout=subprocess.PIPE, text=True
+    )
+    with supervisor:
+        facts = json.loads(supervisor.stdout.readline())
+        assert is_alive(facts["pid"])
+        assert is_alive(facts["grandchild"])
+        supervisor.kill()
+    wait_for(lambda: not is_alive(facts["pid"]), what="the child's end")
+    wait_for(lambda: not is_alive(facts["grandchild"]), what="the grandchild's end")
+
+
+def test_a_child_whose_supervisor_is_gone_before_it_looks_ends_at_once():
+    source = "import os, sys; from worker.lifeline import die_with_supervisor; die_with_supervisor(int(sys.argv[1]))"
+    read_fd, write_fd = os.pipe()
+    os.close(write_fd)
+    ended = subprocess.run(
+        [*command(source), str(read_fd)], pass_fds=[read_fd], start_new_session=True, capture_output=True
+    )
+    os.close(read_fd)
+    assert ended.returncode == 1
+    assert b"the supervisor ended before" in ended.stderr
+
+
+def test_the_device_lock_is_held_until_the_child_is_gone(tmp_path):
+    path = tmp_path / "run" / "device-0.lock"
+    lock = DeviceLock(path)
+    assert lock.acquire()
+    child = Child(command(REPORTER), folder=tmp_path, lock=lock)
+    try:
+        lock.release()
+        assert not DeviceLock(path).acquire(), (
+            "a second attempt must not get the device while the first one's process lives"
+        )
+        child.kill_group()
+        child.reap()
+        assert DeviceLock(path).acquire()
+    finally:
+        child.close()
+
+
+def test_the_lock_is_free_again_when_no_child_was_started(tmp_path):
+    lock = DeviceLock(tmp_path / "device-0.lock")
+    assert lock.acquire()
+    lock.release()
+    with (tmp_path / "device-0.lock").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_output_of_the_child_goes_to_the_log(tmp_path):
+    child = Child(command("print('hello'); import sys; sys.exit('goodbye')"), folder=tmp_path)
+    try:
+        wait_for(child.has_ended, what="the child's end")
+        assert child.reap() == 1
+    finally:
+        child.close()
+    assert (tmp_path / "log.txt").read_text() == "hello\ngoodbye\n"
+
+
+def test_a_module_is_found_without_help_from_the_working_directory(tmp_path):
+    ended = subprocess.run(isolated_command("worker.runner"), cwd=tmp_path, env={}, capture_output=True, text=True)
+    assert "usage" in ended.stderr.lower()
+    assert ended.returncode == 2

@@ -1,0 +1,231 @@
+"""One attempt, from the claim to its end: folder, process, lease, telemetry, verdict.
+
+The supervisor's slot thread runs ``AttemptRun.run``. It ends when the attempt's process group is gone and the verdict is in the
+database, or when another claim holds the job; then it changes nothing more.
+"""
+
+import json
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from django.db import Error as DatabaseError
+from django.db import connections
+
+from webapp.jobs import actions
+from webapp.jobs.models import Attempt
+from webapp.live.publish import publish
+from worker.brief import job_folder, write_brief
+from worker.child import Child, DeviceLock, isolated_command
+from worker.config import WorkerConfig
+from worker.gpu import GpuMeter
+from worker.heartbeat import Heartbeat
+from worker.pipe import PipeReader
+from worker.telemetry import Progress, Records, SampleCopier
+
+logger = logging.getLogger(__name__)
+
+EXIT_DRAINED = 75
+"""EX_TEMPFAIL: stopped as asked, with a checkpoint."""
+_TURN_S = 0.2
+_RETRY_S = 1.0
+
+T = TypeVar("T")
+
+
+class AttemptRun:
+    """Carries one claimed attempt through."""
+
+    def __init__(
+        self,
+        attempt: Attempt,
+        *,
+        config: WorkerConfig,
+        device: str,
+        lock: DeviceLock,
+        gpu: GpuMeter,
+        draining: threading.Event,
+    ) -> None:
+        self._attempt = attempt
+        self._job = attempt.job
+        self._config = config
+        self._device = device
+        self._lock = lock
+        self._draining = draining
+        self._folder = job_folder(config.home, self._job.pk) / "attempts" / str(attempt.number)
+        self._progress = Progress(num_steps=self._job.num_steps)
+        self._copier = SampleCopier(
+            self._folder / "samples.jsonl",
+            attempt_number=attempt.number,
+            record=lambda records: actions.record_samples(attempt, records),
+            mirror=lambda record: publish(attempt.job_id, "sample", record),
+            read_gpu=gpu.read,
+        )
+        self._heartbeat = Heartbeat(
+            lambda: actions.renew_lease(attempt, lease_s=config.lease_s),
+            interval_s=config.heartbeat_s,
+            outage_s=config.outage_s,
+        )
+        self._pending: list[Callable[[], object]] = []
+        self._stop = _Stop(grace_s=config.grace_s)
+        self._retry_at = float("-inf")
+
+    def run(self) -> None:
+        write_brief(self._attempt, folder=self._folder, home=self._config.home, device=self._device)
+        child = Child(isolated_command("worker.runner", str(self._folder)), folder=self._folder, lock=self._lock)
+        self._heartbeat.start()
+        try:
+            self._pending.append(lambda: copy_earlier_samples(self._attempt, home=self._config.home))
+            self._follow(child)
+            exit_code = child.reap()
+            if not self._heartbeat.is_fenced_out:
+                self._finish(exit_code)
+        finally:
+            child.close()
+            self._heartbeat.stop()
+
+    def _follow(self, child: Child) -> None:
+        """Until the process has ended and its last words are read."""
+        reader = PipeReader(child.pipe_fd)
+        has_ended = False
+        while not has_ended:
+            has_ended = child.has_ended()  # before reading, so that what it said before it ended is still read
+            for message in reader.read(timeout_s=0 if has_ended else _TURN_S):
+                self._hear(message, pid=child.pid)
+            self._stop.act(child, self._asked_to_stop(), is_fenced_out=self._heartbeat.is_fenced_out)
+            self._write_to_database()
+
+    def _asked_to_stop(self) -> str:
+        """``discard`` or ``save`` when the job is cancelled, ``pause``, ``drain``, or empty."""
+        if self._heartbeat.cancel_mode:
+            return self._heartbeat.cancel_mode
+        if self._heartbeat.pause_requested:
+            return "pause"
+        return "drain" if self._draining.is_set() else ""
+
+    def _hear(self, message: dict[str, Any], *, pid: int) -> None:
+        attempt = self._attempt
+        match message:
+            case {"type": "started", "resumed_from_step": int(step)}:
+                self._pending.append(lambda: actions.record_started(attempt, pid=pid, resumed_from_step=step))
+            case {"type": "phase", "phase": str(phase)}:
+                text = str(message.get("message", ""))
+                self._pending.append(lambda: actions.record_phase(attempt, phase=phase, message=text))
+            case {"type": "checkpoint", "step": int(step), "folder": str(folder)}:
+                self._pending.append(
+                    lambda: actions.record_checkpoint(
+                        attempt,
+                        step=step,
+                        folder=folder,
+                        manifest_sha256=str(message.get("manifest_sha256", "")),
+                        num_bytes=int(message.get("num_bytes", 0)),
+                    )
+                )
+            case {"type": "log", "message": str(text)}:
+                publish(attempt.job_id, "log", {"level": str(message.get("level", "info")), "message": text})
+
+    def _write_to_database(self) -> None:
+        """What is due. While the database is away the attempt goes on, and everything is kept for its return."""
+        if time.monotonic() < self._retry_at or self._heartbeat.is_fenced_out:
+            return
+        try:
+            while self._pending:
+                self._pending[0]()
+                self._pending.pop(0)
+            self._progress.add(self._copier.copy_if_due())
+            if self._progress.take_if_due():
+                actions.record_progress(
+                    self._attempt,
+                    step=self._progress.step,
+                    eta_s=self._progress.eta_s,
+                    summary=dict(self._progress.summary),
+                )
+        except DatabaseError as error:
+            logger.warning("%s: not written, will try again: %s", self._attempt, error)
+            connections.close_all()
+            self._retry_at = time.monotonic() + _RETRY_S
+
+    def _finish(self, exit_code: int) -> None:
+        result = self._verdict(exit_code)
+        for write in self._pending:
+            self._persist(write)
+        self._persist(self._copier.copy)
+        outcome = self._persist(lambda: actions.finish_attempt(self._attempt, result=result, exit_code=exit_code))
+        logger.info("%s ended: %s (exit code %d)", self._attempt, outcome, exit_code)
+
+    def _verdict(self, exit_code: int) -> dict[str, Any] | None:
+        """``result.json``; where the process left none, what can be said of its end. None: killed by something outside."""
+        if (result := read_result(self._folder)) is not None:
+            return result
+        if exit_code == EXIT_DRAINED or (self._stop.is_asked and exit_code == -signal.SIGKILL):
+            return {"outcome": "drained", "message": "Stopped before a new checkpoint was written."}
+        if exit_code < 0:
+            return None
+        return {
+            "outcome": "failed",
+            "reason": "internal",
+            "message": f"The job's process ended with exit code {exit_code} without a result; its log tells more.",
+            "error": None,
+        }
+
+    def _persist(self, write: Callable[[], T]) -> T | None:
+        """Try until it is written; None when the lease was lost meanwhile, and the write with it."""
+        while not self._heartbeat.is_fenced_out:
+            try:
+                return write()
+            except DatabaseError as error:
+                logger.warning("%s: not written, will try again: %s", self._attempt, error)
+                connections.close_all()
+                time.sleep(_RETRY_S)
+        return None
+
+
+class _Stop:
+    """How an attempt is asked to stop, and what happens when it does not."""
+
+    def __init__(self, *, grace_s: float) -> None:
+        self._grace_s = grace_s
+        self._asked_at: float | None = None
+
+    @property
+    def is_asked(self) -> bool:
+        return self._asked_at is not None
+
+    def act(self, child: Child, asked: str, *, is_fenced_out: bool) -> None:
+        """Once: TERM, or KILL at once for ``discard`` and for an attempt whose job another claim holds."""
+        if is_fenced_out or asked == "discard":
+            self._asked_at = self._asked_at or time.monotonic()
+            child.kill_group()
+        elif asked and self._asked_at is None:
+            self._asked_at = time.monotonic()
+            child.ask_to_stop()
+        elif self._asked_at is not None and time.monotonic() - self._asked_at > self._grace_s:
+            child.kill_group()
+
+
+def read_result(folder: Path) -> dict[str, Any] | None:
+    """The attempt's ``result.json``, written by rename and so whole; None without one."""
+    try:
+        result = json.loads((folder / "result.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    return result if isinstance(result, dict) else None
+
+
+def copy_earlier_samples(attempt: Attempt, *, home: Path) -> None:
+    """What earlier attempts measured and a killed supervisor did not get to write; a second copy of a row is ignored.
+
+    Points past the checkpoint this attempt resumes from stay, under the earlier attempt's number; readers show for each step
+    the latest attempt.
+    """
+
+    def record(records: Records) -> bool:
+        return actions.record_samples(attempt, records)
+
+    for number in range(1, attempt.number):
+        path = job_folder(home, attempt.job_id) / "attempts" / str(number) / "samples.jsonl"
+        SampleCopier(path, attempt_number=number, record=record).copy()

@@ -1,0 +1,68 @@
+"""``attempt.json``: everything the attempt's process is told. It has no database to ask and no name to look up.
+
+Paths are absolute. Nothing secret goes in: the file stays in the job's folder.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from webapp.catalog.models import Model
+from webapp.jobs.models import Attempt, Job, Kind
+
+
+def job_folder(home: Path, job_id: str) -> Path:
+    return home / "jobs" / job_id
+
+
+def write_brief(attempt: Attempt, *, folder: Path, home: Path, device: str) -> None:
+    """Make the attempt's folder and put the file there, whole or not at all."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    staged = folder / ".attempt.json"
+    staged.write_text(json.dumps(make_brief(attempt, folder=folder, home=home, device=device), indent=1))
+    staged.replace(folder / "attempt.json")
+
+
+def make_brief(attempt: Attempt, *, folder: Path, home: Path, device: str) -> dict[str, Any]:
+    job = attempt.job
+    brief: dict[str, Any] = {
+        "job_id": job.pk,
+        "attempt": attempt.number,
+        "fence": attempt.fence,
+        "kind": job.kind,
+        "device": device,
+        "config": job.model.config,
+    }
+    if job.kind == Kind.PROFILE:
+        return {**brief, "profile_file": str(folder / "profile.json")}
+    return {**brief, **_training_part(attempt, home=home)}
+
+
+def _training_part(attempt: Attempt, *, home: Path) -> dict[str, Any]:
+    job = attempt.job
+    folder = home / job.model.folder
+    return {
+        "model_folder": str(folder),
+        "has_weights": job.model.has_weights,
+        "tokenizer_file": _tokenizer_file(job.model, folder=folder),
+        "dataset": _dataset_part(job, home=home),
+        "tokens_folder": str(home / "cache" / "tokens"),
+        "workload": job.spec["workload"],
+        "goal": job.spec["goal"],
+        "plan": attempt.plan,
+        "prediction": attempt.prediction,
+        "job_folder": str(job_folder(home, job.pk)),
+        "resume_from": "newest" if attempt.number > 1 else None,
+    }
+
+
+def _tokenizer_file(model: Model, *, folder: Path) -> str | None:
+    """None: the tokenizer that ships with the program."""
+    return str(folder / "tokenizer.json") if model.has_tokenizer else None
+
+
+def _dataset_part(job: Job, *, home: Path) -> dict[str, Any] | None:
+    if job.dataset is None:
+        return None
+    # an absolute path, that of what ships with the program, stays as it is
+    return {"file": str(home / job.dataset.file), "format": job.dataset.format, "sha256": job.dataset.sha256}

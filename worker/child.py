@@ -1,0 +1,166 @@
+"""The process group of one attempt: how it is started, what it may see, how it is ended.
+
+It gets a scrubbed environment, one pipe to talk on, a lifeline, and the lock of its device. The lock is a ``flock`` on an open
+file that the group inherits, so it is free exactly when the last process of the group is gone.
+"""
+
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+ALLOWED_VARIABLES = (
+    "PATH",
+    "LANG",
+    "LC_ALL",
+    "LC_CTYPE",
+    "TZ",
+    "TMPDIR",
+    "LD_LIBRARY_PATH",
+    "CUDA_HOME",
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+    "NVIDIA_VISIBLE_DEVICES",
+    "NVIDIA_DRIVER_CAPABILITIES",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+)
+"""An allow-list, because a deny-list forgets the next secret; the worker's environment holds several."""
+
+FIXED_VARIABLES = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+}
+"""Nothing is fetched by a job."""
+
+_PROGRAM_ROOT = Path(__file__).resolve().parent.parent
+# -I drops the working directory and PYTHONPATH, so a program that runs from its tree must be found by name. It is appended,
+# so that nothing beside the packages can stand in for the standard library.
+_BOOTSTRAP = """\
+import runpy, sys
+sys.path.append(sys.argv.pop(1))
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+"""
+
+
+def isolated_command(module: str, *arguments: str) -> list[str]:
+    """``python -I -u -m module arguments``, which works installed and from the source tree alike."""
+    return [sys.executable, "-I", "-u", "-c", _BOOTSTRAP, str(_PROGRAM_ROOT), module, *arguments]
+
+
+def child_environment(environment: Mapping[str, str], *, folder: Path) -> dict[str, str]:
+    """What an attempt may know: the allowed variables, offline switches, and its own folder as home."""
+    allowed = {name: environment[name] for name in ALLOWED_VARIABLES if name in environment}
+    return {**allowed, **FIXED_VARIABLES, "HOME": str(folder)}
+
+
+class DeviceLock:
+    """Exclusive use of one device on this machine, handed to the child that runs on it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd: int | None = None
+
+    def acquire(self) -> bool:
+        """False while another process holds it, also one left over from a worker that died."""
+        if self._fd is not None:
+            return True
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return False
+        self._fd = fd
+        return True
+
+    @property
+    def fd(self) -> int:
+        if self._fd is None:
+            raise RuntimeError(f"{self._path} is not held")
+        return self._fd
+
+    def release(self) -> None:
+        """Close this process's copy; a child that inherited it still holds the lock."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+class Child:
+    """A started process group. ``pipe_fd`` is read without blocking; ``close`` frees what the supervisor holds."""
+
+    def __init__(self, command: list[str], *, folder: Path, lock: DeviceLock | None = None) -> None:
+        pipe_read, pipe_write = os.pipe2(os.O_CLOEXEC)
+        lifeline_read, lifeline_write = os.pipe2(os.O_CLOEXEC)
+        environment = child_environment(os.environ, folder=folder)
+        environment |= {"HEADROOM_PIPE_FD": str(pipe_write), "HEADROOM_LIFELINE_FD": str(lifeline_read)}
+        passed = [pipe_write, lifeline_read, *([lock.fd] if lock else [])]
+        try:
+            with (folder / "log.txt").open("ab") as log:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    cwd=folder,
+                    env=environment,
+                    pass_fds=passed,
+                    start_new_session=True,
+                )
+        except OSError:
+            os.close(pipe_read)
+            os.close(lifeline_write)
+            raise
+        finally:
+            os.close(pipe_write)
+            os.close(lifeline_read)
+        os.set_blocking(pipe_read, False)
+        self.pipe_fd = pipe_read
+        self._lifeline_fd = lifeline_write
+        self._is_closed = False
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def has_ended(self) -> bool:
+        """Whether the leader has ended. It is not reaped yet, so its number cannot be given to a stranger."""
+        if self._process.returncode is not None:
+            return True
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def ask_to_stop(self) -> None:
+        """TERM to the leader: checkpoint at the next step boundary, then exit 75."""
+        if not self.has_ended():
+            self._process.terminate()
+
+    def kill_group(self) -> None:
+        """KILL to the leader and everything it started. Harmless once they are gone."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def reap(self) -> int:
+        """End what is left of the group and return the leader's exit code, negative for a signal."""
+        self.kill_group()
+        return self._process.wait()
+
+    def close(self) -> None:
+        """Kill, reap and free. Safe to call twice."""
+        if self._is_closed:
+            return
+        self.reap()
+        os.close(self.pipe_fd)
+        os.close(self._lifeline_fd)
+        self._is_closed = True

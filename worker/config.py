@@ -1,0 +1,66 @@
+"""How a worker behaves, from the environment; the defaults are the ones the reference figures were measured with.
+
+Tests shorten the times; nobody else should need to.
+"""
+
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerConfig:
+    """Everything the supervisor and the reconciler may be told from outside."""
+
+    home: Path
+    """HEADROOM_HOME: jobs, caches, locks."""
+    name: str
+    """Written on claims and events. Unique per worker process, so that two workers of one host are told apart."""
+    num_slots: int = 1
+    """Attempts at once; each holds the lock of one device while it runs."""
+    poll_s: float = 5.0
+    """How long an idle slot waits for a hint before it looks for work itself; jobs start this late with the broker down."""
+    lease_s: int = 30
+    """A claim that is not renewed for this long may be given to another worker."""
+    grace_s: float = 120.0
+    """From asking an attempt to checkpoint and stop to killing it."""
+    outage_s: float = 900.0
+    """How long an attempt goes on while the database cannot be reached; on one machine nobody else can claim meanwhile."""
+    reconcile_s: float = 5.0
+    """Pause between two passes of the reconciler."""
+
+    @property
+    def heartbeat_s(self) -> float:
+        """Six renewals fit into one lease, so that one or two may fail."""
+        return self.lease_s / 6
+
+    @classmethod
+    def from_environment(cls) -> "WorkerConfig":
+        """Raises ValueError that names the variable when a number is not one or is out of range."""
+        from django.conf import settings
+
+        host = os.environ.get("HEADROOM_WORKER_NAME") or socket.gethostname()
+        return cls(
+            home=Path(settings.HEADROOM_HOME),
+            name=f"{host}:{os.getpid()}",
+            num_slots=int(_number("HEADROOM_SLOTS", cls.num_slots, low=1, high=64)),
+            poll_s=_number("HEADROOM_POLL_S", cls.poll_s, low=0.05, high=600),
+            lease_s=int(_number("HEADROOM_LEASE_S", cls.lease_s, low=1, high=3600)),
+            grace_s=_number("HEADROOM_GRACE_S", cls.grace_s, low=0, high=3600),
+            outage_s=_number("HEADROOM_OUTAGE_S", cls.outage_s, low=0, high=86_400),
+            reconcile_s=_number("HEADROOM_RECONCILE_S", cls.reconcile_s, low=0.05, high=600),
+        )
+
+
+def _number(variable: str, default: float, *, low: float, high: float) -> float:
+    text = os.environ.get(variable, "")
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not low <= value <= high:
+        raise ValueError(f"{variable} is {text!r}; allowed: a number from {low:g} to {high:g}")
+    return value

@@ -1,0 +1,71 @@
+"""Renews an attempt's lease from its own thread, and hears on the way what people ask of the job.
+
+A thread of its own, so that neither a slow write of telemetry nor a child that talks a lot can make a lease expire.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from django.db import Error as DatabaseError
+from django.db import connections
+
+logger = logging.getLogger(__name__)
+
+
+class Answer(Protocol):
+    """What ``webapp.jobs.actions.renew_lease`` says."""
+
+    @property
+    def held(self) -> bool: ...
+    @property
+    def cancel_mode(self) -> str | None: ...
+    @property
+    def pause_requested(self) -> bool: ...
+
+
+class Heartbeat:
+    """Beats until stopped. The fields are written by its thread and read by the attempt's loop."""
+
+    def __init__(self, renew: Callable[[], Answer], *, interval_s: float, outage_s: float) -> None:
+        self._renew = renew
+        self._interval_s = interval_s
+        self._outage_s = outage_s
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._last_success = time.monotonic()
+        self.is_fenced_out = False
+        """Another claim holds the job, or none could be heard of for too long: the attempt must end without a trace."""
+        self.cancel_mode = ""
+        self.pause_requested = False
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    def beat(self) -> None:
+        """One renewal. A database that cannot be reached is borne with for ``outage_s``, then the attempt gives up."""
+        try:
+            answer = self._renew()
+        except DatabaseError as error:
+            silent_s = time.monotonic() - self._last_success
+            logger.warning("lease not renewed for %.0f s: %s", silent_s, error)
+            connections.close_all()
+            self.is_fenced_out = self.is_fenced_out or silent_s > self._outage_s
+            return
+        self._last_success = time.monotonic()
+        self.cancel_mode = answer.cancel_mode or ""
+        self.pause_requested = answer.pause_requested
+        self.is_fenced_out = self.is_fenced_out or not answer.held
+
+    def _run(self) -> None:
+        try:
+            while not self.is_fenced_out and not self._stopping.wait(self._interval_s):
+                self.beat()
+        finally:
+            connections.close_all()

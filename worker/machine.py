@@ -1,0 +1,121 @@
+"""Which machine this is: measured once by a process of its own, kept in HEADROOM_HOME, registered at each start of a worker.
+
+The measurement needs torch and all of the machine for some seconds; the worker's process has neither. It is repeated when what
+it was made on has changed: processor, memory, cards, versions.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optimizer.hardware.machine import Machine
+from worker.gpu import card_names
+
+if TYPE_CHECKING:
+    from webapp.catalog.models import Machine as MachineRow
+    from worker.config import WorkerConfig
+
+PROBE_TIMEOUT_S = 600
+_CACHE_VERSION = 1
+
+
+def register_this_machine(config: "WorkerConfig") -> "MachineRow":
+    """Measure if need be, and write the machine's row. Raises RuntimeError when it cannot be measured."""
+    from webapp.catalog.actions import register_machine
+
+    machine = cached_machine(config.home)
+    return register_machine(name=machine.name, document=machine.to_json())
+
+
+def device_name(row: "MachineRow", *, slot: int) -> str:
+    """torch's name of the device that a slot of this machine runs on."""
+    return f"cuda:{slot}" if row.document["device"]["kind"] == "cuda" else "cpu"
+
+
+def cached_machine(home: Path) -> Machine:
+    """From ``machine.json`` while it was made under the same facts, else measured and kept there."""
+    path = home / "machine.json"
+    key = machine_key()
+    try:
+        kept = json.loads(path.read_text())
+        if kept["key"] == key:
+            return Machine.from_json(kept["machine"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # none yet, or from an older version; measuring costs seconds
+    document = probe_in_process(home)
+    machine = Machine.from_json(document)
+    staged = path.with_name(f".machine-{os.getpid()}.json")
+    staged.write_text(json.dumps({"key": key, "machine": document}, indent=1))
+    staged.replace(path)
+    return machine
+
+
+def machine_key() -> str:
+    """Hash of what the measured rates depend on, read without torch."""
+    facts = {
+        "version": _CACHE_VERSION,
+        "host": platform.node(),
+        "processor": _processor(),
+        "num_cpus": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "cards": card_names(),
+        "visible_cards": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
+        "torch": metadata.version("torch"),
+        "headroom": _program_version(),
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def probe_in_process(home: Path) -> dict[str, Any]:
+    """Run this module as a program in a process of its own; its standard output is the measured machine as JSON."""
+    from worker.child import child_environment, isolated_command
+
+    ended = subprocess.run(
+        isolated_command("worker.machine"),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        cwd=home,
+        env=child_environment(os.environ, folder=home),
+        timeout=PROBE_TIMEOUT_S,
+        check=False,
+    )
+    if ended.returncode != 0:
+        tail = ended.stderr.decode(errors="replace").strip()[-2000:]
+        raise RuntimeError(f"this machine could not be measured, exit code {ended.returncode}: {tail}")
+    document: dict[str, Any] = json.loads(ended.stdout)
+    return document
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )
+
+
+def _program_version() -> str:
+    """Also where the program runs from its tree, uninstalled."""
+    try:
+        return metadata.version("headroom")
+    except metadata.PackageNotFoundError:
+        return "tree"
+
+
+def main() -> None:
+    """Measure this machine; JSON on standard output."""
+    from optimizer.hardware.probe import probe_machine
+
+    json.dump(probe_machine().to_json(), sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""Its own process, ``python -m worker.reconciler``: every few seconds finds what was lost and puts it right.
+
+Leases that ran out, hints that never arrived, jobs past their limits, files that belong to nobody. Any number may run; one at a
+time leads, by an advisory lock on PostgreSQL, by a ``flock`` on SQLite, whose database is on this machine by nature. Each step
+is a guarded move, so a second leader for a moment would do no harm.
+"""
+
+import fcntl
+import logging
+import os
+import re
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from django.db import Error as DatabaseError
+from django.db import connection
+
+from worker.config import WorkerConfig
+
+logger = logging.getLogger(__name__)
+
+ADVISORY_LOCK_KEY = 0x4845_4144
+"""``HEAD``; one number per program that shares the database."""
+SPOOL_AGE_S = 24 * 3600
+"""An upload that has not grown for a day is given up."""
+_ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_STAGED = re.compile(r"\.tmp-f?(?P<fence>\d+)")
+
+
+class Leadership:
+    """Whether this process is the one that acts."""
+
+    def __init__(self, home: Path) -> None:
+        self._path = home / "run" / "reconciler.lock"
+        self._fd: int | None = None
+
+    def is_held(self) -> bool:
+        """Ask again before each pass: a database that restarted has forgotten the lock."""
+        return self._ask_postgresql() if connection.vendor == "postgresql" else self._ask_flock()
+
+    def _ask_postgresql(self) -> bool:
+        with connection.cursor() as cursor:
+            # held by the session; the same session may take it again, so asking twice is safe
+            cursor.execute("SELECT pg_try_advisory_lock(%s)", [ADVISORY_LOCK_KEY])
+            row = cursor.fetchone()
+        return bool(row and row[0])
+
+    def _ask_flock(self) -> bool:
+        if self._fd is None:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+class Reconciler:
+    """One pass at a time."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
+        self._leadership = Leadership(config.home)
+        self._leading_since: float | None = None
+
+    def run(self, *, pause: Callable[[float], bool]) -> None:
+        """Pass after pass until ``pause`` answers that it is time to end."""
+        while True:
+            try:
+                self.reconcile_once()
+            except DatabaseError as error:
+                logger.warning("the database cannot be used, will try again: %s", error)
+                connection.close()
+                self._leading_since = None
+            if pause(self._config.reconcile_s):
+                return
+
+    def reconcile_once(self) -> None:
+        """Raises the database's error; what is left undone is done by the next pass."""
+        from webapp.jobs import actions
+
+        if not self._leadership.is_held():
+            self._leading_since = None
+            return
+        if self._leading_since is None:
+            self._leading_since = time.monotonic()
+        if self._knows_leases:
+            _tell("requeued or ended, its lease ran out", actions.expire_leases())
+        _tell("hinted again", actions.resend_hints())
+        _tell("asked to stop at its limit", actions.enforce_deadlines())
+        remove_dead_staging(self._config.home)
+        remove_old_spool(self._config.home)
+
+    @property
+    def _knows_leases(self) -> bool:
+        """Not before one lease has passed with the database up: the outage kept live workers from renewing theirs."""
+        return self._leading_since is not None and time.monotonic() - self._leading_since >= self._config.lease_s
+
+
+def remove_dead_staging(home: Path) -> int:
+    """Half-written checkpoints whose attempt no longer holds the job; the number of folders removed."""
+    from webapp.jobs.models import LIVE_STATES, Job
+
+    staged = list((home / "jobs").glob("*/checkpoints/.tmp-*"))
+    if not staged:
+        return 0
+    job_ids = {path.parent.parent.name for path in staged}
+    live = dict(Job.objects.filter(pk__in=job_ids, state__in=LIVE_STATES).values_list("pk", "fence"))
+    dead = [path for path in staged if live.get(path.parent.parent.name) != _fence_of(path)]
+    return _remove_all(dead)
+
+
+def remove_old_spool(home: Path) -> int:
+    """Uploads that broke off more than a day ago; the number of entries removed."""
+    oldest_s = time.time() - SPOOL_AGE_S
+    return _remove_all([path for path in (home / "spool").glob("*") if _modified_s(path) < oldest_s])
+
+
+def _fence_of(path: Path) -> int | None:
+    match = _STAGED.match(path.name)
+    return int(match["fence"]) if match else None
+
+
+def _modified_s(path: Path) -> float:
+    try:
+        return path.lstat().st_mtime
+    except FileNotFoundError:
+        return float("inf")
+
+
+def _remove_all(paths: list[Path]) -> int:
+    for path in paths:
+        logger.info("removed %s, which belongs to nobody", path)
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+    return len(paths)
+
+
+def _tell(what: str, job_ids: list[str]) -> None:
+    for job_id in job_ids:
+        logger.info("%s: %s", job_id, what)
+
+
+def _wait_for_signal(seconds: float) -> bool:
+    """True when TERM or INT came. They are blocked elsewhere, so that none cuts through a transaction."""
+    return signal.sigtimedwait(_ENDING_SIGNALS, seconds) is not None
+
+
+def main() -> None:
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "webapp.settings")
+    import django
+
+    django.setup()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s reconciler %(levelname)s %(message)s")
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING_SIGNALS)
+    Reconciler(WorkerConfig.from_environment()).run(pause=_wait_for_signal)
+
+
+if __name__ == "__main__":
+    main()

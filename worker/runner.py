@@ -1,0 +1,141 @@
+"""The fresh process of one attempt: ``python -I -m worker.runner FOLDER``. Reads a file, writes a folder, talks on a pipe.
+
+Exit codes: 0 done, 75 stopped as asked with a checkpoint, 1 failed, 2 called wrongly. What happened is in ``result.json``; a
+traceback only in the log. It knows nothing of Django, the database or the broker.
+"""
+
+import errno
+import os
+import resource
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from optimizer.errors import HeadroomError, InvalidDataset, InvalidModel
+from worker.lifeline import die_with_supervisor
+from worker.pipe import PipeWriter
+from worker.reporter import Reporter, read_json
+
+EXIT_DONE = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_DRAINED = 75
+
+REASONS = frozenset(
+    {
+        "out_of_device_memory",
+        "out_of_host_memory",
+        "disk_full",
+        "loss_not_finite",
+        "bad_dataset",
+        "bad_model",
+        "plan_stale",
+    }
+)
+"""Error codes that are a job's reason as they are (``webapp.jobs.models.Reason``)."""
+
+
+class StopFlag:
+    """Raised by TERM, read by the training loop at each step boundary."""
+
+    def __init__(self) -> None:
+        self._is_raised = False
+
+    def __call__(self) -> bool:
+        return self._is_raised
+
+    def raise_on_term(self) -> None:
+        signal.signal(signal.SIGTERM, self._raise)
+
+    def _raise(self, *_: Any) -> None:
+        self._is_raised = True
+
+
+def main() -> int:
+    if len(sys.argv) != 2:
+        print("usage: python -m worker.runner ATTEMPT_FOLDER", file=sys.stderr)
+        return EXIT_USAGE
+    should_stop = StopFlag()
+    should_stop.raise_on_term()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would hold the weights and the data
+    if lifeline := os.environ.get("HEADROOM_LIFELINE_FD"):
+        die_with_supervisor(int(lifeline))
+    folder = Path(sys.argv[1])
+    pipe_fd = os.environ.get("HEADROOM_PIPE_FD")
+    attempt = read_json(folder / "attempt.json")
+    pipe = PipeWriter(int(pipe_fd)) if pipe_fd else None
+    return run_attempt(
+        attempt, reporter=Reporter(folder, attempt=attempt["attempt"], pipe=pipe), should_stop=should_stop
+    )
+
+
+def run_attempt(attempt: dict[str, Any], *, reporter: Reporter, should_stop: StopFlag) -> int:
+    """Do the work and leave ``result.json``; the exit code."""
+    try:
+        result = _WORK[attempt["kind"]](attempt, reporter=reporter, should_stop=should_stop)
+    except Exception as error:
+        traceback.print_exc()
+        result = failure(error, step=reporter.step)
+    reporter.result(result)
+    reporter.close()
+    return {"succeeded": EXIT_DONE, "drained": EXIT_DRAINED}.get(result["outcome"], EXIT_FAILED)
+
+
+def profile(attempt: dict[str, Any], *, reporter: Reporter, should_stop: StopFlag) -> dict[str, Any]:
+    """Trace the model for pricing. Seconds; a stop that comes meanwhile is answered after the end."""
+    from worker.profiling import profile_to_file
+
+    reporter.started(resumed_from_step=0)
+    reporter.phase("profiling")
+    profile_to_file(attempt["config"], Path(attempt["profile_file"]))
+    return {"outcome": "succeeded", "reason": "done", "message": "", "error": None, "step": 0}
+
+
+def train(attempt: dict[str, Any], *, reporter: Reporter, should_stop: StopFlag) -> dict[str, Any]:
+    from worker.training import train_attempt
+
+    return train_attempt(attempt, reporter=reporter, should_stop=should_stop)
+
+
+_WORK = {"train": train, "profile": profile}
+
+
+def failure(error: Exception, *, step: int) -> dict[str, Any]:
+    """What the job's row will say. An error outside the tree is a fault of the program; its text stays in the log."""
+    known = _as_headroom_error(error)
+    if known is None:
+        message = "A fault of the program ended the job; its log has the traceback."
+        return {"outcome": "failed", "reason": "internal", "message": message, "error": None, "step": step}
+    return {
+        "outcome": "failed",
+        "reason": reason_of(known),
+        "message": str(known),
+        "error": known.to_json(),
+        "step": step,
+    }
+
+
+def reason_of(error: HeadroomError) -> str:
+    """The closest entry of the closed list of reasons."""
+    if error.code in REASONS:
+        return error.code
+    if isinstance(error, InvalidModel):
+        return "bad_model"
+    return "bad_dataset" if isinstance(error, InvalidDataset) else "internal"
+
+
+def _as_headroom_error(error: Exception) -> HeadroomError | None:
+    if isinstance(error, HeadroomError):
+        return error
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        from optimizer.errors import DiskFull
+
+        where = f" for {Path(error.filename).name}" if isinstance(error.filename, str) else ""
+        return DiskFull(f"the disk is full: no room{where}", hint="Free space; the job goes on from its checkpoint.")
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,151 @@
+"""Lives in the Celery worker's main process: registers the machine, claims jobs, runs one attempt per slot, drains.
+
+Each slot is a thread: take the device's lock, claim, run the attempt's process to its end, again. Threads, because a slot only
+waits and writes rows; whatever computes is in the attempt's own process, and this one never imports torch.
+"""
+
+import logging
+import threading
+
+from django.db import Error as DatabaseError
+from django.db import close_old_connections, connections
+
+from webapp.catalog.actions import heartbeat_machine
+from webapp.catalog.models import Machine
+from webapp.jobs import actions
+from worker.attempt import AttemptRun
+from worker.child import DeviceLock
+from worker.config import WorkerConfig
+from worker.gpu import GpuMeter
+from worker.machine import device_name, register_this_machine
+
+logger = logging.getLogger(__name__)
+
+
+class Supervisor:
+    """Start it once per process; ``drain`` then ``join`` end it."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
+        self._draining = threading.Event()
+        self._hint = threading.Event()
+        self._registered = threading.Event()
+        self._machine: Machine | None = None
+        slots = [
+            threading.Thread(target=self._serve, args=(index,), name=f"slot-{index}", daemon=True)
+            for index in range(config.num_slots)
+        ]
+        self._threads = [threading.Thread(target=self._keep_machine, name="machine", daemon=True), *slots]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def wake(self) -> None:
+        """Something may be claimable: look now and not at the next poll."""
+        self._hint.set()
+
+    def drain(self) -> None:
+        """Claim nothing more; running attempts checkpoint and go back to the queue. Safe in a signal handler."""
+        if self._draining.is_set():
+            return  # a second signal must not meet the first inside the event's lock
+        self._draining.set()
+        self._hint.set()
+        self._registered.set()
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join()
+
+    def _keep_machine(self) -> None:
+        """Register the machine, however long the database takes to answer, then show every few seconds that it is there."""
+        try:
+            while not self._draining.is_set():
+                try:
+                    self._register_or_touch()
+                    pause_s = min(5.0, self._config.heartbeat_s)
+                except DatabaseError as error:
+                    logger.warning("this machine is not registered yet, will try again: %s", error)
+                    connections.close_all()
+                    pause_s = self._config.poll_s
+                self._draining.wait(pause_s)
+        except Exception:
+            logger.exception("this machine could not be measured; the worker runs no jobs until it is started again")
+        finally:
+            connections.close_all()
+
+    def _register_or_touch(self) -> None:
+        if self._machine is None:
+            self._machine = register_this_machine(self._config)
+            self._registered.set()
+        elif not heartbeat_machine(self._machine):
+            self._machine = None  # somebody removed the row; the next turn makes it again
+
+    def _serve(self, slot: int) -> None:
+        self._registered.wait()
+        lock = DeviceLock(self._config.home / "run" / f"device-{slot}.lock")
+        gpu = GpuMeter(slot)
+        try:
+            while not self._draining.is_set():
+                if not self._run_next(slot, lock=lock, gpu=gpu):
+                    self._hint.wait(self._config.poll_s)
+                    self._hint.clear()
+        finally:
+            connections.close_all()
+
+    def _run_next(self, slot: int, *, lock: DeviceLock, gpu: GpuMeter) -> bool:
+        """Run one attempt if there is one; False when there was nothing to do or it could not be done."""
+        close_old_connections()
+        if self._machine is None or not lock.acquire():
+            return False
+        try:
+            attempt = actions.claim_job(worker=self._config.name, machine=self._machine, lease_s=self._config.lease_s)
+            if attempt is None:
+                return False
+            AttemptRun(
+                attempt,
+                config=self._config,
+                device=device_name(self._machine, slot=slot),
+                lock=lock,
+                gpu=gpu,
+                draining=self._draining,
+            ).run()
+        except DatabaseError as error:
+            logger.warning("the database cannot be used, will try again: %s", error)
+            connections.close_all()
+            return False
+        except Exception:
+            # the slot must survive whatever one attempt did; its lease runs out and the reconciler requeues the job
+            logger.exception("an attempt ended by a fault of the supervisor")
+            return False
+        finally:
+            lock.release()
+        return True
+
+
+_running: Supervisor | None = None
+
+
+def start_supervisor() -> None:
+    """Start the process's one supervisor."""
+    global _running
+    if _running is None:
+        _running = Supervisor(WorkerConfig.from_environment())
+        _running.start()
+
+
+def wake_supervisor() -> None:
+    if _running is not None:
+        _running.wake()
+
+
+def drain_supervisor() -> None:
+    if _running is not None:
+        _running.drain()
+
+
+def join_supervisor() -> None:
+    """Drain and wait. Bounded by the attempts' grace, after which their processes are killed."""
+    if _running is not None:
+        _running.drain()
+        _running.join()

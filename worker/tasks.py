@@ -1,0 +1,12 @@
+"""The one task. Its message is a hint that may be lost, doubled or forged, all without harm."""
+
+from webapp.jobs.broker import RUN_JOB_TASK
+from worker.app import app
+
+
+@app.task(name=RUN_JOB_TASK)  # type: ignore[untyped-decorator]
+def run_job(job_id: str) -> None:
+    """Wake the idle slots; which job runs is decided by the database."""
+    from worker.supervisor import wake_supervisor
+
+    wake_supervisor()

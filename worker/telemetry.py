@@ -1,0 +1,153 @@
+"""Copies an attempt's telemetry from its file to the database, then mirrors it to the wire.
+
+The file is the source: the attempt's process writes a line there before it says anything on the pipe, so nothing is lost when
+the pipe is full, the database is away, or the worker is killed. The row is written before the wire is told, so that a page
+which reads rows first and follows the wire from then on misses nothing.
+"""
+
+import json
+import logging
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+FLUSH_INTERVAL_S = 0.5
+"""A point is on the screen within a second of its step."""
+BATCH_RECORDS = 100
+KINDS = ("step", "eval", "timeline")
+
+Records = list[dict[str, Any]]
+
+
+class SampleCopier:
+    """Reads ``samples.jsonl`` from where it stopped; what a write refused is read again the next time."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        attempt_number: int,
+        record: Callable[[Records], object],
+        mirror: Callable[[dict[str, Any]], object] = lambda record: None,
+        read_gpu: Callable[[], dict[str, Any]] = dict,
+    ) -> None:
+        self._path = path
+        self._attempt_number = attempt_number
+        self._record = record
+        self._mirror = mirror
+        self._read_gpu = read_gpu
+        self._offset_bytes = 0
+        self._copied_at = float("-inf")
+
+    def copy_if_due(self) -> Records:
+        """At most twice a second; the records that were copied."""
+        if time.monotonic() - self._copied_at < FLUSH_INTERVAL_S:
+            return []
+        self._copied_at = time.monotonic()
+        return self.copy()
+
+    def copy(self) -> Records:
+        """All whole lines that are there now, in batches. Raises the database's error; what was written stays copied."""
+        copied: Records = []
+        while batch := self._read_batch():
+            records, end_bytes = batch
+            if records:
+                self._add_gpu(records[-1])
+                self._record(records)
+            self._offset_bytes = end_bytes
+            for record in records:
+                self._mirror(record)
+            copied += records
+        return copied
+
+    def _read_batch(self) -> tuple[Records, int] | None:
+        """Up to BATCH_RECORDS records and where they end; None at the end of the file. A torn last line waits for its end."""
+        records: Records = []
+        try:
+            file = self._path.open("rb")
+        except FileNotFoundError:
+            return None
+        with file:
+            file.seek(self._offset_bytes)
+            end_bytes = self._offset_bytes
+            while len(records) < BATCH_RECORDS and (line := file.readline()).endswith(b"\n"):
+                end_bytes += len(line)
+                if (record := self._parse(line)) is not None:
+                    records.append(record)
+        return (records, end_bytes) if end_bytes > self._offset_bytes else None
+
+    def _parse(self, line: bytes) -> dict[str, Any] | None:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        is_known = isinstance(record, dict) and record.get("kind") in KINDS and isinstance(record.get("step"), int)
+        if not is_known:
+            logger.warning("a line of %s is not a telemetry record; left out", self._path)
+            return None
+        return {**record, "attempt": self._attempt_number}
+
+    def _add_gpu(self, record: dict[str, Any]) -> None:
+        if record["kind"] == "step" and (facts := self._read_gpu()):
+            record["gpu"] = facts
+
+
+class Progress:
+    """What the job's row shows between two snapshots: the step, how long it will take, the latest numbers."""
+
+    _WINDOW_STEPS = 20
+
+    def __init__(self, *, num_steps: int) -> None:
+        self._num_steps = num_steps
+        self._times: list[tuple[int, float]] = []
+        self._shown_at = float("-inf")
+        self._is_news = False
+        self.step = 0
+        self.summary: dict[str, Any] = {}
+
+    def add(self, records: Sequence[dict[str, Any]]) -> None:
+        for record in records:
+            if record["kind"] == "step":
+                self._add_step(record)
+            elif record["kind"] == "eval":
+                self._add_eval(record)
+
+    def take_if_due(self) -> bool:
+        """True at most once a second, when something is new; the caller then writes it."""
+        if not self._is_news or time.monotonic() - self._shown_at < 1:
+            return False
+        self._shown_at, self._is_news = time.monotonic(), False
+        return True
+
+    @property
+    def eta_s(self) -> float | None:
+        """Steps left, each at the median time between the latest ones; unknown before the third step."""
+        if len(self._times) < 3:
+            return None
+        pauses = [
+            (later - earlier) / max(1, step - before)
+            for (before, earlier), (step, later) in zip(self._times, self._times[1:], strict=False)
+        ]
+        return max(0.0, statistics.median(pauses)) * max(0, self._num_steps - self.step)
+
+    def _add_step(self, record: dict[str, Any]) -> None:
+        self._is_news = True
+        self.step = max(self.step, record["step"])
+        if isinstance(record.get("time_s"), int | float):
+            self._times = [*self._times, (record["step"], float(record["time_s"]))][-self._WINDOW_STEPS :]
+        for name in ("loss", "tokens_per_s", "step_ms"):
+            if record.get(name) is not None:
+                self.summary[name] = record[name]
+        self.summary["device_peak_bytes"] = max(
+            self.summary.get("device_peak_bytes", 0), record.get("device_peak_bytes") or 0
+        )
+
+    def _add_eval(self, record: dict[str, Any]) -> None:
+        self._is_news = True
+        self.summary["validation_loss"] = record.get("validation_loss")
+        if record["step"] == 0:
+            self.summary["validation_loss_start"] = record.get("validation_loss")
