@@ -1,0 +1,1 @@
+"""Which plan is best: the few discrete settings, the choice per block inside each, baselines beside the solver, the frontier."""
