@@ -1,0 +1,21 @@
+"""The program's own settings in a folder made for this run of the tests, so that none touches a real service's.
+
+pytest-django reads the settings before any conftest.py, so this module is the first place where the folder can be chosen.
+"""
+
+import atexit
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+_PREFIX = "headroom-tests-"
+
+# A process that a test starts inherits the folder; it neither makes another nor removes this one.
+if not Path(os.environ.get("HEADROOM_HOME", "")).name.startswith(_PREFIX):
+    os.environ["HEADROOM_HOME"] = tempfile.mkdtemp(prefix=_PREFIX)
+    atexit.register(shutil.rmtree, os.environ["HEADROOM_HOME"], ignore_errors=True)
+    for _name in ("DATABASE_URL", "REDIS_URL", "HEADROOM_PRODUCTION", "HEADROOM_URL", "HEADROOM_TOKEN"):
+        os.environ.pop(_name, None)
+
+from webapp.settings import *  # noqa: E402, F403
