@@ -292,9 +292,19 @@ def record_progress(attempt: Attempt, *, step: int, eta_s: float | None, summary
 
 
 def record_samples(attempt: Attempt, records: list[dict[str, Any]]) -> bool:
-    """Telemetry records as the runner wrote them; a copy that comes twice is kept once."""
+    """Telemetry records as the runner wrote them; a copy that comes twice is kept once.
+
+    A record that names its attempt is kept under that one: what an earlier attempt measured and its killed supervisor did not
+    get to write is written by the next.
+    """
     rows = [
-        Sample(job_id=attempt.job_id, attempt=attempt.number, kind=record["kind"], step=record["step"], data=record)
+        Sample(
+            job_id=attempt.job_id,
+            attempt=record.get("attempt", attempt.number),
+            kind=record["kind"],
+            step=record["step"],
+            data=record,
+        )
         for record in records
     ]
     with transaction.atomic():

@@ -1,0 +1,79 @@
+"""API tokens: ``hr_<id8>_<secret43>_<crc>``. Shown once; only a keyed hash of the secret is kept.
+
+The prefix and the checksum let scanners find a leaked token without asking the server (github.blog, 2021-04-05). The key of the
+hash is derived from SECRET_KEY, so a stolen database alone proves no token.
+"""
+
+import hashlib
+import hmac
+import re
+import secrets
+import zlib
+from datetime import timedelta
+
+from django.conf import settings
+from django.contrib.auth.models import User
+from django.db.models.functions import Now
+from django.utils import timezone
+
+from optimizer.errors import InvalidInput
+from webapp.accounts.models import ApiToken
+
+DEFAULT_DAYS = 90
+MAX_DAYS = 365
+_PATTERN = re.compile(r"hr_([a-z0-9]{8})_([A-Za-z0-9_-]{43})_([0-9a-f]{8})")
+_ID_ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789"
+_USED_AGAIN = timedelta(minutes=1)
+"""``last_used_at`` is for people; writing it with each request would make reads into writes."""
+
+
+def create_token(*, user: User, name: str, days: int = DEFAULT_DAYS) -> tuple[ApiToken, str]:
+    """The row and the token's text, which cannot be had again."""
+    if not 1 <= days <= MAX_DAYS:
+        raise InvalidInput(
+            f"days is {days}; allowed: 1 to {MAX_DAYS}", field="days", value=days, allowed={"minimum": 1, "maximum": MAX_DAYS}
+        )
+    name = name.strip()
+    if not 1 <= len(name) <= 100:
+        raise InvalidInput("name is empty or too long; allowed: 1 to 100 characters", field="name", value=name)
+    token_id = "".join(secrets.choice(_ID_ALPHABET) for _ in range(8))
+    secret = secrets.token_urlsafe(32)
+    row = ApiToken.objects.create(
+        token_id=token_id,
+        user=user,
+        name=name,
+        secret_hmac=_hash(secret),
+        expires_at=timezone.now() + timedelta(days=days),
+    )
+    return row, f"hr_{token_id}_{secret}_{_crc(token_id, secret)}"
+
+
+def find_token_user(text: str) -> User | None:
+    """Whose token this is; None for anything malformed, unknown, expired, revoked, or of an inactive user."""
+    match = _PATTERN.fullmatch(text)
+    if match is None or match.group(3) != _crc(match.group(1), match.group(2)):
+        return None
+    row = ApiToken.objects.select_related("user").filter(token_id=match.group(1)).first()
+    # the comparison runs for unknown ids too, so that time does not tell which ids exist
+    matches = secrets.compare_digest(row.secret_hmac if row else "0" * 64, _hash(match.group(2)))
+    if row is None or not matches or row.revoked_at is not None or row.expires_at <= timezone.now():
+        return None
+    if not row.user.is_active:
+        return None
+    if row.last_used_at is None or timezone.now() - row.last_used_at > _USED_AGAIN:
+        ApiToken.objects.filter(pk=row.pk).update(last_used_at=Now())
+    return row.user
+
+
+def revoke_token(token: ApiToken) -> bool:
+    """False when it was revoked before."""
+    return bool(ApiToken.objects.filter(pk=token.pk, revoked_at__isnull=True).update(revoked_at=Now()))
+
+
+def _hash(secret: str) -> str:
+    pepper = hmac.new(settings.SECRET_KEY.encode(), b"headroom api tokens v1", hashlib.sha256).digest()
+    return hmac.new(pepper, secret.encode(), hashlib.sha256).hexdigest()
+
+
+def _crc(token_id: str, secret: str) -> str:
+    return f"{zlib.crc32(f'hr_{token_id}_{secret}'.encode()):08x}"

@@ -1,0 +1,278 @@
+"""The only writer of models, datasets, machines and of the wish for a profile.
+
+An upload is staged under ``spool/``, checked in a limited process, renamed into place, then recorded; whatever fails in between
+leaves neither a folder nor a row. A folder whose row could not be written is removed again.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from django.conf import settings
+from django.contrib.auth.models import User
+from django.core.files.uploadedfile import UploadedFile
+from django.db import transaction
+from django.db.models.functions import Now
+from django.utils import timezone
+
+from optimizer.errors import DiskFull, InvalidDataset, InvalidInput, InvalidModel
+from optimizer.models.spec import ModelSpec, read_model_spec
+from optimizer.models.weights import INDEX_FILE, SINGLE_FILE
+from webapp.catalog.limited import run_limited
+from webapp.catalog.models import Dataset, Machine, Model, Profile
+from webapp.ids import new_dataset_id, new_model_id
+
+MAX_CONFIG_BYTES = 1024 * 1024
+MAX_NAME_CHARACTERS = 200
+R = TypeVar("R", Model, Dataset)
+
+FORMATS = {".txt": "txt", ".jsonl": "jsonl", ".parquet": "parquet"}
+_WEIGHTS_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,200}\.safetensors")
+_DATASET_TIMEOUT_S = 600
+
+
+def create_model(
+    *,
+    owner: User | None,
+    name: str,
+    config: UploadedFile,
+    tokenizer: UploadedFile | None = None,
+    weights: Sequence[UploadedFile] = (),
+) -> Model:
+    """Check and keep a Hugging Face model. Raises InvalidModel that names the file, what it holds and what is allowed."""
+    name = _checked_name(name)
+    spec = _read_config(config)
+    model_id = new_model_id()
+    with _staged(model_id, kind="models") as folder:
+        (folder / "config.json").write_text(json.dumps(spec.to_config(), indent=1))
+        if tokenizer is not None:
+            _keep(tokenizer, folder / "tokenizer.json")
+            _check_tokenizer(folder / "tokenizer.json", spec)
+        for file in weights:
+            _keep(file, folder / _weights_name(file, is_only_one=len(weights) == 1))
+        if weights:
+            run_limited("webapp.catalog.check", ["weights", str(folder)], field="weights", error=InvalidModel)
+        return _publish(
+            folder,
+            kind="models",
+            row=Model(
+                id=model_id,
+                owner=owner,
+                name=name,
+                model_type=spec.model_type,
+                config=spec.to_config(),
+                fingerprint=spec.fingerprint,
+                folder=f"models/{model_id}",
+                has_weights=bool(weights),
+                has_tokenizer=tokenizer is not None,
+            ),
+        )
+
+
+def create_dataset(*, owner: User | None, name: str, file: UploadedFile) -> Dataset:
+    """Check and keep a text file. Raises InvalidDataset that names the line or column."""
+    name = _checked_name(name)
+    suffix = Path(file.name or "").suffix.lower()
+    if suffix not in FORMATS:
+        raise InvalidDataset(
+            f"file is named {(file.name or '')[:80]!r}; allowed: {', '.join(FORMATS)}",
+            field="file",
+            value=(file.name or "")[:80],
+            allowed=list(FORMATS),
+        )
+    dataset_id = new_dataset_id()
+    with _staged(dataset_id, kind="datasets") as folder:
+        kept = folder / f"data{suffix}"
+        _keep(file, kept)
+        facts = _inspect(kept, FORMATS[suffix])
+        return _publish(
+            folder,
+            kind="datasets",
+            row=Dataset(
+                id=dataset_id,
+                owner=owner,
+                name=name,
+                format=FORMATS[suffix],
+                file=f"datasets/{dataset_id}/{kept.name}",
+                sha256=_sha256(kept),
+                num_bytes=kept.stat().st_size,
+                num_documents=facts.get("num_documents"),
+                preview=str(facts.get("preview") or "")[:2000],
+            ),
+        )
+
+
+def request_profile(model: Model) -> Profile:
+    """The profile's row, and a job that makes it unless there is one, once per architecture.
+
+    A failed profile is asked for again only by ``retry_profile``: the same trace would fail the same way.
+    """
+    from webapp.jobs.actions import create_job  # jobs import this app's models, so this direction is late
+
+    with transaction.atomic():
+        profile, created = Profile.objects.get_or_create(fingerprint=model.fingerprint)
+        if not created:
+            return profile
+        job = create_job(
+            owner=model.owner,
+            spec={"name": f"profile of {model.name}", "model": model.pk},
+            model=model,
+            dataset=None,
+            plan=None,
+            prediction=None,
+            machine=None,
+            kind="profile",
+            actor="program",
+        )
+        Profile.objects.filter(pk=profile.pk).update(job_id=job.pk)
+        profile.job_id = job.pk
+    return profile
+
+
+def retry_profile(model: Model) -> Profile:
+    """Forget a failed trace and ask again."""
+    Profile.objects.filter(fingerprint=model.fingerprint, document__isnull=True, error__isnull=False).delete()
+    return request_profile(model)
+
+
+def register_machine(*, name: str, document: dict[str, Any]) -> Machine:
+    """What a worker measured of the machine it runs on. Its calibration stays."""
+    machine, _ = Machine.objects.update_or_create(
+        name=name,
+        defaults={"document": document, "last_seen_at": timezone.now(), "draining": False},
+    )
+    Machine.objects.filter(pk=machine.pk).update(last_seen_at=Now())
+    return machine
+
+
+def heartbeat_machine(machine: Machine, *, draining: bool = False) -> bool:
+    """By the database's clock. False when the row is gone, and the machine must register again."""
+    return bool(Machine.objects.filter(pk=machine.pk).update(last_seen_at=Now(), draining=draining))
+
+
+def _checked_name(name: str) -> str:
+    name = " ".join(name.split())
+    if not 1 <= len(name) <= MAX_NAME_CHARACTERS or not name.isprintable():
+        raise InvalidInput(
+            f"name is {name[:80]!r}; allowed: 1 to {MAX_NAME_CHARACTERS} printable characters",
+            field="name",
+            value=name[:80],
+            allowed=f"1 to {MAX_NAME_CHARACTERS} printable characters",
+        )
+    return name
+
+
+def _read_config(config: UploadedFile) -> ModelSpec:
+    if (config.size or 0) > MAX_CONFIG_BYTES:
+        raise InvalidModel(
+            f"config.json has {config.size:,} bytes; allowed: at most {MAX_CONFIG_BYTES:,}", field="config", value=config.size
+        )
+    try:
+        document = json.loads(config.read())
+    except (ValueError, RecursionError) as error:
+        raise InvalidModel(f"config.json is not JSON: {error}", field="config", allowed="a Hugging Face config.json") from error
+    return read_model_spec(document)
+
+
+def _weights_name(file: UploadedFile, *, is_only_one: bool) -> str:
+    """A name of the sender's is used only when it is a plain one; a single file gets the standard name."""
+    name = file.name or ""
+    if name == INDEX_FILE:
+        return name
+    if _WEIGHTS_NAME.fullmatch(name) is None:
+        raise InvalidModel(
+            f"weights file is named {name[:80]!r}; allowed: *.safetensors and {INDEX_FILE}",
+            field="weights",
+            value=name[:80],
+            allowed=["*.safetensors", INDEX_FILE],
+            hint="Convert other formats with safetensors; formats that can run code when read are not accepted.",
+        )
+    return SINGLE_FILE if is_only_one else name
+
+
+def _check_tokenizer(path: Path, spec: ModelSpec) -> None:
+    facts = run_limited(
+        "webapp.catalog.check", ["tokenizer", str(path)], field="tokenizer", error=InvalidModel, timeout_s=10
+    )
+    if facts["vocab_size"] > spec.vocab_size:
+        raise InvalidModel(
+            f"tokenizer.json has {facts['vocab_size']:,} tokens; the model's vocab_size is {spec.vocab_size:,}",
+            field="tokenizer",
+            value=facts["vocab_size"],
+            allowed=f"at most {spec.vocab_size:,} tokens",
+        )
+
+
+def _inspect(path: Path, data_format: str) -> dict[str, Any]:
+    answer = run_limited(
+        "optimizer.data.inspect",
+        [str(path), "--format", data_format],
+        field="file",
+        error=InvalidDataset,
+        timeout_s=_DATASET_TIMEOUT_S,
+    )
+    facts: dict[str, Any] = answer["facts"]
+    return facts
+
+
+@contextmanager
+def _staged(name: str, *, kind: str) -> Iterator[Path]:
+    """A folder under spool that is gone afterwards, unless it was published."""
+    home = Path(settings.HEADROOM_HOME)
+    (home / kind).mkdir(mode=0o700, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=settings.FILE_UPLOAD_TEMP_DIR))
+    try:
+        yield folder
+    except OSError as error:
+        raise _no_room(error) from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _no_room(error: OSError) -> Exception:
+    """Only a full disk is the user's to mend; every other failure of the file system is ours."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return error
+    return DiskFull("the upload could not be kept: the disk is full", hint="Free some disk space and send it again.")
+
+
+def _keep(file: UploadedFile, path: Path) -> None:
+    """Into place without a copy where the upload is already a file on this disk."""
+    spooled = getattr(file, "temporary_file_path", None)
+    if spooled is not None:
+        try:
+            os.link(spooled(), path)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK):
+                raise
+    with path.open("xb") as out:
+        for chunk in file.chunks():
+            out.write(chunk)
+
+
+def _publish(folder: Path, *, kind: str, row: R) -> R:
+    """Rename the staged folder to its place and write the row; without the row the folder goes too."""
+    place = Path(settings.HEADROOM_HOME) / kind / str(row.pk)
+    for path in folder.iterdir():
+        path.chmod(0o600)
+    folder.rename(place)
+    try:
+        row.save(force_insert=True)
+    except BaseException:
+        shutil.rmtree(place, ignore_errors=True)
+        raise
+    return row
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,75 @@
+"""What ships with the program, as rows that belong to nobody and that everyone sees. Safe to run again and again."""
+
+import hashlib
+import json
+from pathlib import Path
+
+from django.conf import settings
+
+from optimizer.data.bundled import TEXT_FILE
+from optimizer.data.inspect import inspect_dataset
+from optimizer.models.presets import PRESETS
+from optimizer.models.spec import ModelSpec
+from webapp.catalog.models import Dataset, Model
+from webapp.ids import new_model_id
+
+DATASET_NAME = "kjv"
+
+
+def ensure_bundled() -> None:
+    """One model row for each preset, renewed when its config changed with the program, and the dataset."""
+    for name, preset in PRESETS.items():
+        _ensure_preset(name, preset.spec)
+    _ensure_dataset()
+
+
+def _ensure_preset(name: str, spec: ModelSpec) -> None:
+    row = Model.objects.filter(preset=name).first()
+    if row is not None and row.fingerprint == spec.fingerprint:
+        return
+    model_id = row.pk if row else new_model_id()
+    folder = Path(settings.HEADROOM_HOME) / "models" / model_id
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(spec.to_config(), indent=1))
+    Model.objects.update_or_create(
+        preset=name,
+        defaults={
+            "owner": None,
+            "name": name,
+            "model_type": spec.model_type,
+            "config": spec.to_config(),
+            "fingerprint": spec.fingerprint,
+            "folder": f"models/{model_id}",
+            "num_parameters": None,
+        },
+        create_defaults={
+            "id": model_id,
+            "owner": None,
+            "name": name,
+            "model_type": spec.model_type,
+            "config": spec.to_config(),
+            "fingerprint": spec.fingerprint,
+            "folder": f"models/{model_id}",
+        },
+    )
+
+
+def _ensure_dataset() -> None:
+    with TEXT_FILE.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    row = Dataset.objects.filter(owner__isnull=True, name=DATASET_NAME).first()
+    if row is not None and row.sha256 == sha256 and row.file == str(TEXT_FILE):
+        return
+    facts = inspect_dataset(TEXT_FILE, format="txt")
+    Dataset.objects.update_or_create(
+        owner=None,
+        name=DATASET_NAME,
+        defaults={
+            "format": "txt",
+            "file": str(TEXT_FILE),
+            "sha256": sha256,
+            "num_bytes": facts.num_bytes,
+            "num_documents": facts.num_documents,
+            "preview": facts.preview,
+        },
+    )

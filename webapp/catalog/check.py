@@ -1,0 +1,54 @@
+"""``python -m webapp.catalog.check weights|tokenizer PATH``: checks a staged upload, prints one JSON object. No Django here.
+
+Runs only inside ``limited.run_limited``: a tokenizer's regular expressions are the sender's, and a bad one ends in a Rust panic,
+which Python sees as a BaseException.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from optimizer.errors import HeadroomError, InvalidModel
+from optimizer.models.weights import check_weights
+
+MAX_TOKENIZER_BYTES = 50 * 10**6
+
+
+def main(arguments: list[str]) -> int:
+    kind, path = arguments
+    try:
+        document = _weights(Path(path)) if kind == "weights" else _tokenizer(Path(path))
+    except HeadroomError as error:
+        document = {"error": error.to_json()}
+    print(json.dumps(document, default=str))
+    return 0
+
+
+def _weights(folder: Path) -> dict[str, Any]:
+    facts = check_weights(folder)
+    return {"files": list(facts.files), "num_bytes": facts.num_bytes, "num_elements": facts.num_elements}
+
+
+def _tokenizer(path: Path) -> dict[str, Any]:
+    num_bytes = path.stat().st_size
+    if num_bytes > MAX_TOKENIZER_BYTES:
+        raise InvalidModel(
+            f"tokenizer.json has {num_bytes:,} bytes; allowed: at most {MAX_TOKENIZER_BYTES:,}", field="tokenizer", value=num_bytes
+        )
+    from tokenizers import Tokenizer  # here, so that the check of weights does not load it
+
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer.encode("In the beginning God created the heaven and the earth. 1234 \u00e9\u4e2d\n")
+    except BaseException as error:
+        raise InvalidModel(
+            f"tokenizer.json cannot be used: {str(error)[:200]}",
+            field="tokenizer",
+            allowed="a tokenizer.json of the tokenizers library",
+        ) from error
+    return {"vocab_size": tokenizer.get_vocab_size(with_added_tokens=True)}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,43 @@
+"""The only way to read this app's rows: what ships with the program is everyone's, the rest its owner's and administrators'."""
+
+from typing import Any
+
+from django.db.models import Q, QuerySet
+
+from webapp.catalog.models import Dataset, Machine, Model, Profile
+
+
+def models_visible_to(user: Any) -> QuerySet[Model]:
+    return Model.objects.filter(_visible(user))
+
+
+def datasets_visible_to(user: Any) -> QuerySet[Dataset]:
+    return Dataset.objects.filter(_visible(user))
+
+
+def machines_visible_to(user: Any) -> QuerySet[Machine]:
+    """Every signed-in person may use every machine."""
+    return Machine.objects.all() if user.is_authenticated else Machine.objects.none()
+
+
+def profile_state(model: Model) -> str:
+    """``ready``, ``pending`` (being made, or not asked for yet) or ``failed``."""
+    return profile_states([model])[model.fingerprint]
+
+
+def profile_states(rows: list[Model]) -> dict[str, str]:
+    """By fingerprint, in one query; the documents themselves stay in the database."""
+    fingerprints = {row.fingerprint for row in rows}
+    found = Profile.objects.filter(fingerprint__in=fingerprints)
+    states = dict.fromkeys(fingerprints, "pending")
+    states |= dict.fromkeys(found.filter(error__isnull=False).values_list("fingerprint", flat=True), "failed")
+    states |= dict.fromkeys(found.filter(document__isnull=False).values_list("fingerprint", flat=True), "ready")
+    return states
+
+
+def _visible(user: Any) -> Q:
+    if not user.is_authenticated:
+        return Q(pk__isnull=True)
+    if user.is_superuser:
+        return Q()
+    return Q(owner=user) | Q(owner__isnull=True)

@@ -1,0 +1,266 @@
+"""Prices specs and turns an offer into a job. Torch-free: a stored profile and the machines' measured rates are enough.
+
+An offer keeps the hash of what its fit rests on (profile, device, host memory, plan and program version). Rates and calibration
+are left out: they move the time a little with each finished run, never whether the plan fits, and a job refused for that would
+be refused for nothing.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Literal
+
+from django.db import transaction
+
+from optimizer.errors import HeadroomError, InvalidInput, NoFeasiblePlan, PlanStale
+from optimizer.hardware.machine import Machine as MachineSpec
+from optimizer.plan.explain import explain_plan
+from optimizer.plan.plan import PLAN_VERSION
+from optimizer.profile.profile import Profile as ModelProfile
+from optimizer.search.baselines import price_baselines
+from optimizer.search.problem import PricedPlan
+from optimizer.search.search import search_plans, training_problem
+from webapp.catalog.actions import request_profile
+from webapp.catalog.models import Machine, Profile
+from webapp.catalog.queries import machines_visible_to
+from webapp.jobs.actions import create_job
+from webapp.jobs.errors import JobConflict, PlanDoesNotFit
+from webapp.jobs.models import Job, PlanOffer
+from webapp.jobs.queries import offers_visible_to
+from webapp.jobs.spec import JobSpec, read_spec
+
+
+class NotPricedYet(JobConflict):
+    """The model is still being profiled, or no machine is known yet."""
+
+    code = "profile_pending"
+
+
+class ProfileFailed(HeadroomError):
+    """The model could not be traced; carries the trace's own error."""
+
+    code = "bad_model"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """One priced plan as it is shown; the row keeps what a job needs of it."""
+
+    row: PlanOffer
+    is_chosen: bool
+    is_lossless: bool
+    explanation: list[str]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "id": self.row.pk,
+            "label": self.row.label,
+            "chosen": self.is_chosen,
+            "verdict": self.row.verdict,
+            "machine": {"id": self.row.machine_id, "name": self.row.machine.name},
+            "plan": self.row.plan,
+            "prediction": self.row.prediction,
+            "explanation": self.explanation,
+            "lossless": self.is_lossless,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanAnswer:
+    """Offers for every known machine, or word that the model must be profiled first."""
+
+    profile: Literal["ready", "pending"]
+    offers: list[Offer] = field(default_factory=list)
+    waiting_for: str = ""
+    """While pending: ``profile`` or ``machine``."""
+
+    def to_json(self) -> dict[str, Any]:
+        if self.profile == "pending":
+            return {"profile": "pending", "waiting_for": self.waiting_for}
+        return {"offers": [offer.to_json() for offer in self.offers], "profile": "ready"}
+
+
+def price_spec(user: Any, spec: dict[str, Any]) -> PlanAnswer:
+    """Search on each machine and keep what was found as offers.
+
+    Raises InvalidInput for the spec, ProfileFailed, and NoFeasiblePlan when nothing fits on any machine; its ``fields["offers"]``
+    then holds the baselines, which are kept as offers too.
+    """
+    return price_job_spec(user, read_spec(user, spec))
+
+
+def price_job_spec(user: Any, spec: JobSpec) -> PlanAnswer:
+    profile = request_profile(spec.model)
+    if profile.error is not None and profile.document is None:
+        raise ProfileFailed(str(profile.error.get("message")), hint=str(profile.error.get("hint") or ""))
+    if profile.document is None:
+        return PlanAnswer(profile="pending", waiting_for="profile")
+    machines = list(machines_visible_to(user).order_by("name"))
+    if not machines:
+        return PlanAnswer(profile="pending", waiting_for="machine")
+    priced = [_search(spec, profile, machine) for machine in machines]
+    with transaction.atomic():
+        offers = [_keep(user, spec, profile, found) for result in priced for found in result.found]
+    chosen = min(
+        (offer for offer in offers if offer.row.label == "chosen"), key=lambda offer: offer.row.prediction["step_ms"], default=None
+    )
+    if chosen is None:
+        raise _nothing_fits([result.infeasible for result in priced if result.infeasible], offers)
+    return PlanAnswer(profile="ready", offers=[_marked(offer, is_chosen=offer is chosen) for offer in offers])
+
+
+def submit_job(user: Any, *, spec: dict[str, Any], plan_id: str | None = None, override: bool = False, actor: str) -> Job:
+    """A job from an offer, or from a fresh search when none is named.
+
+    Raises PlanStale, PlanDoesNotFit (unless ``override``), NotPricedYet, and what ``price_spec`` raises.
+    """
+    read = read_spec(user, spec)
+    offer = _given_offer(user, read, plan_id) if plan_id else _fresh_offer(user, read, override=override)
+    if offer.verdict == "does_not_fit" and not override:
+        peak, budget = offer.prediction["device_peak_high_bytes"], read.goal.device_budget_bytes
+        raise PlanDoesNotFit(
+            f"plan {offer.label} needs up to {peak:,} bytes on the device; the budget is {budget:,}",
+            hint="Take a plan that fits, raise the budget, or send override to run it all the same.",
+            device_peak_high_bytes=peak,
+            budget_bytes=budget,
+        )
+    return create_job(
+        owner=user,
+        spec={**read.to_json(), "plan": offer.label},
+        model=read.model,
+        dataset=read.dataset,
+        plan=offer.plan,
+        prediction=offer.prediction,
+        machine=offer.machine,
+        actor=actor,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    priced: PricedPlan
+    machine: Machine
+    explanation: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Searched:
+    found: list[_Found]
+    infeasible: NoFeasiblePlan | None = None
+
+
+def _search(spec: JobSpec, profile: Profile, machine: Machine) -> _Searched:
+    model_profile = ModelProfile.from_json(profile.document)
+    target = MachineSpec.from_json(machine.document)
+    try:
+        result = search_plans(
+            model_profile, workload=spec.workload, goal=spec.goal, machine=target, calibration=machine.calibration
+        )
+    except NoFeasiblePlan as error:
+        problem = training_problem(
+            model_profile, workload=spec.workload, goal=spec.goal, machine=target, calibration=machine.calibration
+        )
+        baselines = price_baselines(problem)
+        return _Searched(found=_explained(baselines, machine), infeasible=error)
+    chosen = _Found(priced=result.chosen, machine=machine, explanation=list(result.explanation))
+    return _Searched(found=[chosen, *_explained(result.baselines, machine)])
+
+
+def _explained(baselines: dict[str, PricedPlan], machine: Machine) -> list[_Found]:
+    plain = baselines["keep_all"].prediction
+    return [
+        _Found(
+            priced=priced,
+            machine=machine,
+            explanation=explain_plan(
+                priced.plan, prediction=priced.prediction, baseline=None if label == "keep_all" else plain
+            ),
+        )
+        for label, priced in baselines.items()
+    ]
+
+
+def _keep(user: Any, spec: JobSpec, profile: Profile, found: _Found) -> Offer:
+    row = PlanOffer.objects.create(
+        owner=user,
+        spec=spec.to_json(),
+        machine=found.machine,
+        label=found.priced.label,
+        plan=found.priced.plan.to_json(),
+        prediction=found.priced.prediction.to_json(),
+        verdict=found.priced.verdict,
+        basis=basis_of(profile, found.machine),
+    )
+    return Offer(row=row, is_chosen=False, is_lossless=found.priced.plan.is_lossless, explanation=found.explanation)
+
+
+def _marked(offer: Offer, *, is_chosen: bool) -> Offer:
+    return Offer(row=offer.row, is_chosen=is_chosen, is_lossless=offer.is_lossless, explanation=offer.explanation)
+
+
+def _nothing_fits(errors: list[NoFeasiblePlan], offers: list[Offer]) -> NoFeasiblePlan:
+    """Of the machines' answers the one that asks for least."""
+    nearest = min(errors, key=lambda error: int(error.fields["smallest_feasible_bytes"]))
+    nearest.fields["offers"] = [offer.to_json() for offer in offers]
+    return nearest
+
+
+def _given_offer(user: Any, spec: JobSpec, plan_id: str) -> PlanOffer:
+    offer = offers_visible_to(user).select_related("machine").filter(pk=plan_id).first()
+    if offer is None:
+        raise InvalidInput(
+            f"plan_id {plan_id[:80]!r} is not one of your offers", field="plan_id", value=plan_id[:80], allowed="an id from POST /plans"
+        )
+    priced = {key: offer.spec[key] for key in ("model", "dataset", "workload", "goal")}
+    if priced != spec.priced_part():
+        raise PlanStale(f"plan {offer.label} was priced for another spec", hint="Price this spec again and take one of its offers.")
+    profile = Profile.objects.filter(fingerprint=spec.model.fingerprint, document__isnull=False).first()
+    if profile is None or offer.basis != basis_of(profile, offer.machine):
+        raise PlanStale(
+            f"plan {offer.label} no longer holds on {offer.machine.name}: the model's profile, the machine or the program has changed",
+            hint="Price the spec again and take one of its offers.",
+        )
+    return offer
+
+
+def _fresh_offer(user: Any, spec: JobSpec, *, override: bool) -> PlanOffer:
+    try:
+        answer = price_job_spec(user, spec)
+    except NoFeasiblePlan as error:
+        # a baseline was asked for by name, knowing that it may not fit
+        if not override or spec.plan_label == "chosen":
+            raise
+        ids = [row["id"] for row in error.fields["offers"] if row["label"] == spec.plan_label]
+        return _fastest(list(offers_visible_to(user).select_related("machine").filter(pk__in=ids)))
+    if answer.profile == "pending":
+        waiting = "the model is being profiled" if answer.waiting_for == "profile" else "no machine has registered yet"
+        raise NotPricedYet(f"the spec cannot be priced yet: {waiting}", hint="Try again in a few seconds.")
+    if spec.plan_label == "chosen":
+        return next(offer.row for offer in answer.offers if offer.is_chosen)
+    return _fastest([offer.row for offer in answer.offers if offer.row.label == spec.plan_label])
+
+
+def _fastest(rows: list[PlanOffer]) -> PlanOffer:
+    order = {"fits": 0, "tight": 1, "unknown": 2, "does_not_fit": 3}
+    return min(rows, key=lambda row: (order[row.verdict], row.prediction["step_ms"]))
+
+
+def basis_of(profile: Profile, machine: Machine) -> str:
+    """Hash of what decides whether a plan fits."""
+    facts = [
+        hashlib.sha256(json.dumps(profile.document, sort_keys=True).encode()).hexdigest(),
+        machine.pk,
+        machine.document["device"],
+        machine.document["host_memory_bytes"],
+        PLAN_VERSION,
+        program_version(),
+    ]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def program_version() -> str:
+    try:
+        return version("headroom")
+    except PackageNotFoundError:  # run from the source tree
+        return "0.1.0"

@@ -1,0 +1,180 @@
+"""Reads a job spec as people send it (API, form, YAML) into the one normalized form that is priced and frozen with the job."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from django.db.models import QuerySet
+
+from optimizer.errors import InvalidInput, InvalidWorkload
+from optimizer.models.spec import read_model_spec
+from optimizer.serialize import from_json, to_json
+from optimizer.units import parse_bytes
+from optimizer.workload import Goal, TrainingWorkload
+from webapp.catalog.models import Dataset, Model
+from webapp.catalog.queries import datasets_visible_to, models_visible_to
+
+SPEC_FIELDS = ("name", "model", "dataset", "workload", "goal", "plan")
+_MAX_NAME_CHARACTERS = 200
+_SIZES = ("device_budget_bytes", "host_budget_bytes")
+
+R = TypeVar("R", Model, Dataset)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSpec:
+    """A valid spec with what it names."""
+
+    name: str
+    model: Model
+    dataset: Dataset
+    workload: TrainingWorkload
+    goal: Goal
+    plan_label: str
+    """``chosen``, or the baseline that is asked for."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Normalized: ids for names, bytes for sizes, every default written out."""
+        return {
+            "name": self.name,
+            "model": self.model.pk,
+            "dataset": self.dataset.pk,
+            "workload": to_json(self.workload),
+            "goal": to_json(self.goal),
+            "plan": self.plan_label,
+        }
+
+    def priced_part(self) -> dict[str, Any]:
+        """What a price depends on: everything but the job's name and which of the offers is taken."""
+        document = self.to_json()
+        return {key: document[key] for key in ("model", "dataset", "workload", "goal")}
+
+
+def read_spec(user: Any, document: Any) -> JobSpec:
+    """Raises InvalidInput with the dotted name of the first field that is wrong, its value and what is allowed."""
+    if not isinstance(document, dict):
+        raise InvalidInput("spec must be an object", field="spec", value=type(document).__name__, allowed=list(SPEC_FIELDS))
+    unknown = sorted(set(document) - set(SPEC_FIELDS))
+    if unknown:
+        raise InvalidInput(
+            f"{unknown[0]} is not a known field; known: {', '.join(SPEC_FIELDS)}",
+            field=str(unknown[0])[:80],
+            allowed=list(SPEC_FIELDS),
+        )
+    model = _find(models_visible_to(user), document.get("model"), field="model")
+    dataset = _find(datasets_visible_to(user), document.get("dataset"), field="dataset")
+    workload = _read_workload(document.get("workload", {}))
+    goal = _read_goal(document.get("goal"))
+    _check_against_model(workload, model)
+    return JobSpec(
+        name=_read_name(document.get("name"), fallback=f"{model.name} on {dataset.name}"),
+        model=model,
+        dataset=dataset,
+        workload=workload,
+        goal=goal,
+        plan_label=_read_label(document.get("plan", "chosen")),
+    )
+
+
+def _find(rows: "QuerySet[R]", wanted: Any, *, field: str) -> R:
+    """By id, else by name; of several of one name the newest, one's own before what ships with the program."""
+    if not isinstance(wanted, str) or not wanted:
+        raise InvalidInput(
+            f"{field} is {wanted!r:.80}; allowed: the id or name of a {field}",
+            field=field,
+            value=wanted if isinstance(wanted, str | int | float | None) else str(wanted)[:80],
+            allowed=f"the id or name of a {field}",
+        )
+    found = rows.filter(pk=wanted).first()
+    if found is None:
+        named = list(rows.filter(name=wanted).order_by("-pk"))
+        found = next((row for row in named if row.owner_id is not None), named[0] if named else None)
+    if found is None:
+        names = sorted(set(rows.values_list("name", flat=True)[:20]))
+        raise InvalidInput(
+            f"{field} {wanted[:80]!r} is not there; yours: {', '.join(names) or 'none yet'}",
+            field=field,
+            value=wanted[:80],
+            allowed=names,
+        )
+    return found
+
+
+def _read_workload(document: Any) -> TrainingWorkload:
+    if isinstance(document, dict):
+        floats = {f.name for f in dataclasses.fields(TrainingWorkload) if f.type in (float, float | None)}
+        # YAML reads 3e-4 as text
+        document = {key: _as_number(value) if key in floats else value for key, value in document.items()}
+    return from_json(TrainingWorkload, document, path="workload", error=InvalidWorkload)
+
+
+def _as_number(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return float(value)
+    except ValueError:
+        return value
+
+
+def _read_goal(document: Any) -> Goal:
+    if document is None:
+        raise InvalidWorkload(
+            "goal is missing; allowed: an object with device_budget_bytes", field="goal", allowed="{device_budget_bytes: 6 GiB}"
+        )
+    if isinstance(document, dict):
+        document = dict(document)
+        for name in _SIZES:
+            if document.get(name) is not None:
+                document[name] = _as_bytes(document[name], field=f"goal.{name}")
+    return from_json(Goal, document, path="goal", error=InvalidWorkload)
+
+
+def _as_bytes(value: Any, *, field: str) -> int:
+    try:
+        if isinstance(value, bool) or not isinstance(value, str | int):
+            raise ValueError(f"size {value!r} is not understood; write a number of bytes, or a text such as 6 GiB")
+        return parse_bytes(value)
+    except ValueError as error:
+        raise InvalidWorkload(f"{field}: {error}", field=field, value=value, allowed="bytes, or a text such as 6 GiB") from error
+
+
+def _check_against_model(workload: TrainingWorkload, model: Model) -> None:
+    longest = read_model_spec(model.config).max_sequence_length
+    if workload.sequence_length > longest:
+        raise InvalidWorkload(
+            f"workload.sequence_length is {workload.sequence_length:,}; {model.name} has positions for {longest:,} tokens",
+            field="workload.sequence_length",
+            value=workload.sequence_length,
+            allowed={"minimum": 8, "maximum": longest},
+        )
+    if workload.mode == "finetune" and not model.has_weights:
+        raise InvalidWorkload(
+            f"workload.mode is 'finetune'; {model.name} has no weights, allowed: pretrain",
+            field="workload.mode",
+            value="finetune",
+            allowed=["pretrain"],
+            hint="Upload the model with its weights to fine-tune it.",
+        )
+
+
+def _read_name(name: Any, *, fallback: str) -> str:
+    if name is None or name == "":
+        return fallback[:_MAX_NAME_CHARACTERS]
+    if not isinstance(name, str) or not name.strip() or len(name) > _MAX_NAME_CHARACTERS or not name.isprintable():
+        raise InvalidInput(
+            f"name is {name!r:.80}; allowed: 1 to {_MAX_NAME_CHARACTERS} printable characters",
+            field="name",
+            value=str(name)[:80],
+            allowed=f"1 to {_MAX_NAME_CHARACTERS} printable characters",
+        )
+    return name.strip()
+
+
+def _read_label(label: Any) -> str:
+    from optimizer.search.baselines import BASELINES
+
+    allowed = ["chosen", *BASELINES]
+    if label not in allowed:
+        raise InvalidInput(f"plan is {label!r:.80}; allowed: {', '.join(allowed)}", field="plan", value=str(label)[:80], allowed=allowed)
+    return str(label)
