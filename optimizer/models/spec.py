@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from optimizer.errors import InvalidModel, UnsupportedModelType
+from optimizer.models.parameters import count_parameters
 from optimizer.models.rope import read_rope
 from optimizer.models.schema import ARCHITECTURES, Architecture, Field
 
@@ -38,6 +39,11 @@ class ModelSpec:
     def to_config(self) -> dict[str, Any]:
         """A fresh config.json document in the keys of transformers 5."""
         return copy.deepcopy(self.config)
+
+    @property
+    def num_parameters(self) -> int:
+        """Of the whole model, a tied output projection counted once."""
+        return count_parameters(self.model_type, self.config)
 
     @property
     def fingerprint(self) -> str:
