@@ -27,7 +27,7 @@ ADVISORY_LOCK_KEY = 0x4845_4144
 SPOOL_AGE_S = 24 * 3600
 """An upload that has not grown for a day is given up."""
 _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_STAGED = re.compile(r"\.tmp-f?(?P<fence>\d+)")
+_STAGED = re.compile(r"\.tmp-step-\d+-f(?P<fence>\d+)")
 
 
 class Leadership:

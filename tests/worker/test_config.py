@@ -1,0 +1,24 @@
+"""The worker's settings from the environment."""
+
+import pytest
+
+from worker.config import WorkerConfig
+
+
+def test_times_can_be_shortened_by_the_environment(monkeypatch):
+    monkeypatch.setenv("HEADROOM_LEASE_S", "3")
+    monkeypatch.setenv("HEADROOM_POLL_S", "0.25")
+    config = WorkerConfig.from_environment()
+    assert (config.lease_s, config.poll_s, config.heartbeat_s) == (3, 0.25, 0.5)
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "many", "nan", "1e9"])
+def test_a_number_out_of_range_names_its_variable(monkeypatch, value):
+    monkeypatch.setenv("HEADROOM_SLOTS", value)
+    with pytest.raises(ValueError, match=rf"HEADROOM_SLOTS is '{value}'; allowed: a number from 1 to 64"):
+        WorkerConfig.from_environment()
+
+
+def test_two_workers_of_one_host_have_different_names():
+    config = WorkerConfig.from_environment()
+    assert config.name.rpartition(":")[2].isdecimal()

@@ -1,0 +1,69 @@
+"""The lease's renewal, and what is heard with it."""
+
+from dataclasses import dataclass
+
+from django.db import OperationalError
+
+from tests.worker.processes import wait_for
+from worker.heartbeat import Heartbeat
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    held: bool = True
+    cancel_mode: str = ""
+    pause_requested: bool = False
+
+
+def heartbeat(*answers, interval_s=0.01, outage_s=60.0):
+    """A heartbeat that hears these answers in turn, the last one for ever; an exception is raised."""
+    remaining = list(answers)
+
+    def renew():
+        answer = remaining.pop(0) if len(remaining) > 1 else remaining[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    return Heartbeat(renew, interval_s=interval_s, outage_s=outage_s)
+
+
+def test_requests_are_heard_with_the_renewal():
+    heart = heartbeat(Answer(cancel_mode="save", pause_requested=True))
+    heart.beat()
+    assert (heart.cancel_mode, heart.pause_requested, heart.is_fenced_out) == ("save", True, False)
+
+
+def test_a_lost_lease_fences_the_attempt_out_for_good():
+    heart = heartbeat(Answer(held=False), Answer(held=True))
+    heart.beat()
+    heart.beat()
+    assert heart.is_fenced_out
+
+
+def test_an_absent_database_is_borne_with():
+    heart = heartbeat(OperationalError("down"), Answer(cancel_mode="discard"))
+    heart.beat()
+    assert not heart.is_fenced_out
+    heart.beat()
+    assert heart.cancel_mode == "discard"
+
+
+def test_a_database_that_stays_away_too_long_ends_the_attempt():
+    heart = heartbeat(OperationalError("down"), outage_s=-1.0)
+    heart.beat()
+    assert heart.is_fenced_out
+
+
+def test_it_beats_on_its_own_while_the_attempt_is_busy():
+    beats = []
+
+    def renew():
+        beats.append(1)
+        return Answer()
+
+    heart = Heartbeat(renew, interval_s=0.01, outage_s=60)
+    heart.start()
+    wait_for(lambda: len(beats) >= 3, what="three renewals")
+    heart.stop()
+    assert not heart.is_fenced_out

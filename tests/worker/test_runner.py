@@ -1,0 +1,141 @@
+"""The attempt's own process: results, exit codes, signals."""
+
+import errno
+import json
+import subprocess
+import sys
+
+import pytest
+
+from optimizer.errors import (
+    DiskFull,
+    HeadroomError,
+    InvalidDataset,
+    InvalidPlan,
+    LossNotFinite,
+    OutOfDeviceMemory,
+    UnsupportedModelType,
+)
+from webapp.jobs.models import Reason
+from worker.attempt import EXIT_DRAINED as SUPERVISOR_EXIT_DRAINED
+from worker.attempt import read_result
+from worker.child import child_environment, isolated_command
+from worker.pipe import PipeReader, PipeWriter
+from worker.reporter import Reporter
+from worker.runner import EXIT_DRAINED, EXIT_FAILED, REASONS, failure, reason_of
+
+
+def out_of_device_memory():
+    return OutOfDeviceMemory(
+        requested_bytes=10, in_use_bytes=95, budget_bytes=100, bytes_by_category={"weights": 60, "activations": 35}
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (out_of_device_memory(), "out_of_device_memory"),
+        (LossNotFinite("x"), "loss_not_finite"),
+        (DiskFull("x"), "disk_full"),
+        (InvalidDataset("x", field="file"), "bad_dataset"),
+        (UnsupportedModelType("x", supported=["llama"]), "bad_model"),
+        (InvalidPlan("x", field="plan"), "internal"),
+        (HeadroomError("x"), "internal"),
+    ],
+)
+def test_each_error_has_a_reason_of_the_closed_list(error, reason):
+    assert reason_of(error) == reason
+    assert reason in Reason.values
+
+
+def test_codes_taken_over_as_they_are_are_reasons():
+    assert REASONS <= set(Reason.values)
+
+
+def test_both_ends_mean_the_same_by_the_exit_code_of_a_drained_attempt():
+    assert SUPERVISOR_EXIT_DRAINED == EXIT_DRAINED
+
+
+def test_a_memory_error_keeps_its_sizes_by_category():
+    result = failure(out_of_device_memory(), step=3)
+    assert result["reason"] == "out_of_device_memory"
+    assert result["step"] == 3
+    assert result["error"]["fields"]["bytes_by_category"] == {"weights": 60, "activations": 35}
+
+
+def test_a_full_disk_is_named_whoever_met_it():
+    result = failure(OSError(errno.ENOSPC, "No space left on device", "/secret/place/model.safetensors"), step=0)
+    assert result["reason"] == "disk_full"
+    assert result["message"] == "the disk is full: no room for model.safetensors"
+
+
+def test_a_fault_of_the_program_does_not_leak_its_text():
+    result = failure(RuntimeError("secret /path"), step=0)
+    assert result["reason"] == "internal"
+    assert "secret" not in json.dumps(result)
+
+
+def run_in_folder(folder, attempt):
+    (folder / "attempt.json").write_text(json.dumps(attempt))
+    return subprocess.run(
+        isolated_command("worker.runner", str(folder)),
+        cwd=folder,
+        env=child_environment({}, folder=folder),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_model_that_is_not_supported_ends_the_attempt_with_its_name(tmp_path):
+    attempt = {"job_id": "job_1", "attempt": 1, "fence": 1, "kind": "profile", "device": "cpu"}
+    config = {"model_type": "mystery"}
+    ended = run_in_folder(tmp_path, {**attempt, "config": config, "profile_file": str(tmp_path / "profile.json")})
+    result = read_result(tmp_path)
+    assert ended.returncode == EXIT_FAILED
+    assert (result["outcome"], result["reason"]) == ("failed", "bad_model")
+    assert "mystery" in result["message"]
+    assert not (tmp_path / "profile.json").exists()
+
+
+def test_a_kind_of_job_that_is_not_known_is_a_fault_with_its_traceback_in_the_log_only(tmp_path):
+    ended = run_in_folder(tmp_path, {"job_id": "job_1", "attempt": 1, "fence": 1, "kind": "dance"})
+    assert ended.returncode == EXIT_FAILED
+    assert read_result(tmp_path)["reason"] == "internal"
+    assert "KeyError: 'dance'" in ended.stderr
+
+
+def test_called_without_a_folder_it_says_how_it_is_called(tmp_path):
+    ended = subprocess.run(isolated_command("worker.runner"), cwd=tmp_path, env={}, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr == "usage: python -m worker.runner ATTEMPT_FOLDER\n"
+
+
+def test_a_record_is_in_the_file_before_it_is_on_the_pipe(tmp_path):
+    import os
+
+    read_fd, write_fd = os.pipe()
+    reporter = Reporter(tmp_path, attempt=4, pipe=PipeWriter(write_fd))
+    reporter.sample({"kind": "step", "step": 12, "loss": float("nan")})
+    kept = json.loads((tmp_path / "samples.jsonl").read_text())
+    [heard] = PipeReader(read_fd).read(timeout_s=1)
+    assert heard == {"type": "sample", **kept}
+    assert (kept["attempt"], kept["step"], kept["loss"]) == (4, 12, None)
+    reporter.close()
+    os.close(read_fd)
+    os.close(write_fd)
+
+
+def test_a_torn_result_counts_as_none(tmp_path):
+    (tmp_path / "result.json").write_text('{"outcome": "succ')
+    assert read_result(tmp_path) is None
+
+
+def test_the_worker_process_never_imports_torch():
+    program = (
+        "import os, sys, django; os.environ['DJANGO_SETTINGS_MODULE'] = 'webapp.settings'; django.setup();"
+        "import worker.app, worker.tasks, worker.supervisor, worker.reconciler;"
+        "print([name for name in ('torch', 'transformers') if name in sys.modules])"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "[]"
