@@ -53,6 +53,7 @@ INSTALLED_APPS = [
     "webapp.jobs",
     "webapp.live",
     "webapp.api",
+    "webapp.pages",
 ]
 
 MIDDLEWARE = [

@@ -1,0 +1,197 @@
+// The charts of the job page. Each function draws one chart from plain data and returns its summary in words; none keeps state.
+
+import { axisUnit, formatBytes, formatCount, formatFigure } from "./format.js";
+import { fill, ink } from "./palette.js";
+import { thin } from "./series.js";
+
+export const CONFIG = {
+  showSendToCloud: false,
+  plotlyServerURL: "",
+  displaylogo: false,
+  responsive: true,
+  modeBarButtonsToRemove: ["select2d", "lasso2d", "zoomIn2d", "zoomOut2d"],
+};
+
+const MAX_POINTS = 2000;
+
+// Device bytes at each step's peak, stacked by category, against the prediction and the budget.
+export function drawMemoryOverRun(element, { series, categories, prediction, budgetBytes, numSteps, uirevision }) {
+  const samples = thin(series.steps(), MAX_POINTS, (sample) => sample.device_peak_bytes ?? 0);
+  const steps = samples.map((sample) => sample.step);
+  const highest = Math.max(series.peakBytes(), prediction?.device_peak_bytes ?? 0, budgetBytes ?? 0);
+  const unit = axisUnit(highest);
+  const end = Math.max(numSteps, steps.at(-1) ?? 0, 1);
+  const traces = stack(samples.map((sample) => sample.device_bytes ?? {}), steps, categories, unit, "linear", "step %{x}");
+  if (prediction) traces.push(predictionTrace([0, end], [prediction.device_peak_bytes, prediction.device_peak_bytes], unit, "step %{x}"));
+  if (budgetBytes) traces.push(budgetTrace([0, end], budgetBytes, unit));
+  const layout = memoryLayout({ unit, highest, budgetBytes, uirevision: `${uirevision}-run` });
+  layout.xaxis = { ...layout.xaxis, title: axisTitle("step"), range: [0, end] };
+  Plotly.react(element, traces, layout, CONFIG);
+  return memorySummary({ peakBytes: series.peakBytes(), prediction, budgetBytes, over: `${samples.length} points of ${numSteps} steps` });
+}
+
+// Device bytes within the latest measured step, the predicted step laid over it; both as percent of their own length.
+export function drawMemoryWithinStep(element, { series, categories, prediction, budgetBytes, uirevision }) {
+  const record = series.latestTimeline();
+  const measured = record?.points ?? [];
+  const length = Math.max(measured.at(-1)?.[0] ?? 0, 1e-9);
+  const x = measured.map(([offsetMs]) => (offsetMs / length) * 100);
+  const bytes = measured.map(([, byCategory]) => byCategory);
+  const highest = Math.max(...bytes.map(total), prediction?.device_peak_bytes ?? 0, budgetBytes ?? 0, 1);
+  const unit = axisUnit(highest);
+  const traces = stack(bytes, x, categories, unit, "hv", `%{customdata:.1f} ms`, measured.map(([offsetMs]) => offsetMs));
+  const predicted = prediction?.timeline ?? [];
+  if (predicted.length) {
+    const predictedLength = Math.max(predicted.at(-1).offset_ms, 1e-9);
+    traces.push(predictionTrace(
+      predicted.map((point) => (point.offset_ms / predictedLength) * 100),
+      predicted.map((point) => total(point.bytes_by_category)), unit, "%{text}", "hv",
+      predicted.map((point) => `${point.phase}, ${point.offset_ms.toFixed(1)} ms`),
+    ));
+  }
+  if (budgetBytes) traces.push(budgetTrace([0, 100], budgetBytes, unit));
+  const layout = memoryLayout({ unit, highest, budgetBytes, uirevision: `${uirevision}-step` });
+  layout.xaxis = { ...layout.xaxis, title: axisTitle("percent of the step"), range: [0, 100] };
+  Plotly.react(element, traces, layout, CONFIG);
+  const peakBytes = Math.max(0, ...bytes.map(total));
+  return record
+    ? memorySummary({ peakBytes, prediction, budgetBytes, over: `step ${record.step}, ${measured.length} moments` })
+    : "No step has been measured from within yet; the dashed line is the prediction.";
+}
+
+export function drawHostBytes(element, { series, prediction, uirevision }) {
+  const samples = thin(series.steps(), MAX_POINTS, (sample) => sample.host_bytes ?? 0).filter((sample) => sample.host_bytes != null);
+  const highest = Math.max(1, prediction?.host_peak_bytes ?? 0, ...samples.map((sample) => sample.host_bytes));
+  const unit = axisUnit(highest);
+  const colours = ink();
+  const traces = [{
+    type: "scatter", mode: "lines", name: "host bytes", x: samples.map((s) => s.step), y: samples.map((s) => s.host_bytes / unit.bytes),
+    line: { color: colours.accent, width: 2 }, hovertemplate: `step %{x}: %{y:.4~g} ${unit.name}<extra></extra>`,
+  }];
+  const layout = baseLayout(uirevision);
+  layout.yaxis = { ...layout.yaxis, title: axisTitle(unit.name), range: [0, (highest / unit.bytes) * 1.1] };
+  layout.margin = { ...layout.margin, t: 4 };
+  Plotly.react(element, traces, layout, CONFIG);
+  const last = samples.at(-1);
+  return last ? `Host memory is at ${formatBytes(last.host_bytes)} at step ${last.step}.` : "No host memory measured yet.";
+}
+
+export function drawLoss(element, { series, numSteps, uirevision }) {
+  const samples = thin(series.steps().filter((s) => Number.isFinite(s.loss)), MAX_POINTS, (sample) => sample.loss);
+  const evals = series.evals().filter((sample) => Number.isFinite(sample.validation_loss));
+  const colours = ink();
+  const traces = [
+    {
+      type: "scatter", mode: samples.length < 2 ? "markers" : "lines", name: "training", x: samples.map((s) => s.step), y: samples.map((s) => s.loss),
+      line: { color: colours.accent, width: 1.5 }, hovertemplate: "step %{x}: training %{y:.4f}<extra></extra>",
+    },
+    {
+      type: "scatter", mode: "lines+markers", name: "validation", x: evals.map((s) => s.step), y: evals.map((s) => s.validation_loss),
+      line: { color: colours.text, width: 1.5, dash: "dot" }, marker: { symbol: "diamond", size: 8, color: colours.text },
+      hovertemplate: "step %{x}: validation %{y:.4f}<extra></extra>",
+    },
+  ];
+  const layout = baseLayout(uirevision);
+  layout.showlegend = true;
+  layout.legend = { orientation: "h", x: 1, xanchor: "right", y: 1.02, yanchor: "bottom", font: { color: colours.text } };
+  layout.xaxis = { ...layout.xaxis, title: axisTitle("step"), range: [0, Math.max(numSteps, samples.at(-1)?.step ?? 0, 1)] };
+  Plotly.react(element, traces, layout, CONFIG);
+  const last = samples.at(-1);
+  if (!last) return "No loss measured yet.";
+  const validation = evals.length ? `, validation ${formatFigure(evals[0].validation_loss)} to ${formatFigure(evals.at(-1).validation_loss)}` : "";
+  return `Training loss went from ${formatFigure(samples[0].loss)} to ${formatFigure(last.loss)} by step ${last.step}${validation}.`;
+}
+
+export function drawSpeed(element, { series, prediction, numSteps, uirevision }) {
+  const samples = thin(series.steps().filter((s) => Number.isFinite(s.tokens_per_s)), MAX_POINTS, (sample) => sample.tokens_per_s);
+  const colours = ink();
+  const end = Math.max(numSteps, samples.at(-1)?.step ?? 0, 1);
+  const traces = [{
+    type: "scatter", mode: samples.length < 2 ? "markers" : "lines", name: "measured", x: samples.map((s) => s.step), y: samples.map((s) => s.tokens_per_s),
+    line: { color: colours.accent, width: 1.5 }, customdata: samples.map((s) => s.step_ms),
+    hovertemplate: "step %{x}: %{y:,.0f} tokens/s, %{customdata:,.0f} ms<extra></extra>",
+  }];
+  if (prediction) {
+    traces.push({
+      type: "scatter", mode: "lines", name: "predicted", x: [0, end], y: [prediction.tokens_per_s, prediction.tokens_per_s],
+      line: { color: colours.text, width: 1.5, dash: "dash" }, hovertemplate: "predicted %{y:,.0f} tokens/s<extra></extra>",
+    });
+  }
+  const layout = baseLayout(uirevision);
+  layout.showlegend = Boolean(prediction);
+  layout.legend = { orientation: "h", x: 1, xanchor: "right", y: 1.02, yanchor: "bottom", font: { color: colours.text } };
+  layout.xaxis = { ...layout.xaxis, title: axisTitle("step"), range: [0, end] };
+  layout.yaxis = { ...layout.yaxis, rangemode: "tozero", tickformat: ",~s" };
+  Plotly.react(element, traces, layout, CONFIG);
+  const last = samples.at(-1);
+  return last ? `${formatCount(last.tokens_per_s)} tokens per second at step ${last.step}.` : "No speed measured yet.";
+}
+
+function stack(bytesList, x, categories, unit, shape, where, customdata) {
+  const present = categories.filter(({ key }) => bytesList.some((bytes) => (bytes[key] ?? 0) > 0));
+  return present.map(({ key, label }) => {
+    const style = fill(key);
+    return {
+      type: "scatter", mode: "lines", stackgroup: "device", name: label, x, customdata,
+      y: bytesList.map((bytes) => (bytes[key] ?? 0) / unit.bytes),
+      fillcolor: style.fillcolor, fillpattern: style.fillpattern, line: { ...style.line, shape },
+      hovertemplate: `${where}: ${label} %{y:.4~g} ${unit.name}<extra></extra>`,
+    };
+  });
+}
+
+function predictionTrace(x, bytes, unit, where, shape = "linear", text = undefined) {
+  return {
+    type: "scatter", mode: "lines", name: "predicted", x, y: bytes.map((value) => value / unit.bytes), text,
+    line: { color: ink().text, width: 2, dash: "dash", shape }, hovertemplate: `${where}: predicted %{y:.4~g} ${unit.name}<extra></extra>`,
+  };
+}
+
+function budgetTrace(x, budgetBytes, unit) {
+  return {
+    type: "scatter", mode: "lines", name: "budget", x, y: [budgetBytes / unit.bytes, budgetBytes / unit.bytes],
+    line: { color: ink().budget, width: 2.5 }, hovertemplate: `budget ${formatBytes(budgetBytes)}<extra></extra>`,
+  };
+}
+
+function memoryLayout({ unit, highest, budgetBytes, uirevision }) {
+  const colours = ink();
+  const layout = baseLayout(uirevision);
+  layout.yaxis = { ...layout.yaxis, title: axisTitle(unit.name), range: [0, (highest / unit.bytes) * 1.12] };
+  if (budgetBytes) {
+    layout.annotations = [{
+      xref: "paper", x: 1, xanchor: "right", y: budgetBytes / unit.bytes, yanchor: "bottom", showarrow: false,
+      text: `budget ${formatBytes(budgetBytes)}`, font: { color: colours.budgetText, size: 13 },
+    }];
+  }
+  return layout;
+}
+
+function memorySummary({ peakBytes, prediction, budgetBytes, over }) {
+  const parts = [`Device memory over ${over}: measured peak ${formatBytes(peakBytes)}`];
+  if (prediction) parts.push(`predicted ${formatBytes(prediction.device_peak_bytes)}`);
+  if (budgetBytes) parts.push(`budget ${formatBytes(budgetBytes)}`);
+  return `${parts.join(", ")}.`;
+}
+
+function baseLayout(uirevision) {
+  const colours = ink();
+  const axis = {
+    color: colours.muted, gridcolor: colours.line, zerolinecolor: colours.line, linecolor: colours.line, automargin: true,
+    fixedrange: false, tickfont: { size: 12 },
+  };
+  return {
+    uirevision, showlegend: false, hovermode: "x unified", paper_bgcolor: "#00000000", plot_bgcolor: "#00000000",
+    font: { family: colours.sans, size: 13, color: colours.text }, margin: { l: 56, r: 8, t: 24, b: 40 },
+    hoverlabel: { bgcolor: colours.ground, bordercolor: colours.line, font: { color: colours.text } },
+    xaxis: { ...axis }, yaxis: { ...axis }, modebar: { bgcolor: "#00000000", color: colours.muted, activecolor: colours.text },
+  };
+}
+
+function axisTitle(text) {
+  return { text, font: { size: 12, color: ink().muted }, standoff: 8 };
+}
+
+function total(bytesByCategory) {
+  return Object.values(bytesByCategory).reduce((sum, value) => sum + value, 0);
+}

@@ -1,0 +1,187 @@
+// The live job page: follows the one event stream, keeps what was measured, redraws at most twice a second.
+
+import * as charts from "./charts.js";
+import { formatBytes, formatCount, formatDuration, formatFigure, signedError } from "./format.js";
+import { onColourChange } from "./palette.js";
+import { Series } from "./series.js";
+import { follow } from "./stream.js";
+
+const MIN_REDRAW_MS = 500;
+const page = document.getElementById("job-page");
+const facts = JSON.parse(document.getElementById("job-facts").textContent);
+const series = new Series();
+
+let job = facts.job;
+let memoryView = "run";
+let stream = null;
+let changed = true;
+let drawnAtMs = -Infinity;
+let drawTimer = 0;
+
+function shared() {
+  return {
+    series, categories: facts.categories, prediction: job.prediction ?? facts.job.prediction, budgetBytes: facts.budget_bytes,
+    numSteps: job.num_steps, uirevision: job.id,
+  };
+}
+
+// drawing
+
+function draw() {
+  drawTimer = 0;
+  if (document.hidden || !changed) return;
+  changed = false;
+  drawnAtMs = performance.now();
+  const data = shared();
+  const drawMemory = memoryView === "run" ? charts.drawMemoryOverRun : charts.drawMemoryWithinStep;
+  describe("chart-memory", drawMemory(document.getElementById("chart-memory"), data));
+  describe("chart-host", charts.drawHostBytes(document.getElementById("chart-host"), data));
+  describe("chart-loss", charts.drawLoss(document.getElementById("chart-loss"), data));
+  describe("chart-speed", charts.drawSpeed(document.getElementById("chart-speed"), data));
+  showFigures();
+  page.dataset.points = String(series.steps().length);
+  page.dataset.draws = String(Number(page.dataset.draws ?? 0) + 1);
+}
+
+function scheduleDraw() {
+  changed = true;
+  if (drawTimer || document.hidden) return;
+  drawTimer = setTimeout(draw, Math.max(0, drawnAtMs + MIN_REDRAW_MS - performance.now()));
+}
+
+function describe(id, summary) {
+  document.getElementById(id).setAttribute("aria-label", summary);
+}
+
+function show(name, text) {
+  for (const element of page.querySelectorAll(`[data-live="${name}"]`)) {
+    if (element.textContent !== text) element.textContent = text;
+  }
+}
+
+function showFigures() {
+  const last = series.latestStep();
+  if (last) {
+    const peakBytes = series.peakBytes();
+    const prediction = shared().prediction;
+    show("peak", formatBytes(peakBytes));
+    if (prediction) show("error", signedError(prediction.device_peak_bytes, peakBytes));
+    if (Number.isFinite(last.loss)) show("loss", formatFigure(last.loss));
+    if (Number.isFinite(last.tokens_per_s)) show("speed", formatCount(last.tokens_per_s));
+    if (last.host_bytes != null) show("host", formatBytes(last.host_bytes));
+    for (const { key } of facts.categories) show(`now-${key}`, formatBytes(last.device_bytes?.[key] ?? 0));
+  }
+  const validated = series.evals().at(-1);
+  if (Number.isFinite(validated?.validation_loss)) show("validation-loss", formatFigure(validated.validation_loss));
+  showProgress(Math.max(job.step, job.is_terminal ? 0 : (last?.step ?? 0)));
+}
+
+function showProgress(step) {
+  show("step", formatCount(step));
+  if (job.eta_s != null && job.state === "running") show("eta", `${formatDuration(job.eta_s)} left`);
+  const bar = document.getElementById("job-progress");
+  if (bar) bar.value = step;
+}
+
+// what arrives
+
+function takeState(next) {
+  const before = job;
+  job = { ...job, ...next };
+  const moved = ["state", "phase", "paused", "cancel_requested", "attempt", "message"].some((key) => before[key] !== job[key]);
+  if (!moved) return;
+  if (before.state !== job.state || before.phase !== job.phase) announce();
+  refresh("job-head", page.dataset.headUrl);
+  if (before.state !== job.state) refreshTab(["plan", "checkpoints", "samples", "logs", "events", "files"]);
+  else refreshTab(["events"]);
+}
+
+function takeMetrics({ steps = [], evals = [], timeline = null, timelines = [] }) {
+  const samples = [
+    ...steps.map((sample) => ({ kind: "step", ...sample })),
+    ...evals.map((sample) => ({ kind: "eval", ...sample })),
+    ...timelines.map((sample) => ({ kind: "timeline", ...sample })),
+  ];
+  if (timeline?.points) samples.push({ kind: "timeline", ...timeline });
+  if (series.addAll(samples)) scheduleDraw();
+}
+
+const takers = {
+  snapshot(data) { takeState(data.job ?? {}); takeMetrics(data.metrics ?? data); scheduleDraw(); },
+  sample(data) { if (series.add(data)) scheduleDraw(); },
+  state(data) { takeState(data); scheduleDraw(); },
+  log() { refreshTab(["logs"]); },
+  checkpoint() { refreshTab(["checkpoints"]); },
+  gap() { fetchMetrics(); },
+  reset() { fetchMetrics(); },
+  done() {
+    stream.close();
+    refresh("job-head", page.dataset.headUrl);
+    refreshTab(["plan", "checkpoints", "samples", "logs", "events", "files"]);
+    fetchMetrics();
+  },
+};
+
+async function fetchMetrics() {
+  const answer = await fetch(page.dataset.metricsUrl, { headers: { Accept: "application/json" } });
+  if (answer.ok) takeMetrics(await answer.json());
+}
+
+// parts that the server renders
+
+const waiting = new Map();
+
+function refresh(id, url) {
+  if (waiting.has(id)) return;
+  // several moves often come together; one request shows them all
+  waiting.set(id, setTimeout(() => {
+    waiting.delete(id);
+    htmx.ajax("GET", url, { target: `#${id}`, swap: "outerHTML" });
+  }, 300));
+}
+
+function refreshTab(names) {
+  const panel = document.getElementById("tab-panel");
+  if (names.includes(panel.dataset.tab)) refresh("tab-panel", panel.dataset.url);
+}
+
+function announce() {
+  document.getElementById("job-status").textContent = `The job is ${job.state}${job.phase ? `, ${job.phase}` : ""}.`;
+}
+
+function showConnection(state, since) {
+  const clock = since.toLocaleTimeString("en-GB");
+  const text = { live: `live since ${clock}`, reconnecting: `waiting for the server since ${clock}`, ended: "complete" }[state];
+  show("connection", text);
+  page.dataset.connection = state;
+}
+
+// wiring
+
+for (const button of document.querySelectorAll("[data-memory-view]")) {
+  button.addEventListener("click", () => {
+    memoryView = button.dataset.memoryView;
+    for (const other of document.querySelectorAll("[data-memory-view]")) {
+      other.setAttribute("aria-pressed", String(other === button));
+    }
+    for (const twin of document.querySelectorAll("[data-twin-of]")) twin.hidden = twin.dataset.twinOf !== memoryView;
+    drawnAtMs = -Infinity;
+    scheduleDraw();
+  });
+}
+
+document.addEventListener("visibilitychange", () => { if (!document.hidden && changed) scheduleDraw(); });
+document.body.addEventListener("htmx:afterSettle", () => showFigures());
+onColourChange(scheduleDraw);
+
+takeMetrics(facts.metrics ?? {});
+scheduleDraw();
+if (job.is_terminal) {
+  fetchMetrics();
+  showConnection("ended", new Date());
+} else {
+  stream = follow(page.dataset.eventsUrl, {
+    onEvent: (type, data) => takers[type](data),
+    onConnection: showConnection,
+  });
+}

@@ -1,0 +1,210 @@
+"""What people type, and how it becomes a job spec. Ranges live in ``optimizer/workload.py``; here is only the reading of text.
+
+A value that does not parse is kept as typed, with the reason beside its field.
+"""
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+from django import forms
+
+from optimizer.errors import HeadroomError
+from optimizer.units import format_bytes, parse_bytes
+from optimizer.workload import TrainingWorkload
+from webapp.catalog.models import Dataset, Model
+
+FORM_ID = "job-form"
+"""Fields stand outside the form element, because upload forms stand between them and forms cannot nest."""
+
+TECHNIQUES = [
+    ("recompute", "recompute activations"),
+    ("offload", "offload to the host"),
+    ("accumulate", "split the batch (accumulate)"),
+    ("bf16", "bf16 weights"),
+    ("8bit_optimizer", "8-bit optimizer state"),
+]
+WORKLOAD_FIELDS = (
+    "mode",
+    "sequence_length",
+    "global_batch_size",
+    "num_steps",
+    "learning_rate",
+    "schedule",
+    "warmup_steps",
+    "weight_decay",
+    "max_grad_norm",
+    "seed",
+    "eval_every_steps",
+    "eval_batches",
+    "checkpoint_every_steps",
+    "sample_tokens",
+)
+_DEFAULTS = TrainingWorkload()
+
+
+class BytesField(forms.CharField):
+    """A size as people write it: ``480 MiB``."""
+
+    def to_python(self, value: Any) -> Any:
+        text = super().to_python(value)
+        if not text:
+            return None
+        try:
+            return parse_bytes(text)
+        except ValueError as error:
+            raise forms.ValidationError(str(error)) from error
+
+
+class JobForm(forms.Form):
+    """One job spec. ``model`` and ``dataset`` offer only what the user may see."""
+
+    name = forms.CharField(max_length=200, initial="my-job")
+    model = forms.ChoiceField()
+    dataset = forms.ChoiceField()
+    mode = forms.ChoiceField(
+        label="Kind of training",
+        choices=[("pretrain", "pre-train from scratch"), ("finetune", "fine-tune given weights")],
+        initial=_DEFAULTS.mode,
+    )
+    sequence_length = forms.IntegerField(label="Sequence length", help_text="tokens", initial=256)
+    global_batch_size = forms.IntegerField(
+        label="Batch size", help_text="sequences per step", initial=_DEFAULTS.global_batch_size
+    )
+    num_steps = forms.IntegerField(label="Steps", initial=200)
+    learning_rate = forms.FloatField(label="Learning rate", initial=_DEFAULTS.learning_rate)
+    schedule = forms.ChoiceField(
+        choices=[(name, name) for name in ("cosine", "linear", "constant")], initial=_DEFAULTS.schedule
+    )
+    warmup_steps = forms.IntegerField(label="Warm-up steps", initial=_DEFAULTS.warmup_steps)
+    weight_decay = forms.FloatField(label="Weight decay", initial=_DEFAULTS.weight_decay)
+    max_grad_norm = forms.FloatField(
+        label="Clip gradients to", help_text="empty: no clipping", initial=_DEFAULTS.max_grad_norm, required=False
+    )
+    seed = forms.IntegerField(initial=_DEFAULTS.seed)
+    eval_every_steps = forms.IntegerField(label="Validate every", help_text="steps", initial=_DEFAULTS.eval_every_steps)
+    eval_batches = forms.IntegerField(label="Validation batches", initial=_DEFAULTS.eval_batches)
+    checkpoint_every_steps = forms.IntegerField(
+        label="Checkpoint every", help_text="steps", initial=_DEFAULTS.checkpoint_every_steps
+    )
+    sample_tokens = forms.IntegerField(
+        label="Text sample", help_text="tokens at the end", initial=_DEFAULTS.sample_tokens
+    )
+    device_budget = BytesField(
+        label="Device memory budget", help_text="such as 360 MiB or 12 GiB", initial="360 MiB"
+    )
+    host_budget = BytesField(
+        label="Host memory budget", help_text="empty: what the machine has free", required=False
+    )
+    allow_lossy = forms.BooleanField(
+        label="Allow choices that change the numbers (bf16, 8-bit state)", required=False
+    )
+    forbid = forms.MultipleChoiceField(
+        label="Never use", choices=TECHNIQUES, required=False, widget=forms.CheckboxSelectMultiple
+    )
+
+    def __init__(
+        self, *args: Any, models: Iterable[Model], datasets: Iterable[Dataset], **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        _choices(self, "model", [(row.pk, row.name) for row in models], nothing="no model yet: upload one")
+        _choices(self, "dataset", [(row.pk, row.name) for row in datasets], nothing="no dataset yet: upload one")
+        for field in self.fields.values():
+            field.widget.attrs["form"] = FORM_ID
+        for name in ("learning_rate", "weight_decay", "max_grad_norm"):
+            # a text field: the browser's number field drops what it cannot parse, and people write 1e-3
+            self.fields[name].widget = forms.TextInput(attrs={"form": FORM_ID, "inputmode": "decimal"})
+
+    def spec(self) -> dict[str, Any]:
+        """The job spec as the API takes it. Only after ``is_valid()``."""
+        data = self.cleaned_data
+        goal: dict[str, Any] = {"device_budget_bytes": data["device_budget"], "allow_lossy": data["allow_lossy"]}
+        if data["host_budget"] is not None:
+            goal["host_budget_bytes"] = data["host_budget"]
+        if data["forbid"]:
+            goal["forbid"] = data["forbid"]
+        return {
+            "name": data["name"],
+            "model": data["model"],
+            "dataset": data["dataset"],
+            "workload": {name: data[name] for name in WORKLOAD_FIELDS},
+            "goal": goal,
+            "plan": "chosen",
+        }
+
+    def put_error(self, error: HeadroomError) -> bool:
+        """Put an error of the library beside the field it names. False when it names none of this form's."""
+        name = field_of(str(error.fields.get("field", "")))
+        if name not in self.fields:
+            return False
+        self.add_error(name, error.message)
+        return True
+
+
+def initial_from_spec(spec: dict[str, Any]) -> dict[str, Any]:
+    """What the form shows for a spec: a clone of a job."""
+    goal = spec.get("goal", {})
+    initial = {**spec.get("workload", {}), **{name: spec.get(name) for name in ("name", "model", "dataset")}}
+    if (budget_bytes := goal.get("device_budget_bytes")) is not None:
+        initial["device_budget"] = exact_bytes(budget_bytes)
+    if (budget_bytes := goal.get("host_budget_bytes")) is not None:
+        initial["host_budget"] = exact_bytes(budget_bytes)
+    initial["allow_lossy"] = goal.get("allow_lossy", False)
+    initial["forbid"] = list(goal.get("forbid", ()))
+    return initial
+
+
+def exact_bytes(num_bytes: int) -> str:
+    """The rounded form where it reads back to the same number, else plain bytes."""
+    rounded = format_bytes(num_bytes)
+    return rounded if parse_bytes(rounded) == num_bytes else f"{num_bytes} B"
+
+
+def field_of(path: str) -> str:
+    """The form's field for a field of the API: ``workload.warmup_steps`` and ``goal.device_budget_bytes``."""
+    return path.rsplit(".", 1)[-1].removesuffix("_bytes")
+
+
+def _choices(form: forms.Form, name: str, choices: list[tuple[str, str]], *, nothing: str) -> None:
+    field = cast(forms.ChoiceField, form.fields[name])
+    field.choices = choices or [("", nothing)]
+
+
+class SeveralFilesInput(forms.ClearableFileInput):
+    allow_multiple_selected = True
+
+
+class SeveralFilesField(forms.FileField):
+    """Any number of files, cleaned to a list."""
+
+    widget = SeveralFilesInput
+
+    def clean(self, data: Any, initial: Any = None) -> Any:
+        given = data if isinstance(data, list | tuple) else [data] if data else []
+        return [super(SeveralFilesField, self).clean(file, initial) for file in given]
+
+
+class ModelUploadForm(forms.Form):
+    """A model as its files; the checks are ``create_model``'s."""
+
+    name = forms.CharField(max_length=200)
+    config = forms.FileField(label="config.json")
+    tokenizer = forms.FileField(label="tokenizer.json", required=False, help_text="without it: the bundled tokenizer")
+    weights = SeveralFilesField(
+        label="Weights", required=False, help_text="*.safetensors, and model.safetensors.index.json when there are several"
+    )
+
+
+    fallback_field = "config"
+
+
+class DatasetUploadForm(forms.Form):
+    """A dataset as its file; the checks are ``create_dataset``'s."""
+
+    name = forms.CharField(max_length=200)
+    file = forms.FileField(label="File", help_text=".txt, .jsonl or .parquet")
+    fallback_field = "file"
+
+
+class TokenForm(forms.Form):
+    name = forms.CharField(max_length=100, help_text="what will use it, such as: my laptop")
+    days = forms.IntegerField(label="Valid for", help_text="days, at most 365", initial=90)

@@ -1,0 +1,227 @@
+"""What a page shows of a plan, a prediction and a measurement: pure functions from JSON documents to rows and bars.
+
+Reads no database and writes no HTML. Documents are those of the API: ``plan`` is ``Plan.to_json()``, ``prediction`` is
+``Prediction.to_json()``, ``measured`` is the block of the same name in an attempt's ``result.json``.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from optimizer.categories import CATEGORIES, CATEGORY_LABELS
+from optimizer.units import format_bytes, format_duration
+
+BLOCK_CHOICES = {
+    "keep": ("K", "kept on the device"),
+    "recompute": ("R", "recomputed in the backward pass"),
+    "offload": ("O", "offloaded to the host"),
+}
+
+STATE_MEANINGS = {
+    "queued": "waiting for a worker",
+    "starting": "claimed by a worker, its process is starting",
+    "running": "at work",
+    "succeeded": "finished",
+    "failed": "ended with an error",
+    "cancelled": "ended on request",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """One category's stretch of a stacked bar, in percent of the bar's width."""
+
+    category: str
+    label: str
+    num_bytes: int
+    start_percent: str
+    width_percent: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackedBar:
+    """Bytes by category against a budget. The bar is as wide as the larger of the two."""
+
+    segments: tuple[Segment, ...]
+    total_bytes: int
+    budget_bytes: int | None
+    budget_percent: str | None
+    summary: str
+    """The whole bar as one sentence, for those who do not see it."""
+
+
+def stacked_bar(bytes_by_category: Mapping[str, int], *, budget_bytes: int | None) -> StackedBar:
+    """Categories in their fixed order, empty ones left out."""
+    total_bytes = sum(bytes_by_category.values())
+    # 4 % of air at the right, so that the budget's line is inside the picture when it is the larger
+    scale_bytes = max(total_bytes, budget_bytes or 0, 1) * 1.04
+    segments = []
+    start_bytes = 0
+    for category in (*CATEGORIES, *sorted(set(bytes_by_category) - set(CATEGORIES))):
+        num_bytes = bytes_by_category.get(category, 0)
+        if num_bytes <= 0:
+            continue
+        segments.append(
+            Segment(
+                category=category,
+                label=CATEGORY_LABELS.get(category, category.replace("_", " ")),  # type: ignore[call-overload]
+                num_bytes=num_bytes,
+                start_percent=_percent(start_bytes, scale_bytes),
+                width_percent=_percent(num_bytes, scale_bytes),
+            )
+        )
+        start_bytes += num_bytes
+    listed = ", ".join(f"{segment.label} {format_bytes(segment.num_bytes)}" for segment in segments)
+    against = f" of a budget of {format_bytes(budget_bytes)}" if budget_bytes is not None else ""
+    return StackedBar(
+        segments=tuple(segments),
+        total_bytes=total_bytes,
+        budget_bytes=budget_bytes,
+        budget_percent=None if budget_bytes is None else _percent(budget_bytes, scale_bytes),
+        summary=f"{format_bytes(total_bytes)}{against}: {listed or 'nothing yet'}",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CategoryRow:
+    """One category of the plan table: what was decided, what was predicted, what was measured."""
+
+    category: str
+    label: str
+    lifetime: str
+    place: str
+    representation: str
+    predicted_bytes: int | None
+    measured_bytes: int | None
+
+
+def plan_rows(
+    plan: Mapping[str, Any] | None, *, prediction: Mapping[str, Any] | None, measured: Mapping[str, Any] | None
+) -> list[CategoryRow]:
+    """The plan as its table, one row a category; categories that this job does not have are left out."""
+    if plan is None:
+        return []
+    predicted = (prediction or {}).get("device_bytes_by_category", {})
+    found = (measured or {}).get("device_bytes_by_category", {})
+    decisions = _decisions(plan)
+    rows = []
+    for category in CATEGORIES:
+        if category not in decisions and not predicted.get(category) and not found.get(category):
+            continue
+        lifetime, place, representation = decisions.get(category, ("counted, not decided", "device", ""))
+        rows.append(
+            CategoryRow(
+                category=category,
+                label=CATEGORY_LABELS[category],
+                lifetime=lifetime,
+                place=place,
+                representation=representation,
+                predicted_bytes=predicted.get(category),
+                measured_bytes=found.get(category),
+            )
+        )
+    return rows
+
+
+def _decisions(plan: Mapping[str, Any]) -> dict[str, tuple[str, str, str]]:
+    """Category to (lifetime, place, representation), in words."""
+    dtype = plan["weights"]["dtype"]
+    bits = plan["optimizer_state"]["bits"]
+    choices: Sequence[str] = plan["activations"]["per_block"]
+    parts = [f"{choices.count(choice)} {verb}" for choice, verb in _CHOICE_VERBS.items() if choice in choices]
+    num_offloaded = choices.count("offload")
+    place = f"host for {num_offloaded} of {len(choices)} blocks" if num_offloaded else "device"
+    masters = ", with fp32 masters" if dtype == "bf16" else ""
+    return {
+        "weights": ("kept", "device", dtype),
+        "gradients": ("kept until the optimizer step", "device", dtype),
+        "optimizer_state": ("kept", "device", f"{'fp32' if bits == 32 else '8-bit'}{masters}"),
+        "activations": (", ".join(parts) + " blocks", place, dtype),
+        "logits_and_loss": ("whole", "device", dtype),
+    }
+
+
+_CHOICE_VERBS = {"keep": "kept", "recompute": "recomputed", "offload": "offloaded"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """One block of the model in the strip under the memory chart."""
+
+    number: int
+    choice: str
+    letter: str
+    meaning: str
+
+
+def block_strip(plan: Mapping[str, Any] | None) -> list[Block]:
+    if plan is None:
+        return []
+    return [
+        Block(number=number, choice=choice, letter=BLOCK_CHOICES[choice][0], meaning=BLOCK_CHOICES[choice][1])
+        for number, choice in enumerate(plan["activations"]["per_block"], start=1)
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """One predicted number beside its measurement."""
+
+    name: str
+    predicted: str
+    interval: str
+    measured: str
+    error: str
+
+
+def comparisons(prediction: Mapping[str, Any] | None, *, measured: Mapping[str, Any] | None) -> list[Comparison]:
+    """Peak bytes and step time, predicted against measured."""
+    if not prediction:
+        return []
+    found = measured or {}
+    peak, step = found.get("device_peak_bytes"), found.get("step_ms")
+    return [
+        Comparison(
+            name="peak device memory",
+            predicted=format_bytes(prediction["device_peak_bytes"]),
+            interval=f"{format_bytes(prediction['device_peak_low_bytes'])} to {format_bytes(prediction['device_peak_high_bytes'])}",
+            measured=format_bytes(peak) if peak else "not yet",
+            error=signed_error(prediction["device_peak_bytes"], measured=peak),
+        ),
+        Comparison(
+            name="step time",
+            predicted=_step_words(prediction["step_ms"]),
+            interval=f"{_step_words(prediction['step_low_ms'])} to {_step_words(prediction['step_high_ms'])}",
+            measured=_step_words(step) if step else "not yet",
+            error=signed_error(prediction["step_ms"], measured=step),
+        ),
+    ]
+
+
+def signed_error(predicted: float, *, measured: float | None) -> str:
+    """How far the prediction lay from the measurement: ``-0.7 %`` is a prediction that was too low."""
+    if not measured:
+        return ""
+    return f"{(predicted - measured) / measured * 100:+.1f} %".replace("-", "−")
+
+
+def largest_part(bytes_by_category: Mapping[str, int]) -> tuple[str, int] | None:
+    """The category that takes most, with its bytes."""
+    if not bytes_by_category:
+        return None
+    category = max(bytes_by_category, key=lambda name: bytes_by_category[name])
+    return CATEGORY_LABELS.get(category, category), bytes_by_category[category]  # type: ignore[call-overload]
+
+
+def eta_words(eta_s: float | None, *, state: str) -> str:
+    """``6 min left`` for a running job whose pace is known, else nothing."""
+    return f"{format_duration(eta_s)} left" if eta_s is not None and state == "running" else ""
+
+
+def _step_words(step_ms: float) -> str:
+    return f"{step_ms:.0f} ms" if step_ms < 10_000 else format_duration(step_ms / 1000)
+
+
+def _percent(part: float, whole: float) -> str:
+    """As an SVG attribute: a point as decimal sign whatever the locale."""
+    return f"{part / whole * 100:.3f}%"

@@ -1,0 +1,102 @@
+"""The table behind each chart, from the samples in the database: the same points, as rows and as CSV.
+
+Where two attempts measured one step, the later attempt holds, as on the charts.
+"""
+
+import csv
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from optimizer.categories import CATEGORIES, CATEGORY_LABELS
+from webapp.jobs.models import Job
+
+SHOWN_ROWS = 500
+Row = tuple[Any, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+    num_left_out: int = 0
+
+    def newest(self, limit: int = SHOWN_ROWS) -> "Table":
+        """The last ``limit`` rows; the number of the others is kept."""
+        return Table(
+            title=self.title,
+            columns=self.columns,
+            rows=self.rows[-limit:],
+            num_left_out=max(0, len(self.rows) - limit),
+        )
+
+    def to_csv(self) -> str:
+        text = io.StringIO()
+        writer = csv.writer(text)
+        writer.writerow(self.columns)
+        writer.writerows(self.rows)
+        return text.getvalue()
+
+
+def build_table(job: Job, chart: str) -> Table:
+    """Raises KeyError for a chart that does not exist."""
+    return _BUILDERS[chart](job)
+
+
+def samples(job: Job, kind: str) -> list[dict[str, Any]]:
+    """One record a step, in order; ``Sample.Meta.ordering`` puts later attempts last, so they win."""
+    by_step = {row["step"]: row["data"] for row in job.samples.filter(kind=kind).values("step", "data")}
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def _memory(job: Job) -> Table:
+    labels = tuple(f"{CATEGORY_LABELS[category]} (bytes)" for category in CATEGORIES)
+    rows = []
+    for sample in samples(job, "step"):
+        found = sample.get("device_bytes") or {}
+        rows.append(
+            (sample["step"], sample.get("device_peak_bytes"), *(found.get(category, 0) for category in CATEGORIES))
+        )
+    return Table(title="Device memory over the run", columns=("step", "peak (bytes)", *labels), rows=tuple(rows))
+
+
+def _timeline(job: Job) -> Table:
+    labels = tuple(f"{CATEGORY_LABELS[category]} (bytes)" for category in CATEGORIES)
+    records = samples(job, "timeline")
+    rows = [
+        (record["step"], offset_ms, *(found.get(category, 0) for category in CATEGORIES))
+        for record in records[-1:]
+        for offset_ms, found in record["points"]
+    ]
+    return Table(title="Device memory within a step", columns=("step", "offset (ms)", *labels), rows=tuple(rows))
+
+
+def _host(job: Job) -> Table:
+    rows = tuple((sample["step"], sample.get("host_bytes")) for sample in samples(job, "step"))
+    return Table(title="Host memory over the run", columns=("step", "host (bytes)"), rows=rows)
+
+
+def _loss(job: Job) -> Table:
+    training = {sample["step"]: sample.get("loss") for sample in samples(job, "step")}
+    validation = {sample["step"]: sample.get("validation_loss") for sample in samples(job, "eval")}
+    rows = tuple((step, training.get(step), validation.get(step)) for step in sorted({*training, *validation}))
+    return Table(title="Loss", columns=("step", "training loss", "validation loss"), rows=rows)
+
+
+def _speed(job: Job) -> Table:
+    rows = tuple(
+        (sample["step"], sample.get("tokens_per_s"), sample.get("step_ms")) for sample in samples(job, "step")
+    )
+    return Table(title="Speed", columns=("step", "tokens per second", "step (ms)"), rows=rows)
+
+
+_BUILDERS: dict[str, Callable[[Job], Table]] = {
+    "memory": _memory,
+    "timeline": _timeline,
+    "host": _host,
+    "loss": _loss,
+    "speed": _speed,
+}
+CHARTS = tuple(_BUILDERS)

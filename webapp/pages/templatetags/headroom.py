@@ -1,0 +1,90 @@
+"""How numbers, times and states are written on every page: rounded for reading, exact on hover.
+
+Nothing here reads the database; ``presentation.py`` shapes what these write.
+"""
+
+from datetime import datetime
+from typing import Any
+
+from django import template
+from django.utils import timezone
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from optimizer.categories import CATEGORY_LABELS
+from optimizer.units import format_bytes, format_duration
+
+register = template.Library()
+
+NONE_YET = "–"
+
+
+@register.simple_tag
+def size(num_bytes: int | None) -> str | SafeString:
+    """Three significant figures; the exact number of bytes on hover."""
+    if num_bytes is None:
+        return NONE_YET
+    return format_html('<span class="num" title="{} bytes">{}</span>', f"{num_bytes:,}", format_bytes(num_bytes))
+
+
+@register.simple_tag
+def moment(when: datetime | None) -> str | SafeString:
+    """A point in time: the clock today, the day otherwise; ISO 8601 UTC on hover."""
+    if when is None:
+        return NONE_YET
+    local = timezone.localtime(when)
+    short = local.strftime("%H:%M:%S" if local.date() == timezone.localdate() else "%d %b %Y %H:%M")
+    iso = when.strftime("%Y-%m-%dT%H:%M:%SZ")
+    return format_html('<time class="num" datetime="{}" title="{}">{}</time>', iso, iso, short)
+
+
+@register.filter
+def duration(seconds: float | None) -> str:
+    return NONE_YET if seconds is None else format_duration(seconds)
+
+
+@register.filter
+def milliseconds(value: float | None) -> str:
+    """A step time: ``412 ms``, ``1.84 s``, then as people say it."""
+    if value is None:
+        return NONE_YET
+    if value < 1000:
+        return f"{value:.3g} ms" if value < 100 else f"{value:.0f} ms"
+    return f"{value / 1000:.3g} s" if value < 60_000 else format_duration(value / 1000)
+
+
+@register.filter
+def count(value: float | None) -> str:
+    """Whole numbers with thousands separators."""
+    return NONE_YET if value is None else f"{value:,.0f}"
+
+
+@register.filter
+def figure(value: float | None) -> str:
+    """A loss or a rate: four significant figures, no exponent where people would write none."""
+    return NONE_YET if value is None else f"{value:,.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
+
+
+@register.filter
+def words(code: Any) -> str:
+    """``does_not_fit`` as ``does not fit``."""
+    return str(code).replace("_", " ")
+
+
+@register.filter
+def category_label(category: str) -> str:
+    return CATEGORY_LABELS.get(category, words(category))  # type: ignore[call-overload, no-any-return]
+
+
+@register.filter
+def short_hash(digest: str) -> str:
+    return digest[:12]
+
+
+@register.filter
+def dotted(mapping: dict[str, Any] | None, path: str) -> Any:
+    """A value deep in a JSON document, None where any part is missing: ``job.spec|dotted:"goal.device_budget_bytes"``."""
+    found: Any = mapping
+    for part in path.split("."):
+        found = found.get(part) if isinstance(found, dict) else None
+    return found

@@ -1,0 +1,31 @@
+"""Addresses of the pages."""
+
+from django.contrib.auth.views import LoginView, LogoutView
+from django.urls import path
+
+from webapp.pages.views import catalog, job, jobs, new_job, tokens
+
+urlpatterns = [
+    path("", jobs.home, name="home"),
+    path("login/", LoginView.as_view(template_name="login.html", redirect_authenticated_user=True), name="login"),
+    path("logout/", LogoutView.as_view(), name="logout"),
+    path("jobs/", jobs.job_list, name="jobs"),
+    path("jobs/new/", new_job.new_job, name="job_new"),
+    path("jobs/new/price/", new_job.price, name="job_price"),
+    path("jobs/new/model/", new_job.upload_model_here, name="job_new_model"),
+    path("jobs/new/dataset/", new_job.upload_dataset_here, name="job_new_dataset"),
+    path("jobs/<slug:job_id>/", job.job_page, name="job"),
+    path("jobs/<slug:job_id>/head/", job.job_head, name="job_head"),
+    path("jobs/<slug:job_id>/tabs/<slug:tab>/", job.job_tab, name="job_tab"),
+    path("jobs/<slug:job_id>/tables/<slug:chart>/", job.job_table, name="job_table"),
+    path("jobs/<slug:job_id>/tables/<slug:chart>.csv", job.job_csv, name="job_csv"),
+    path("jobs/<slug:job_id>/cancel/", job.job_cancel, name="job_cancel"),
+    path("jobs/<slug:job_id>/pause/", job.job_pause, name="job_pause"),
+    path("jobs/<slug:job_id>/resume/", job.job_resume, name="job_resume"),
+    path("jobs/<slug:job_id>/retry/", job.job_retry, name="job_retry"),
+    path("models/", catalog.model_list, name="models"),
+    path("datasets/", catalog.dataset_list, name="datasets"),
+    path("machines/", catalog.machine_list, name="machines"),
+    path("tokens/", tokens.token_list, name="tokens"),
+    path("tokens/<slug:token_id>/revoke/", tokens.token_revoke, name="token_revoke"),
+]

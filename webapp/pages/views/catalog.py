@@ -1,0 +1,112 @@
+"""Models, datasets and machines: what jobs are made of, and how well each machine was predicted."""
+
+from datetime import timedelta
+from typing import Any
+
+from django import forms
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.utils import timezone
+from django.views.decorators.http import require_GET, require_http_methods
+
+from optimizer.errors import HeadroomError
+from webapp.catalog.actions import create_dataset, create_model
+from webapp.catalog.models import Machine
+from webapp.catalog.queries import datasets_visible_to, machines_visible_to, models_visible_to, profile_states
+from webapp.pages.forms import DatasetUploadForm, ModelUploadForm
+
+ONLINE_WITHIN = timedelta(seconds=60)
+"""A worker beats every few seconds; a minute of silence is more than a slow disk."""
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@login_required
+def model_list(request: HttpRequest) -> HttpResponse:
+    form = ModelUploadForm(request.POST or None, request.FILES or None)
+    if request.method == "POST" and form.is_valid() and upload_model(request, form):
+        messages.success(request, f"Model {form.cleaned_data['name']} is ready to use.")
+        return redirect("models")
+    models = list(models_visible_to(request.user))
+    states = profile_states(models)
+    rows = [{"model": model, "profile": states[model.fingerprint]} for model in models]
+    return render(request, "catalog/models.html", {"form": form, "rows": rows})
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@login_required
+def dataset_list(request: HttpRequest) -> HttpResponse:
+    form = DatasetUploadForm(request.POST or None, request.FILES or None)
+    if request.method == "POST" and form.is_valid() and upload_dataset(request, form):
+        messages.success(request, f"Dataset {form.cleaned_data['name']} is ready to use.")
+        return redirect("datasets")
+    return render(request, "catalog/datasets.html", {"form": form, "datasets": datasets_visible_to(request.user)})
+
+
+@require_GET
+@login_required
+def machine_list(request: HttpRequest) -> HttpResponse:
+    rows = [_machine_row(machine) for machine in machines_visible_to(request.user).order_by("name")]
+    return render(request, "catalog/machines.html", {"rows": rows})
+
+
+def upload_model(request: HttpRequest, form: ModelUploadForm) -> str:
+    """The new model's id; empty, with the reason beside its field, when the files were refused."""
+    data = form.cleaned_data
+    try:
+        return create_model(
+            owner=request.user,  # type: ignore[arg-type]
+            name=data["name"],
+            config=data["config"],
+            tokenizer=data["tokenizer"],
+            weights=data["weights"],
+        ).pk
+    except HeadroomError as error:
+        return _refuse(form, error, fallback=form.fallback_field)
+
+
+def upload_dataset(request: HttpRequest, form: DatasetUploadForm) -> str:
+    """The new dataset's id; empty, with the reason beside its field, when the file was refused."""
+    try:
+        return create_dataset(owner=request.user, name=form.cleaned_data["name"], file=form.cleaned_data["file"]).pk  # type: ignore[arg-type]
+    except HeadroomError as error:
+        return _refuse(form, error, fallback=form.fallback_field)
+
+
+def _refuse(form: forms.Form, error: HeadroomError, *, fallback: str) -> str:
+    named = str(error.fields.get("field", ""))
+    form.add_error(named if named in form.fields else fallback, error.message)
+    return ""
+
+
+def _machine_row(machine: Machine) -> dict[str, Any]:
+    document = machine.document
+    rates = document.get("rates", {})
+    return {
+        "machine": machine,
+        "online": timezone.now() - machine.last_seen_at < ONLINE_WITHIN,
+        "device": document.get("device", {}),
+        "host_memory_bytes": document.get("host_memory_bytes"),
+        "source": rates.get("source", ""),
+        "rates": _rate_pairs(rates),
+        "calibration": machine.calibration,
+        "peak_error": _percent(machine.calibration.get("peak_mean_absolute_relative_error")),
+        "step_error": _percent(machine.calibration.get("step_time_mean_absolute_relative_error")),
+    }
+
+
+def _percent(fraction: float | None) -> str:
+    return "" if fraction is None else f"{fraction * 100:.1f} %"
+
+
+def _rate_pairs(rates: dict[str, Any]) -> list[tuple[str, str]]:
+    """The measured rates in the units people compare cards by."""
+    pairs = [(f"{dtype} products", f"{value / 1e9:,.0f} GFLOP/s") for dtype, value in rates.get("matmul_flops_per_s", {}).items()]
+    named = (
+        ("memory", "memory_bytes_per_s"),
+        ("device to host", "device_to_host_bytes_per_s"),
+        ("host to device", "host_to_device_bytes_per_s"),
+    )
+    pairs += [(label, f"{rates[key] / 1e9:,.1f} GB/s") for label, key in named if rates.get(key)]
+    return pairs

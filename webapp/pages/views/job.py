@@ -1,0 +1,233 @@
+"""One job: its live page, the parts of it that are fetched again as it moves, the tables behind its charts, its buttons.
+
+A job of someone else does not exist here: the same 404 as for an unknown id.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.http import require_GET, require_POST
+
+from optimizer.categories import CATEGORIES, CATEGORY_LABELS
+from optimizer.estimate.prediction import Prediction
+from optimizer.plan.explain import explain_plan
+from optimizer.plan.plan import Plan
+from optimizer.units import format_bytes
+from webapp.jobs.actions import cancel_job, pause_job, resume_job, retry_job
+from webapp.jobs.documents import job_document
+from webapp.jobs.errors import JobConflict
+from webapp.jobs.models import Job
+from webapp.jobs.queries import jobs_visible_to
+from webapp.pages.files import log_tail, sample_text
+from webapp.pages.job_head import budget_bytes, describe_job
+from webapp.pages.presentation import block_strip, comparisons, plan_rows
+from webapp.pages.tables import CHARTS, build_table
+
+TABS = ("plan", "checkpoints", "samples", "logs", "events", "files")
+
+
+@require_GET
+@login_required
+def job_page(request: HttpRequest, job_id: str) -> HttpResponse:
+    job = _get(request, job_id)
+    tab = request.GET.get("tab", TABS[0])
+    context = {
+        **_head_context(job),
+        **_tab_context(job, tab if tab in TABS else TABS[0]),
+        "facts": {
+            "job": job_document(job),
+            "budget_bytes": budget_bytes(job),
+            "categories": [{"key": category, "label": CATEGORY_LABELS[category]} for category in CATEGORIES],
+        },
+        "categories": _categories(job),
+        "blocks": block_strip(job.plan),
+    }
+    return render(request, "jobs/job.html", context)
+
+
+@require_GET
+@login_required
+def job_head(request: HttpRequest, job_id: str) -> HttpResponse:
+    return render(request, "jobs/head.html", _head_context(_get(request, job_id)))
+
+
+@require_GET
+@login_required
+def job_tab(request: HttpRequest, job_id: str, tab: str) -> HttpResponse:
+    if tab not in TABS:
+        raise Http404
+    if not request.htmx:  # type: ignore[attr-defined]
+        return redirect(f"/jobs/{job_id}/?tab={tab}")
+    return render(request, "jobs/tab.html", _tab_context(_get(request, job_id), tab))
+
+
+@require_GET
+@login_required
+def job_table(request: HttpRequest, job_id: str, chart: str) -> HttpResponse:
+    """The rows behind a chart: a fragment inside the page, a page of its own without JavaScript."""
+    job = _get(request, job_id)
+    if chart not in CHARTS:
+        raise Http404
+    fragment = bool(request.htmx)  # type: ignore[attr-defined]
+    context = {
+        "job": job,
+        "table": build_table(job, chart).newest(),
+        "fragment": fragment,
+        "page_base": "fragment.html" if fragment else "base.html",
+    }
+    return render(request, "jobs/table.html", context)
+
+
+@require_GET
+@login_required
+def job_csv(request: HttpRequest, job_id: str, chart: str) -> HttpResponse:
+    job = _get(request, job_id)
+    if chart not in CHARTS:
+        raise Http404
+    answer = HttpResponse(build_table(job, chart).to_csv(), content_type="text/csv; charset=utf-8")
+    answer["Content-Disposition"] = f'attachment; filename="{job.pk}-{chart}.csv"'
+    return answer
+
+
+@require_POST
+@login_required
+def job_cancel(request: HttpRequest, job_id: str) -> HttpResponse:
+    mode = "save" if request.POST.get("mode") == "save" else "discard"
+    return _act(request, job_id, lambda job, actor: cancel_job(job, mode=mode, actor=actor))
+
+
+@require_POST
+@login_required
+def job_pause(request: HttpRequest, job_id: str) -> HttpResponse:
+    return _act(request, job_id, lambda job, actor: pause_job(job, actor=actor))
+
+
+@require_POST
+@login_required
+def job_resume(request: HttpRequest, job_id: str) -> HttpResponse:
+    return _act(request, job_id, lambda job, actor: resume_job(job, actor=actor))
+
+
+@require_POST
+@login_required
+def job_retry(request: HttpRequest, job_id: str) -> HttpResponse:
+    """A retry is a new job; the page goes to it."""
+    return _act(request, job_id, lambda job, actor: retry_job(job, actor=actor))
+
+
+def _act(request: HttpRequest, job_id: str, act: Callable[[Job, str], object]) -> HttpResponse:
+    job = _get(request, job_id)
+    try:
+        result = act(job, f"user:{request.user.get_username()}")
+    except JobConflict as error:
+        messages.error(request, f"{error.message}. {error.hint}")
+        result = job
+    return redirect("job", result.pk if isinstance(result, Job) else job.pk)
+
+
+def _get(request: HttpRequest, job_id: str) -> Job:
+    return get_object_or_404(jobs_visible_to(request.user).select_related("model", "dataset", "machine"), pk=job_id)
+
+
+def _head_context(job: Job) -> dict[str, Any]:
+    last_step = job.checkpoints.order_by("-step").values_list("step", flat=True).first()
+    return {"job": job, "view": describe_job(job, last_checkpoint_step=last_step), "api_url": f"/api/v1/jobs/{job.pk}"}
+
+
+def _tab_context(job: Job, tab: str) -> dict[str, Any]:
+    return {
+        "job": job,
+        "tab": tab,
+        "tabs": TABS,
+        "tab_template": f"jobs/tab_{tab}.html",
+        "api_url": f"/api/v1/jobs/{job.pk}",
+        **_TAB_CONTENTS[tab](job),
+    }
+
+
+def _plan_tab(job: Job) -> dict[str, Any]:
+    attempt = job.attempts.exclude(measured=None).order_by("-number").first()
+    measured = attempt.measured if attempt else _measured_so_far(job)
+    goal = job.spec.get("goal", {})
+    return {
+        "rows": plan_rows(job.plan, prediction=job.prediction, measured=_with_categories(job, measured)),
+        "comparisons": comparisons(job.prediction, measured=measured),
+        "explanation": _explanation(job),
+        "goal_pairs": [(_goal_name(name), _goal_value(name, value)) for name, value in goal.items()],
+    }
+
+
+def _explanation(job: Job) -> list[str]:
+    if job.plan is None or job.prediction is None:
+        return []
+    return explain_plan(Plan.from_json(job.plan), prediction=Prediction.from_json(job.prediction))
+
+
+def _measured_so_far(job: Job) -> dict[str, Any]:
+    return {name: job.summary[name] for name in ("device_peak_bytes", "step_ms") if job.summary.get(name)}
+
+
+def _with_categories(job: Job, measured: dict[str, Any] | None) -> dict[str, Any]:
+    """The record's bytes by category at its peak; from the highest sample while the job runs."""
+    found = dict(measured or {})
+    by_category = found.get("device_bytes_by_category")
+    if not by_category:
+        samples = job.samples.filter(kind="step").order_by("-data__device_peak_bytes")
+        highest = samples.values_list("data", flat=True).first() or {}
+        by_category = highest.get("device_bytes") or {}
+    return {**found, "device_bytes_by_category": by_category}
+
+
+def _checkpoints_tab(job: Job) -> dict[str, Any]:
+    return {"checkpoints": job.checkpoints.all()}
+
+
+def _samples_tab(job: Job) -> dict[str, Any]:
+    found = job.artifacts.filter(kind="sample")
+    return {"texts": [{"title": artifact.name, "body": sample_text(artifact)} for artifact in found]}
+
+
+def _logs_tab(job: Job) -> dict[str, Any]:
+    return {"log": log_tail(job)}
+
+
+def _events_tab(job: Job) -> dict[str, Any]:
+    return {"events": job.events.order_by("-seq")}
+
+
+def _files_tab(job: Job) -> dict[str, Any]:
+    return {"artifacts": job.artifacts.all()}
+
+
+_TAB_CONTENTS: dict[str, Callable[[Job], dict[str, Any]]] = {
+    "plan": _plan_tab,
+    "checkpoints": _checkpoints_tab,
+    "samples": _samples_tab,
+    "logs": _logs_tab,
+    "events": _events_tab,
+    "files": _files_tab,
+}
+
+
+def _categories(job: Job) -> list[dict[str, Any]]:
+    """Those that the prediction has, or all of them without one."""
+    predicted = (job.prediction or {}).get("device_bytes_by_category") or {}
+    return [
+        {"key": category, "label": CATEGORY_LABELS[category], "predicted_bytes": predicted.get(category)}
+        for category in CATEGORIES
+        if not predicted or category in predicted
+    ]
+
+
+def _goal_name(name: str) -> str:
+    return name.removesuffix("_bytes").replace("_", " ")
+
+
+def _goal_value(name: str, value: Any) -> str:
+    if name.endswith("_bytes") and value is not None:
+        return format_bytes(value)
+    return ", ".join(value) if isinstance(value, list) else str(value)
