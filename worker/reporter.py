@@ -2,53 +2,31 @@
 
 import json
 import os
-import time
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from worker.pipe import PipeWriter, encode_line
 
 
 class Reporter:
-    """Writes into one attempt's folder. Not thread-safe; the training loop is its only caller."""
+    """Call it with the messages of docs/architecture.md. Not thread-safe; the training loop is its only caller."""
 
-    def __init__(self, folder: Path, *, attempt: int, pipe: PipeWriter | None) -> None:
+    def __init__(self, folder: Path, *, pipe: PipeWriter | None) -> None:
         self._folder = folder
-        self._attempt = attempt
         self._pipe = pipe
-        self._samples: IO[bytes] = (folder / "samples.jsonl").open("ab")
+        self._samples = (folder / "samples.jsonl").open("ab")
         self.step = 0
         """The latest step a record told of."""
 
-    def started(self, *, resumed_from_step: int) -> None:
-        self._send({"type": "started", "resumed_from_step": resumed_from_step})
+    def __call__(self, message: dict[str, Any]) -> None:
+        if message["type"] == "sample":
+            self._keep({key: value for key, value in message.items() if key != "type"})
+        elif message["type"] in ("phase", "log"):
+            print(message.get("phase", ""), message.get("message", ""))  # the log tells the same story
+        self._send(message)
 
     def phase(self, phase: str, message: str = "") -> None:
-        print(f"{phase}: {message}" if message else phase)
-        self._send({"type": "phase", "phase": phase, "message": message})
-
-    def log(self, message: str, *, level: str = "info") -> None:
-        print(message)
-        self._send({"type": "log", "level": level, "message": message})
-
-    def sample(self, record: dict[str, Any]) -> None:
-        """One telemetry record; the common fields are filled in where the caller left them out."""
-        record = {"attempt": self._attempt, "time_s": round(time.time(), 3), **record}
-        self.step = max(self.step, int(record.get("step", 0)))
-        self._samples.write(encode_line(record))
-        self._samples.flush()
-        self._send({"type": "sample", **record}, droppable=True)
-
-    def checkpoint(self, *, step: int, folder: str, manifest_sha256: str, num_bytes: int) -> None:
-        self._send(
-            {
-                "type": "checkpoint",
-                "step": step,
-                "folder": folder,
-                "manifest_sha256": manifest_sha256,
-                "num_bytes": num_bytes,
-            }
-        )
+        self({"type": "phase", "phase": phase, "message": message})
 
     def result(self, result: dict[str, Any]) -> None:
         """``result.json``, whole or not at all; then the pipe gets a moment to be read."""
@@ -65,9 +43,14 @@ class Reporter:
     def close(self) -> None:
         self._samples.close()
 
-    def _send(self, message: dict[str, Any], *, droppable: bool = False) -> None:
+    def _keep(self, record: dict[str, Any]) -> None:
+        self.step = max(self.step, int(record["step"]))
+        self._samples.write(encode_line(record))
+        self._samples.flush()
+
+    def _send(self, message: dict[str, Any]) -> None:
         if self._pipe is not None:
-            self._pipe.send(message, droppable=droppable)
+            self._pipe.send(message, droppable=message["type"] == "sample")
 
 
 def read_json(path: Path) -> dict[str, Any]:

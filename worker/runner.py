@@ -66,9 +66,7 @@ def main() -> int:
     pipe_fd = os.environ.get("HEADROOM_PIPE_FD")
     attempt = read_json(folder / "attempt.json")
     pipe = PipeWriter(int(pipe_fd)) if pipe_fd else None
-    return run_attempt(
-        attempt, reporter=Reporter(folder, attempt=attempt["attempt"], pipe=pipe), should_stop=should_stop
-    )
+    return run_attempt(attempt, reporter=Reporter(folder, pipe=pipe), should_stop=should_stop)
 
 
 def run_attempt(attempt: dict[str, Any], *, reporter: Reporter, should_stop: StopFlag) -> int:
@@ -87,7 +85,7 @@ def profile(attempt: dict[str, Any], *, reporter: Reporter, should_stop: StopFla
     """Trace the model for pricing. Seconds; a stop that comes meanwhile is answered after the end."""
     from worker.profiling import profile_to_file
 
-    reporter.started(resumed_from_step=0)
+    reporter({"type": "started", "resumed_from_step": 0})
     reporter.phase("profiling")
     profile_to_file(attempt["config"], Path(attempt["profile_file"]))
     return {"outcome": "succeeded", "reason": "done", "message": "", "error": None, "step": 0}

@@ -1,0 +1,68 @@
+"""What the attempt's process does for a ``train`` job: ``attempt.json`` into values, tokens made once, then ``train``."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optimizer.data.tokens import tokenize_dataset
+from optimizer.models.spec import ModelSpec, read_model_spec
+from optimizer.plan import Plan
+from optimizer.serialize import from_json
+from optimizer.workload import Goal, TrainingWorkload
+from worker.reporter import Reporter
+
+if TYPE_CHECKING:
+    from optimizer.runtime.train import TrainingRun
+
+
+def train_attempt(attempt: dict[str, Any], *, reporter: Reporter, should_stop: Callable[[], bool]) -> dict[str, Any]:
+    """The content of ``result.json``. Raises the errors of ``tokenize_dataset`` and ``train``."""
+    spec = read_model_spec(attempt["config"])
+    token_folder = _tokenize(attempt, spec=spec, reporter=reporter)
+    # torch takes seconds to import; what is wrong with the input has been said by now
+    reporter.phase("loading", "starting torch")
+    from optimizer.runtime.train import train
+
+    run = _read_run(attempt, spec=spec, token_folder=token_folder)
+    return train(run, report=reporter, should_stop=should_stop).to_json()
+
+
+def _tokenize(attempt: dict[str, Any], *, spec: ModelSpec, reporter: Reporter) -> Path:
+    reporter.phase("tokenizing")
+    tokens = tokenize_dataset(
+        file=attempt["dataset"]["file"],
+        format=attempt["dataset"]["format"],
+        tokenizer_file=attempt["tokenizer_file"],
+        folder=attempt["tokens_folder"],
+        vocab_size=spec.vocab_size,
+        end_of_text_id=_end_of_text_id(spec),
+    )
+    return tokens.folder
+
+
+def _end_of_text_id(spec: ModelSpec) -> int | None:
+    """The first where the config names several."""
+    named = spec.config.get("eos_token_id")
+    first = named[0] if isinstance(named, list) and named else named
+    return first if isinstance(first, int) else None
+
+
+def _read_run(attempt: dict[str, Any], *, spec: ModelSpec, token_folder: Path) -> "TrainingRun":
+    from optimizer.runtime.train import TrainingRun
+
+    workload = from_json(TrainingWorkload, attempt["workload"], path="workload")
+    starts_from_weights = workload.mode == "finetune"
+    return TrainingRun(
+        spec=spec,
+        plan=Plan.from_json(attempt["plan"]),
+        workload=workload,
+        goal=from_json(Goal, attempt["goal"], path="goal"),
+        device=attempt["device"],
+        attempt=attempt["attempt"],
+        fence=attempt["fence"],
+        job_folder=Path(attempt["job_folder"]),
+        weights_folder=Path(attempt["model_folder"]) if starts_from_weights else None,
+        token_file=token_folder,
+        tokenizer_file=Path(attempt["tokenizer_file"]) if attempt["tokenizer_file"] else None,
+        resume_from=attempt["resume_from"],
+    )
