@@ -1,7 +1,7 @@
 """What finished runs teach about a machine: one factor on time, and how far off its predictions have been.
 
-A calibration is the JSON object kept with the machine. Only time is corrected: peak bytes are arithmetic, and an error there is
-to be seen and mended, not scaled away. All functions are pure; nothing here reads a clock or a file.
+A calibration is the JSON object kept with the machine. Only time is corrected: peak bytes are arithmetic, and an error
+there is to be seen and mended, not scaled away. All functions are pure; nothing here reads a clock or a file.
 """
 
 import math

@@ -1,9 +1,9 @@
 """Common GPUs from their makers' data sheets, for planning on a card that was never measured.
 
 Peaks are dense: data sheets since 2020 print the rate with 2:4 sparsity, which training does not have, at twice the
-dense one. bf16 is the tensor-core rate with fp32 accumulation (half of fp16 accumulation on GeForce cards); fp32 is the
-rate without TF32, torch's default. ``table_machine`` turns peaks into attained rates with the efficiencies below, which
-are guesses of one size for all; a probe or a finished run on the card replaces them.
+dense one. bf16 is the tensor-core rate with fp32 accumulation (half of fp16 accumulation on GeForce cards); fp32 is
+the rate without TF32, torch's default. ``table_machine`` turns peaks into attained rates with the efficiencies below,
+which are guesses of one size for all; a probe or a finished run on the card replaces them.
 """
 
 from dataclasses import dataclass
