@@ -89,22 +89,14 @@ class JobForm(forms.Form):
     sample_tokens = forms.IntegerField(
         label="Text sample", help_text="tokens at the end", initial=_DEFAULTS.sample_tokens
     )
-    device_budget = BytesField(
-        label="Device memory budget", help_text="such as 360 MiB or 12 GiB", initial="360 MiB"
-    )
-    host_budget = BytesField(
-        label="Host memory budget", help_text="empty: what the machine has free", required=False
-    )
-    allow_lossy = forms.BooleanField(
-        label="Allow choices that change the numbers (bf16, 8-bit state)", required=False
-    )
+    device_budget = BytesField(label="Device memory budget", help_text="such as 360 MiB or 12 GiB", initial="360 MiB")
+    host_budget = BytesField(label="Host memory budget", help_text="empty: what the machine has free", required=False)
+    allow_lossy = forms.BooleanField(label="Allow choices that change the numbers (bf16, 8-bit state)", required=False)
     forbid = forms.MultipleChoiceField(
         label="Never use", choices=TECHNIQUES, required=False, widget=forms.CheckboxSelectMultiple
     )
 
-    def __init__(
-        self, *args: Any, models: Iterable[Model], datasets: Iterable[Dataset], **kwargs: Any
-    ) -> None:
+    def __init__(self, *args: Any, models: Iterable[Model], datasets: Iterable[Dataset], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         _choices(self, "model", [(row.pk, row.name) for row in models], nothing="no model yet: upload one")
         _choices(self, "dataset", [(row.pk, row.name) for row in datasets], nothing="no dataset yet: upload one")
@@ -190,9 +182,10 @@ class ModelUploadForm(forms.Form):
     config = forms.FileField(label="config.json")
     tokenizer = forms.FileField(label="tokenizer.json", required=False, help_text="without it: the bundled tokenizer")
     weights = SeveralFilesField(
-        label="Weights", required=False, help_text="*.safetensors, and model.safetensors.index.json when there are several"
+        label="Weights",
+        required=False,
+        help_text="*.safetensors, and model.safetensors.index.json when there are several",
     )
-
 
     fallback_field = "config"
 

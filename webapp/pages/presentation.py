@@ -184,7 +184,7 @@ def comparisons(prediction: Mapping[str, Any] | None, *, measured: Mapping[str, 
         Comparison(
             name="peak device memory",
             predicted=format_bytes(prediction["device_peak_bytes"]),
-            interval=f"{format_bytes(prediction['device_peak_low_bytes'])} to {format_bytes(prediction['device_peak_high_bytes'])}",
+            interval=" to ".join(format_bytes(prediction[f"device_peak_{end}_bytes"]) for end in ("low", "high")),
             measured=format_bytes(peak) if peak else "not yet",
             error=signed_error(prediction["device_peak_bytes"], measured=peak),
         ),

@@ -82,7 +82,7 @@ class FieldProblem:
     error: HeadroomError
 
 
-def price(user: Any, spec: dict[str, Any], *, selected: str = "") -> tuple[Pricing, FieldProblem | None]:
+def price_for_page(user: Any, spec: dict[str, Any], *, selected: str = "") -> tuple[Pricing, FieldProblem | None]:
     """Price a spec for the page; an error that names a field comes back beside the pane."""
     budget_bytes = spec["goal"]["device_budget_bytes"]
     try:

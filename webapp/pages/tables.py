@@ -86,9 +86,7 @@ def _loss(job: Job) -> Table:
 
 
 def _speed(job: Job) -> Table:
-    rows = tuple(
-        (sample["step"], sample.get("tokens_per_s"), sample.get("step_ms")) for sample in samples(job, "step")
-    )
+    rows = tuple((sample["step"], sample.get("tokens_per_s"), sample.get("step_ms")) for sample in samples(job, "step"))
     return Table(title="Speed", columns=("step", "tokens per second", "step (ms)"), rows=rows)
 
 

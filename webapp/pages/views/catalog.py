@@ -102,7 +102,10 @@ def _percent(fraction: float | None) -> str:
 
 def _rate_pairs(rates: dict[str, Any]) -> list[tuple[str, str]]:
     """The measured rates in the units people compare cards by."""
-    pairs = [(f"{dtype} products", f"{value / 1e9:,.0f} GFLOP/s") for dtype, value in rates.get("matmul_flops_per_s", {}).items()]
+    pairs = [
+        (f"{dtype} products", f"{value / 1e9:,.0f} GFLOP/s")
+        for dtype, value in rates.get("matmul_flops_per_s", {}).items()
+    ]
     named = (
         ("memory", "memory_bytes_per_s"),
         ("device to host", "device_to_host_bytes_per_s"),

@@ -16,7 +16,7 @@ from webapp.catalog.queries import datasets_visible_to, models_visible_to
 from webapp.jobs.planning import submit_job
 from webapp.jobs.queries import jobs_visible_to, offers_visible_to
 from webapp.pages.forms import DatasetUploadForm, JobForm, ModelUploadForm, initial_from_spec
-from webapp.pages.pricing import Pricing, price as price_for_page
+from webapp.pages.pricing import Pricing, price_for_page
 from webapp.pages.views.catalog import upload_dataset, upload_model
 
 ADVANCED = (

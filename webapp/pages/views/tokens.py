@@ -21,7 +21,9 @@ def token_list(request: HttpRequest) -> HttpResponse:
     new_token = ""
     if form.is_bound and form.is_valid():
         try:
-            _, new_token = create_token(user=request.user, name=form.cleaned_data["name"], days=form.cleaned_data["days"])  # type: ignore[arg-type]
+            _, new_token = create_token(
+                user=request.user, name=form.cleaned_data["name"], days=form.cleaned_data["days"]
+            )  # type: ignore[arg-type]
             form = TokenForm()
         except InvalidInput as error:
             form.add_error(error.fields["field"], error.message)
