@@ -125,7 +125,8 @@ class Optimizer:
                 self._masters[name].copy_(value)
             else:
                 stepped = self._stepped[name]
-                on_device = value.to(stepped.device) if isinstance(value, torch.Tensor) else value
+                # A copy: what was read from a file may be a view of the whole file.
+                on_device = value.to(stepped.device, copy=True) if isinstance(value, torch.Tensor) else value
                 self._inner.state[stepped][key] = on_device
         for owner, state in self._inner.state.items():
             # bitsandbytes gives its tables only to tensors it keeps in 8 bits.

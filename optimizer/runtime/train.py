@@ -1,0 +1,355 @@
+"""A training job from its plan to its weights: load, step, evaluate, save, resume, export.
+
+Knows nothing of processes, signals or databases: what happens is told to ``report``, whether to stop is asked of
+``should_stop``. Two runs of the same ``TrainingRun`` on the same machine end with the same bits, also when one was stopped at
+any step and resumed from its checkpoint: the data order is a function of the step, and the rest is in the checkpoint.
+
+Reported messages are those of the pipe in docs/architecture.md: ``started``, ``phase``, ``checkpoint``, and ``sample`` with
+the telemetry record's fields beside ``type``.
+"""
+
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from optimizer.data.batches import Batches
+from optimizer.data.token_file import TokenFile
+from optimizer.errors import CheckpointInvalid
+from optimizer.models.build import build_model, load_weights
+from optimizer.models.spec import ModelSpec
+from optimizer.plan import Plan
+from optimizer.runtime.batch import read_training_batches, read_validation_batches
+from optimizer.runtime.checkpoint import Checkpoint, find_resumable, read_checkpoint, write_checkpoint
+from optimizer.runtime.finish import Artifact, leave_artifacts
+from optimizer.runtime.meter import Meter
+from optimizer.runtime.optimizer_state import learning_rate_at
+from optimizer.runtime.step import StepResult, Trainer
+from optimizer.runtime.weights import torch_dtype
+from optimizer.serialize import to_json
+from optimizer.workload import Goal, TrainingWorkload
+
+Report = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRun:
+    """All that one attempt at a training job needs to know."""
+
+    spec: ModelSpec
+    plan: Plan
+    workload: TrainingWorkload
+    goal: Goal
+    device: str
+    """``cpu`` or ``cuda:0``."""
+    attempt: int
+    fence: int
+    """Goes into checkpoints, so that a superseded attempt's are told apart."""
+    job_folder: Path
+    weights_folder: Path | None
+    """Where finetune starts from."""
+    token_file: Path
+    """Folder of the tokenized dataset."""
+    tokenizer_file: Path | None
+    """None: the tokenizer that ships with the program."""
+    resume_from: str | None = None
+    """``newest`` (or nothing when there is none yet), the path of a checkpoint, or None for a fresh start."""
+    timeline_every_s: float = 10.0
+    """A timeline of one step is reported this often."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What the steady steps of a job really took; the first step of an attempt has no optimizer state yet and is left out."""
+
+    device_peak_bytes: int = 0
+    device_bytes_by_category: dict[str, int] = field(default_factory=dict)
+    host_peak_bytes: int = 0
+    step_ms: float = 0.0
+    """Median."""
+    num_steps: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingResult:
+    """``result.json`` but for errors, which ``train`` raises."""
+
+    outcome: Literal["succeeded", "drained"]
+    reason: str
+    message: str
+    step: int
+    measured: Measured
+    summary: dict[str, Any] = field(default_factory=dict)
+    artifacts: tuple[Artifact, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        document: dict[str, Any] = to_json(self)
+        return {**document, "error": None}
+
+
+def train(run: TrainingRun, *, report: Report, should_stop: Callable[[], bool]) -> TrainingResult:
+    """Carry the job out, or as much of it as there is time for.
+
+    Raises OutOfDeviceMemory, LossNotFinite, DiskFull, CheckpointInvalid and the errors of bad input; the checkpoints written
+    until then stay.
+    """
+    set_num_threads()
+    job = _Job(run, report)
+    try:
+        return job.carry_out(should_stop)
+    finally:
+        job.trainer.close()
+
+
+def set_num_threads() -> None:
+    """Threads of the CPU device: ``HEADROOM_NUM_THREADS``, else every core this process may use.
+
+    Sums depend on it, so a job resumed with another number ends with other low bits.
+    """
+    configured = os.environ.get("HEADROOM_NUM_THREADS", "")
+    torch.set_num_threads(int(configured) if configured else len(os.sched_getaffinity(0)))
+
+
+class _Job:
+    def __init__(self, run: TrainingRun, report: Report) -> None:
+        self.run = run
+        self.report = report
+        self.workload = run.workload
+        self.step = 0
+        """Optimizer steps done."""
+        self._phase("loading", "building the model")
+        self.device = torch.device(run.device)
+        self.meter = Meter(
+            device=self.device,
+            cap_bytes=run.goal.device_budget_bytes,
+            host_cap_bytes=run.goal.host_budget_bytes,
+        )
+        token_file = TokenFile.open(run.token_file)
+        self.batches = Batches(token_file, sequence_length=run.workload.sequence_length, seed=run.workload.seed)
+        self.trainer = self._build()
+        self.last: StepResult | None = None
+        self.validation_loss_start: float | None = None
+        self.validation_loss: float | None = None
+        self.measured = Measured()
+        self._step_ms: list[float] = []
+        self._attempt_steps = 0
+        self._saved_step = -1
+        self._next_timeline_s = 0.0
+
+    def carry_out(self, should_stop: Callable[[], bool]) -> TrainingResult:
+        torch.manual_seed(self.workload.seed)
+        self._resume()
+        if self.validation_loss_start is None:
+            self.validation_loss_start = self._evaluate()
+        self._phase("training")
+        while self.step < self.workload.num_steps:
+            if should_stop():
+                self._save()
+                return self._drained()
+            self._one_step()
+        self.validation_loss = self._evaluate()
+        return self._succeeded()
+
+    def _build(self) -> Trainer:
+        run = self.run
+        model = build_model(run.spec, dtype=torch_dtype(run.plan.weights), device=self.device, seed=self.workload.seed)
+        if run.weights_folder is not None:
+            load_weights(model, run.weights_folder)
+        return Trainer(model, plan=run.plan, workload=self.workload, device=self.device, meter=self.meter)
+
+    def _one_step(self) -> None:
+        batches = read_training_batches(self.batches, step=self.step, plan=self.run.plan.batch)
+        learning_rate = learning_rate_at(self.step, self.workload)
+        with_timeline = self._attempt_steps > 0 and time.monotonic() >= self._next_timeline_s
+        if with_timeline:
+            self.meter.start_timeline()
+        result = self.last = self.trainer.step(batches, learning_rate=learning_rate)
+        self.step += 1
+        if with_timeline:
+            points = [[offset_ms, by_category] for offset_ms, by_category in self.meter.take_timeline()]
+            self._sample("timeline", points=points)
+            self._next_timeline_s = time.monotonic() + self.run.timeline_every_s
+        self._record(result, learning_rate)
+        self._attempt_steps += 1
+        if self._is_due(self.workload.eval_every_steps) and self.step < self.workload.num_steps:
+            self._evaluate()
+            self._phase("training")
+        if self._is_due(self.workload.checkpoint_every_steps):
+            self._save()
+
+    def _is_due(self, every_steps: int) -> bool:
+        return every_steps > 0 and self.step % every_steps == 0
+
+    def _record(self, result: StepResult, learning_rate: float) -> None:
+        peak = self.meter.peak()
+        self._sample(
+            "step",
+            loss=result.loss,
+            learning_rate=learning_rate,
+            grad_norm=result.grad_norm,
+            step_ms=result.step_ms,
+            tokens_per_s=self.workload.tokens_per_step / (result.step_ms / 1000),
+            device_peak_bytes=peak.device_bytes,
+            device_bytes=peak.device_bytes_by_category,
+            host_bytes=peak.host_bytes,
+        )
+        if self._attempt_steps == 0 and self.workload.num_steps > 1:
+            return
+        self._step_ms.append(result.step_ms)
+        is_higher = peak.device_bytes > self.measured.device_peak_bytes
+        self.measured = Measured(
+            device_peak_bytes=max(peak.device_bytes, self.measured.device_peak_bytes),
+            device_bytes_by_category=(
+                peak.device_bytes_by_category if is_higher else self.measured.device_bytes_by_category
+            ),
+            host_peak_bytes=max(peak.host_bytes, self.measured.host_peak_bytes),
+            step_ms=statistics.median(self._step_ms),
+            num_steps=self.measured.num_steps + 1,
+        )
+
+    def _evaluate(self) -> float:
+        self._phase("evaluating", f"validation loss at step {self.step}")
+        batches = read_validation_batches(
+            self.batches, num_batches=self.workload.eval_batches, plan=self.run.plan.batch
+        )
+        loss = self.trainer.evaluate(batches)
+        self._sample("eval", validation_loss=loss)
+        return loss
+
+    def _save(self) -> None:
+        """A checkpoint of this step, unless there is one from this attempt."""
+        if self._saved_step == self.step:
+            return
+        optimizer_tensors, optimizer_scalars = self.trainer.optimizer.export_state()
+        written = write_checkpoint(
+            self.run.job_folder,
+            step=self.step,
+            fence=self.run.fence,
+            plan_fingerprint=self.run.plan.fingerprint,
+            tensors={
+                "model": dict(self.trainer.model.named_parameters()),
+                "optimizer": optimizer_tensors,
+                "random": _random_states(self.device),
+            },
+            facts={
+                "optimizer_scalars": optimizer_scalars,
+                "weights_dtype": self.run.plan.weights.dtype,
+                "optimizer_bits": self.run.plan.optimizer_state.bits,
+                "validation_loss_start": self.validation_loss_start,
+                "loss": self.last.loss if self.last else None,
+                "measured": to_json(self.measured),
+            },
+        )
+        self._saved_step = self.step
+        self.report({"type": "checkpoint", **to_json(written)})
+
+    def _resume(self) -> None:
+        checkpoint = self._find_checkpoint()
+        if checkpoint is None:
+            self.report({"type": "started", "resumed_from_step": 0})
+            return
+        facts = checkpoint.facts
+        plan = self.run.plan
+        wanted, found = (
+            (plan.weights.dtype, plan.optimizer_state.bits),
+            (facts["weights_dtype"], facts["optimizer_bits"]),
+        )
+        if wanted != found:
+            raise CheckpointInvalid(
+                f"checkpoint {checkpoint.folder.name} holds {found[0]} weights and {found[1]}-bit optimizer state; "
+                f"the plan wants {wanted[0]} and {wanted[1]} bits",
+                hint="Resume with a plan of the same representation.",
+            )
+        self._fill_model(checkpoint)
+        self.trainer.optimizer.import_state(checkpoint.load("optimizer"), facts["optimizer_scalars"])
+        self.trainer.assign_optimizer_state()
+        _set_random_states(checkpoint.load("random"), self.device)
+        self.step = self._saved_step = checkpoint.manifest.step
+        self.validation_loss_start = facts["validation_loss_start"]
+        self.measured = Measured(**facts["measured"])
+        self.report({"type": "started", "resumed_from_step": self.step})
+
+    def _find_checkpoint(self) -> Checkpoint | None:
+        if self.run.resume_from is None:
+            return None
+        if self.run.resume_from == "newest":
+            return find_resumable(self.run.job_folder)
+        return read_checkpoint(Path(self.run.resume_from))
+
+    @torch.no_grad()
+    def _fill_model(self, checkpoint: Checkpoint) -> None:
+        parameters = dict(self.trainer.model.named_parameters())
+        stored = checkpoint.load("model")
+        if stored.keys() != parameters.keys():
+            raise CheckpointInvalid(
+                f"checkpoint {checkpoint.folder.name} holds {len(stored)} tensors; the model has {len(parameters)}, "
+                "or of other names"
+            )
+        for name, parameter in parameters.items():
+            parameter.copy_(stored[name])
+
+    def _drained(self) -> TrainingResult:
+        return TrainingResult(
+            outcome="drained",
+            reason="",
+            message=f"Stopped as asked after step {self.step}; a checkpoint was saved.",
+            step=self.step,
+            measured=self.measured,
+        )
+
+    def _succeeded(self) -> TrainingResult:
+        artifacts, weights_sha256 = leave_artifacts(
+            self.trainer,
+            spec=self.run.spec,
+            batches=self.batches,
+            tokenizer_file=self.run.tokenizer_file,
+            job_folder=self.run.job_folder,
+            enter_phase=self._phase,
+        )
+        step_ms = self.measured.step_ms
+        return TrainingResult(
+            outcome="succeeded",
+            reason="done",
+            message=f"Trained {self.step} steps; validation loss {self.validation_loss:.4f}.",
+            step=self.step,
+            measured=self.measured,
+            summary={
+                "loss": self.last.loss if self.last else None,
+                "validation_loss_start": self.validation_loss_start,
+                "validation_loss": self.validation_loss,
+                "tokens_per_s": self.workload.tokens_per_step / (step_ms / 1000) if step_ms else None,
+                "weights_sha256": weights_sha256,
+            },
+            artifacts=tuple(artifacts),
+        )
+
+    def _phase(self, phase: str, message: str = "") -> None:
+        self.report({"type": "phase", "phase": phase, "message": message})
+
+    def _sample(self, kind: str, **fields: Any) -> None:
+        # A step counts from 1 once done: the record of the first step says step 1, the loss before any says step 0.
+        common = {"kind": kind, "attempt": self.run.attempt, "step": self.step, "time_s": time.time()}
+        self.report({"type": "sample", **common, **{key: _json_number(value) for key, value in fields.items()}})
+
+
+def _json_number(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _random_states(device: torch.device) -> dict[str, torch.Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def _set_random_states(states: dict[str, torch.Tensor], device: torch.device) -> None:
+    torch.set_rng_state(states["cpu"].clone())
+    if device.type == "cuda" and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"].clone(), device)

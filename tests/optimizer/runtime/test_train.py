@@ -1,0 +1,158 @@
+import dataclasses
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from optimizer.errors import LossNotFinite, OutOfDeviceMemory
+from optimizer.runtime.train import TrainingRun, train
+from optimizer.workload import Goal
+from tests.optimizer.runtime.tiny import make_plan, make_spec, make_workload, write_token_file, write_tokenizer
+
+
+def never() -> bool:
+    return False
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    tokens = write_token_file(tmp_path / "tokens")
+    tokenizer = write_tokenizer(tmp_path / "tokenizer.json")
+
+    def make(name="llama", *, folder="job", plan=None, budget_bytes=2**40, **changes):
+        return TrainingRun(
+            spec=make_spec(name),
+            plan=plan or make_plan(),
+            workload=make_workload(**{"sample_tokens": 8, "eval_batches": 2, "eval_every_steps": 3, **changes}),
+            goal=Goal(device_budget_bytes=budget_bytes),
+            device="cpu",
+            attempt=1,
+            fence=7,
+            job_folder=tmp_path / folder,
+            weights_folder=None,
+            token_file=tokens,
+            tokenizer_file=tokenizer,
+            timeline_every_s=0.0,
+        )
+
+    return make
+
+
+def stop_after(messages, step):
+    """True once the record of this step was reported."""
+    return lambda: any(m.get("kind") == "step" and m["step"] >= step for m in messages)
+
+
+def weights_of(run):
+    return load_file(run.job_folder / "artifacts" / "model" / "model.safetensors")
+
+
+def test_a_job_trains_and_leaves_weights_a_sample_and_its_measurements(make_run):
+    messages = []
+    run = make_run(checkpoint_every_steps=3)
+    result = train(run, report=messages.append, should_stop=never)
+    assert result.outcome == "succeeded"
+    assert result.step == 6
+    assert result.summary["validation_loss"] < result.summary["validation_loss_start"]
+    assert sum(result.measured.device_bytes_by_category.values()) == result.measured.device_peak_bytes
+    assert {artifact.name for artifact in result.artifacts} >= {"model.safetensors", "config.json", "sample.txt"}
+    assert result.summary["weights_sha256"] == next(a.sha256 for a in result.artifacts if a.name == "model.safetensors")
+    for artifact in result.artifacts:
+        assert (run.job_folder / artifact.file).stat().st_size == artifact.num_bytes
+    json.dumps(result.to_json(), allow_nan=False)
+
+
+def test_what_is_reported_follows_the_contract(make_run):
+    messages = []
+    train(make_run(checkpoint_every_steps=3), report=messages.append, should_stop=never)
+    steps = [m for m in messages if m.get("kind") == "step"]
+    assert [m["step"] for m in steps] == [1, 2, 3, 4, 5, 6]
+    assert set(steps[0]) == {
+        *("type", "kind", "attempt", "step", "time_s", "loss", "learning_rate", "grad_norm", "step_ms"),
+        *("tokens_per_s", "device_peak_bytes", "device_bytes", "host_bytes"),
+    }
+    assert [m["step"] for m in messages if m.get("kind") == "eval"] == [0, 3, 6]
+    checkpoints = [m for m in messages if m["type"] == "checkpoint"]
+    assert [m["folder"] for m in checkpoints] == ["checkpoints/step-000003-f7", "checkpoints/step-000006-f7"]
+    timelines = [m for m in messages if m.get("kind") == "timeline"]
+    peaks = {m["step"]: m["device_peak_bytes"] for m in steps}
+    for timeline in timelines:
+        assert len(timeline["points"]) <= 200
+        assert max(sum(sizes.values()) for _, sizes in timeline["points"]) == peaks[timeline["step"]]
+    assert timelines
+    assert all(len(json.dumps(m, allow_nan=False)) < 64 * 1024 for m in messages)
+    phases = [m["phase"] for m in messages if m["type"] == "phase"]
+    assert phases[0] == "loading"
+    assert phases[-2:] == ["saving", "sampling"]
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize(("dtype", "bits"), [("fp32", 32), ("fp32", 8), ("bf16", 32), ("bf16", 8)])
+def test_a_job_stopped_and_resumed_ends_with_the_same_bits(make_run, name, dtype, bits):
+    plan = make_plan("keep", "recompute", "offload", dtype=dtype, bits=bits)
+    whole = make_run(name, folder="whole", plan=plan)
+    expected = train(whole, report=lambda message: None, should_stop=never)
+    halves = make_run(name, folder="halves", plan=plan)
+    messages = []
+    drained = train(halves, report=messages.append, should_stop=stop_after(messages, 4))
+    assert (drained.outcome, drained.step) == ("drained", 4)
+    torch.manual_seed(999)
+    second = dataclasses.replace(halves, resume_from="newest", attempt=2, fence=8)
+    messages = []
+    result = train(second, report=messages.append, should_stop=never)
+    assert {"type": "started", "resumed_from_step": 4} in messages
+    assert result.summary["weights_sha256"] == expected.summary["weights_sha256"]
+    assert result.summary["validation_loss"] == expected.summary["validation_loss"]
+    assert result.summary["validation_loss_start"] == expected.summary["validation_loss_start"]
+    expected_weights = weights_of(whole)
+    for key, tensor in weights_of(second).items():
+        assert torch.equal(tensor, expected_weights[key]), key
+
+
+def test_two_runs_of_one_job_end_with_the_same_bits(make_run):
+    results = [
+        train(make_run("gpt2", folder=folder), report=lambda message: None, should_stop=never)
+        for folder in ("first", "second")
+    ]
+    assert results[0].summary["weights_sha256"] == results[1].summary["weights_sha256"]
+
+
+def test_a_lossless_plan_ends_with_the_weights_of_plain_training(make_run):
+    plain = train(make_run("gpt2", folder="plain"), report=lambda message: None, should_stop=never)
+    plan = make_plan("recompute", "offload", "recompute")
+    planned = train(make_run("gpt2", folder="planned", plan=plan), report=lambda message: None, should_stop=never)
+    assert planned.summary["weights_sha256"] == plain.summary["weights_sha256"]
+    assert planned.measured.device_peak_bytes < plain.measured.device_peak_bytes
+    assert planned.measured.host_peak_bytes > 0
+
+
+def test_resuming_a_job_that_never_saved_starts_afresh(make_run):
+    run = dataclasses.replace(make_run(), resume_from="newest")
+    messages = []
+    assert train(run, report=messages.append, should_stop=never).outcome == "succeeded"
+    assert {"type": "started", "resumed_from_step": 0} in messages
+
+
+def test_over_the_budget_the_job_stops_with_the_sizes_by_category(make_run):
+    plain = train(make_run(folder="plain"), report=lambda message: None, should_stop=never)
+    budget_bytes = plain.measured.device_peak_bytes - 1
+    with pytest.raises(OutOfDeviceMemory, match=r"device memory ran out in .*: .* more were needed") as caught:
+        train(make_run(folder="capped", budget_bytes=budget_bytes), report=lambda message: None, should_stop=never)
+    assert caught.value.fields["budget_bytes"] == budget_bytes
+    assert caught.value.fields["bytes_by_category"]["weights"] > 0
+
+
+def test_exactly_the_measured_peak_is_budget_enough(make_run):
+    plain = train(make_run(folder="plain"), report=lambda message: None, should_stop=never)
+    budget_bytes = plain.measured.device_peak_bytes
+    capped = make_run(folder="capped", budget_bytes=budget_bytes)
+    result = train(capped, report=lambda message: None, should_stop=never)
+    assert result.measured.device_peak_bytes == budget_bytes
+
+
+def test_a_loss_that_is_not_finite_ends_the_job(make_run):
+    # No clipping and a huge rate: each weight moves by about 1 a step.
+    run = make_run(learning_rate=1.0, max_grad_norm=None, num_steps=40, epsilon=1e-30, beta2=0.0)
+    with pytest.raises(LossNotFinite, match=r"the (loss|gradient norm) became (nan|inf)"):
+        train(run, report=lambda message: None, should_stop=never)
