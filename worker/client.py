@@ -317,7 +317,10 @@ def _event_of(kind: str, *, last_id: str, data: str) -> StreamEvent:
     document = json.loads(data)
     if not isinstance(document, dict):
         document = {"value": document}
-    return StreamEvent(kind=kind or str(document.get("type", "message")), data=document, id=last_id)
+    kind = kind or str(document.get("type", "message"))
+    if set(document) == {"type", "data"}:  # an entry of the wire, sent on as it is
+        document = document["data"]
+    return StreamEvent(kind=kind, data=document, id=last_id)
 
 
 def _is_last(event: StreamEvent) -> bool:

@@ -41,7 +41,8 @@ def start_stack(stack: Stack, *, foreground: bool) -> None:
     prepare_home(stack)
     check_port(stack)
     run_manage(stack, "collectstatic", "--noinput", "--verbosity", "0")
-    credentials = prepare_database(stack)
+    for line in prepare_database(stack):
+        print(line, flush=True)
     supervisor = spawn_supervisor(stack, foreground=foreground)
     try:
         wait_ready(stack, supervisor)
@@ -49,9 +50,7 @@ def start_stack(stack: Stack, *, foreground: bool) -> None:
         supervisor.terminate()
         supervisor.wait()
         raise
-    print(f"Headroom runs at {stack.url}")
-    for line in credentials:
-        print(line)
+    print(f"Headroom runs at {stack.url}", flush=True)
     if foreground:
         _stay_until_end(supervisor)
 
@@ -123,16 +122,16 @@ def run_manage(stack: Stack, *arguments: str) -> str:
 
 def prepare_database(stack: Stack) -> list[str]:
     """Migrate, make what ships with the program. On the first start also the admin; returns what to tell the person, once."""
-    output = run_manage(stack, "setup_headroom")
+    output = run_manage(stack, "setup_headroom", "--json")
     made = read_credentials(output)
     if not made:
         return []
     write_private(stack.credentials_file, json.dumps({"url": stack.url, "token": made["token"]}))
     return [
+        f"first start; sign in at {stack.url} (this is shown once)",
         f"  user      {made['user']}",
         f"  password  {made['password']}",
-        f"  API token {made['token']}",
-        f"  (shown this once; the token is kept for the command line in {stack.credentials_file})",
+        f"  API token {made['token']}  (kept for the command line in {stack.credentials_file})",
     ]
 
 

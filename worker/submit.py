@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 from rich.console import Console
@@ -58,7 +60,9 @@ def read_job_file(file: Path) -> Row:
         raise UsageError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(document, dict):
         raise UsageError(f"{file} is not a job: expected names with values, such as model, dataset, workload, goal")
-    goal = document.get("goal")
+    workload, goal = document.get("workload"), document.get("goal")
+    if isinstance(workload, dict):
+        document["workload"] = {name: _number_as_written(value) for name, value in workload.items()}
     for name in ("device_budget_bytes", "host_budget_bytes"):
         if isinstance(goal, dict) and isinstance(goal.get(name), str):
             try:
@@ -66,6 +70,13 @@ def read_job_file(file: Path) -> Row:
             except ValueError as error:
                 raise UsageError(f"{file}: goal.{name}: {error}") from error
     return document
+
+
+def _number_as_written(value: Any) -> Any:
+    """``1e-3`` is a number to everyone but YAML 1.1, which wants a dot in it."""
+    if isinstance(value, str) and re.fullmatch(r"[0-9]+(\.[0-9]*)?[eE][+-]?[0-9]+", value):
+        return float(value)
+    return value
 
 
 def upload_named_files(client: HeadroomClient, spec: Row, *, folder: Path) -> Row:

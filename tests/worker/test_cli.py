@@ -1,0 +1,267 @@
+"""The headroom command: what it makes of files, options and answers. The service is a table of answers behind real HTTP calls."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from rich.console import Console
+
+from worker import cli, submit
+from worker.cli import describe_job, main
+from worker.client import HeadroomClient, StreamEvent
+from worker.submit import (
+    JobFailed,
+    UsageError,
+    connect,
+    download_artifacts,
+    pick_offer,
+    read_job_file,
+    submit_job,
+    upload_named_files,
+    verdict_of,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+JOB = {
+    "id": "job_1",
+    "name": "kjv-demo",
+    "state": "succeeded",
+    "reason": "done",
+    "message": "",
+    "is_terminal": True,
+    "step": 150,
+    "num_steps": 150,
+    "eta_s": None,
+    "created_at": "2026-11-21T00:00:00Z",
+    "prediction": {"device_peak_bytes": 200 * 1024**2, "step_ms": 900.0},
+    "summary": {"device_peak_bytes": 202 * 1024**2, "step_ms": 1000.0, "loss": 4.5, "validation_loss": 4.6},
+}
+
+
+class Service:
+    """Answers by (method, path); keeps the bodies it was sent."""
+
+    def __init__(self):
+        self.answers, self.bodies = {}, []
+
+    def __call__(self, request):
+        self.bodies.append((request.method, request.url.path, request.read()))
+        status, document = self.answers[(request.method, request.url.path.removeprefix("/api/v1"))]
+        if isinstance(document, bytes):
+            return httpx.Response(status, content=document)
+        return httpx.Response(status, json=document)
+
+    def sent(self, path):
+        return [json.loads(body) for _, asked, body in self.bodies if asked == f"/api/v1{path}"]
+
+
+@pytest.fixture
+def service(monkeypatch):
+    service = Service()
+
+    def connected(**_):
+        return HeadroomClient("http://headroom", token="t", transport=httpx.MockTransport(service))
+
+    monkeypatch.setattr(cli, "connect", connected)
+    return service
+
+
+@pytest.fixture
+def client(service):
+    with cli.connect() as client:
+        yield client
+
+
+@pytest.fixture
+def job_file(tmp_path):
+    file = tmp_path / "job.yaml"
+    file.write_text("name: a\nmodel: m\ndataset: d\ngoal: {device_budget_bytes: 360 MiB}\nplan: chosen\n")
+    return file
+
+
+def test_sizes_in_a_job_file_are_read_as_people_write_them(job_file):
+    assert read_job_file(job_file)["goal"]["device_budget_bytes"] == 360 * 1024**2
+
+
+def test_a_number_with_an_exponent_needs_no_dot(tmp_path):
+    (tmp_path / "job.yaml").write_text("name: 1e5-run\nworkload: {learning_rate: 3e-4, schedule: cosine}\n")
+    spec = read_job_file(tmp_path / "job.yaml")
+    assert spec == {"name": "1e5-run", "workload": {"learning_rate": 3e-4, "schedule": "cosine"}}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("goal: {device_budget_bytes: 12 parsecs}", "goal.device_budget_bytes: size '12 parsecs' is not understood"),
+        ("- a\n- b\n", "is not a job"),
+        ("a: [", "is not YAML"),
+        ("!!python/object/apply:os.system ['true']", "is not YAML"),
+    ],
+)
+def test_a_job_file_that_cannot_be_read_is_told_in_one_line(tmp_path, text, said):
+    (tmp_path / "job.yaml").write_text(text)
+    with pytest.raises(UsageError) as raised:
+        read_job_file(tmp_path / "job.yaml")
+    assert said in raised.value.message
+    assert "\n" not in raised.value.message
+
+
+def test_the_demo_s_own_job_file_is_one_that_the_command_reads():
+    spec = read_job_file(ROOT / "demo" / "job.yaml")
+    assert spec["workload"]["num_steps"] >= 150
+    assert isinstance(spec["workload"]["learning_rate"], float)
+    assert isinstance(spec["goal"]["device_budget_bytes"], int)
+
+
+def test_a_missing_job_file_ends_with_two(tmp_path, capsys):
+    assert main(["submit", str(tmp_path / "none.yaml")]) == 2
+    assert "No such file or directory" in capsys.readouterr().err
+
+
+def test_without_a_token_the_command_says_how_to_get_one(home, monkeypatch, capsys):
+    monkeypatch.delenv("HEADROOM_TOKEN", raising=False)
+    assert main(["list"]) == 2
+    assert capsys.readouterr().err == (
+        "headroom: no API token is known\n  Give --token or HEADROOM_TOKEN, or start a local service with: headroom up\n"
+    )
+
+
+def test_the_local_token_is_never_sent_to_another_address(home, monkeypatch):
+    monkeypatch.delenv("HEADROOM_TOKEN", raising=False)
+    (home / "cli.json").write_text('{"url": "http://127.0.0.1:8400", "token": "local"}')
+    with connect() as client:
+        assert client.url == "http://127.0.0.1:8400"
+    with pytest.raises(UsageError, match="no API token is known for http://elsewhere"):
+        connect(url="http://elsewhere")
+
+
+def test_submit_prices_the_spec_and_takes_the_chosen_plan(service, job_file, capsys):
+    offers = [{"id": "plan_a", "label": "keep_all"}, {"id": "plan_b", "label": "mixed", "chosen": True}]
+    service.answers = {("POST", "/plans"): (200, {"offers": offers}), ("POST", "/jobs"): (201, JOB)}
+    assert main(["submit", str(job_file)]) == 0
+    assert service.sent("/jobs")[0]["plan_id"] == "plan_b"
+    assert "http://headroom/jobs/job_1/" in capsys.readouterr().out
+
+
+def test_submit_with_a_label_takes_that_baseline_even_where_nothing_fits(service, client):
+    problem = {"code": "no_feasible_plan", "detail": "too small", "extra": {"offers": [{"id": "plan_a", "label": "keep_all"}]}}
+    service.answers = {("POST", "/plans"): (422, problem), ("POST", "/jobs"): (201, JOB)}
+    submit_job(client, {"name": "a"}, label="keep_all", override=True, say=print)
+    assert service.sent("/jobs") == [{"spec": {"name": "a"}, "plan_id": "plan_a", "override": True}]
+
+
+def test_where_nothing_fits_submit_ends_with_one_and_the_service_s_words(service, job_file, capsys):
+    problem = {"code": "no_feasible_plan", "detail": "memory budget 1 MiB is under 2 MiB", "hint": "Raise the budget."}
+    service.answers = {("POST", "/plans"): (422, problem)}
+    assert main(["submit", str(job_file)]) == 1
+    assert capsys.readouterr().err == "headroom: memory budget 1 MiB is under 2 MiB\n  Raise the budget.\n"
+
+
+def test_a_wrong_field_is_named_with_what_is_allowed(service, job_file, capsys):
+    fields = [{"field": "workload.num_steps", "value": 0, "allowed": {"minimum": 1}, "message": "0 is too few"}]
+    service.answers = {("POST", "/plans"): (422, {"detail": "the spec is wrong", "code": "invalid_workload", "fields": fields})}
+    assert main(["submit", str(job_file)]) == 1
+    assert "  workload.num_steps: 0 is too few; allowed: {'minimum': 1}\n" in capsys.readouterr().err
+
+
+def test_an_unknown_plan_label_lists_the_known_ones():
+    with pytest.raises(UsageError, match="no plan is called 'best'; there are: keep_all, chosen"):
+        pick_offer([{"label": "keep_all"}, {"label": "chosen"}], label="best")
+
+
+def test_a_model_folder_and_a_dataset_file_are_uploaded_and_their_ids_taken(service, client, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "text.txt").write_text("hello")
+    service.answers = {("POST", "/models"): (201, {"id": "mdl_1"}), ("POST", "/datasets"): (201, {"id": "dat_1"})}
+    spec = upload_named_files(client, {"model": "model", "dataset": "text.txt"}, folder=tmp_path)
+    assert spec == {"model": "mdl_1", "dataset": "dat_1"}
+
+
+def test_names_that_are_no_files_are_left_to_the_service(service, client, tmp_path):
+    spec = {"model": "headroom-demo-10m", "dataset": "kjv"}
+    assert upload_named_files(client, spec, folder=tmp_path) == spec
+
+
+@pytest.mark.parametrize(("state", "code"), [("succeeded", 0), ("failed", 1), ("cancelled", 1)])
+def test_following_ends_with_the_job_s_verdict(service, state, code, monkeypatch, capsys):
+    job = {**JOB, "state": state, "message": "device memory ran out"}
+    service.answers = {("GET", "/jobs/job_1"): (200, job)}
+    events = [StreamEvent(kind="snapshot", data={"job": job})]
+    monkeypatch.setattr(HeadroomClient, "follow_job", lambda *_, **__: iter(events))
+    assert main(["follow", "job_1"]) == code
+    assert ("device memory ran out" in capsys.readouterr().err) == bool(code)
+
+
+def test_a_failed_job_s_own_sentence_and_hint_are_told():
+    job = {**JOB, "state": "failed", "message": "device memory ran out", "error": {"hint": "Raise the budget."}}
+    with pytest.raises(JobFailed, match="kjv-demo failed: device memory ran out") as raised:
+        verdict_of(job)
+    assert raised.value.hint == "Raise the budget."
+
+
+def test_show_sets_the_measurement_beside_the_prediction():
+    assert describe_job(JOB) == [
+        "kjv-demo  succeeded · step 150 of 150  (job_1)",
+        "  device peak  measured 202 MiB, predicted 200 MiB (-1.0 %)",
+        "  step time    measured 1,000 ms, predicted 900 ms (-10.0 %)",
+        "  loss               4.5000",
+        "  validation         4.6000",
+    ]
+
+
+def test_list_prints_a_table_and_an_empty_one_says_what_to_do(service, capsys):
+    service.answers = {("GET", "/jobs"): (200, {"results": [JOB], "next": None})}
+    assert main(["list"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split() == [
+        "job_1", "kjv-demo", "succeeded", "150", "of", "150", "4.500", "2026-11-21T00:00:00Z",
+    ]  # fmt: skip
+    service.answers = {("GET", "/jobs"): (200, {"results": [], "next": None})}
+    assert main(["list"]) == 0
+    assert capsys.readouterr().out == "no jobs yet; start one: headroom submit JOB.yaml\n"
+
+
+def test_cancel_saves_unless_told_to_discard(service):
+    service.answers = {("POST", "/jobs/job_1/cancel"): (202, {})}
+    main(["cancel", "job_1"])
+    main(["cancel", "job_1", "--discard"])
+    assert [body["mode"] for body in service.sent("/jobs/job_1/cancel")] == ["save", "discard"]
+
+
+def test_artifacts_are_downloaded_under_their_names(service, client, tmp_path):
+    artifacts = [{"id": "art_1", "name": "model/config.json", "num_bytes": 2}]
+    service.answers = {
+        ("GET", "/jobs/job_1/artifacts"): (200, {"results": artifacts, "next": None}),
+        ("GET", "/artifacts/art_1/download"): (200, b"{}"),
+    }
+    download_artifacts(client, "job_1", folder=tmp_path, say=lambda _: None)
+    assert (tmp_path / "model" / "config.json").read_bytes() == b"{}"
+
+
+def test_an_artifact_that_would_leave_the_folder_is_refused(service, client, tmp_path):
+    artifacts = [{"id": "art_1", "name": "../evil", "num_bytes": 2}]
+    service.answers = {("GET", "/jobs/job_1/artifacts"): (200, {"results": artifacts, "next": None})}
+    with pytest.raises(Exception, match="would be written outside"):
+        download_artifacts(client, "job_1", folder=tmp_path / "out", say=lambda _: None)
+
+
+def test_an_unknown_command_ends_with_two(capsys):
+    with pytest.raises(SystemExit) as raised:
+        main(["trian"])
+    assert raised.value.code == 2
+
+
+def test_commands_that_talk_to_the_service_import_neither_torch_nor_django():
+    code = "import sys, worker.cli; print(sorted({'torch', 'django', 'numpy', 'transformers'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_follow_to_end_returns_the_job_as_the_service_has_it_then(service, client, monkeypatch):
+    service.answers = {("GET", "/jobs/job_1"): (200, {**JOB, "summary": {"loss": 1.0}})}
+    monkeypatch.setattr(HeadroomClient, "follow_job", lambda *_, **__: iter([StreamEvent(kind="done", data=JOB)]))
+    job = submit.follow_to_end(client, {**JOB, "state": "queued"}, console=Console(quiet=True))
+    assert job["summary"] == {"loss": 1.0}

@@ -1,0 +1,174 @@
+"""The supervisor of child processes, with real processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from worker.services import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, RunningService, Service, stop_services
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def wait_until(condition, *, limit_s=20.0):
+    deadline = time.monotonic() + limit_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "did not come about"
+        time.sleep(0.01)
+    return value
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.fixture
+def make_service(tmp_path):
+    made = []
+
+    def make(code, *, name="child", stop_s=5.0):
+        service = Service(name=name, command=[sys.executable, "-c", textwrap.dedent(code)], stop_s=stop_s)
+        running = RunningService(
+            service=service, environment=dict(os.environ), folder=tmp_path, log_file=tmp_path / f"{name}.log"
+        )
+        made.append(running)
+        return running
+
+    yield make
+    for running in made:
+        if running.process is not None and running.process.poll() is None:
+            running.process.kill()
+            running.process.wait()
+
+
+def test_what_a_service_prints_goes_to_its_log(make_service):
+    running = make_service("print('hello')")
+    assert running.tend(0.0) == "started"
+    running.process.wait()
+    assert running.log_file.read_text() == "hello\n"
+
+
+def test_a_dead_service_is_started_again_after_its_back_off(make_service):
+    running = make_service("")
+    running.tend(100.0)
+    running.process.wait()
+    assert running.tend(101.0) == "died"
+    assert running.tend(101.0 + FIRST_BACKOFF_S / 2) == ""
+    assert running.tend(101.0 + FIRST_BACKOFF_S) == "started"
+    running.process.wait()
+    assert running.num_restarts == 1
+
+
+def test_the_back_off_doubles_to_its_limit_and_starts_over_after_a_steady_run(make_service):
+    running = make_service("")
+    now, waits = 0.0, []
+    for _ in range(7):
+        running.tend(now)
+        running.process.wait()
+        running.tend(now)
+        waits.append(running.start_again_at - now)
+        now = running.start_again_at
+    assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, LONGEST_BACKOFF_S, LONGEST_BACKOFF_S]
+    running.tend(now)
+    running.process.wait()
+    running.tend(now + 31.0)
+    assert running.start_again_at == now + 31.0 + FIRST_BACKOFF_S
+
+
+def test_a_service_that_ignores_term_is_killed_at_its_deadline(make_service):
+    running = make_service(
+        """
+        import signal, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        print("ready", flush=True)
+        time.sleep(60)
+        """,
+        stop_s=0.2,
+    )
+    running.tend(0.0)
+    wait_until(lambda: running.log_file.exists() and running.log_file.read_text())
+    stop_services([running])
+    assert running.process.returncode == -signal.SIGKILL
+
+
+def test_services_end_last_to_first_each_before_the_next_is_asked(make_service, tmp_path):
+    code = """
+        import pathlib, signal, sys, time
+        def leave(*_):
+            with open("order", "a") as order:
+                order.write("{name} ")
+            sys.exit()
+        signal.signal(signal.SIGTERM, leave)
+        print("ready", flush=True)
+        time.sleep(60)
+        """
+    services = [make_service(code.replace("{name}", name), name=name) for name in ("first", "second", "third")]
+    for running in services:
+        running.tend(0.0)
+        wait_until(lambda running=running: running.log_file.exists() and running.log_file.read_text())
+    stop_services(services)
+    assert (tmp_path / "order").read_text() == "third second first "
+
+
+SUPERVISOR = """
+import os, sys
+from pathlib import Path
+from worker.services import RunningService, Service, run_services
+folder = Path(sys.argv[1])
+services = [
+    RunningService(
+        service=Service(name=name, command=[sys.executable, "-c", "import time; time.sleep(60)"], stop_s=5),
+        environment=dict(os.environ), folder=folder, log_file=folder / f"{name}.log",
+    )
+    for name in ("a", "b")
+]
+def tell(services):
+    pids = [str(running.process.pid) for running in services if running.process]
+    staged = folder / "staged"
+    staged.write_text(" ".join(pids))
+    staged.rename(folder / "pids")
+run_services(services, on_change=tell)
+"""
+
+
+@pytest.fixture
+def supervisor(tmp_path):
+    process = subprocess.Popen([sys.executable, "-c", SUPERVISOR, str(tmp_path)], cwd=ROOT)
+    yield process, lambda: [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    process.kill()
+    process.wait()
+
+
+def test_no_child_outlives_a_supervisor_that_is_killed(supervisor, tmp_path):
+    process, pids_of = supervisor
+    wait_until(lambda: (tmp_path / "pids").exists() and len(pids_of()) == 2)
+    children = pids_of()
+    process.kill()
+    process.wait()
+    wait_until(lambda: not any(is_alive(pid) for pid in children))
+
+
+def test_term_ends_the_supervisor_and_its_children(supervisor, tmp_path):
+    process, pids_of = supervisor
+    wait_until(lambda: (tmp_path / "pids").exists() and len(pids_of()) == 2)
+    children = pids_of()
+    process.terminate()
+    assert process.wait(timeout=20) == 0
+    assert not any(is_alive(pid) for pid in children)
+
+
+def test_a_killed_child_is_replaced_by_another(supervisor, tmp_path):
+    _, pids_of = supervisor
+    wait_until(lambda: (tmp_path / "pids").exists() and len(pids_of()) == 2)
+    first, second = pids_of()
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: len(pids_of()) == 2 and first not in pids_of())
+    assert second in pids_of()
