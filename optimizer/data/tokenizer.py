@@ -27,6 +27,7 @@ _END_OF_TEXT_NAMES = (
     "[EOS]",
     "[SEP]",
 )
+_OWNERS = {"own": "the model's own", "bundled": "the bundled"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +68,7 @@ def load_tokenizer(
         raise _invalid(f"{vocab_size:,} entries", allowed=f"1 to {MAX_VOCAB_SIZE:,}")
     if model_vocab_size is not None and vocab_size > model_vocab_size:
         raise InvalidModel(
-            f"the {source} tokenizer has {vocab_size:,} entries, the model's vocab_size is {model_vocab_size:,}; "
+            f"{_OWNERS[source]} tokenizer has {vocab_size:,} entries, the model's vocab_size is {model_vocab_size:,}; "
             f"allowed: vocab_size of at least {vocab_size:,}",
             field="vocab_size",
             value=model_vocab_size,
