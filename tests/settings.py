@@ -19,3 +19,5 @@ if not Path(os.environ.get("HEADROOM_HOME", "")).name.startswith(_PREFIX):
         os.environ.pop(_name, None)
 
 from webapp.settings import *  # noqa: E402, F403
+
+STATIC_ROOT.mkdir(exist_ok=True)  # noqa: F405  (the server of static files warns where its folder is missing)
