@@ -7,7 +7,7 @@ prediction and no machine; those belong to the estimate made of it.
 import hashlib
 import json
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from optimizer.errors import InvalidPlan
 from optimizer.plan.activations import ActivationsPlan
@@ -17,7 +17,7 @@ from optimizer.plan.weights import WeightsPlan
 from optimizer.serialize import from_json, to_json
 from optimizer.workload import TrainingWorkload
 
-PLAN_VERSION = 1
+PLAN_VERSION: Final = 1
 
 
 @dataclass(frozen=True, kw_only=True)

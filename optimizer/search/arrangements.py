@@ -50,6 +50,12 @@ def arrange_offload_only(num_blocks: int, *, num_keep: int, arrangement: Arrange
     return tuple("offload" if index in offloaded else "keep" for index in range(num_blocks))
 
 
+def keep_everything(num_blocks: int) -> PerBlock:
+    """Plain training's choice."""
+    choices: PerBlock = ("keep",)
+    return choices * num_blocks
+
+
 def summarize(per_block: PerBlock) -> str:
     """In a few words: ``keep 4, recompute 8``."""
     choices: tuple[BlockChoice, ...] = ("keep", "recompute", "offload")

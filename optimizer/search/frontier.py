@@ -2,7 +2,7 @@
 
 from optimizer.estimate.prediction import Prediction
 from optimizer.plan.plan import Plan
-from optimizer.search.arrangements import Line, summarize
+from optimizer.search.arrangements import Line, keep_everything, summarize
 from optimizer.search.pricebook import PriceBook
 from optimizer.search.problem import PricedPlan, Setting
 
@@ -17,7 +17,7 @@ def price_spread(book: PriceBook) -> float:
     """Price plans between smallest and fastest, whatever the budget; the step time of the fastest allowed plan of all."""
     problem, depth = book.problem, book.problem.num_blocks
     settings = problem.settings()
-    bound_ms = min(book.price(setting, ("keep",) * depth).step_ms for setting in settings)
+    bound_ms = min(book.price(setting, keep_everything(depth)).step_ms for setting in settings)
     for setting in _spread_settings(settings):
         lines = [Line(num_blocks=depth, arrangement="first", num_offload=0)] if problem.allows("recompute") else []
         if problem.allows("offload"):

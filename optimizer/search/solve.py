@@ -15,8 +15,7 @@ are treated as alike.
 
 from collections.abc import Iterator
 
-from optimizer.plan.activations import BlockChoice
-from optimizer.search.arrangements import Arrangement, Line, PerBlock
+from optimizer.search.arrangements import Arrangement, Line, PerBlock, keep_everything
 from optimizer.search.pricebook import PriceBook
 from optimizer.search.problem import Setting
 
@@ -49,7 +48,7 @@ def price_lightest(book: PriceBook, setting: Setting) -> int:
         for num_keep in (0, 1)
         if num_keep <= line.max_keep
     ]
-    return min([*highs, book.price(setting, _all_keep(book)).device_peak_high_bytes])
+    return min([*highs, book.price(setting, keep_everything(book.problem.num_blocks)).device_peak_high_bytes])
 
 
 def _hopeful_settings(book: PriceBook) -> Iterator[Setting]:
@@ -76,12 +75,7 @@ def _pure_peaks(book: PriceBook, setting: Setting) -> list[int]:
 
 def _keep_all_ms(book: PriceBook, setting: Setting) -> float:
     """A lower bound on every plan of the setting."""
-    return book.price(setting, _all_keep(book)).step_ms
-
-
-def _all_keep(book: PriceBook) -> PerBlock:
-    choices: tuple[BlockChoice, ...] = ("keep",)
-    return choices * book.problem.num_blocks
+    return book.price(setting, keep_everything(book.problem.num_blocks)).step_ms
 
 
 def _plain_lines(book: PriceBook) -> list[Line]:

@@ -1,0 +1,160 @@
+"""What the planning commands print: aligned plain text, sizes and durations with their units. Same text in a terminal and
+a pipe."""
+
+from collections.abc import Iterable, Sequence
+
+from optimizer.categories import CATEGORIES, CATEGORY_LABELS
+from optimizer.estimate.prediction import Prediction
+from optimizer.hardware.machine import Machine
+from optimizer.plan.explain import explain_plan
+from optimizer.profile.profile import Profile
+from optimizer.search.core import SearchResult
+from optimizer.search.frontier import plan_label
+from optimizer.search.problem import PricedPlan, SearchProblem
+from optimizer.units import format_bytes, format_duration
+
+_VERDICTS = {"fits": "fits", "tight": "tight", "does_not_fit": "does not fit", "unknown": "unknown"}
+
+
+def report_search(result: SearchResult, *, problem: SearchProblem, machine: Machine, profile: Profile) -> str:
+    """Header, the baselines with the chosen plan below them, its bytes, the frontier, the reasons."""
+    slowdown = 100 * (result.chosen.prediction.step_ms / result.bound_step_ms - 1)
+    bound = f"unlimited memory would allow {format_ms(result.bound_step_ms)} a step; the chosen plan takes {slowdown:.0f} % more"
+    return "\n\n".join(
+        [
+            _header(problem, machine, profile),
+            _plans_table([*result.baselines.values(), result.chosen]),
+            _categories_table(result.chosen.prediction),
+            "Frontier (smallest budget for each speed)\n" + _frontier_table(result),
+            "Chosen plan\n" + _bullets([*result.explanation, bound]),
+        ]
+    )
+
+
+def report_estimate(priced: PricedPlan, *, problem: SearchProblem, machine: Machine, profile: Profile) -> str:
+    sentences = explain_plan(priced.plan, prediction=priced.prediction)
+    return "\n\n".join(
+        [
+            _header(problem, machine, profile),
+            _plans_table([priced]),
+            _categories_table(priced.prediction),
+            "Plan\n" + _bullets(sentences),
+        ]
+    )
+
+
+def report_profile(profile: Profile) -> str:
+    return f"{profile.num_blocks} blocks, {profile.num_parameters:,} parameters"
+
+
+def report_machine(machine: Machine) -> str:
+    rates = machine.rates
+    rows = [
+        ("machine", machine.name),
+        (
+            "device",
+            f"{machine.device.name} ({machine.device.kind}), {format_bytes(machine.device.memory_bytes)} usable",
+        ),
+        ("host memory", format_bytes(machine.host_memory_bytes)),
+        *((f"matrix products {dtype}", _tera(rate)) for dtype, rate in rates.matmul_flops_per_s.items()),
+        *((f"attention {dtype}", _tera(rate)) for dtype, rate in rates.attention_flops_per_s.items()),
+        ("element-wise", f"{format_bytes(round(rates.memory_bytes_per_s))}/s"),
+        ("one op", f"{rates.op_overhead_s * 1e6:.1f} us"),
+        ("device to host", f"{format_bytes(round(rates.device_to_host_bytes_per_s))}/s"),
+        ("host to device", f"{format_bytes(round(rates.host_to_device_bytes_per_s))}/s"),
+        *(
+            (f"optimizer {kind}", f"{rate / 1e6:,.0f} M elements/s")
+            for kind, rate in rates.optimizer_elements_per_s.items()
+        ),
+        ("rates", rates.source),
+        *machine.facts.items(),
+    ]
+    return _pairs(rows)
+
+
+def format_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> str:
+    """Columns two spaces apart; the first ``left`` and the last to the left, the others to the right."""
+    table = [list(header), *(list(row) for row in rows)]
+    widths = [max(len(row[column]) for row in table) for column in range(len(header))]
+    lines = []
+    for row in table:
+        cells = [
+            cell.ljust(width) if column < left or column == len(row) - 1 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def format_ms(milliseconds: float) -> str:
+    """Durations of a step: ``0.84 ms``, ``12.3 ms``, ``1.50 s``."""
+    if milliseconds >= 1000:
+        return f"{milliseconds / 1000:.2f} s"
+    return f"{milliseconds:.2f} ms" if milliseconds < 10 else f"{milliseconds:.1f} ms"
+
+
+def _header(problem: SearchProblem, machine: Machine, profile: Profile) -> str:
+    workload = problem.workload
+    source = "rates measured" if machine.rates.source == "measured" else "rates from data sheets, unmeasured"
+    budget = format_bytes(problem.goal.device_budget_bytes)
+    return _pairs(
+        [
+            ("model", report_profile(profile)),
+            ("workload", f"{workload.global_batch_size} sequences of {workload.sequence_length:,} tokens a step"),
+            ("machine", f"{machine.name}, {machine.device.name}; {source}"),
+            ("budget", f"{budget} on the device, {format_bytes(problem.host_budget_bytes)} on the host"),
+        ]
+    )
+
+
+def _plans_table(plans: Sequence[PricedPlan]) -> str:
+    header = ("plan", "peak", "at most", "host", "step", "tokens/s", "in all", "verdict", "what it does")
+    return format_table(header, [_plan_row(priced) for priced in plans])
+
+
+def _plan_row(priced: PricedPlan) -> tuple[str, ...]:
+    prediction = priced.prediction
+    return (
+        priced.label,
+        format_bytes(prediction.device_peak_bytes),
+        format_bytes(prediction.device_peak_high_bytes),
+        format_bytes(prediction.host_peak_bytes) if prediction.host_peak_bytes else "-",
+        format_ms(prediction.step_ms),
+        f"{prediction.tokens_per_s:,.0f}",
+        format_duration(prediction.total_s),
+        _VERDICTS[priced.verdict],
+        plan_label(priced.plan),
+    )
+
+
+def _categories_table(prediction: Prediction) -> str:
+    sizes = prediction.device_bytes_by_category
+    rows = [(CATEGORY_LABELS[name], format_bytes(sizes[name])) for name in CATEGORIES if sizes.get(name)]
+    rows.append(("together", format_bytes(prediction.device_peak_bytes)))
+    width = max(len(size) for _, size in rows)
+    return f"At the peak, {prediction.peak_moment}\n" + _pairs([(name, size.rjust(width)) for name, size in rows])
+
+
+def _frontier_table(result: SearchResult) -> str:
+    rows = [
+        (
+            format_bytes(point.prediction.device_peak_high_bytes),
+            format_ms(point.prediction.step_ms),
+            plan_label(point.plan) + ("  <- chosen" if point.plan == result.chosen.plan else ""),
+        )
+        for point in result.frontier
+    ]
+    return format_table(("budget", "step", "plan"), rows, left=0)
+
+
+def _bullets(sentences: Iterable[str]) -> str:
+    return "\n".join(f"- {sentence}" for sentence in sentences)
+
+
+def _pairs(rows: Sequence[tuple[str, str]]) -> str:
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name.ljust(width)}  {value}" for name, value in rows)
+
+
+def _tera(flops_per_s: float) -> str:
+    return f"{flops_per_s / 1e12:.2f} TFLOP/s" if flops_per_s >= 1e11 else f"{flops_per_s / 1e9:.1f} GFLOP/s"
