@@ -3,7 +3,9 @@
 One folder, ``HEADROOM_HOME``, holds all state of the embedded stack: database, uploads, jobs, secrets, sockets.
 """
 
+import os
 import secrets
+import tempfile
 from pathlib import Path
 
 import environ
@@ -24,7 +26,7 @@ DEBUG = False
 def _secret_key() -> str:
     """From the environment, else made once and kept in HEADROOM_HOME, mode 0600."""
     if given := env.str("HEADROOM_SECRET_KEY", default=""):
-        return given
+        return str(given)
     path = HEADROOM_HOME / "secret_key"
     try:
         with path.open("x") as file:
@@ -67,6 +69,7 @@ MIDDLEWARE = [
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
+    "webapp.api.middleware.problem_middleware",
 ]
 
 ROOT_URLCONF = "webapp.urls"
@@ -74,7 +77,7 @@ ASGI_APPLICATION = "webapp.asgi.application"
 TEMPLATES = [
     {
         "BACKEND": "django.template.backends.django.DjangoTemplates",
-        "DIRS": [BASE_DIR / "webapp" / "templates"],
+        "DIRS": [BASE_DIR / "webapp" / "templates", BASE_DIR / "webapp" / "api" / "templates"],
         "APP_DIRS": False,
         "OPTIONS": {
             "context_processors": [
@@ -100,6 +103,9 @@ else:
         "pool": {"min_size": 1, "max_size": 10, "timeout": 5},
         "options": "-c statement_timeout=10000 -c lock_timeout=3000 -c idle_in_transaction_session_timeout=30000",
     }
+# a file, because threads and processes of a test share it; one each for test runs side by side
+if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
+    DATABASES["default"]["TEST"] = {"NAME": str(Path(tempfile.gettempdir()) / f"headroom-test-{os.getpid()}.sqlite3")}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 REDIS_URL = env.str("REDIS_URL", default=f"unix://{HEADROOM_HOME / 'run' / 'valkey.sock'}")
@@ -110,6 +116,7 @@ HEADROOM_RETRY_BASE_S = env.float("HEADROOM_RETRY_BASE_S", default=10.0)
 HEADROOM_MAX_UPLOAD_BYTES = env.int("HEADROOM_MAX_UPLOAD_BYTES", default=8 * 1024**3)
 """Largest body of an upload of a model or dataset; every other body ends at 1 MiB."""
 
+AUTHENTICATION_BACKENDS = ["webapp.accounts.backends.ThrottledBackend"]
 AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator", "OPTIONS": {"min_length": 12}},
     {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
@@ -165,4 +172,19 @@ CONTENT_SECURITY_POLICY = {
         "frame-ancestors": [NONE],
         "object-src": [NONE],
     }
+}
+
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s %(message)s"}},
+    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "root": {"handlers": ["stderr"], "level": env.str("HEADROOM_LOG_LEVEL", default="INFO")},
+    "loggers": {
+        # Django's own handlers print only under DEBUG, or send mail
+        "django": {"handlers": [], "level": "INFO", "propagate": True},
+        "django.server": {"handlers": [], "level": "INFO", "propagate": True},
+        # each 4xx at WARNING would let anyone fill the log
+        "django.request": {"level": "ERROR"},
+    },
 }

@@ -1,5 +1,13 @@
 """Where each address goes: pages for people, ``/api/v1`` for programs."""
 
-from django.urls import URLPattern, URLResolver
+from django.urls import URLPattern, URLResolver, include, path
 
-urlpatterns: list[URLPattern | URLResolver] = []
+from webapp.api.health import healthz, readyz
+from webapp.api.urls import urlpatterns as api_urlpatterns
+
+urlpatterns: list[URLPattern | URLResolver] = [
+    path("healthz", healthz, name="healthz"),
+    path("readyz", readyz, name="readyz"),
+    path("api/v1/", include(api_urlpatterns)),
+    path("", include("webapp.pages.urls")),
+]

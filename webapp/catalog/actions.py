@@ -73,6 +73,7 @@ def create_model(
                 folder=f"models/{model_id}",
                 has_weights=bool(weights),
                 has_tokenizer=tokenizer is not None,
+                num_parameters=spec.num_parameters,
             ),
         )
 

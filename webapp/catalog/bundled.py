@@ -2,14 +2,14 @@
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 from django.conf import settings
 
-from optimizer.data.bundled import TEXT_FILE
+from optimizer.data.bundled import TEXT_FILE, TOKENIZER_FILE
 from optimizer.data.inspect import inspect_dataset
-from optimizer.models.presets import PRESETS
-from optimizer.models.spec import ModelSpec
+from optimizer.models.presets import PRESETS, Preset
 from webapp.catalog.models import Dataset, Model
 from webapp.ids import new_model_id
 
@@ -18,40 +18,33 @@ DATASET_NAME = "kjv"
 
 def ensure_bundled() -> None:
     """One model row for each preset, renewed when its config changed with the program, and the dataset."""
-    for name, preset in PRESETS.items():
-        _ensure_preset(name, preset.spec)
+    for preset in PRESETS.values():
+        _ensure_preset(preset)
     _ensure_dataset()
 
 
-def _ensure_preset(name: str, spec: ModelSpec) -> None:
-    row = Model.objects.filter(preset=name).first()
+def _ensure_preset(preset: Preset) -> None:
+    spec = preset.spec
+    row = Model.objects.filter(preset=preset.name).first()
     if row is not None and row.fingerprint == spec.fingerprint:
         return
     model_id = row.pk if row else new_model_id()
     folder = Path(settings.HEADROOM_HOME) / "models" / model_id
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(spec.to_config(), indent=1))
-    Model.objects.update_or_create(
-        preset=name,
-        defaults={
-            "owner": None,
-            "name": name,
-            "model_type": spec.model_type,
-            "config": spec.to_config(),
-            "fingerprint": spec.fingerprint,
-            "folder": f"models/{model_id}",
-            "num_parameters": None,
-        },
-        create_defaults={
-            "id": model_id,
-            "owner": None,
-            "name": name,
-            "model_type": spec.model_type,
-            "config": spec.to_config(),
-            "fingerprint": spec.fingerprint,
-            "folder": f"models/{model_id}",
-        },
-    )
+    if preset.has_tokenizer:
+        shutil.copyfile(TOKENIZER_FILE, folder / "tokenizer.json")
+    values = {
+        "owner": None,
+        "name": preset.name,
+        "model_type": spec.model_type,
+        "config": spec.to_config(),
+        "fingerprint": spec.fingerprint,
+        "folder": f"models/{model_id}",
+        "has_tokenizer": preset.has_tokenizer,
+        "num_parameters": spec.num_parameters,
+    }
+    Model.objects.update_or_create(preset=preset.name, defaults=values, create_defaults={"id": model_id, **values})
 
 
 def _ensure_dataset() -> None:

@@ -7,6 +7,7 @@ be refused for nothing.
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
@@ -18,9 +19,7 @@ from optimizer.hardware.machine import Machine as MachineSpec
 from optimizer.plan.explain import explain_plan
 from optimizer.plan.plan import PLAN_VERSION
 from optimizer.profile.profile import Profile as ModelProfile
-from optimizer.search.baselines import price_baselines
 from optimizer.search.problem import PricedPlan
-from optimizer.search.search import search_plans, training_problem
 from webapp.catalog.actions import request_profile
 from webapp.catalog.models import Machine, Profile
 from webapp.catalog.queries import machines_visible_to
@@ -110,8 +109,18 @@ def price_job_spec(user: Any, spec: JobSpec) -> PlanAnswer:
     return PlanAnswer(profile="ready", offers=[_marked(offer, is_chosen=offer is chosen) for offer in offers])
 
 
-def submit_job(user: Any, *, spec: dict[str, Any], plan_id: str | None = None, override: bool = False, actor: str) -> Job:
+def submit_job(
+    user: Any,
+    *,
+    spec: dict[str, Any],
+    plan_id: str | None = None,
+    override: bool = False,
+    actor: str,
+    and_then: Callable[[Job], None] | None = None,
+) -> Job:
     """A job from an offer, or from a fresh search when none is named.
+
+    and_then: called with the job in the transaction that makes it.
 
     Raises PlanStale, PlanDoesNotFit (unless ``override``), NotPricedYet, and what ``price_spec`` raises.
     """
@@ -125,16 +134,20 @@ def submit_job(user: Any, *, spec: dict[str, Any], plan_id: str | None = None, o
             device_peak_high_bytes=peak,
             budget_bytes=budget,
         )
-    return create_job(
-        owner=user,
-        spec={**read.to_json(), "plan": offer.label},
-        model=read.model,
-        dataset=read.dataset,
-        plan=offer.plan,
-        prediction=offer.prediction,
-        machine=offer.machine,
-        actor=actor,
-    )
+    with transaction.atomic():
+        job = create_job(
+            owner=user,
+            spec={**read.to_json(), "plan": offer.label},
+            model=read.model,
+            dataset=read.dataset,
+            plan=offer.plan,
+            prediction=offer.prediction,
+            machine=offer.machine,
+            actor=actor,
+        )
+        if and_then is not None:
+            and_then(job)
+    return job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +164,10 @@ class _Searched:
 
 
 def _search(spec: JobSpec, profile: Profile, machine: Machine) -> _Searched:
+    # here, so that numpy and scipy are loaded with the first price and not with every process that knows of jobs
+    from optimizer.search.baselines import price_baselines
+    from optimizer.search.search import search_plans, training_problem
+
     model_profile = ModelProfile.from_json(profile.document)
     target = MachineSpec.from_json(machine.document)
     try:

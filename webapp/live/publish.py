@@ -1,7 +1,8 @@
 """Puts telemetry on the wire: one Redis stream per job, read by the pages that watch it.
 
 The wire is not the record. A full or dead Redis costs the caller at most 50 ms, then the entry is dropped and counted, and for a
-second nothing is tried at all. Who publishes what: ``state``, ``checkpoint`` and ``done`` are sent by ``webapp.jobs`` after each
+second nothing is tried at all. The first entry that gets through after that is preceded by a ``gap``, so that readers fetch what
+they missed from the database. Who publishes what: ``state``, ``checkpoint`` and ``done`` are sent by ``webapp.jobs`` after each
 commit; ``sample`` and ``log`` by the worker.
 """
 
@@ -17,7 +18,7 @@ from django.conf import settings
 
 logger = logging.getLogger(__name__)
 
-EntryType = Literal["sample", "state", "log", "checkpoint", "done"]
+EntryType = Literal["sample", "state", "log", "checkpoint", "done", "gap"]
 
 MAX_ENTRIES = 10_000
 """Kept per stream, about; older ones are in the database."""
@@ -54,29 +55,40 @@ class _Wire:
         )
         self._lock = threading.Lock()
         self._silent_until_s = 0.0
+        self._dropped_by_job: dict[str, int] = {}
         self.num_dropped = 0
 
     def send(self, job_id: str, entry_type: EntryType, document: dict[str, Any]) -> bool:
         if time.monotonic() < self._silent_until_s:
-            return self._drop()
-        body = json.dumps({"type": entry_type, "data": document}, separators=(",", ":"))
+            return self._drop(job_id)
         key = stream_key(job_id)
+        num_missing = self._dropped_by_job.get(job_id, 0)
         try:
             # one round trip: expire is set with each entry, so an abandoned stream goes too
             pipeline = self._client.pipeline(transaction=False)
-            pipeline.xadd(key, {"json": body}, maxlen=MAX_ENTRIES, approximate=True)
+            if num_missing:
+                pipeline.xadd(key, _entry("gap", {"num_dropped": num_missing}), maxlen=MAX_ENTRIES, approximate=True)
+            pipeline.xadd(key, _entry(entry_type, document), maxlen=MAX_ENTRIES, approximate=True)
             pipeline.expire(key, _EXPIRE_S)
             pipeline.execute()
         except (redis.RedisError, OSError) as error:
             self._silent_until_s = time.monotonic() + _PAUSE_AFTER_FAILURE_S
             logger.info("telemetry of %s dropped: %s", job_id, error)
-            return self._drop()
+            return self._drop(job_id)
+        if num_missing:
+            with self._lock:
+                self._dropped_by_job.pop(job_id, None)
         return True
 
-    def _drop(self) -> bool:
+    def _drop(self, job_id: str) -> bool:
         with self._lock:
             self.num_dropped += 1
+            self._dropped_by_job[job_id] = self._dropped_by_job.get(job_id, 0) + 1
         return False
+
+
+def _entry(entry_type: EntryType, document: dict[str, Any]) -> dict[str | bytes, Any]:
+    return {"json": json.dumps({"type": entry_type, "data": document}, separators=(",", ":"))}
 
 
 @lru_cache(maxsize=4)

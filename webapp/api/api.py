@@ -1,0 +1,76 @@
+"""The API itself: routers, and one handler for each way a request can fail."""
+
+import logging
+from typing import Any
+
+from django.http import Http404, HttpRequest, HttpResponse
+from ninja import NinjaAPI
+from ninja.errors import AuthenticationError, HttpError, Throttled, ValidationError
+
+from optimizer.errors import HeadroomError
+from webapp.api import catalog_routes, file_routes, job_routes
+from webapp.api.auth import CsrfFailedError, TokenOrSession
+from webapp.api.problems import csrf_failed, field_problems, not_found, problem, problem_of, unauthorized
+from webapp.live import routes as live_routes
+
+logger = logging.getLogger(__name__)
+
+api = NinjaAPI(
+    title="Headroom",
+    version="1",
+    urls_namespace="api-v1",
+    auth=TokenOrSession(),
+    docs_url=None,
+    openapi_url=None,
+)
+for router in (catalog_routes.router, job_routes.router, file_routes.router, live_routes.router):
+    api.add_router("", router)
+
+
+@api.exception_handler(HeadroomError)
+def _headroom_error(request: HttpRequest, error: HeadroomError) -> HttpResponse:
+    return problem_of(error)
+
+
+@api.exception_handler(Http404)
+def _not_found(request: HttpRequest, error: Http404) -> HttpResponse:
+    return not_found()
+
+
+@api.exception_handler(AuthenticationError)
+def _unauthorized(request: HttpRequest, error: AuthenticationError) -> HttpResponse:
+    return unauthorized()
+
+
+@api.exception_handler(CsrfFailedError)
+def _csrf_failed(request: HttpRequest, error: CsrfFailedError) -> HttpResponse:
+    return csrf_failed()
+
+
+@api.exception_handler(ValidationError)
+def _validation_error(request: HttpRequest, error: ValidationError) -> HttpResponse:
+    fields = field_problems(error.errors)
+    detail = "; ".join(f"{field['field']}: {field['message']}" for field in fields[:3])
+    return problem(422, code="invalid_input", detail=detail, fields=fields)
+
+
+@api.exception_handler(Throttled)
+def _throttled(request: HttpRequest, error: Throttled) -> HttpResponse:
+    headers = {"Retry-After": str(int(error.wait or 1))}
+    return problem(429, code="too_many_requests", detail="too many requests", headers=headers)
+
+
+@api.exception_handler(HttpError)
+def _http_error(request: HttpRequest, error: HttpError) -> HttpResponse:
+    return problem(error.status_code, code=f"http_{error.status_code}", detail=str(error))
+
+
+@api.exception_handler(Exception)
+def _fault(request: HttpRequest, error: Exception) -> HttpResponse:
+    """A fault of the program: its trace goes to the log, not to the caller."""
+    logger.error("%s %s failed", request.method, request.path, exc_info=error)
+    return problem(500, code="internal", detail="the server failed; its log tells more", hint="Try again; if it stays, report it.")
+
+
+def openapi_document() -> Any:
+    return api.get_openapi_schema(path_prefix="/api/v1/")

@@ -1,0 +1,53 @@
+"""Who calls the API: a bearer token, else a session with CSRF. A token that is sent decides alone; cookies are then ignored."""
+
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.http import HttpRequest
+from ninja.security.base import AuthBase
+from ninja.utils import check_csrf
+
+from webapp.accounts.tokens import find_token_user
+
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+class CsrfFailedError(Exception):
+    """A session's unsafe request came without its CSRF token."""
+
+
+class TokenOrSession(AuthBase):
+    """Puts the user on ``request.user``; answers None (401) for nobody."""
+
+    openapi_type = "http"
+    openapi_scheme = "bearer"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.openapi_security_schema["scheme"] = "bearer"  # type: ignore[index]
+
+    def __call__(self, request: HttpRequest) -> Any:
+        return authenticate(request)
+
+
+class AsyncTokenOrSession(TokenOrSession):
+    """The same for an async view, off the event loop."""
+
+    async def __call__(self, request: HttpRequest) -> Any:
+        return await sync_to_async(authenticate)(request)
+
+
+def authenticate(request: HttpRequest) -> Any:
+    """The user, or None. Raises CsrfFailedError."""
+    authorization = request.headers.get("Authorization", "")
+    if authorization:
+        scheme, _, token = authorization.partition(" ")
+        user = find_token_user(token.strip()) if scheme.lower() == "bearer" else None
+        if user is not None:
+            request.user = user
+        return user
+    if not request.user.is_authenticated:
+        return None
+    if request.method not in _SAFE_METHODS and check_csrf(request) is not None:
+        raise CsrfFailedError
+    return request.user

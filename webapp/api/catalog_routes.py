@@ -1,0 +1,84 @@
+"""``/me``, ``/models``, ``/datasets``, ``/machines``."""
+
+from typing import Any
+
+from django.db import transaction
+from django.http import Http404, HttpRequest, HttpResponse
+from ninja import File, Form, Router, UploadedFile
+
+from webapp.api.idempotency import idempotent, remember
+from webapp.api.paging import page_of
+from webapp.catalog import actions
+from webapp.catalog.documents import dataset_documents, machine_documents, model_documents
+from webapp.catalog.queries import datasets_visible_to, machines_visible_to, models_visible_to
+from webapp.jobs.planning import program_version
+
+router = Router()
+
+
+@router.get("/me", response=dict[str, Any], tags=["account"])
+def get_me(request: HttpRequest) -> dict[str, Any]:
+    """Who the token or session belongs to, and the program's version."""
+    return {"user": request.user.get_username(), "is_admin": request.user.is_superuser, "version": program_version()}
+
+
+@router.get("/models", response=dict[str, Any], tags=["models"])
+def list_models(request: HttpRequest, cursor: str = "", page_size: str = "") -> dict[str, Any]:
+    """Your models and those that ship with the program, newest first."""
+    return page_of(request, models_visible_to(request.user), model_documents)
+
+
+@router.post("/models", response={201: dict[str, Any]}, tags=["models"])
+@idempotent
+def create_model(
+    request: HttpRequest,
+    name: Form[str],
+    config: File[UploadedFile],
+    tokenizer: File[UploadedFile | None] = None,
+    weights: File[list[UploadedFile] | None] = None,
+) -> HttpResponse:
+    """A Hugging Face model: config.json, perhaps tokenizer.json and safetensors (one file, or shards with their index)."""
+    model = actions.create_model(
+        owner=request.user, name=name, config=config, tokenizer=tokenizer, weights=tuple(weights or ())
+    )
+    location = f"/api/v1/models/{model.pk}"
+    with transaction.atomic():
+        return remember(request, status=201, body=model_documents([model])[0], location=location)
+
+
+@router.get("/models/{model_id}", response=dict[str, Any], tags=["models"])
+def get_model(request: HttpRequest, model_id: str) -> dict[str, Any]:
+    row = models_visible_to(request.user).filter(pk=model_id).first()
+    if row is None:
+        raise Http404
+    return model_documents([row])[0]
+
+
+@router.get("/datasets", response=dict[str, Any], tags=["datasets"])
+def list_datasets(request: HttpRequest, cursor: str = "", page_size: str = "") -> dict[str, Any]:
+    """Your datasets and those that ship with the program, newest first."""
+    return page_of(request, datasets_visible_to(request.user), dataset_documents)
+
+
+@router.post("/datasets", response={201: dict[str, Any]}, tags=["datasets"])
+@idempotent
+def create_dataset(request: HttpRequest, name: Form[str], file: File[UploadedFile]) -> HttpResponse:
+    """Text to train on: .txt, .jsonl with ``text`` or ``messages``, or .parquet."""
+    dataset = actions.create_dataset(owner=request.user, name=name, file=file)
+    location = f"/api/v1/datasets/{dataset.pk}"
+    with transaction.atomic():
+        return remember(request, status=201, body=dataset_documents([dataset])[0], location=location)
+
+
+@router.get("/datasets/{dataset_id}", response=dict[str, Any], tags=["datasets"])
+def get_dataset(request: HttpRequest, dataset_id: str) -> dict[str, Any]:
+    row = datasets_visible_to(request.user).filter(pk=dataset_id).first()
+    if row is None:
+        raise Http404
+    return dataset_documents([row])[0]
+
+
+@router.get("/machines", response=dict[str, Any], tags=["machines"])
+def list_machines(request: HttpRequest, cursor: str = "", page_size: str = "") -> dict[str, Any]:
+    """Machines that have run a worker, and how well their runs were predicted."""
+    return page_of(request, machines_visible_to(request.user), machine_documents)

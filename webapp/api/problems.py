@@ -1,0 +1,98 @@
+"""Every error of the API as ``application/problem+json`` (RFC 9457), with a stable ``code`` and the fields that were wrong."""
+
+import json
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+from django.http import HttpResponse
+
+from optimizer.errors import DiskFull, HeadroomError, InvalidInput, NoFeasiblePlan, PlanStale
+from webapp.jobs.errors import JobConflict
+
+CONTENT_TYPE = "application/problem+json"
+
+
+def problem(
+    status: int,
+    *,
+    code: str,
+    detail: str,
+    title: str = "",
+    fields: Sequence[dict[str, Any]] = (),
+    hint: str = "",
+    extra: dict[str, Any] | None = None,
+    headers: dict[str, str] | None = None,
+) -> HttpResponse:
+    """``fields``: ``{"field", "value", "allowed", "message"}`` each."""
+    document: dict[str, Any] = {
+        "type": "about:blank",
+        "title": title or HTTPStatus(status).phrase,
+        "status": status,
+        "detail": detail,
+        "code": code,
+        "fields": list(fields),
+        "hint": hint,
+    }
+    if extra:
+        document["extra"] = extra
+    body = json.dumps(document, default=str)
+    return HttpResponse(body, status=status, content_type=CONTENT_TYPE, headers=headers or {})
+
+
+def problem_of(error: HeadroomError) -> HttpResponse:
+    """An error of the program's own tree."""
+    if isinstance(error, InvalidInput):
+        field = {**error.fields, "message": error.message}
+        return problem(422, code=error.code, detail=error.message, fields=[field], hint=error.hint)
+    if isinstance(error, NoFeasiblePlan):
+        return problem(422, code=error.code, detail=error.message, hint=error.hint, extra=error.fields)
+    if isinstance(error, JobConflict | PlanStale):
+        headers = {"Retry-After": "2"} if error.code == "profile_pending" else None
+        return problem(409, code=error.code, detail=error.message, hint=error.hint, extra=error.fields, headers=headers)
+    status = 507 if isinstance(error, DiskFull) else 422
+    return problem(status, code=error.code, detail=error.message, hint=error.hint, extra=error.fields)
+
+
+def not_found() -> HttpResponse:
+    """The same for what is not there and for what is someone else's."""
+    return problem(404, code="not_found", detail="nothing is here, or it is not yours")
+
+
+def unauthorized() -> HttpResponse:
+    return problem(
+        401,
+        code="unauthorized",
+        detail="this needs a valid API token or a session",
+        hint="Send Authorization: Bearer hr_…; tokens are made on the page Tokens.",
+        headers={"WWW-Authenticate": "Bearer"},
+    )
+
+
+def csrf_failed() -> HttpResponse:
+    return problem(
+        403,
+        code="csrf_failed",
+        detail="the CSRF token is missing or wrong",
+        hint="Send the csrftoken cookie's value as X-CSRFToken, or use an API token.",
+    )
+
+
+def field_problems(errors: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Pydantic's findings in our words; ``loc`` begins with where (body, query, …) and the parameter's name."""
+    found = []
+    for error in errors:
+        place = [str(part) for part in error.get("loc", ())]
+        name = ".".join(place[2:] if place[:1] == ["body"] and len(place) > 2 else place[1:]) or ".".join(place)
+        value = error.get("input")
+        shown = value if isinstance(value, str | int | float | bool | None) else type(value).__name__
+        allowed = error.get("ctx") or {}
+        found.append(
+            {
+                "field": name,
+                "value": shown[:200] if isinstance(shown, str) else shown,
+                "allowed": {key: str(item) for key, item in allowed.items()} or None,
+                "message": str(error.get("msg", "")),
+            }
+        )
+    return found

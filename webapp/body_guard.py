@@ -1,0 +1,166 @@
+"""Bounds request bodies before Django sees them: by their real bytes, by time, and by who sends them.
+
+Most bodies end at 1 MiB. Uploads may be as large as the settings say, but only from someone whose token or session is valid, which
+is looked up before the first byte is taken. Content-Length is believed only when it says too much.
+"""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from http.cookies import CookieError, SimpleCookie
+from importlib import import_module
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.conf import settings
+from django.contrib.auth import get_user
+from django.http import HttpRequest
+
+from webapp.accounts.tokens import find_token_user
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+
+SMALL_BODY_BYTES = 1024 * 1024
+_FORM_OVERHEAD_BYTES = 64 * 1024
+"""Part headers and fields around an uploaded file."""
+UPLOAD_PATHS = frozenset(
+    {"/api/v1/models", "/api/v1/datasets", "/models/", "/datasets/", "/jobs/new/model/", "/jobs/new/dataset/"}
+)
+PIECE_DEADLINE_S = 30.0
+"""A sender that stays silent this long in mid-body is cut off."""
+
+
+class BodyGuard:
+    """ASGI middleware around the whole of Django."""
+
+    def __init__(self, application: Application) -> None:
+        self._application = application
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._application(scope, receive, send)
+            return
+        limit_bytes = _limit_bytes(scope)
+        declared = _declared_bytes(scope)
+        if declared is not None and declared > limit_bytes:
+            await _refuse(send, status=413, limit_bytes=limit_bytes)
+            return
+        may_be_large = limit_bytes > SMALL_BODY_BYTES and (declared is None or declared > SMALL_BODY_BYTES)
+        if may_be_large and not await sync_to_async(_is_known)(scope):
+            await _refuse(send, status=401, limit_bytes=limit_bytes)
+            return
+        body = _CountedBody(receive, limit_bytes=limit_bytes)
+        answer = _WatchedSend(send)
+        try:
+            await self._application(scope, body.receive, answer.send)
+        except _BodyRefusedError as refusal:
+            if not answer.has_started:
+                await _refuse(send, status=refusal.status, limit_bytes=limit_bytes)
+
+
+class _BodyRefusedError(Exception):
+    """Thrown through Django's reading of the body, so that it stops at once."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"body refused with {status}")
+        self.status = status
+
+
+class _CountedBody:
+    def __init__(self, receive: Receive, *, limit_bytes: int) -> None:
+        self._receive = receive
+        self._limit_bytes = limit_bytes
+        self._num_bytes = 0
+        self._is_complete = False
+
+    async def receive(self) -> Message:
+        if self._is_complete:
+            return await self._receive()  # waits for the disconnect, for as long as the answer takes
+        try:
+            message = await asyncio.wait_for(self._receive(), PIECE_DEADLINE_S)
+        except TimeoutError:
+            raise _BodyRefusedError(408) from None
+        if message["type"] != "http.request":
+            return message
+        self._num_bytes += len(message.get("body", b""))
+        if self._num_bytes > self._limit_bytes:
+            raise _BodyRefusedError(413)
+        self._is_complete = not message.get("more_body", False)
+        return message
+
+
+class _WatchedSend:
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.has_started = False
+
+    async def send(self, message: Message) -> None:
+        self.has_started = True
+        await self._send(message)
+
+
+def _limit_bytes(scope: MutableMapping[str, Any]) -> int:
+    if scope["method"] == "POST" and scope["path"] in UPLOAD_PATHS:
+        return int(settings.HEADROOM_MAX_UPLOAD_BYTES) + _FORM_OVERHEAD_BYTES
+    return SMALL_BODY_BYTES
+
+
+def _header(scope: MutableMapping[str, Any], name: bytes) -> str:
+    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), "")
+
+
+def _declared_bytes(scope: MutableMapping[str, Any]) -> int | None:
+    text = _header(scope, b"content-length")
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
+def _is_known(scope: MutableMapping[str, Any]) -> bool:
+    """Whether a token or, without one, a session names an active user. The same rule as the API's own."""
+    authorization = _header(scope, b"authorization")
+    if authorization:
+        scheme, _, token = authorization.partition(" ")
+        return scheme.lower() == "bearer" and find_token_user(token.strip()) is not None
+    request = HttpRequest()
+    try:
+        morsel = SimpleCookie(_header(scope, b"cookie")).get(settings.SESSION_COOKIE_NAME)
+    except CookieError:
+        return False
+    if morsel is None:
+        return False
+    engine = import_module(settings.SESSION_ENGINE)
+    request.session = engine.SessionStore(morsel.value)
+    return bool(get_user(request).is_authenticated)
+
+
+_TEXTS = {
+    401: ("Not signed in", "unauthorized", "this needs a valid API token or a session before it is read"),
+    408: ("The body came too slowly", "body_too_slow", f"nothing was received for {PIECE_DEADLINE_S:.0f} s"),
+    413: ("The body is too large", "body_too_large", "the body is over {limit_bytes:,} bytes; allowed: at most {limit_bytes:,}"),
+}
+
+
+async def _refuse(send: Send, *, status: int, limit_bytes: int) -> None:
+    title, code, detail = _TEXTS[status]
+    document = {
+        "type": "about:blank",
+        "title": title,
+        "status": status,
+        "detail": detail.format(limit_bytes=limit_bytes),
+        "code": code,
+        "fields": [],
+        "hint": "",
+    }
+    body = json.dumps(document).encode()
+    headers = [
+        (b"content-type", b"application/problem+json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"connection", b"close"),
+        (b"x-content-type-options", b"nosniff"),
+    ]
+    if status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,61 @@
+"""Models, datasets and machines as the API shows them. Every key is listed; nothing leaks by default."""
+
+from datetime import timedelta
+from typing import Any
+
+from django.utils import timezone
+
+from webapp.catalog.models import Dataset, Machine, Model
+from webapp.catalog.queries import profile_states
+from webapp.jobs.documents import iso
+
+ONLINE_WITHIN = timedelta(seconds=30)
+"""Workers show themselves every few seconds."""
+
+
+def model_documents(models: list[Model]) -> list[dict[str, Any]]:
+    states = profile_states(models)
+    return [
+        {
+            "id": model.pk,
+            "name": model.name,
+            "preset": model.preset,
+            "model_type": model.model_type,
+            "num_parameters": model.num_parameters,
+            "has_weights": model.has_weights,
+            "has_tokenizer": model.has_tokenizer,
+            "created_at": iso(model.created_at),
+            "profile": states[model.fingerprint],
+        }
+        for model in models
+    ]
+
+
+def dataset_documents(datasets: list[Dataset]) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": dataset.pk,
+            "name": dataset.name,
+            "format": dataset.format,
+            "num_bytes": dataset.num_bytes,
+            "num_documents": dataset.num_documents,
+            "preview": dataset.preview,
+            "sha256": dataset.sha256,
+            "created_at": iso(dataset.created_at),
+        }
+        for dataset in datasets
+    ]
+
+
+def machine_documents(machines: list[Machine]) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": machine.pk,
+            "name": machine.name,
+            "device": machine.document.get("device"),
+            "last_seen_at": iso(machine.last_seen_at),
+            "online": timezone.now() - machine.last_seen_at < ONLINE_WITHIN,
+            "calibration": machine.calibration,
+        }
+        for machine in machines
+    ]

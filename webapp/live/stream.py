@@ -1,0 +1,197 @@
+"""One client's stream of one job, as server-sent events.
+
+The order: ``snapshot`` (``{"job", "metrics"}``), then the entries of the Redis stream with their ids. With ``Last-Event-ID``
+the entries after it come at once, without a snapshot, if Redis still has that entry; otherwise ``reset`` and a snapshot. ``gap``
+says that entries were lost on the way and the page should fetch the metrics. While Redis is away the same events come from the
+database, once a second and without ids. ``done`` is the last event. A comment each 15 s keeps the line open.
+"""
+
+import json
+import logging
+import re
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
+
+import redis.exceptions
+from django.conf import settings
+
+from webapp.live.hub import Hub, Signal, Subscription, hub_of_this_loop
+from webapp.live.record import Seen, done_document, ended_state, from_database, may_still_watch, read_news, read_snapshot
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_S = 15.0
+RECHECK_S = 60.0
+POLL_S = 1.0
+MAX_STREAMS = 1_000
+MAX_STREAMS_PER_USER = 20
+RETRY_MS = 3_000
+_EVENT_ID = re.compile(r"[0-9]{1,19}-[0-9]{1,19}")
+_REDIS_AWAY = (redis.exceptions.RedisError, OSError)
+
+_open_streams: Counter[int] = Counter()
+"""By user. Counted inside the generator: a client that leaves before the first byte never starts it, and leaks no slot."""
+
+
+def has_free_slot(user: Any) -> bool:
+    return _open_streams.total() < MAX_STREAMS and _open_streams[user.pk] < MAX_STREAMS_PER_USER
+
+
+async def job_events(user: Any, job_id: str, *, last_event_id: str = "") -> AsyncIterator[bytes]:
+    """The bytes of the stream. Holds no database connection; ends after ``done`` or when the user may no longer watch."""
+    if not has_free_slot(user):
+        yield b"retry: 10000\n\n"
+        return
+    _open_streams[user.pk] += 1
+    hub = hub_of_this_loop(settings.REDIS_URL)
+    subscription = await hub.subscribe(job_id)
+    try:
+        yield f"retry: {RETRY_MS}\n\n".encode()
+        watcher = _Watcher(user, job_id, hub=hub, subscription=subscription)
+        async for event in watcher.events(last_event_id):
+            yield event
+    finally:
+        hub.unsubscribe(subscription)
+        _open_streams[user.pk] -= 1
+        if not _open_streams[user.pk]:
+            del _open_streams[user.pk]
+
+
+class _Watcher:
+    """The state of one stream."""
+
+    def __init__(self, user: Any, job_id: str, *, hub: Hub, subscription: Subscription) -> None:
+        self._user = user
+        self._job_id = job_id
+        self._hub = hub
+        self._subscription = subscription
+        self._seen = Seen()
+        self._last_id = "0-0"
+        self._is_ended = False
+        self._checked_at_s = time.monotonic()
+
+    async def events(self, last_event_id: str) -> AsyncIterator[bytes]:
+        async for event in self._begin(last_event_id):
+            yield event
+        is_down = self._hub.is_down
+        while not self._is_ended and await self._is_allowed():
+            if is_down:
+                async for event in self._poll():
+                    yield event
+            item = await self._subscription.get(POLL_S if is_down else HEARTBEAT_S)
+            if item is None:
+                if not is_down:
+                    # also looks whether the end was missed: its entry may have been dropped
+                    async for event in self._keep_alive():
+                        yield event
+            elif isinstance(item, Signal):
+                is_down = item.kind == "down" or (is_down and item.kind != "up")
+                async for event in self._signalled(item):
+                    yield event
+            elif (event := self._entry(*item)) is not None:
+                yield event
+
+    async def _begin(self, last_event_id: str) -> AsyncIterator[bytes]:
+        """Where the stream starts: after the id that the client has, or with a snapshot and all that follows it."""
+        try:
+            # the position is taken before the database is read: an entry may then come twice, never not at all
+            newest = await self._hub.last_id(self._job_id)
+            await self._hub.watch_from(self._job_id, newest)
+            can_resume = await self._can_resume(last_event_id)
+            self._last_id = last_event_id if can_resume else newest
+            missed = await self._hub.entries_after(self._job_id, last_event_id) if can_resume else []
+        except _REDIS_AWAY as error:
+            logger.info("stream of %s starts without Redis: %s", self._job_id, error)
+            self._hub.is_down = True
+            can_resume, missed = False, []
+        if last_event_id and not can_resume and not self._hub.is_down:
+            yield _event("reset", {})
+        if not can_resume:
+            async for event in self._snapshot():
+                yield event
+            return
+        for entry in missed:
+            if not self._is_ended and (event := self._entry(*entry)) is not None:
+                yield event
+        await from_database(self._mark_seen)
+        async for event in self._keep_alive():
+            yield event
+
+    async def _can_resume(self, last_event_id: str) -> bool:
+        return bool(_EVENT_ID.fullmatch(last_event_id)) and await self._hub.has_entry(self._job_id, last_event_id)
+
+    def _mark_seen(self) -> None:
+        read_snapshot(self._job_id, self._seen)
+
+    async def _snapshot(self) -> AsyncIterator[bytes]:
+        document, is_ended = await from_database(lambda: read_snapshot(self._job_id, self._seen))
+        # the snapshot holds everything up to where the stream was read from, so this id tells the truth
+        yield _event("snapshot", document, identifier=self._last_id if self._last_id != "0-0" else "")
+        if is_ended:
+            yield self._done(document["job"])
+
+    async def _poll(self) -> AsyncIterator[bytes]:
+        news = await from_database(lambda: read_news(self._job_id, self._seen))
+        for kind, document in news.events:
+            yield _event(kind, document)
+        if news.is_ended and not self._is_ended:
+            yield self._done(self._seen.state)
+
+    async def _keep_alive(self) -> AsyncIterator[bytes]:
+        yield b": keep-alive\n\n"
+        state = await from_database(lambda: ended_state(self._job_id))
+        if state is not None and not self._is_ended:
+            yield _event("state", state)
+            yield self._done(state)
+
+    async def _signalled(self, signal: Signal) -> AsyncIterator[bytes]:
+        if signal.kind == "overflow":
+            yield _event("gap", {})
+        elif signal.kind == "up":
+            # what was published between the last poll and now is in the database soon, in the stream already
+            async for event in self._poll():
+                yield event
+            try:
+                for entry in await self._hub.entries_after(self._job_id, self._last_id):
+                    if not self._is_ended and (event := self._entry(*entry)) is not None:
+                        yield event
+                await self._hub.watch_from(self._job_id, self._last_id)
+            except _REDIS_AWAY:
+                return  # the hub will say ``down`` again
+            yield _event("gap", {})
+
+    def _entry(self, identifier: str, text: str) -> bytes | None:
+        """One stream entry; None for one that was sent already."""
+        if _order(identifier) <= _order(self._last_id):
+            return None
+        self._last_id = identifier
+        entry = json.loads(text)
+        if entry["type"] == "done":
+            self._is_ended = True
+        elif entry["type"] == "state":
+            self._seen.state = entry["data"]
+        return _event(entry["type"], entry["data"], identifier=identifier)
+
+    def _done(self, state: dict[str, Any]) -> bytes:
+        self._is_ended = True
+        return _event("done", done_document(state))
+
+    async def _is_allowed(self) -> bool:
+        if time.monotonic() - self._checked_at_s < RECHECK_S:
+            return True
+        self._checked_at_s = time.monotonic()
+        return await from_database(lambda: may_still_watch(self._user, self._job_id))
+
+
+def _order(identifier: str) -> tuple[int, int]:
+    milliseconds, _, sequence = identifier.partition("-")
+    return int(milliseconds), int(sequence or 0)
+
+
+def _event(kind: str, document: dict[str, Any], *, identifier: str = "") -> bytes:
+    """JSON on one line has no newline, so one ``data:`` line is enough."""
+    head = f"id: {identifier}\n" if identifier else ""
+    return f"{head}event: {kind}\ndata: {json.dumps(document, separators=(',', ':'))}\n\n".encode()
+
