@@ -1,0 +1,162 @@
+import gc
+
+import pytest
+import torch
+
+from optimizer.errors import InvalidPlan
+from optimizer.models.build import build_model, find_blocks
+from optimizer.plan.activations import ActivationsPlan
+from optimizer.runtime.activations import apply_activations
+from optimizer.runtime.measure import make_synthetic_batches
+from optimizer.runtime.meter import Meter
+from optimizer.runtime.step import Trainer
+from optimizer.runtime.tiers import Tiers
+from tests.optimizer.runtime.tiny import NUM_BLOCKS, make_plan, make_spec, make_workload
+
+CPU = torch.device("cpu")
+MIXED = ("offload", "keep", "recompute")
+
+
+def run_steps(name, choices, *, num_steps=2):
+    """Losses, the last gradients and the weights after some steps from the same start."""
+    model = build_model(make_spec(name), seed=3)
+    plan, workload = make_plan(*choices, accumulation_steps=2), make_workload(global_batch_size=4)
+    trainer = Trainer(model, plan=plan, workload=workload, device=CPU, meter=Meter(device=CPU))
+    torch.manual_seed(5)
+    losses = []
+    gradients = {}
+    trainer.optimizer.zero_grad = lambda: None
+    for _ in range(num_steps):
+        for parameter in model.parameters():
+            parameter.grad = None
+        batches = make_synthetic_batches(model, plan=plan, workload=workload)
+        losses.append(trainer.step(batches, learning_rate=1e-3).loss)
+        gradients = {key: parameter.grad.clone() for key, parameter in model.named_parameters()}
+    trainer.close()
+    return losses, gradients, {key: parameter.detach() for key, parameter in model.named_parameters()}, trainer
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "mixtral"])
+def test_recompute_and_offload_give_the_bits_of_keep(name):
+    losses, gradients, weights, _ = run_steps(name, ("keep",))
+    for choices in (("recompute",), ("offload",), MIXED):
+        other_losses, other_gradients, other_weights, _ = run_steps(name, choices)
+        assert other_losses == losses, choices
+        for key in weights:
+            assert torch.equal(other_gradients[key], gradients[key]), (choices, key)
+            assert torch.equal(other_weights[key], weights[key]), (choices, key)
+
+
+def test_dropout_is_on_in_the_comparison():
+    torch.manual_seed(0)
+    model = build_model(make_spec("gpt2"))
+    ids = torch.zeros(1, 8, dtype=torch.long)
+    assert not torch.equal(model(ids).logits, model(ids).logits)
+
+
+def test_offload_moves_each_storage_out_and_back_once():
+    _, _, _, trainer = run_steps("llama", ("offload",), num_steps=1)
+    assert trainer.tiers.to_host_bytes > 0
+    assert trainer.tiers.to_device_bytes == trainer.tiers.to_host_bytes
+
+
+def test_after_backward_nothing_is_left_on_the_host():
+    _, _, _, trainer = run_steps("gpt2", MIXED)
+    gc.collect()
+    assert trainer.meter.host_bytes == 0
+
+
+def test_an_offloaded_block_leaves_nothing_of_its_own_on_the_device():
+    kept, offloaded = (_activation_bytes_after_forward(choice) for choice in ("keep", "offload"))
+    assert offloaded["host"] > 0
+    # What goes to the host is what left the device.
+    assert kept["device"] - offloaded["device"] == offloaded["host"]
+
+
+def test_a_recomputed_block_leaves_only_its_input():
+    left = _activation_bytes_after_forward("recompute")
+    hidden_bytes = 2 * 32 * 64 * 4
+    inputs_bytes = NUM_BLOCKS * hidden_bytes
+    # Beside them: the final norm's own saved tensors, and the position embeddings that all blocks share.
+    rest_bytes = left["device"] - inputs_bytes
+    assert 0 < rest_bytes < 4 * hidden_bytes
+
+
+def test_a_storage_saved_through_several_views_is_copied_once():
+    block = _Views()
+    tiers = Tiers(device=CPU, meter=None)
+    undo = apply_activations([block], ActivationsPlan(per_block=("offload",)), tiers)
+    hidden = torch.randn(4, 8, requires_grad=True)
+    block(hidden).sum().backward()
+    undo()
+    expected = torch.autograd.grad(block(hidden).sum(), hidden)[0]
+    assert torch.equal(hidden.grad, expected)
+    product_bytes = hidden.nbytes
+    assert tiers.to_host_bytes == product_bytes
+
+
+def test_a_tensor_written_to_after_it_was_saved_is_copied_as_it_was():
+    block = _InPlace()
+    tiers = Tiers(device=CPU, meter=None)
+    apply_activations([block], ActivationsPlan(per_block=("offload",)), tiers)
+    hidden = torch.ones(4, requires_grad=True)
+    block(hidden).sum().backward()
+    # With e = exp(1): e + e from the product before the doubling; 2e from the product after, whose path through exp gives e.
+    assert torch.allclose(hidden.grad, torch.exp(torch.ones(4)) * 5)
+
+
+def test_without_gradients_nothing_is_moved_or_recomputed():
+    model = build_model(make_spec())
+    tiers = Tiers(device=CPU, meter=None)
+    apply_activations(find_blocks(model), ActivationsPlan(per_block=MIXED), tiers)
+    with torch.no_grad():
+        model(torch.zeros(1, 8, dtype=torch.long))
+    assert tiers.to_host_bytes == 0
+
+
+def test_keep_wraps_nothing_and_undo_leaves_the_blocks_as_they_were():
+    blocks = find_blocks(build_model(make_spec()))
+    apply_activations(blocks, make_plan("keep").activations, Tiers(device=CPU))
+    assert all("forward" not in vars(block) for block in blocks)
+    undo = apply_activations(blocks, ActivationsPlan(per_block=MIXED), Tiers(device=CPU))
+    assert ["forward" in vars(block) for block in blocks] == [True, False, True]
+    undo()
+    assert all("forward" not in vars(block) for block in blocks)
+
+
+def test_a_plan_of_another_depth_is_refused():
+    blocks = find_blocks(build_model(make_spec()))
+    with pytest.raises(InvalidPlan, match="names 2 blocks; the model has 3"):
+        apply_activations(blocks, ActivationsPlan(per_block=("keep", "keep")), Tiers(device=CPU))
+
+
+def _activation_bytes_after_forward(choice):
+    model = build_model(make_spec())
+    meter = Meter(device=CPU)
+    plan, workload = make_plan(choice), make_workload()
+    trainer = Trainer(model, plan=plan, workload=workload, device=CPU, meter=meter)
+    ((ids, labels),) = make_synthetic_batches(model, plan=plan, workload=workload)
+    with trainer.metered():
+        loss = trainer._loss(ids, labels)
+    sizes = {
+        "device": meter.bytes_by_category()["activations"],
+        "host": meter.bytes_by_category(tier="host")["activations"],
+    }
+    del loss
+    return sizes
+
+
+class _Views(torch.nn.Module):
+    def forward(self, hidden):
+        doubled = hidden * 2
+        left, right = doubled.chunk(2, dim=1)
+        return left * right
+
+
+class _InPlace(torch.nn.Module):
+    def forward(self, hidden):
+        grown = torch.exp(hidden)
+        first = grown * hidden
+        with torch.no_grad():
+            grown.mul_(2)
+        return first + grown * hidden
