@@ -1,0 +1,121 @@
+"""Prices one training plan on one machine: the callable that search asks hundreds of times. Torch-free.
+
+Bytes are simulated storage for storage, so on the CPU device they equal what the runtime's meter counts. Time is a roofline per op at
+the machine's attained rates; finished runs correct it through ``calibration``.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from optimizer.categories import CATEGORIES
+from optimizer.estimate.compiled import Bytes, compile_shape
+from optimizer.estimate.optimizer_state import estimate_state_bytes
+from optimizer.estimate.prediction import Prediction, TimelinePoint
+from optimizer.estimate.schedule import build_schedule, single
+from optimizer.estimate.simulate import Simulation, simulate
+from optimizer.estimate.weights import estimate_weight_bytes
+from optimizer.hardware.machine import Machine
+from optimizer.plan.plan import Plan
+from optimizer.profile.profile import Profile
+from optimizer.workload import TrainingWorkload
+
+MAX_TIMELINE_POINTS = 400
+MEMORY_MARGIN = {"cpu": 0.0025, "cuda": 0.05}
+"""Share of the peak added above. cpu: the simulation equals the meter but for a few scalars. cuda: other attention kernels save other
+tensors, and cuBLAS workspaces are no tensor (reference: ``benchmarks/accuracy.py``)."""
+ALLOCATOR_ROUNDING_BYTES = {"cpu": 0, "cuda": 512}
+TIME_SPREAD = {"measured": 0.15, "table": 0.5}
+"""Half-width of the time interval as a share, without finished runs of this model on this machine."""
+CALIBRATED_TIME_SPREAD = 0.08
+
+
+def estimate_training(
+    profile: Profile,
+    *,
+    plan: Plan,
+    workload: TrainingWorkload,
+    machine: Machine,
+    calibration: Mapping[str, float] | None = None,
+) -> Prediction:
+    """calibration: ``{"step_time_factor": measured / predicted}`` from finished runs.
+
+    Raises InvalidPlan where the plan does not match the model or workload, InvalidWorkload beyond the position table.
+    """
+    plan.check(num_blocks=profile.num_blocks, workload=workload)
+    shape = (plan.batch.micro_batch_size, workload.sequence_length)
+    compiled = compile_shape(profile, plan.weights.dtype, shape)
+    schedule = build_schedule(profile, compiled, plan=plan, workload=workload, machine=machine)
+    factor = (calibration or {}).get("step_time_factor", 1.0)
+    simulation = simulate(
+        schedule,
+        resident=_resident_bytes(profile, plan),
+        copies_overlap=machine.device.kind == "cuda",
+        time_factor=factor,
+    )
+    return _predict(simulation, workload=workload, machine=machine, is_calibrated=factor != 1.0)
+
+
+def _resident_bytes(profile: Profile, plan: Plan) -> Bytes:
+    tensors = profile.tensors.in_order()
+    weights = single("weights", estimate_weight_bytes(profile, plan.weights))
+    return weights + single("optimizer_state", estimate_state_bytes(tensors, plan))
+
+
+def _predict(
+    simulation: Simulation, *, workload: TrainingWorkload, machine: Machine, is_calibrated: bool
+) -> Prediction:
+    peak_bytes = int(simulation.peak.sum())
+    margin_bytes = int(np.ceil(peak_bytes * MEMORY_MARGIN[machine.device.kind]))
+    spread = CALIBRATED_TIME_SPREAD if is_calibrated else TIME_SPREAD[machine.rates.source]
+    step_ms = simulation.step_ms
+    return Prediction(
+        device_peak_bytes=peak_bytes,
+        device_peak_low_bytes=peak_bytes - margin_bytes,
+        device_peak_high_bytes=peak_bytes + margin_bytes,
+        device_bytes_by_category=_by_category(simulation.peak),
+        host_peak_bytes=simulation.host_peak_bytes,
+        peak_moment=simulation.peak_task.describe(_num_blocks(simulation)),
+        step_ms=step_ms,
+        step_low_ms=step_ms * (1 - spread),
+        step_high_ms=step_ms * (1 + spread),
+        lane_busy_ms={
+            "compute": simulation.compute_ms,
+            "copy_out": simulation.copy_out_ms,
+            "copy_in": simulation.copy_in_ms,
+        },
+        exposed_copy_ms=simulation.exposed_copy_ms,
+        tokens_per_s=workload.tokens_per_step / step_ms * 1000,
+        total_s=step_ms * workload.num_steps / 1000,
+        timeline=_timeline(simulation),
+        time_source=machine.rates.source,
+    )
+
+
+def _num_blocks(simulation: Simulation) -> int:
+    return 1 + max(task.block for task in simulation.rows[0].tasks)
+
+
+def _by_category(row: Bytes) -> dict[str, int]:
+    return dict(zip(CATEGORIES, map(int, row), strict=True))
+
+
+def _timeline(simulation: Simulation) -> tuple[TimelinePoint, ...]:
+    """The highest point of each task; where that is too many, the highest of each stretch, so the peak always stands."""
+    starts = [start for row in simulation.rows for start in row.starts_ms]
+    phases = [task.phase for row in simulation.rows for task in row.tasks]
+    levels = np.concatenate([row.levels for row in simulation.rows])
+    chosen = _highest_of_stretches(levels.sum(axis=1), MAX_TIMELINE_POINTS - 1)
+    resident = _by_category(simulation.rows[0].base)
+    points = [TimelinePoint(offset_ms=0.0, phase="forward", bytes_by_category=resident)]
+    for index in chosen:
+        by_category = _by_category(levels[index])
+        points.append(TimelinePoint(offset_ms=starts[index], phase=phases[index], bytes_by_category=by_category))
+    return tuple(points)
+
+
+def _highest_of_stretches(totals: Bytes, num_stretches: int) -> list[int]:
+    if len(totals) <= num_stretches:
+        return list(range(len(totals)))
+    edges = np.linspace(0, len(totals), num_stretches + 1).astype(int)
+    return [int(start + totals[start:end].argmax()) for start, end in zip(edges[:-1], edges[1:], strict=True)]

@@ -1,0 +1,78 @@
+"""What a trace notes, in order: ops, storages that come and go, and where one part of the step ends and the next begins.
+
+Torch-free. Storages are numbered in order of birth; those alive before the first micro-batch (parameters, buffers) are not
+numbered, and nothing is noted of them.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from optimizer.categories import Category, Tier
+from optimizer.plan.activations import BlockChoice
+from optimizer.profile.profile import OpKind
+from optimizer.profile.sizes import Shape
+
+
+class Began(NamedTuple):
+    """A part begins, named as the runtime marks it: ``forward`` with a block, ``head and loss``, ..."""
+
+    phase: str
+    block: int
+    """-1 outside the blocks."""
+
+
+class Ran(NamedTuple):
+    """An op that is not a view."""
+
+    name: str
+    kind: OpKind
+    flops: int
+    read_bytes: int
+    written_bytes: int
+
+
+class Allocated(NamedTuple):
+    storage: int
+    num_bytes: int
+    category: Category
+    tier: Tier
+
+
+class Moved(NamedTuple):
+    """From now on it counts as another category."""
+
+    storage: int
+    category: Category
+
+
+class Freed(NamedTuple):
+    storage: int
+
+
+class Input(NamedTuple):
+    """The storage of the hidden states that a block is given."""
+
+    block: int
+    storage: int
+
+
+class Held(NamedTuple):
+    """A block holds for its backward a storage that was made before it and is not its input: a mask, a rotary table."""
+
+    block: int
+    storage: int
+
+
+Event = Began | Ran | Allocated | Moved | Freed | Input | Held
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """Two micro-batches, one after the other, in which every block takes the same choice."""
+
+    shape: Shape
+    choice: BlockChoice
+    first: tuple[Event, ...]
+    """No parameter has a gradient yet."""
+    accumulate: tuple[Event, ...]
+    """Gradients are there and are added to."""

@@ -1,0 +1,56 @@
+"""FLOPs of one op from the shapes of its tensors. Torch-free: names are those of ATen's overloads.
+
+A multiply-add counts as two. Causal attention counts half of the square, which is what fused kernels compute. Element-wise
+ops count one per element written; their time is decided by bytes anyway.
+"""
+
+import math
+from collections.abc import Sequence
+
+from optimizer.profile.profile import OpKind
+
+_MATMULS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_grouped_mm"})
+_ATTENTION_PREFIX = "_scaled_dot_product"
+
+Dims = Sequence[int]
+
+
+def classify_op(name: str) -> OpKind:
+    """``name`` is like ``aten.mm.default``."""
+    base = _base(name)
+    if base in _MATMULS:
+        return "matmul"
+    return "attention" if base.startswith(_ATTENTION_PREFIX) else "memory"
+
+
+def count_flops(name: str, inputs: Sequence[Dims], outputs: Sequence[Dims], *, is_causal: bool = False) -> int:
+    """inputs, outputs: shapes of the tensors, in the order of the schema."""
+    base = _base(name)
+    if base in _MATMULS:
+        return _matmul_flops(base, inputs)
+    if base.startswith(_ATTENTION_PREFIX):
+        return _attention_flops(base, inputs, is_causal=is_causal)
+    return sum(math.prod(dims) for dims in outputs)
+
+
+def _base(name: str) -> str:
+    return name.split(".")[1] if name.count(".") >= 2 else name
+
+
+def _matmul_flops(base: str, inputs: Sequence[Dims]) -> int:
+    if base in ("addmm", "baddbmm"):
+        inputs = inputs[1:]
+    left, right = inputs[0], inputs[1]
+    if base == "_grouped_mm" and len(left) == 2 and len(right) == 2:
+        return 2 * math.prod(left) * right[-1]
+    return 2 * math.prod(left) * right[-1]
+
+
+def _attention_flops(base: str, inputs: Sequence[Dims], *, is_causal: bool) -> int:
+    """Forward two products of the square, backward five (the scores are computed again)."""
+    is_backward = base.endswith("backward")
+    query, key, value = inputs[1:4] if is_backward else inputs[0:3]
+    batch, heads, length, dim = query
+    square = batch * heads * length * key[-2]
+    products = 2 * square * (3 * dim + 2 * value[-1]) if is_backward else 2 * square * (dim + value[-1])
+    return products // 2 if is_causal else products

@@ -1,0 +1,195 @@
+"""A Profile: what one training micro-batch of a model does, in numbers, for any micro-batch size and sequence length.
+
+Torch-free and JSON-able; ``trace.py`` makes one. A micro-batch runs through parts: the embedding, the blocks, the head with the
+loss, and back. Each distinct block is held once as a template, and ``block_templates`` says which block is
+an instance of which; first and last blocks are templates of their own only where they differ.
+
+Each template is held once per choice of the activations row, as the runtime carries it out: a recomputed block's backward begins with
+its forward again. What differs with the shape (a micro-batch of one needs no sum over the batch; a sliding window changes the mask
+once the sequence is longer) is held as separate regimes. *Not modelled*: scratch that a kernel allocates and frees inside one op.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from optimizer.categories import Category, Tier
+from optimizer.errors import InvalidModel, InvalidWorkload
+from optimizer.plan.activations import BlockChoice
+from optimizer.plan.weights import WeightsDtype
+from optimizer.profile.sizes import Shape, Terms
+from optimizer.serialize import from_json, to_json
+
+PROFILE_VERSION = 1
+BLOCK_CHOICES: tuple[BlockChoice, ...] = get_args(BlockChoice)
+
+OpKind = Literal["matmul", "attention", "memory", "copy_out", "copy_in"]
+"""``copy_out`` is device to host, ``copy_in`` host to device."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Op:
+    """One kernel call. FLOPs count a multiply-add as two; bytes are of tensors read and written, not of storages."""
+
+    name: str
+    kind: OpKind
+    flops: Terms
+    read_bytes: Terms
+    written_bytes: Terms
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """Bytes that come (positive) or go at one op of a part, on one tier under one category."""
+
+    at: int
+    """Number of the op. Bytes come with the op and go after it; -1 is before the first."""
+    tier: Tier
+    category: Category
+    num_bytes: Terms
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A run of ops with what comes and goes meanwhile, storages of other parts included."""
+
+    ops: tuple[Op, ...]
+    changes: tuple[Change, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hold:
+    """How long a block needs a storage that was made before it."""
+
+    index: int
+    """Which of the regime's ``shared`` storages."""
+    until: int
+    """Op of the block's backward after which the block lets go."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockTemplate:
+    """One distinct block under one choice. The first block's backward includes the embedding's, the last block's forward the final norm."""
+
+    forward: Part
+    backward_first: Part
+    """When the parameters have no gradient yet."""
+    backward_accumulate: Part
+    """When gradients are there and are added to."""
+    holds: tuple[Hold, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shared:
+    """A storage made before the blocks that they may hold: the first block's input, rotary tables, masks.
+
+    It lives to the end of the last block's forward, and on while any block holds it.
+    """
+
+    num_bytes: Terms
+    category: Category
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regime:
+    """The model over a range of shapes in which its ops are the same."""
+
+    micro_batch_low: int
+    micro_batch_high: int
+    sequence_low: int
+    sequence_high: int
+    parts: dict[str, Part]
+    """All that is not a block: see PART_NAMES."""
+    shared: tuple[Shared, ...]
+    templates: dict[str, tuple[BlockTemplate, ...]]
+    """By choice: keep, recompute, offload."""
+    block_templates: tuple[int, ...]
+    """For each block of the model, first to last, its template."""
+
+    def covers(self, shape: Shape) -> bool:
+        batch, sequence = shape
+        return (
+            self.micro_batch_low <= batch <= self.micro_batch_high
+            and self.sequence_low <= sequence <= self.sequence_high
+        )
+
+
+PART_NAMES = (
+    "prologue",
+    "head",
+    "head_backward_first",
+    "head_backward_accumulate",
+    "norm_backward_first",
+    "norm_backward_accumulate",
+)
+"""``prologue`` is inputs and embedding, ``head`` the output projection and the loss, ``norm_backward`` what lies between the head and
+the last block. ``_first``: the parameters have no gradient yet; ``_accumulate``: they do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorSize:
+    """One trained tensor."""
+
+    num_elements: int
+    is_matrix: bool
+    """Two or more dimensions: weight decay applies, and the optimizer takes these first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tensors:
+    """Sizes of the trained tensors in the model's order, tied ones once: the optimizer takes them one by one."""
+
+    before: tuple[TensorSize, ...]
+    """Ahead of the blocks."""
+    by_block: tuple[tuple[TensorSize, ...], ...]
+    """Distinct blocks."""
+    block_kinds: tuple[int, ...]
+    """For each block of the model, which of ``by_block``."""
+    after: tuple[TensorSize, ...]
+
+    def in_order(self) -> list[TensorSize]:
+        """Every tensor of the model."""
+        blocks = [tensor for kind in self.block_kinds for tensor in self.by_block[kind]]
+        return [*self.before, *blocks, *self.after]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """All that planning needs to know of a model."""
+
+    version: Literal[1] = PROFILE_VERSION
+    model_fingerprint: str
+    model_type: str
+    num_blocks: int
+    hidden_size: int
+    vocab_size: int
+    max_sequence_length: int
+    torch_version: str
+    tensors: Tensors
+    buffer_bytes: dict[str, int]
+    """By dtype; rotary tables and the like, which count as weights."""
+    regimes: dict[str, tuple[Regime, ...]]
+    """By dtype of the weights: fp32, bf16."""
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(tensor.num_elements for tensor in self.tensors.in_order())
+
+    def regime(self, dtype: WeightsDtype, shape: Shape) -> Regime:
+        """The regime that holds at a micro-batch size and sequence length. Raises InvalidWorkload beyond the position table."""
+        for regime in self.regimes[dtype]:
+            if regime.covers(shape):
+                return regime
+        raise InvalidWorkload(
+            f"workload.sequence_length is {shape[1]:,}; this model has positions for 8 to {self.max_sequence_length:,} tokens",
+            field="workload.sequence_length",
+            value=shape[1],
+            allowed={"minimum": 8, "maximum": self.max_sequence_length},
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        document: dict[str, Any] = to_json(self)
+        return document
+
+    @classmethod
+    def from_json(cls, document: Any) -> "Profile":
+        return from_json(cls, document, path="profile", error=InvalidModel)
