@@ -38,6 +38,7 @@ def start_stack(stack: Stack, *, foreground: bool) -> None:
             f"state in {stack.home})",
             hint="Stop it with: make down",
         )
+    os.umask(0o077)  # whatever any of the processes writes is this user's alone
     prepare_home(stack)
     check_port(stack)
     run_manage(stack, "collectstatic", "--noinput", "--verbosity", "0")

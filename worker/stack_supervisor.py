@@ -50,7 +50,7 @@ def services_of(stack: Stack) -> list[Service]:
     grace_s = float(os.environ.get("HEADROOM_GRACE_S") or 120)
     services = [] if "REDIS_URL" in os.environ else [valkey_service(stack)]
     web = f"-m uvicorn webapp.asgi:application --host {HOST} --port {stack.port} --timeout-graceful-shutdown 5"
-    celery = "-m celery -A worker.app worker -P threads -c 1 --without-gossip --without-mingle --without-heartbeat"
+    celery = "-m celery --quiet -A worker.app worker -P threads -c 1 --without-gossip --without-mingle --without-heartbeat"
     return [
         *services,
         Service(name="web", command=[python, *web.split(), "--no-access-log", "--log-level", "warning"], stop_s=15),
