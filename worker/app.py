@@ -9,6 +9,8 @@ from typing import Any
 
 # before Celery is imported, which looks for it
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "webapp.settings")
+# Django's checks load every page of the web; the web's own start runs them
+os.environ.setdefault("CELERY_SKIP_CHECKS", "1")
 
 from celery import Celery, signals
 

@@ -1,0 +1,104 @@
+"""What control.py can do: each function is one command, with JSON in and out. Import it after ``django.setup()``."""
+
+import hashlib
+from pathlib import Path
+
+from django.conf import settings
+
+from optimizer.models.spec import read_model_spec
+from webapp.catalog.models import Dataset, Machine, Model
+from webapp.jobs import actions
+from webapp.jobs.models import Attempt, Checkpoint, Event, Job, Sample
+
+
+def create_model(config):
+    spec = read_model_spec(config)
+    model = Model.objects.create(
+        name="tiny",
+        model_type=spec.model_type,
+        config=spec.to_config(),
+        fingerprint=spec.fingerprint,
+        folder="models/tiny",
+    )
+    return model.pk
+
+
+def create_dataset(text):
+    path = Path(settings.HEADROOM_HOME) / "datasets" / "tiny.txt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    dataset = Dataset.objects.create(
+        name="tiny",
+        format="txt",
+        file="datasets/tiny.txt",
+        sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+        num_bytes=path.stat().st_size,
+    )
+    return dataset.pk
+
+
+def create_job(model, dataset, workload, plan, budget_bytes, kind):
+    job = actions.create_job(
+        owner=None,
+        spec={"name": "tiny", "workload": workload, "goal": {"device_budget_bytes": budget_bytes}},
+        model=Model.objects.get(pk=model),
+        dataset=Dataset.objects.get(pk=dataset) if dataset else None,
+        plan=plan,
+        prediction=None,
+        machine=None,
+        kind=kind,
+        actor="user:test",
+    )
+    return job.pk
+
+
+def cancel(job, mode):
+    return actions.cancel_job(Job.objects.get(pk=job), mode=mode, actor="user:test")
+
+
+def pause(job):
+    actions.pause_job(Job.objects.get(pk=job), actor="user:test")
+
+
+def resume(job):
+    actions.resume_job(Job.objects.get(pk=job), actor="user:test")
+
+
+def num_machines():
+    return Machine.objects.count()
+
+
+def show(job):
+    row = Job.objects.get(pk=job)
+    fields = (
+        "state",
+        "phase",
+        "reason",
+        "message",
+        "error",
+        "attempt",
+        "failed_attempts",
+        "step",
+        "summary",
+        "is_terminal",
+    )
+    return {name: getattr(row, name) for name in fields}
+
+
+def attempts(job):
+    fields = ("number", "pid", "outcome", "exit_code", "resumed_from_step", "measured", "error")
+    return list(Attempt.objects.filter(job_id=job).order_by("number").values(*fields))
+
+
+def events(job):
+    return list(Event.objects.filter(job_id=job).values("kind", "from_state", "to_state", "reason", "message", "actor"))
+
+
+def samples(job, kind):
+    return list(
+        Sample.objects.filter(job_id=job, kind=kind).order_by("attempt", "step").values("attempt", "step", "data")
+    )
+
+
+def checkpoints(job):
+    return list(Checkpoint.objects.filter(job_id=job).order_by("step").values("step", "fence", "folder"))

