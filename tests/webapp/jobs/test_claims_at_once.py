@@ -1,0 +1,81 @@
+"""Several workers claim at the same time, each with its own connection."""
+
+import threading
+from collections import Counter
+
+import pytest
+from django.db import connections
+
+from tests.webapp.conftest import make_bench, make_person, make_spec, make_text, make_tiny_model
+from webapp.jobs.actions import claim_job, create_job, finish_attempt, record_started
+from webapp.jobs.models import Attempt, Event, Job
+
+NUM_JOBS = 12
+NUM_WORKERS = 4
+DONE = {"outcome": "succeeded", "reason": "done", "message": "", "error": None, "step": 10, "measured": None, "artifacts": []}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_each_job_is_claimed_once_however_many_workers_ask():
+    owner, model, dataset = make_person("ada"), make_tiny_model(), make_text()
+    machines = [make_bench(f"bench {index}") for index in range(NUM_WORKERS)]
+    for _ in range(NUM_JOBS):
+        create_job(
+            owner=owner, spec=make_spec(model, dataset), model=model, dataset=dataset,
+            plan=None, prediction=None, machine=machines[0], actor="user:ada",
+        )  # fmt: skip
+    claimed, errors = [], []
+    together = threading.Barrier(NUM_WORKERS)
+
+    def work(index):
+        try:
+            together.wait()
+            while (attempt := claim_job(worker=f"w{index}", machine=machines[index])) is not None:
+                claimed.append(attempt.job_id)
+                assert record_started(attempt, pid=1)
+                assert finish_attempt(attempt, result=DONE, exit_code=0) == "succeeded"
+        except Exception as error:
+            errors.append(error)
+        finally:
+            connections.close_all()
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(NUM_WORKERS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert errors == []
+    assert Counter(claimed) == Counter(Job.objects.values_list("pk", flat=True))
+    fences = list(Attempt.objects.values_list("fence", flat=True))
+    assert sorted(fences) == list(range(1, NUM_JOBS + 1))
+    assert set(Job.objects.values_list("state", flat=True)) == {"succeeded"}
+    assert Event.objects.filter(kind="claimed").count() == NUM_JOBS
+
+
+@pytest.mark.django_db(transaction=True)
+def test_one_machine_asked_twice_at_once_does_not_lend_its_memory_twice():
+    owner, model, dataset = make_person("ada"), make_tiny_model(), make_text()
+    machine = make_bench(memory_bytes=100)
+    for _ in range(4):
+        create_job(
+            owner=owner, spec=make_spec(model, dataset, goal={"device_budget_bytes": 60}), model=model, dataset=dataset,
+            plan=None, prediction=None, machine=machine, actor="user:ada",
+        )  # fmt: skip
+    claimed = []
+    together = threading.Barrier(NUM_WORKERS)
+
+    def work(index):
+        try:
+            together.wait()
+            claimed.append(claim_job(worker=f"w{index}", machine=machine))
+        finally:
+            connections.close_all()
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(NUM_WORKERS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(claimed) == NUM_WORKERS
+    assert sum(attempt is not None for attempt in claimed) == 1
