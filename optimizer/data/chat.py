@@ -99,4 +99,6 @@ def _limited(chunks: Iterator[str]) -> Iterator[str]:
 
 
 def _invalid(found: str, *, allowed: str) -> InvalidModel:
-    return InvalidModel(f"chat template: {found}; allowed: {allowed}", field="chat_template", value=found, allowed=allowed)
+    return InvalidModel(
+        f"chat template: {found}; allowed: {allowed}", field="chat_template", value=found, allowed=allowed
+    )

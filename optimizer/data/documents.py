@@ -68,7 +68,9 @@ def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
         while raw := file.readline(MAX_LINE_BYTES + 1):
             number += 1
             if len(raw) > MAX_LINE_BYTES:
-                raise _invalid(f"line {number}", "longer than allowed", allowed=f"at most {MAX_LINE_BYTES:,} bytes a line")
+                raise _invalid(
+                    f"line {number}", "longer than allowed", allowed=f"at most {MAX_LINE_BYTES:,} bytes a line"
+                )
             yield number, _decode(raw, number=number)
 
 

@@ -69,7 +69,11 @@ def _plain_text(document: Document) -> str:
 
 def limit_process(*, address_space_bytes: int, cpu_s: int) -> None:
     """Lower this process's limits; what is asked above a limit already in force is left at that limit."""
-    for kind, wanted in ((resource.RLIMIT_AS, address_space_bytes), (resource.RLIMIT_CPU, cpu_s), (resource.RLIMIT_CORE, 0)):
+    for kind, wanted in (
+        (resource.RLIMIT_AS, address_space_bytes),
+        (resource.RLIMIT_CPU, cpu_s),
+        (resource.RLIMIT_CORE, 0),
+    ):
         _, hard = resource.getrlimit(kind)
         value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(kind, (value, hard if kind != resource.RLIMIT_CORE else 0))
@@ -89,7 +93,9 @@ def _answer(path: Path, *, format: DatasetFormat, address_space_bytes: int) -> d
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m optimizer.data.inspect", description="Say what is in a dataset file.")
+    parser = argparse.ArgumentParser(
+        prog="python -m optimizer.data.inspect", description="Say what is in a dataset file."
+    )
     parser.add_argument("path", type=Path)
     parser.add_argument("--format", choices=FORMATS, required=True)
     parser.add_argument("--address-space-bytes", type=int, default=4 * GIB)

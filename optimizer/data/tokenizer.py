@@ -85,9 +85,9 @@ def load_tokenizer(
 
 
 def encode(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
-    """Ids of each text, without the special tokens that a tokenizer may put around a single one."""
+    """Ids of each text, without the special tokens that a tokenizer may put around a single one; offsets are not kept."""
     try:
-        return [encoding.ids for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)]
+        return [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
     except BaseException as error:
         raise _wrapped(error, "cannot write this text") from error
 
@@ -117,7 +117,9 @@ def _find_end_of_text(tokenizer: Tokenizer, vocab_size: int, *, wanted: int | No
         found = tokenizer.token_to_id(name)
         if found is not None:
             return int(found)
-    raise _invalid("no end-of-text token", allowed=f"one of {', '.join(_END_OF_TEXT_NAMES)}, or eos_token_id in config.json")
+    raise _invalid(
+        "no end-of-text token", allowed=f"one of {', '.join(_END_OF_TEXT_NAMES)}, or eos_token_id in config.json"
+    )
 
 
 def _invalid(found: str, *, allowed: str) -> InvalidModel:

@@ -61,7 +61,9 @@ def find_blocks(model: nn.Module) -> list[nn.Module]:
     num_blocks = model.config.num_hidden_layers  # type: ignore[union-attr]
     lists = [child for child in backbone.children() if isinstance(child, nn.ModuleList) and len(child) == num_blocks]
     if len(lists) != 1:
-        raise LookupError(f"{type(model).__name__} has {len(lists)} lists of {num_blocks} blocks under its backbone, not one")
+        raise LookupError(
+            f"{type(model).__name__} has {len(lists)} lists of {num_blocks} blocks under its backbone, not one"
+        )
     return list(lists[0])
 
 

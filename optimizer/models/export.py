@@ -70,7 +70,9 @@ def export_model(
     except OSError as error:
         shutil.rmtree(stage, ignore_errors=True)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFull(f"no room for the exported model under {folder.parent}", folder=str(folder.parent)) from error
+            raise DiskFull(
+                f"no room for the exported model under {folder.parent}", folder=str(folder.parent)
+            ) from error
         raise
     except BaseException:
         shutil.rmtree(stage, ignore_errors=True)

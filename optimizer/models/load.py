@@ -41,7 +41,8 @@ def load_weights(model: nn.Module, folder: str | Path) -> None:
                         unexpected.append(name)
                         continue
                     key, destination = target
-                    _copy(tensors.get_tensor(name), destination, name=name)
+                    is_filled = key not in filled and any(parameters.get(other) is destination for other in filled)
+                    _copy(tensors.get_tensor(name), destination, name=name, is_filled=is_filled)
                     filled.add(key)
     _require_complete(model, parameters, filled=filled, unexpected=unexpected)
 
@@ -78,13 +79,21 @@ def _find_expert(name: str, parameters: dict[str, nn.Parameter]) -> tuple[str, t
     return f"{key}[{index}].{match['part']}", expert
 
 
-def _copy(source: torch.Tensor, destination: torch.Tensor, *, name: str) -> None:
+def _copy(source: torch.Tensor, destination: torch.Tensor, *, name: str, is_filled: bool) -> None:
+    """``is_filled``: a tied tensor that another name has filled already; then the numbers must be the same."""
     if source.shape != destination.shape:
         raise InvalidModel(
             f"tensor {name} has shape {list(source.shape)}; the config asks for {list(destination.shape)}",
             field=f"weights.{name}",
             value=list(source.shape),
             allowed=list(destination.shape),
+        )
+    if is_filled and not torch.equal(destination, source.to(destination.dtype)):
+        raise InvalidModel(
+            f"tensor {name} differs from the one it is tied to by tie_word_embeddings",
+            field=f"weights.{name}",
+            value="different numbers",
+            allowed="the same numbers, or tie_word_embeddings false",
         )
     destination.copy_(source)
 

@@ -8,7 +8,7 @@ each batch, so a recomputed block could differ from its first run, and a profile
 import math
 from typing import TYPE_CHECKING, Any, Literal
 
-from optimizer.errors import InvalidModel
+from optimizer.models.refusal import refusal
 
 if TYPE_CHECKING:
     from optimizer.models.schema import Architecture
@@ -48,12 +48,7 @@ def read_rope(config: dict[str, Any], values: dict[str, Any], architecture: "Arc
     given = _given_parameters(config)
     rope_type = given.get("rope_type") or given.get("type") or "default"
     if not isinstance(rope_type, str) or rope_type not in architecture.rope_types:
-        raise InvalidModel(
-            f"rope_parameters.rope_type is {str(rope_type)[:80]!r}; allowed: {', '.join(architecture.rope_types)}",
-            field="rope_parameters.rope_type",
-            value=rope_type,
-            allowed=list(architecture.rope_types),
-        )
+        raise refusal("rope_parameters.rope_type", rope_type, allowed=list(architecture.rope_types))
     theta = _first(given.get("rope_theta"), config.get("rope_theta"), architecture.default_rope_theta)
     parameters: dict[str, Any] = {"rope_type": rope_type, "rope_theta": _number("rope_theta", theta)}
     if architecture.partial_rotary:
@@ -76,7 +71,7 @@ def _given_parameters(config: dict[str, Any]) -> dict[str, Any]:
         if given is None:
             continue
         if not isinstance(given, dict):
-            raise InvalidModel(f"{key} is {str(given)[:80]}; allowed: an object", field=key, value=given, allowed="an object")
+            raise refusal(key, given, allowed="an object")
         return given
     return {}
 
@@ -91,18 +86,11 @@ def _number(name: str, value: Any) -> float | int:
     is_number = is_integer or (isinstance(value, float) and math.isfinite(value) and name not in _INTEGERS)
     if not is_number or not low <= value <= high:
         noun = "an integer" if name in _INTEGERS else "a number"
-        allowed = f"{noun} from {low:,} to {high:,}"
-        field = f"rope_parameters.{name}"
-        raise InvalidModel(f"{field} is {str(value)[:80]}; allowed: {allowed}", field=field, value=value, allowed=allowed)
+        raise refusal(f"rope_parameters.{name}", value, allowed=f"{noun} from {low:,} to {high:,}")
     return int(value) if name in _INTEGERS else float(value)
 
 
 def _check_order(parameters: dict[str, Any]) -> None:
     for low, high in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
         if low in parameters and high in parameters and parameters[low] >= parameters[high]:
-            raise InvalidModel(
-                f"rope_parameters.{low} is {parameters[low]}; allowed: less than {high} ({parameters[high]})",
-                field=f"rope_parameters.{low}",
-                value=parameters[low],
-                allowed=f"less than {high} ({parameters[high]})",
-            )
+            raise refusal(f"rope_parameters.{low}", parameters[low], allowed=f"less than {high} ({parameters[high]})")

@@ -9,7 +9,6 @@ Left out on purpose: ``use_cache`` (never while training), ``output_*`` (change 
 ``router_jitter_noise`` above 0 (written in place over a block's input, so that a recomputed block would differ).
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -32,11 +31,15 @@ class Field:
     kind: Kind
     default: Any = None
     required: bool = False
+    nullable: bool = False
+    """null is a value of its own, not the default."""
     low: float = 0
     high: float = 0
     choices: Sequence[str] = ()
 
     def accepts(self, value: Any) -> bool:
+        if value is None:
+            return self.nullable
         if self.kind == "bool":
             return isinstance(value, bool)
         if self.kind == "choice":
@@ -47,11 +50,11 @@ class Field:
             return 0 < len(value) <= 64 and all(self._is_int_in_range(item) for item in value)
         if self.kind == "float":
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            return is_number and math.isfinite(value) and self.low <= value <= self.high
+            return is_number and self.low <= value <= self.high  # also refuses NaN, which compares false
         return self._is_int_in_range(value)
 
     def normalized(self, value: Any) -> Any:
-        return float(value) if self.kind == "float" else value
+        return float(value) if self.kind == "float" and value is not None else value
 
     @property
     def allowed(self) -> str:
@@ -104,11 +107,11 @@ def _number(default: float | None, *, low: float = 0.0, high: float) -> Field:
 
 
 def _token(default: int | None) -> Field:
-    return Field(kind="int", default=default, low=0, high=MAX_VOCAB_SIZE - 1)
+    return Field(kind="int", default=default, nullable=True, low=0, high=MAX_VOCAB_SIZE - 1)
 
 
 def _tokens(default: int | None) -> Field:
-    return Field(kind="tokens", default=default, low=0, high=MAX_VOCAB_SIZE - 1)
+    return Field(kind="tokens", default=default, nullable=True, low=0, high=MAX_VOCAB_SIZE - 1)
 
 
 def _activation(default: str) -> Field:
@@ -119,6 +122,7 @@ _ON = Field(kind="bool", default=True)
 _OFF = Field(kind="bool", default=False)
 _DROPOUT = _number(0.0, high=0.9)
 _INITIALIZER_RANGE = _number(0.02, high=1.0)
+_SOFT_CAP = Field(kind="float", nullable=True, low=0.01, high=1e6)
 _SLIDING_WINDOW = _optional_int(high=MAX_POSITIONS)
 _LAYER_TYPES = Field(kind="choices", choices=LAYER_TYPES)
 _DTYPE = Field(kind="choice", choices=DTYPES)
@@ -284,8 +288,8 @@ _GEMMA2 = Architecture(
         "query_pre_attn_scalar": _optional_int(default=256, high=1_048_576),
         "sliding_window": replace(_SLIDING_WINDOW, default=4096),
         "layer_types": _LAYER_TYPES,
-        "final_logit_softcapping": _number(30.0, low=0.01, high=1e6),
-        "attn_logit_softcapping": _number(50.0, low=0.01, high=1e6),
+        "final_logit_softcapping": replace(_SOFT_CAP, default=30.0),
+        "attn_logit_softcapping": replace(_SOFT_CAP, default=50.0),
     },
     aliases={**_ALIASES, "hidden_act": "hidden_activation"},
     hidden_divides_by_heads=True,

@@ -16,6 +16,7 @@ from typing import Any
 
 from optimizer.errors import InvalidModel, UnsupportedModelType
 from optimizer.models.parameters import count_parameters
+from optimizer.models.refusal import refusal, shown
 from optimizer.models.rope import read_rope
 from optimizer.models.schema import ARCHITECTURES, Architecture, Field
 
@@ -64,13 +65,9 @@ def read_model_spec(config: dict[str, Any]) -> ModelSpec:
         raise InvalidModel("config.json must hold one JSON object", field="config", allowed="a JSON object")
     model_type = config.get("model_type")
     if model_type is None:
-        raise InvalidModel(
-            f"model_type is missing; supported: {', '.join(SUPPORTED_MODEL_TYPES)}",
-            field="model_type",
-            allowed=list(SUPPORTED_MODEL_TYPES),
-        )
+        raise refusal("model_type", None, allowed=list(SUPPORTED_MODEL_TYPES))
     if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
-        raise UnsupportedModelType(_shown(model_type), supported=SUPPORTED_MODEL_TYPES)
+        raise UnsupportedModelType(shown(model_type), supported=SUPPORTED_MODEL_TYPES)
     architecture = ARCHITECTURES[model_type]
     values = _read_fields(architecture, _with_current_names(architecture, config))
     if architecture.uses_rope:
@@ -81,15 +78,15 @@ def read_model_spec(config: dict[str, Any]) -> ModelSpec:
     return _to_spec(model_type, architecture, values)
 
 
-def _shown(value: Any) -> str:
-    """A value for an error's text, cut so that a hostile one cannot flood the page."""
-    text = value if isinstance(value, str) else repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
 def _with_current_names(architecture: Architecture, config: dict[str, Any]) -> dict[str, Any]:
-    """Old or alternative key names become the listed ones; the listed name wins where both are given."""
-    document = {name: config[name] for name in architecture.fields if config.get(name) is not None}
+    """Old or alternative key names become the listed ones; the listed name wins where both are given.
+
+    null means absent, but where the architecture gives it a meaning of its own (no soft cap, no such token).
+    """
+    fields = architecture.fields
+    document = {
+        name: config[name] for name in fields if name in config and (config[name] is not None or fields[name].nullable)
+    }
     for alias, name in architecture.aliases.items():
         if config.get(alias) is not None and name not in document:
             document[name] = config[alias]
@@ -102,7 +99,7 @@ def _read_fields(architecture: Architecture, document: dict[str, Any]) -> dict[s
         if name in document:
             values[name] = _checked(name, document[name], field)
         elif field.required:
-            raise InvalidModel(f"{name} is missing; allowed: {field.allowed}", field=name, allowed=field.allowed)
+            raise refusal(name, None, allowed=field.allowed)
         else:
             values[name] = copy.copy(field.default)
     return values
@@ -110,9 +107,7 @@ def _read_fields(architecture: Architecture, document: dict[str, Any]) -> dict[s
 
 def _checked(name: str, value: Any, field: Field) -> Any:
     if not field.accepts(value):
-        raise InvalidModel(
-            f"{name} is {_shown(value)}; allowed: {field.allowed}", field=name, value=value, allowed=field.allowed
-        )
+        raise refusal(name, value, allowed=field.allowed)
     return field.normalized(value)
 
 
@@ -126,7 +121,7 @@ def _check_shapes(architecture: Architecture, values: dict[str, Any]) -> None:
     else:
         needs_division = architecture.hidden_divides_by_heads
     if needs_division and hidden_size % num_heads:
-        _refuse(
+        raise refusal(
             architecture.hidden_size_key,
             hidden_size,
             allowed=f"a multiple of {architecture.num_heads_key} ({num_heads})",
@@ -135,15 +130,17 @@ def _check_shapes(architecture: Architecture, values: dict[str, Any]) -> None:
         if values["num_key_value_heads"] is None:
             values["num_key_value_heads"] = num_heads
         if num_heads % values["num_key_value_heads"]:
-            _refuse(
+            raise refusal(
                 "num_key_value_heads",
                 values["num_key_value_heads"],
                 allowed=f"a divisor of {architecture.num_heads_key} ({num_heads})",
             )
     if architecture.uses_rope and _rotary_dim(architecture, values) % 2:
-        _refuse("head_dim", _rotary_dim(architecture, values), allowed="an even number, as rotary embeddings need")
+        raise refusal(
+            "head_dim", _rotary_dim(architecture, values), allowed="an even number, as rotary embeddings need"
+        )
     if values.get("num_experts_per_tok", 0) > values.get("num_local_experts", 0):
-        _refuse(
+        raise refusal(
             "num_experts_per_tok",
             values["num_experts_per_tok"],
             allowed=f"1 to num_local_experts ({values['num_local_experts']})",
@@ -162,7 +159,7 @@ def _check_token_ids(values: dict[str, Any], *, given: dict[str, Any]) -> None:
         ids = values[name] if isinstance(values[name], list) else [values[name]]
         if any(token is not None and token >= vocab_size for token in ids):
             if given.get(name) is not None:
-                _refuse(name, values[name], allowed=f"0 to {vocab_size - 1} (vocab_size - 1)")
+                raise refusal(name, values[name], allowed=f"0 to {vocab_size - 1} (vocab_size - 1)")
             values[name] = None
 
 
@@ -172,13 +169,9 @@ def _check_layer_types(values: dict[str, Any]) -> None:
         values.pop("layer_types", None)
         return
     if len(layer_types) != values["num_hidden_layers"]:
-        _refuse("layer_types", layer_types, allowed=f"one entry for each of {values['num_hidden_layers']} layers")
+        raise refusal("layer_types", layer_types, allowed=f"one entry for each of {values['num_hidden_layers']} layers")
     if "sliding_attention" in layer_types and values.get("sliding_window") is None:
-        _refuse("sliding_window", None, allowed="a number of tokens, because layer_types holds sliding_attention")
-
-
-def _refuse(name: str, value: Any, *, allowed: str) -> None:
-    raise InvalidModel(f"{name} is {_shown(value)}; allowed: {allowed}", field=name, value=value, allowed=allowed)
+        raise refusal("sliding_window", None, allowed="a number of tokens, because layer_types holds sliding_attention")
 
 
 def _to_spec(model_type: str, architecture: Architecture, values: dict[str, Any]) -> ModelSpec:

@@ -33,7 +33,9 @@ _DTYPE_BYTES = {
 }  # fmt: skip
 _TENSOR_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,256}")
 _SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,200}\.safetensors")
-_PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".npy", ".npz", ".joblib", ".h5", ".gguf"})
+_PICKLE_SUFFIXES = frozenset(
+    {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".npy", ".npz", ".joblib", ".h5", ".gguf"}
+)
 _FOREIGN_MAGIC: dict[bytes, str] = {
     b"\x80\x02": "a pickle", b"\x80\x03": "a pickle", b"\x80\x04": "a pickle", b"\x80\x05": "a pickle",
     b"PK\x03\x04": "a zip archive or a torch checkpoint", b"GGUF": "a GGUF file", b"\x93NUMPY": "a numpy file",
@@ -128,7 +130,9 @@ def _check_sharded(root: Path, index: Path, found: Sequence[str]) -> WeightsFact
         raise _invalid(INDEX_FILE, f"{len(named):,} shards", allowed=f"at most {MAX_SHARDS:,}")
     absent = [name for name in named if name not in found]
     if absent:
-        raise _invalid(INDEX_FILE, f"names {absent[0]}, which is not there", allowed=f"the files {', '.join(found[:5])}")
+        raise _invalid(
+            INDEX_FILE, f"names {absent[0]}, which is not there", allowed=f"the files {', '.join(found[:5])}"
+        )
     extra = [name for name in found if name not in named]
     if extra:
         raise _invalid(INDEX_FILE, f"does not name {extra[0]}, which is there", allowed="every safetensors file named")
@@ -137,7 +141,9 @@ def _check_sharded(root: Path, index: Path, found: Sequence[str]) -> WeightsFact
     for name in named:
         for tensor in check_file(root / name):
             if tensor.name in located:
-                raise _invalid(name, f"tensor {tensor.name} is also in {located[tensor.name]}", allowed="each tensor once")
+                raise _invalid(
+                    name, f"tensor {tensor.name} is also in {located[tensor.name]}", allowed="each tensor once"
+                )
             located[tensor.name] = name
             tensors.append(tensor)
     if len(tensors) > MAX_TENSORS:
@@ -163,13 +169,17 @@ def _read_index(index: Path) -> dict[str, str]:
         raise _invalid(INDEX_FILE, "no weight_map", allowed="an object from tensor names to file names")
     for tensor, file in weight_map.items():
         if not isinstance(file, str) or _SHARD_NAME.fullmatch(file) is None:
-            raise _invalid(INDEX_FILE, f"places {tensor[:80]!r} in {file!r:.80}", allowed="a plain *.safetensors file name")
+            raise _invalid(
+                INDEX_FILE, f"places {tensor[:80]!r} in {file!r:.80}", allowed="a plain *.safetensors file name"
+            )
     return weight_map
 
 
 def _parse_json(data: bytes, *, where: str) -> dict[str, Any]:
     try:
-        document = json.loads(data.decode("utf-8"), object_pairs_hook=_refuse_duplicates, parse_constant=_refuse_constant)
+        document = json.loads(
+            data.decode("utf-8"), object_pairs_hook=_refuse_duplicates, parse_constant=_refuse_constant
+        )
     except (ValueError, RecursionError) as error:
         raise _invalid(where, f"not the JSON of a safetensors header ({error})", allowed="strict JSON") from error
     if not isinstance(document, dict):
@@ -200,7 +210,9 @@ def _check_header(header: dict[str, Any], *, data_bytes: int, where: str) -> tup
     position = 0
     for tensor, begin, end in entries:
         if begin != position:
-            raise _invalid(where, f"tensor {tensor.name} begins at {begin:,}", allowed=f"{position:,}, without gap or overlap")
+            raise _invalid(
+                where, f"tensor {tensor.name} begins at {begin:,}", allowed=f"{position:,}, without gap or overlap"
+            )
         position = end
     if position != data_bytes:
         raise _invalid(where, f"{data_bytes:,} bytes of data", allowed=f"{position:,}, as the header says")
@@ -228,7 +240,9 @@ def _check_tensor(name: str, entry: Any, *, where: str) -> tuple[TensorFacts, in
     num_bytes = prod(shape) * _DTYPE_BYTES[dtype]
     if num_bytes != offsets[1] - offsets[0]:
         raise _invalid(
-            where, f"tensor {name} spans {offsets[1] - offsets[0]:,} bytes", allowed=f"{num_bytes:,} by its shape and dtype"
+            where,
+            f"tensor {name} spans {offsets[1] - offsets[0]:,} bytes",
+            allowed=f"{num_bytes:,} by its shape and dtype",
         )
     return TensorFacts(name=name, dtype=dtype, shape=tuple(shape), num_bytes=num_bytes), offsets[0], offsets[1]
 

@@ -61,7 +61,11 @@ def test_validation_is_the_asked_share_spread_over_the_text_whatever_the_seed(to
 
 def test_validation_batches_go_through_the_split_and_start_over(token_file: TokenFile) -> None:
     batches = Batches(token_file, sequence_length=10, seed=1)
-    assert [_starts(batches.validation_batch(index, 2)[0]) for index in range(3)] == [[100, 300], [500, 700], [900, 100]]
+    assert [_starts(batches.validation_batch(index, 2)[0]) for index in range(3)] == [
+        [100, 300],
+        [500, 700],
+        [900, 100],
+    ]
 
 
 @settings(deadline=None)
@@ -82,13 +86,17 @@ def test_each_epoch_visits_each_training_sequence_once(
 
 
 @settings(deadline=None)
-@given(seed=st.integers(0, 2**63 - 1), step=st.integers(0, 500), split=st.sampled_from([(24, 1), (12, 2), (8, 3), (1, 24)]))
+@given(
+    seed=st.integers(0, 2**63 - 1), step=st.integers(0, 500), split=st.sampled_from([(24, 1), (12, 2), (8, 3), (1, 24)])
+)
 def test_however_a_batch_is_split_the_step_sees_the_same_sequences_in_order(
     token_file: TokenFile, seed: int, step: int, split: tuple[int, int]
 ) -> None:
     batches = Batches(token_file, sequence_length=10, seed=seed)
     micro_batch_size, accumulation_steps = split
-    parts = [batches.train_batch(step, index, micro_batch_size, accumulation_steps) for index in range(accumulation_steps)]
+    parts = [
+        batches.train_batch(step, index, micro_batch_size, accumulation_steps) for index in range(accumulation_steps)
+    ]
     whole = batches.train_batch(step, 0, 24, 1)
     for part, expected in zip(zip(*parts, strict=True), whole, strict=True):
         assert np.array_equal(np.concatenate(part), expected)
@@ -147,7 +155,9 @@ def test_both_parts_have_a_sequence_and_share_none(
     tmp_path_factory: pytest.TempPathFactory, num_sequences: int, fraction: float
 ) -> None:
     folder = tmp_path_factory.getbasetemp() / "split"
-    batches = Batches(_token_file(folder, num_sequences * 3 + 1), sequence_length=3, seed=1, validation_fraction=fraction)
+    batches = Batches(
+        _token_file(folder, num_sequences * 3 + 1), sequence_length=3, seed=1, validation_fraction=fraction
+    )
     train = set(batches.train_sequence_indices(0, batches.num_train_sequences).tolist())
     validation = {start // 3 for start in _starts(batches.validation_batch(0, batches.num_validation_sequences)[0])}
     assert train
@@ -162,7 +172,9 @@ def test_a_micro_batch_outside_the_step_is_an_error(token_file: TokenFile, micro
         Batches(token_file, sequence_length=10, seed=1).train_batch(0, micro_index, 4, 2)
 
 
-@pytest.mark.parametrize("options", [{"sequence_length": 0}, {"validation_fraction": 0.0}, {"validation_fraction": 0.6}])
+@pytest.mark.parametrize(
+    "options", [{"sequence_length": 0}, {"validation_fraction": 0.0}, {"validation_fraction": 0.6}]
+)
 def test_senseless_settings_are_a_programming_error(token_file: TokenFile, options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="sequence_length must be at least 1"):
         Batches(token_file, **{"sequence_length": 10, "seed": 1, **options})

@@ -38,7 +38,10 @@ def test_the_budget_is_fresh_for_each_conversation() -> None:
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "SecurityError"),
         ("{{ messages.append(1) }}", "SecurityError"),
         ("{{ cycler.__init__.__globals__.os.popen('id').read() }}", "chat template"),
-        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "more than 100,000 numbers from range"),
+        (
+            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+            "more than 100,000 numbers from range",
+        ),
         ("{{ 'a' * 1000000000 }}", r"\* is allowed between numbers only"),
         ("{{ '%999999999999d' % 1 }}", "% is allowed between numbers only"),
         ("{{ 9 ** 999999999 }}", r"\*\* not at all"),

@@ -1,6 +1,8 @@
 """Dataset files are streamed as documents; what is not text is refused by line or row."""
 
+import contextlib
 import json
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,10 +69,12 @@ def test_a_long_document_comes_in_pieces_that_join_to_the_whole(write: Write, mo
 
 
 @settings(deadline=None)
-@given(parts=st.lists(st.lists(st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1), min_size=1), max_size=5))
+@given(
+    parts=st.lists(
+        st.lists(st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1), min_size=1), max_size=5
+    )
+)
 def test_documents_written_with_two_blank_lines_between_are_read_back(parts: list[list[str]]) -> None:
-    import tempfile
-
     texts = ["\n".join(lines) for lines in parts]
     with tempfile.NamedTemporaryFile() as file:
         file.write("\n\n\n".join(texts).encode())
@@ -149,7 +153,9 @@ def test_parquet_gives_its_text_column(tmp_path: Path) -> None:
         ({f"c{index}": [1] for index in range(1_001)}, "the file", "1,001 columns"),
     ],
 )
-def test_bad_parquet_is_refused_by_row_or_column(columns: dict[str, Any], where: str, found: str, tmp_path: Path) -> None:
+def test_bad_parquet_is_refused_by_row_or_column(
+    columns: dict[str, Any], where: str, found: str, tmp_path: Path
+) -> None:
     path = tmp_path / "dataset.parquet"
     parquet.write_table(pa.table(columns), path)
     error = _refusal(path, "parquet")
@@ -170,17 +176,16 @@ def test_what_is_no_parquet_at_all_is_refused(write: Write) -> None:
 @settings(deadline=None, max_examples=60)
 @given(position=st.integers(0, 100_000), value=st.integers(0, 255))
 def test_a_broken_parquet_is_read_or_refused_but_never_crashes(position: int, value: int) -> None:
-    import tempfile
-
     with tempfile.NamedTemporaryFile(suffix=".parquet") as file:
-        parquet.write_table(pa.table({"text": [f"text {row}" for row in range(50)]}), file.name, write_page_checksum=True)
+        parquet.write_table(
+            pa.table({"text": [f"text {row}" for row in range(50)]}), file.name, write_page_checksum=True
+        )
         content = bytearray(Path(file.name).read_bytes())
         content[position % len(content)] = value
         Path(file.name).write_bytes(content)
-        try:
-            list(read_documents(file.name, format="parquet"))
-        except InvalidDataset as error:
-            assert error.fields["allowed"]
+        with contextlib.suppress(InvalidDataset):
+            read = list(read_documents(file.name, format="parquet"))
+            assert all(isinstance(document.text, str) for document in read)
 
 
 def test_an_unknown_format_and_a_missing_file_are_refused(tmp_path: Path) -> None:

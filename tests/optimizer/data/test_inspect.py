@@ -28,7 +28,9 @@ def test_the_bundled_text_has_66_books() -> None:
 
 def test_counts_and_preview_of_a_small_file_are_exact(tmp_path: Path) -> None:
     path = tmp_path / "d.jsonl"
-    path.write_text('{"text": "héllo"}\n{"messages": [{"role": "user", "content": "hi"}, {"role": "bot", "content": "yo"}]}\n')
+    path.write_text(
+        '{"text": "héllo"}\n{"messages": [{"role": "user", "content": "hi"}, {"role": "bot", "content": "yo"}]}\n'
+    )
     facts = inspect_dataset(path, format="jsonl")
     assert facts.to_json() == {
         "num_documents": 2,
@@ -48,7 +50,9 @@ def test_the_process_prints_the_facts(tmp_path: Path) -> None:
     (tmp_path / "d.txt").write_text("one\n\n\ntwo")
     code, answer = _run(tmp_path / "d.txt", "txt")
     assert code == 0
-    assert answer == {"facts": {"num_documents": 2, "num_bytes": 9, "num_characters": 6, "preview": "one\n---\ntwo\n---\n"}}
+    assert answer == {
+        "facts": {"num_documents": 2, "num_bytes": 9, "num_characters": 6, "preview": "one\n---\ntwo\n---\n"}
+    }
 
 
 def test_the_process_prints_the_error(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from optimizer.data import documents
 from optimizer.data import tokens as tokens_module
 from optimizer.data.bundled import END_OF_TEXT, END_OF_TEXT_ID, TEXT_FILE, TOKENIZER_FILE
 from optimizer.data.token_file import TokenFile
@@ -53,7 +54,10 @@ def test_documents_are_written_one_after_another_with_end_of_text_between(text_f
     for document in ("In the beginning", "was the Word,\n\nand the Word"):
         expected += [*tokenizer.encode(document).ids, END_OF_TEXT_ID]
     assert ids == expected
-    assert tokenizer.decode(ids, skip_special_tokens=False) == "In the beginning<|endoftext|>was the Word,\n\nand the Word<|endoftext|>"
+    assert (
+        tokenizer.decode(ids, skip_special_tokens=False)
+        == "In the beginning<|endoftext|>was the Word,\n\nand the Word<|endoftext|>"
+    )
 
 
 def test_the_manifest_says_what_was_made_from_what(text_file: Path, tmp_path: Path) -> None:
@@ -61,13 +65,20 @@ def test_the_manifest_says_what_was_made_from_what(text_file: Path, tmp_path: Pa
     manifest = made.manifest
     assert manifest.dataset_sha256 == hashlib.sha256(TEXT.encode()).hexdigest()
     assert manifest.tokenizer_sha256 == hashlib.sha256(TOKENIZER_FILE.read_bytes()).hexdigest()
-    assert (manifest.tokenizer, manifest.dtype, manifest.num_documents, manifest.vocab_size) == ("bundled", "uint16", 2, 4096)
+    assert (manifest.tokenizer, manifest.dtype, manifest.num_documents, manifest.vocab_size) == (
+        "bundled",
+        "uint16",
+        2,
+        4096,
+    )
     assert manifest.tokens_sha256 == hashlib.sha256(made.tokens().tobytes()).hexdigest()
     assert made.verify()
     assert TokenFile.open(made.folder) == made
 
 
-def test_a_second_call_finds_the_first_ones_file(text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_call_finds_the_first_ones_file(
+    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = _tokenize(text_file, tmp_path / "tokens")
     monkeypatch.setattr(tokens_module, "read_documents", lambda *_, **__: pytest.fail("read again"))
     assert _tokenize(text_file, tmp_path / "tokens") == made
@@ -146,15 +157,18 @@ def test_messages_are_written_by_the_template(tmp_path: Path) -> None:
     assert tokenizer.decode(own.tokens().tolist()) == "[user]hi"
 
 
-def test_a_failure_leaves_nothing_that_looks_finished(tmp_path: Path) -> None:
+def test_a_failure_leaves_nothing_that_looks_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens_module, "BATCH_CHARACTERS", 100)
     path = tmp_path / "bad.txt"
-    path.write_bytes(b"good line\n" * 300_000 + b"\xff")
-    with pytest.raises(InvalidDataset, match="line 300001"):
+    path.write_bytes(b"good line\n\n\n" * 300 + b"\xff")
+    with pytest.raises(InvalidDataset, match="line 901"):
         _tokenize(path, tmp_path / "tokens")
     assert [entry.suffix for entry in (tmp_path / "tokens").iterdir()] == [".lock"]
 
 
-def test_a_full_disk_is_said_and_leaves_nothing(text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_said_and_leaves_nothing(
+    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -199,7 +213,9 @@ def _tokenize_in_process(text_file: Path, folder: Path, answers: "multiprocessin
 def test_processes_that_start_together_make_one_file(text_file: Path, tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     answers = context.Queue()
-    processes = [context.Process(target=_tokenize_in_process, args=(text_file, tmp_path / "t", answers)) for _ in range(3)]
+    processes = [
+        context.Process(target=_tokenize_in_process, args=(text_file, tmp_path / "t", answers)) for _ in range(3)
+    ]
     for process in processes:
         process.start()
     hashes = {answers.get(timeout=60) for _ in processes}
@@ -210,9 +226,10 @@ def test_processes_that_start_together_make_one_file(text_file: Path, tmp_path: 
     assert len([entry for entry in (tmp_path / "t").iterdir() if entry.is_dir()]) == 1
 
 
-def test_pieces_of_a_long_document_get_one_end_of_text(tmp_path: Path) -> None:
+def test_pieces_of_a_long_document_get_one_end_of_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "MAX_PIECE_CHARACTERS", 100)
     path = tmp_path / "long.txt"
-    path.write_text("\n".join(["a line of some length, many times over"] * 60_000))
+    path.write_text("\n".join(["a line of some length, many times over"] * 60))
     made = _tokenize(path, tmp_path / "tokens")
     assert made.manifest.num_documents == 1
     assert np.count_nonzero(made.tokens() == END_OF_TEXT_ID) == 1

@@ -106,7 +106,13 @@ def test_the_defaults_written_down_are_those_of_transformers() -> None:
         theirs = AutoConfig.for_model(model_type)
         for name, field in architecture.fields.items():
             # Left to the model: derived there from other keys, or different for each size.
-            if field.required or name in {"head_dim", "num_key_value_heads", "word_embed_proj_dim", "layer_types", "sliding_window"}:
+            if field.required or name in {
+                "head_dim",
+                "num_key_value_heads",
+                "word_embed_proj_dim",
+                "layer_types",
+                "sliding_window",
+            }:
                 continue
             assert getattr(theirs, name) == field.default, f"{model_type}.{name}"
         if architecture.uses_rope:

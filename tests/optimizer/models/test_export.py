@@ -15,7 +15,13 @@ from optimizer.models.export import export_model
 from optimizer.models.spec import read_model_spec
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 
-DEMO_LIKE = {**SMALL_CONFIGS["llama"], "vocab_size": 4096, "tie_word_embeddings": True, "bos_token_id": 0, "eos_token_id": 0}
+DEMO_LIKE = {
+    **SMALL_CONFIGS["llama"],
+    "vocab_size": 4096,
+    "tie_word_embeddings": True,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
 
 
 @pytest.mark.parametrize("model_type", sorted(SMALL_CONFIGS))
@@ -41,7 +47,11 @@ def test_the_tokenizer_comes_along_and_writes_text_back(tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     text = "In the beginning God created the heaven and the earth."
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-    assert (tokenizer.eos_token, tokenizer.eos_token_id, tokenizer.chat_template) == ("<|endoftext|>", 0, "{{ messages }}")
+    assert (tokenizer.eos_token, tokenizer.eos_token_id, tokenizer.chat_template) == (
+        "<|endoftext|>",
+        0,
+        "{{ messages }}",
+    )
     assert json.loads((tmp_path / "out" / "generation_config.json").read_text())["eos_token_id"] == 0
 
 
@@ -72,7 +82,9 @@ def test_tied_weights_are_written_once_and_loaded_tied(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "expected"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
-def test_half_precision_on_request_leaves_the_model_as_it_was(dtype: str, expected: torch.dtype, tmp_path: Path) -> None:
+def test_half_precision_on_request_leaves_the_model_as_it_was(
+    dtype: str, expected: torch.dtype, tmp_path: Path
+) -> None:
     spec = read_model_spec(DEMO_LIKE)
     model = build_model(spec, dtype=torch.float32, device="cpu", seed=1)
     export_model(model, spec, folder=tmp_path / "out", dtype=dtype)  # type: ignore[arg-type]
@@ -93,7 +105,9 @@ def test_the_same_weights_give_the_same_bytes(tmp_path: Path) -> None:
 def test_a_failed_export_leaves_nothing(tmp_path: Path) -> None:
     spec = read_model_spec(SMALL_CONFIGS["llama"])
     model = build_model(spec, dtype=torch.float32, device="cpu", seed=1)
-    with pytest.raises(InvalidModel, match="the model's own tokenizer has 4,096 entries, the model's vocab_size is 128"):
+    with pytest.raises(
+        InvalidModel, match="the model's own tokenizer has 4,096 entries, the model's vocab_size is 128"
+    ):
         export_model(model, spec, folder=tmp_path / "out", tokenizer_file=TOKENIZER_FILE)
     assert list(tmp_path.iterdir()) == []
 

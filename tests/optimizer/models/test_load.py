@@ -41,7 +41,11 @@ def test_shards_are_loaded_like_one_file(tmp_path: Path) -> None:
 
 def test_names_without_the_base_prefix_and_old_buffers_are_understood(tmp_path: Path) -> None:
     saved, loaded = _build("gpt2", seed=1), _build("gpt2", seed=2)
-    state = {name.removeprefix("transformer."): value for name, value in saved.state_dict().items() if name != "lm_head.weight"}
+    state = {
+        name.removeprefix("transformer."): value
+        for name, value in saved.state_dict().items()
+        if name != "lm_head.weight"
+    }
     state["h.0.attn.bias"] = torch.ones(1, 1, 4, 4)
     state["h.0.attn.masked_bias"] = torch.tensor(-1e4)
     save_file({name: value.contiguous() for name, value in state.items()}, tmp_path / "model.safetensors")
@@ -55,6 +59,14 @@ def test_tied_weights_stay_tied_and_may_come_twice(tmp_path: Path) -> None:
     load_weights(loaded, tmp_path)
     assert _equal(saved, loaded)
     assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
+
+
+def test_tied_weights_that_differ_are_refused(tmp_path: Path) -> None:
+    state = {name: value.clone() for name, value in _build("gemma", seed=1).state_dict().items()}
+    state["lm_head.weight"] += 1
+    save_file(state, tmp_path / "model.safetensors")
+    with pytest.raises(InvalidModel, match="differs from the one it is tied to by tie_word_embeddings"):
+        load_weights(_build("gemma", seed=2), tmp_path)
 
 
 def test_weights_are_converted_to_the_models_dtype(tmp_path: Path) -> None:

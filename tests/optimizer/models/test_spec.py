@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from optimizer.errors import InvalidModel, UnsupportedModelType
 from optimizer.models.schema import ARCHITECTURES
-from optimizer.models.spec import read_model_spec
+from optimizer.models.spec import ModelSpec, read_model_spec
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 
 LLAMA = SMALL_CONFIGS["llama"]
@@ -104,7 +104,7 @@ def test_unknown_model_types_are_named_with_those_that_work() -> None:
 
 @pytest.mark.parametrize("config", [{}, {"model_type": None}])
 def test_a_missing_model_type_is_said(config: dict[str, Any]) -> None:
-    with pytest.raises(InvalidModel, match=r"model_type is missing; supported: gemma"):
+    with pytest.raises(InvalidModel, match=r"model_type is missing; allowed: gemma"):
         read_model_spec(config)
 
 
@@ -135,8 +135,16 @@ def test_a_config_that_is_no_object_is_refused() -> None:
         ("attention_dropout", 1.5, "attention_dropout is 1.5; allowed: a number from 0.0 to 0.9"),
         ("tie_word_embeddings", 1, "tie_word_embeddings is 1; allowed: true or false"),
         ("dtype", "int8", "dtype is int8; allowed: float32, bfloat16, float16"),
-        ("eos_token_id", [1, "2"], "eos_token_id is [1, '2']; allowed: a token id, or a list of 1 to 64, each 0 to 1,048,575"),
-        ("hidden_act", "os.system", "allowed: gelu, gelu_fast, gelu_new, gelu_pytorch_tanh, quick_gelu, relu, relu2, silu, swish"),
+        (
+            "eos_token_id",
+            [1, "2"],
+            "eos_token_id is [1, '2']; allowed: a token id, or a list of 1 to 64, each 0 to 1,048,575",
+        ),
+        (
+            "hidden_act",
+            "os.system",
+            "allowed: gelu, gelu_fast, gelu_new, gelu_pytorch_tanh, quick_gelu, relu, relu2, silu, swish",
+        ),
     ],
 )
 def test_a_listed_key_with_a_wrong_value_is_named(field: str, value: Any, message: str) -> None:
@@ -157,10 +165,20 @@ def test_a_size_that_is_left_out_is_not_guessed(field: str) -> None:
 @pytest.mark.parametrize(
     ("model_type", "change", "field", "allowed"),
     [
-        ("llama", {"num_attention_heads": 5, "num_key_value_heads": 5}, "hidden_size", "a multiple of num_attention_heads (5)"),
+        (
+            "llama",
+            {"num_attention_heads": 5, "num_key_value_heads": 5},
+            "hidden_size",
+            "a multiple of num_attention_heads (5)",
+        ),
         ("gpt2", {"n_head": 5}, "n_embd", "a multiple of n_head (5)"),
         ("llama", {"num_key_value_heads": 3}, "num_key_value_heads", "a divisor of num_attention_heads (4)"),
-        ("mistral", {"num_attention_heads": 3, "num_key_value_heads": 1}, "hidden_size", "a multiple of num_attention_heads (3)"),
+        (
+            "mistral",
+            {"num_attention_heads": 3, "num_key_value_heads": 1},
+            "hidden_size",
+            "a multiple of num_attention_heads (3)",
+        ),
         ("qwen3", {"head_dim": 7}, "head_dim", "an even number, as rotary embeddings need"),
         ("mixtral", {"num_experts_per_tok": 5}, "num_experts_per_tok", "1 to num_local_experts (4)"),
         ("llama", {"pad_token_id": 128}, "pad_token_id", "0 to 127 (vocab_size - 1)"),
@@ -183,6 +201,102 @@ def test_default_special_tokens_outside_a_small_vocabulary_are_left_out() -> Non
 
 def test_null_means_absent() -> None:
     assert read_model_spec({**LLAMA, "head_dim": None, "rope_scaling": None, "dtype": None}) == read_model_spec(LLAMA)
+
+
+def test_null_switches_off_a_soft_cap_and_a_special_token() -> None:
+    spec = read_model_spec({**SMALL_CONFIGS["gemma2"], "final_logit_softcapping": None, "pad_token_id": None})
+    assert spec.config["final_logit_softcapping"] is None
+    assert spec.config["pad_token_id"] is None
+    assert spec.config["attn_logit_softcapping"] == 50.0
+
+
+@pytest.mark.parametrize(
+    "value",
+    [float("nan"), float("inf"), 10**400, ["x" * 1_000_000], {"a": {"b": "c"}}],
+    ids="nan inf huge long nested".split(),
+)
+def test_an_error_can_be_sent_as_strict_json_whatever_was_submitted(value: Any) -> None:
+    with pytest.raises(InvalidModel) as caught:
+        read_model_spec({**LLAMA, "rms_norm_eps": value})
+    assert len(json.dumps(caught.value.to_json(), allow_nan=False)) < 500
+
+
+PUBLISHED = {
+    "Phi-3-mini-4k-instruct": {
+        "_name_or_path": "Phi-3-mini-4k-instruct",
+        "architectures": ["Phi3ForCausalLM"],
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "auto_map": {
+            "AutoConfig": "configuration_phi3.Phi3Config",
+            "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM",
+        },
+        "bos_token_id": 1,
+        "embd_pdrop": 0.0,
+        "eos_token_id": 32000,
+        "hidden_act": "silu",
+        "hidden_size": 3072,
+        "initializer_range": 0.02,
+        "intermediate_size": 8192,
+        "max_position_embeddings": 4096,
+        "model_type": "phi3",
+        "num_attention_heads": 32,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 32,
+        "original_max_position_embeddings": 4096,
+        "pad_token_id": 32000,
+        "resid_pdrop": 0.0,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": None,
+        "rope_theta": 10000.0,
+        "sliding_window": 2047,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "transformers_version": "4.40.2",
+        "use_cache": True,
+        "vocab_size": 32064,
+    },
+    "Llama-3.2-1B": {
+        "architectures": ["LlamaForCausalLM"],
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": 128000,
+        "eos_token_id": [128001, 128008, 128009],
+        "head_dim": 64,
+        "hidden_act": "silu",
+        "hidden_size": 2048,
+        "initializer_range": 0.02,
+        "intermediate_size": 8192,
+        "max_position_embeddings": 131072,
+        "mlp_bias": False,
+        "model_type": "llama",
+        "num_attention_heads": 32,
+        "num_hidden_layers": 16,
+        "num_key_value_heads": 8,
+        "pretraining_tp": 1,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": {
+            "factor": 32.0,
+            "high_freq_factor": 4.0,
+            "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "transformers_version": "4.45.0.dev0",
+        "use_cache": True,
+        "vocab_size": 128256,
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "num_parameters"), [("Phi-3-mini-4k-instruct", 3_821_079_552), ("Llama-3.2-1B", 1_235_814_400)]
+)
+def test_published_configs_are_read_as_they_are(name: str, num_parameters: int) -> None:
+    assert read_model_spec(PUBLISHED[name]).num_parameters == num_parameters
 
 
 LLAMA3_ROPE = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
@@ -226,7 +340,9 @@ def test_rope_parameters_are_checked_one_by_one(rope: Any, field: str) -> None:
 TEXTS = st.text(st.characters(codec="ascii"), max_size=8)
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | TEXTS
 JSON_VALUES = SCALARS | st.lists(SCALARS, max_size=3) | st.dictionaries(TEXTS, SCALARS, max_size=3)
-KEYS = sorted({key for architecture in ARCHITECTURES.values() for key in architecture.fields}) + [
+LISTED_KEYS = {key for architecture in ARCHITECTURES.values() for key in architecture.fields}
+KEYS = [
+    *sorted(LISTED_KEYS),
     "rope_parameters",
     "rope_scaling",
     "rope_theta",
@@ -236,13 +352,24 @@ KEYS = sorted({key for architecture in ARCHITECTURES.values() for key in archite
 
 
 @settings(deadline=None)
-@given(model_type=st.sampled_from(sorted(SMALL_CONFIGS)), changes=st.dictionaries(st.sampled_from(KEYS), JSON_VALUES, max_size=3))
-def test_whatever_is_submitted_gives_a_spec_or_an_error_that_names_a_field(model_type: str, changes: dict[str, Any]) -> None:
-    try:
-        spec = read_model_spec({**SMALL_CONFIGS[model_type], **changes})
-    except InvalidModel as error:
-        assert error.fields["field"]
-        assert error.fields["allowed"]
+@given(
+    model_type=st.sampled_from(sorted(SMALL_CONFIGS)),
+    changes=st.dictionaries(st.sampled_from(KEYS), JSON_VALUES, max_size=3),
+)
+def test_whatever_is_submitted_gives_a_spec_or_an_error_that_names_a_field(
+    model_type: str, changes: dict[str, Any]
+) -> None:
+    outcome = _spec_or_error({**SMALL_CONFIGS[model_type], **changes})
+    if isinstance(outcome, InvalidModel):
+        assert outcome.fields["field"]
+        assert outcome.fields["allowed"]
     else:
-        assert read_model_spec(spec.to_config()) == spec
-        assert spec.num_parameters > 0
+        assert read_model_spec(outcome.to_config()) == outcome
+        assert outcome.num_parameters > 0
+
+
+def _spec_or_error(config: dict[str, Any]) -> ModelSpec | InvalidModel:
+    try:
+        return read_model_spec(config)
+    except InvalidModel as error:
+        return error
