@@ -17,12 +17,14 @@ from optimizer.units import format_bytes, format_duration
 register = template.Library()
 
 NONE_YET = "–"
+_MISSING = (None, "")
+"""A template passes an empty string for a key that a document does not have."""
 
 
 @register.simple_tag
-def size(num_bytes: int | None) -> str | SafeString:
+def size(num_bytes: Any) -> str | SafeString:
     """Three significant figures; the exact number of bytes on hover."""
-    if num_bytes is None:
+    if num_bytes in _MISSING:
         return NONE_YET
     return format_html('<span class="num" title="{} bytes">{}</span>', f"{num_bytes:,}", format_bytes(num_bytes))
 
@@ -30,7 +32,7 @@ def size(num_bytes: int | None) -> str | SafeString:
 @register.simple_tag
 def moment(when: datetime | None) -> str | SafeString:
     """A point in time: the clock today, the day otherwise; ISO 8601 UTC on hover."""
-    if when is None:
+    if not when:
         return NONE_YET
     local = timezone.localtime(when)
     short = local.strftime("%H:%M:%S" if local.date() == timezone.localdate() else "%d %b %Y %H:%M")
@@ -39,14 +41,14 @@ def moment(when: datetime | None) -> str | SafeString:
 
 
 @register.filter
-def duration(seconds: float | None) -> str:
-    return NONE_YET if seconds is None else format_duration(seconds)
+def duration(seconds: Any) -> str:
+    return NONE_YET if seconds in _MISSING else format_duration(seconds)
 
 
 @register.filter
-def milliseconds(value: float | None) -> str:
+def milliseconds(value: Any) -> str:
     """A step time: ``412 ms``, ``1.84 s``, then as people say it."""
-    if value is None:
+    if value in _MISSING:
         return NONE_YET
     if value < 1000:
         return f"{value:.3g} ms" if value < 100 else f"{value:.0f} ms"
@@ -54,15 +56,17 @@ def milliseconds(value: float | None) -> str:
 
 
 @register.filter
-def count(value: float | None) -> str:
+def count(value: Any) -> str:
     """Whole numbers with thousands separators."""
-    return NONE_YET if value is None else f"{value:,.0f}"
+    return NONE_YET if value in _MISSING else f"{value:,.0f}"
 
 
 @register.filter
-def figure(value: float | None) -> str:
+def figure(value: Any) -> str:
     """A loss or a rate: four significant figures, no exponent where people would write none."""
-    return NONE_YET if value is None else f"{value:,.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
+    if value in _MISSING:
+        return NONE_YET
+    return f"{value:,.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
 
 
 @register.filter
@@ -79,12 +83,3 @@ def category_label(category: str) -> str:
 @register.filter
 def short_hash(digest: str) -> str:
     return digest[:12]
-
-
-@register.filter
-def dotted(mapping: dict[str, Any] | None, path: str) -> Any:
-    """A value deep in a JSON document, None where any part is missing: ``job.spec|dotted:"goal.device_budget_bytes"``."""
-    found: Any = mapping
-    for part in path.split("."):
-        found = found.get(part) if isinstance(found, dict) else None
-    return found
