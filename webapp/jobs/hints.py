@@ -34,5 +34,9 @@ def _producer(redis_url: str) -> Celery:
         **app.conf.broker_transport_options,
         "socket_connect_timeout": 0.5,
         "socket_timeout": 1,
+        "max_retries": 1,
+        "interval_start": 0,
+        "interval_step": 0,
+        "interval_max": 0,
     }
     return app

@@ -1,0 +1,258 @@
+"""The event stream of a job, over a real Valkey: snapshot, deltas, resume, loss of Redis, slow and departed clients."""
+
+import asyncio
+import json
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.contrib.auth.models import User
+
+from tests.webapp.conftest import make_bench, make_person, make_spec, make_text, make_tiny_model
+from webapp.jobs.actions import claim_job, create_job, finish_attempt, record_samples, record_started
+from webapp.jobs.models import Job
+from webapp.live import hub as hub_module
+from webapp.live import stream as stream_module
+from webapp.live.publish import publish, stream_key
+from webapp.live.stream import job_events
+
+pytestmark = pytest.mark.django_db(transaction=True)
+DONE = {"outcome": "succeeded", "reason": "done", "message": "", "error": None, "step": 10, "measured": None, "artifacts": []}
+
+
+def sample(step, loss=1.0):
+    return {"kind": "step", "attempt": 1, "step": step, "time_s": 0.0, "loss": loss, "device_peak_bytes": 10}
+
+
+@pytest.fixture
+def running(transactional_db):
+    """A running job of ada's and its attempt."""
+    owner, model, dataset, machine = make_person("ada"), make_tiny_model(), make_text(), make_bench()
+    create_job(
+        owner=owner, spec=make_spec(model, dataset), model=model, dataset=dataset,
+        plan=None, prediction=None, machine=machine, actor="user:ada",
+    )  # fmt: skip
+    attempt = claim_job(worker="w", machine=machine)
+    record_started(attempt, pid=1)
+    record_samples(attempt, [sample(1)])
+    return attempt
+
+
+class Client:
+    """Reads one stream as a browser does; ``events`` are (kind, document, id)."""
+
+    def __init__(self, user, job_id, *, last_event_id=""):
+        self._source = job_events(user, job_id, last_event_id=last_event_id)
+        self._text = ""
+
+    async def next(self, kind=None, *, within_s=15.0):
+        """The next event, of ``kind`` where one is named."""
+        async with asyncio.timeout(within_s):
+            while True:
+                event = await self._next_of_any_kind()
+                if kind is None or event[0] == kind:
+                    return event
+
+    async def rest(self):
+        found = []
+        async with asyncio.timeout(15):
+            while True:
+                try:
+                    found.append(await self._next_of_any_kind())
+                except StopAsyncIteration:
+                    return found
+
+    async def close(self):
+        await self._source.aclose()
+
+    async def _next_of_any_kind(self):
+        while True:
+            while "\n\n" not in self._text:
+                self._text += (await anext(self._source)).decode()
+            block, _, self._text = self._text.partition("\n\n")
+            fields = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))
+            if "event" in fields:
+                return fields["event"], json.loads(fields["data"]), fields.get("id", "")
+
+
+async def owner_of(attempt):
+    return await User.objects.aget(job=attempt.job_id)
+
+
+async def test_a_stream_begins_with_a_snapshot_and_goes_on_with_what_is_published(running, valkey):
+    client = Client(await owner_of(running), running.job_id)
+    kind, document, _ = await client.next()
+    assert kind == "snapshot"
+    assert document["job"]["state"] == "running"
+    assert [record["step"] for record in document["metrics"]["steps"]] == [1]
+    for step in (2, 3):
+        assert await asyncio.to_thread(publish, running.job_id, "sample", sample(step))
+    received = [await client.next("sample"), await client.next("sample")]
+    assert [document["step"] for _, document, _ in received] == [2, 3]
+    ids = [identifier for identifier, _ in valkey.client().xrange(stream_key(running.job_id))]
+    assert [identifier for *_, identifier in received] == ids[-2:]
+    await client.close()
+
+
+async def test_a_resumed_stream_sends_exactly_what_was_missed(running, valkey):
+    owner = await owner_of(running)
+    client = Client(owner, running.job_id)
+    await client.next("snapshot")
+    await asyncio.to_thread(publish, running.job_id, "sample", sample(2))
+    *_, last_id = await client.next("sample")
+    await client.close()
+    for step in (3, 4, 5):
+        await asyncio.to_thread(publish, running.job_id, "sample", sample(step))
+    resumed = Client(owner, running.job_id, last_event_id=last_id)
+    received = [await resumed.next() for _ in range(3)]
+    assert [(kind, document["step"]) for kind, document, _ in received] == [("sample", 3), ("sample", 4), ("sample", 5)]
+    await resumed.close()
+
+
+@pytest.mark.parametrize("last_event_id", ["1-1", "99999999999999999-0", "' OR 1=1", "-"])
+async def test_an_id_that_the_stream_no_longer_has_begins_again_with_a_reset(running, valkey, last_event_id):
+    client = Client(await owner_of(running), running.job_id, last_event_id=last_event_id)
+    assert (await client.next())[0] == "reset"
+    assert (await client.next())[0] == "snapshot"
+    await client.close()
+
+
+async def test_the_end_of_the_job_ends_the_stream(running, valkey):
+    client = Client(await owner_of(running), running.job_id)
+    await client.next("snapshot")
+    await asyncio.to_thread(finish_in_thread, running)
+    kinds = [kind for kind, *_ in await client.rest()]
+    assert kinds[-2:] == ["state", "done"]
+
+
+async def test_a_job_that_has_ended_is_a_snapshot_and_done(running, valkey):
+    await asyncio.to_thread(finish_in_thread, running)
+    client = Client(await owner_of(running), running.job_id)
+    events = await client.rest()
+    assert [kind for kind, *_ in events] == ["snapshot", "done"]
+    assert events[-1][1] == {"state": "succeeded", "reason": "done"}
+
+
+async def test_without_redis_the_same_events_come_from_the_database_without_ids(running):
+    client = Client(await owner_of(running), running.job_id)
+    assert (await client.next())[0] == "snapshot"
+    await asyncio.to_thread(in_thread, record_samples, running, [sample(2)])
+    kind, document, identifier = await client.next("sample")
+    assert (document["step"], identifier) == (2, "")
+    await asyncio.to_thread(finish_in_thread, running)
+    assert [(kind, identifier) for kind, _, identifier in await client.rest()] == [("state", ""), ("done", "")]
+
+
+async def test_a_killed_redis_loses_no_point_and_ids_come_back_with_it(running, valkey):
+    client = Client(await owner_of(running), running.job_id)
+    await client.next("snapshot")
+    await asyncio.to_thread(publish, running.job_id, "sample", sample(2))
+    await client.next("sample")
+    valkey.kill()
+    await asyncio.to_thread(in_thread, record_samples, running, [sample(2), sample(3)])
+    steps = []
+    while 3 not in steps:
+        _, document, identifier = await client.next("sample")
+        steps.append(document["step"])
+        assert identifier == ""
+    await asyncio.to_thread(valkey.start)
+    await client.next("gap", within_s=30)
+    await asyncio.sleep(1.1)  # the publisher rests for a second after a failure, by design
+    assert await asyncio.to_thread(publish, running.job_id, "sample", sample(4))
+    while True:
+        _, document, identifier = await client.next("sample")
+        if document["step"] == 4 and identifier:
+            break
+    await client.close()
+
+
+async def test_a_publisher_says_that_it_dropped_something(running, valkey):
+    valkey.kill()
+    assert not await asyncio.to_thread(publish, running.job_id, "sample", sample(2))
+    await asyncio.to_thread(valkey.start)
+    await asyncio.sleep(1.1)  # see above
+    assert await asyncio.to_thread(publish, running.job_id, "sample", sample(3))
+    entries = [json.loads(fields["json"]) for _, fields in valkey.client().xrange(stream_key(running.job_id))]
+    assert [entry["type"] for entry in entries] == ["gap", "sample"]
+    assert entries[0]["data"] == {"num_dropped": 1}
+
+
+async def test_a_client_that_does_not_keep_up_is_told_of_a_gap(running, valkey, monkeypatch):
+    monkeypatch.setattr(hub_module, "QUEUE_LIMIT", 5)
+    client = Client(await owner_of(running), running.job_id)
+    await client.next("snapshot")
+    client_hub = hub_module.hub_of_this_loop(valkey.url)
+    for step in range(2, 40):
+        await asyncio.to_thread(publish, running.job_id, "sample", sample(step))
+    async with asyncio.timeout(10):
+        while client_hub._positions[running.job_id] != await client_hub.last_id(running.job_id):
+            await asyncio.sleep(0.05)
+    assert (await client.next())[0] == "gap"
+    assert (await client.next())[1]["step"] > 30
+    await client.close()
+
+
+async def test_many_clients_share_one_reader(running, valkey):
+    owner = await owner_of(running)
+    clients = [Client(owner, running.job_id) for _ in range(10)]
+    for client in clients:
+        await client.next("snapshot")
+    await asyncio.to_thread(publish, running.job_id, "sample", sample(2))
+    for client in clients:
+        assert (await client.next("sample"))[1]["step"] == 2
+    assert sum(task.get_name() == "live-hub" for task in asyncio.all_tasks()) == 1
+    for client in clients:
+        await client.close()
+
+
+async def test_slots_are_given_back_also_by_clients_that_never_read(running, valkey):
+    owner = await owner_of(running)
+    for _ in range(3):
+        job_events(owner, running.job_id)  # asked for and never started: no slot is taken
+    client = Client(owner, running.job_id)
+    await client.next("snapshot")
+    assert stream_module._open_streams[owner.pk] == 1
+    await client.close()
+    assert stream_module._open_streams.total() == 0
+
+
+async def test_one_person_has_a_limited_number_of_streams(running, valkey, monkeypatch):
+    monkeypatch.setattr(stream_module, "MAX_STREAMS_PER_USER", 1)
+    owner = await owner_of(running)
+    first = Client(owner, running.job_id)
+    await first.next("snapshot")
+    assert not stream_module.has_free_slot(owner)
+    assert await Client(owner, running.job_id).rest() == []
+    await first.close()
+
+
+async def test_a_person_who_may_no_longer_watch_is_cut_off(running, valkey, monkeypatch):
+    monkeypatch.setattr(stream_module, "RECHECK_S", 0.0)
+    monkeypatch.setattr(stream_module, "HEARTBEAT_S", 0.1)
+    owner = await owner_of(running)
+    client = Client(owner, running.job_id)
+    await client.next("snapshot")
+    await User.objects.filter(pk=owner.pk).aupdate(is_active=False)
+    assert all(kind == "state" for kind, *_ in await client.rest())
+
+
+async def test_an_end_whose_entry_was_lost_is_found_with_the_heartbeat(running, valkey, monkeypatch):
+    monkeypatch.setattr(stream_module, "HEARTBEAT_S", 0.2)
+    client = Client(await owner_of(running), running.job_id)
+    await client.next("snapshot")
+    await sync_to_async(lambda: Job.objects.filter(pk=running.job_id).update(
+        state="failed", finished_at=running.started_at, lease_until=None
+    ))()  # fmt: skip
+    assert (await client.rest())[-1][0] == "done"
+
+
+def in_thread(action, *arguments):
+    from django.db import connections
+
+    try:
+        return action(*arguments)
+    finally:
+        connections.close_all()
+
+
+def finish_in_thread(attempt):
+    return in_thread(lambda: finish_attempt(attempt, result=DONE, exit_code=0))
