@@ -39,18 +39,20 @@ def new_job(request: HttpRequest) -> HttpResponse:
     form = _form(request, request.POST)
     if not form.is_valid():
         return _page(request, form, _incomplete(form))
+    spec = form.spec()
     try:
         job = submit_job(
             request.user,
-            spec=form.spec(),
+            spec=spec,
             plan_id=request.POST.get("plan_id") or None,
             override=bool(request.POST.get("override")),
             actor=f"user:{request.user.get_username()}",
         )
     except HeadroomError as error:
-        if not form.put_error(error):
-            form.add_error(None, f"{error.message}. {error.hint}".strip())
-        pricing, _ = price_for_page(request.user, form.spec(), selected=_selected(request))
+        if form.put_error(error):
+            return _page(request, form, _incomplete(form))
+        form.add_error(None, f"{error.message}. {error.hint}".strip())
+        pricing, _ = price_for_page(request.user, spec, selected=_selected(request))
         return _page(request, form, pricing)
     return redirect("job", job.pk)
 

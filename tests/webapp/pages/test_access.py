@@ -1,0 +1,92 @@
+"""Who may see what: a page asks for a log-in, a stranger's row is not there."""
+
+import pytest
+from django.urls import reverse
+
+from tests.webapp.pages import rows
+from webapp.accounts.models import ApiToken
+from webapp.accounts.tokens import create_token
+from webapp.jobs.models import Job
+
+pytestmark = pytest.mark.django_db
+PAGES = ("jobs", "job_new", "models", "datasets", "machines", "tokens")
+JOB_READS = (
+    ("job", ()),
+    ("job_head", ()),
+    ("job_tab", ("plan",)),
+    ("job_table", ("memory",)),
+    ("job_csv", ("memory",)),
+)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_sends_a_stranger_to_the_login(client, name):
+    answer = client.get(reverse(name))
+    assert answer.status_code == 302
+    assert answer["Location"] == f"/login/?next={reverse(name)}"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_opens_for_a_person(browser, name):
+    assert browser.get(reverse(name)).status_code == 200
+
+
+def test_the_root_leads_to_the_jobs(browser):
+    assert browser.get("/")["Location"] == "/jobs/"
+
+
+@pytest.mark.parametrize(("name", "rest"), JOB_READS)
+def test_anothers_job_is_not_there(browser, eve, name, rest):
+    job = rows.make_job(eve)
+    answer = browser.get(reverse(name, args=[job.pk, *rest]), headers={"HX-Request": "true"})
+    assert answer.status_code == 404
+
+
+@pytest.mark.parametrize("name", ["job_cancel", "job_pause", "job_resume", "job_retry"])
+def test_anothers_job_is_not_moved(browser, eve, name):
+    job = rows.make_job(eve)
+    assert browser.post(reverse(name, args=[job.pk])).status_code == 404
+    job.refresh_from_db()
+    assert (job.state, job.event_seq) == ("queued", 1)
+
+
+@pytest.mark.parametrize("name", ["job_cancel", "job_pause", "job_resume", "job_retry"])
+def test_a_job_is_not_moved_by_reading(browser, ada, name):
+    job = rows.make_job(ada)
+    assert browser.get(reverse(name, args=[job.pk])).status_code == 405
+
+
+def test_anothers_job_is_not_cloned(browser, eve):
+    job = rows.make_job(eve, name="secret plans")
+    answer = browser.get(f"/jobs/new/?from={job.pk}")
+    assert b"secret plans" not in answer.content
+    assert b"not there" in answer.content
+
+
+def test_anothers_token_is_not_revoked(browser, eve):
+    token, _ = create_token(user=eve, name="hers")
+    assert browser.post(reverse("token_revoke", args=[token.pk])).status_code == 404
+    assert ApiToken.objects.get(pk=token.pk).revoked_at is None
+
+
+def test_a_write_needs_the_token_against_forgery(ada, settings):
+    from django.test import Client
+
+    strict = Client(enforce_csrf_checks=True)
+    strict.force_login(ada)
+    job = rows.make_job(ada)
+    assert strict.post(reverse("job_cancel", args=[job.pk])).status_code == 403
+    assert Job.objects.get(pk=job.pk).state == "queued"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_no_page_carries_inline_scripts_styles_or_other_hosts(browser, name):
+    text = browser.get(reverse(name)).content.decode()
+    assert " style=" not in text
+    assert "<style" not in text
+    assert " onclick=" not in text
+    assert "https://" not in text
+    for script in text.split("<script")[1:]:
+        opening, _, rest = script.partition(">")
+        assert "src=" in opening or 'type="application/json"' in opening
+        assert "src=" not in opening or rest.startswith("</script>")

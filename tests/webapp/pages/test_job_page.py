@@ -1,0 +1,215 @@
+"""The page of one job: what it says in each state, and what its buttons do."""
+
+import csv
+import io
+
+import pytest
+from django.urls import reverse
+
+from optimizer.errors import OutOfDeviceMemory
+from optimizer.units import MIB
+from tests.webapp.pages import rows
+from webapp.jobs.actions import finish_attempt, record_checkpoint, record_progress, record_samples
+from webapp.jobs.models import Job
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def job(ada):
+    return rows.make_job(ada)
+
+
+def page_of(browser, job, **query):
+    answer = browser.get(reverse("job", args=[job.pk]), query)
+    assert answer.status_code == 200
+    return answer.content.decode()
+
+
+def fail_for_memory(job):
+    attempt = rows.start(job)
+    record_checkpoint(attempt, step=1, folder="checkpoints/step-000001-f1", manifest_sha256="c" * 64, num_bytes=10)
+    error = OutOfDeviceMemory(
+        requested_bytes=96 * MIB,
+        in_use_bytes=402 * MIB,
+        budget_bytes=480 * MIB,
+        bytes_by_category=dict(rows.PEAK, activations=169 * MIB),
+        moment="at step 3",
+    )
+    result = {
+        "outcome": "failed",
+        "reason": error.code,
+        "message": error.message,
+        "error": error.to_json(),
+        "step": 2,
+        "measured": None,
+        "summary": {},
+        "artifacts": [],
+    }
+    assert finish_attempt(attempt, result=result, exit_code=1) == "failed"
+
+
+def test_a_queued_job_says_what_it_waits_for(browser, job):
+    assert "Waiting for a worker, for" in page_of(browser, job)
+
+
+def test_a_running_job_shows_its_step_and_the_time_left(browser, job):
+    attempt = rows.start(job)
+    record_progress(attempt, step=80, eta_s=360.0, summary={"loss": 3.914, "device_peak_bytes": 412 * MIB})
+    text = page_of(browser, job)
+    assert "6 min left" in text
+    assert ">3.914<" in text
+    assert "412 MiB" in text
+    assert "480 MiB" in text
+
+
+def test_the_prediction_error_is_signed_from_the_prediction(browser, job):
+    attempt = rows.start(job)
+    record_progress(attempt, step=1, eta_s=None, summary={"device_peak_bytes": sum(rows.PEAK.values()) * 2})
+    assert "−50.0 %" in page_of(browser, job)
+
+
+def test_the_charts_get_prediction_and_budget_as_data(browser, job):
+    facts = browser.get(reverse("job", args=[job.pk])).context["facts"]
+    assert facts["budget_bytes"] == 480 * MIB
+    assert facts["job"]["prediction"]["device_peak_bytes"] == sum(rows.PEAK.values())
+    assert [category["key"] for category in facts["categories"]][:4] == [
+        "weights",
+        "gradients",
+        "optimizer_state",
+        "activations",
+    ]
+
+
+def test_each_block_of_the_plan_has_its_letter(browser, job):
+    text = page_of(browser, job)
+    assert [text.count(f">{letter}</b>") for letter in "KRO"] == [2, 6, 4]
+
+
+def test_a_name_is_shown_as_text_never_as_markup(browser, ada):
+    job = rows.make_job(ada, name="<script>alert(1)</script>")
+    text = page_of(browser, job)
+    assert "<script>alert" not in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+
+
+def test_a_failed_job_opens_on_its_cause_sizes_and_next_step(browser, job):
+    fail_for_memory(job)
+    text = page_of(browser, job)
+    assert "Device memory ran out at step 3: 96.0 MiB more were needed" in text
+    assert 'aria-label="402 MiB of a budget of 480 MiB: weights 44.0 MiB' in text
+    assert f"/jobs/new/?from={job.pk}&amp;plan=chosen" in text
+    assert "The checkpoint at step 1 is kept." in text
+    assert text.index("Device memory ran out") < text.index("chart-memory")
+
+
+def test_stop_now_names_what_would_be_lost(browser, job):
+    attempt = rows.start(job)
+    record_progress(attempt, step=58, eta_s=None, summary={})
+    record_checkpoint(attempt, step=50, folder="checkpoints/step-000050-f1", manifest_sha256="c" * 64, num_bytes=10)
+    assert "About 8 steps since the checkpoint at step 50 would be lost" in page_of(browser, job)
+
+
+@pytest.mark.parametrize(("mode", "kept"), [("save", "save"), ("discard", "discard")])
+def test_stopping_a_running_job_asks_its_worker(browser, job, mode, kept):
+    rows.start(job)
+    browser.post(reverse("job_cancel", args=[job.pk]), {"mode": mode})
+    job.refresh_from_db()
+    assert (job.state, job.cancel_mode) == ("running", kept)
+    assert ">stopping<" in page_of(browser, job)
+
+
+def test_a_queued_job_is_paused_and_resumed(browser, job):
+    browser.post(reverse("job_pause", args=[job.pk]))
+    text = page_of(browser, job)
+    assert ">paused<" in text
+    assert "action-resume" in text
+    assert "action-pause" not in text
+    browser.post(reverse("job_resume", args=[job.pk]))
+    assert "action-pause" in page_of(browser, job)
+
+
+def test_a_retry_leads_to_the_new_job(browser, job):
+    fail_for_memory(job)
+    answer = browser.post(reverse("job_retry", args=[job.pk]))
+    retry = Job.objects.exclude(pk=job.pk).get()
+    assert answer["Location"] == reverse("job", args=[retry.pk])
+    assert retry.plan == job.plan
+
+
+def test_a_request_that_the_state_forbids_is_explained(browser, job):
+    answer = browser.post(reverse("job_resume", args=[job.pk]), follow=True)
+    assert f"cannot resume job {job.pk}: it is queued; allowed: paused" in answer.content.decode()
+
+
+@pytest.mark.parametrize("tab", ["plan", "checkpoints", "samples", "logs", "events", "files"])
+def test_a_tab_has_an_address(browser, job, tab):
+    answer = browser.get(reverse("job", args=[job.pk]), {"tab": tab})
+    assert answer.context["tab"] == tab
+    assert f'id="tab-{tab}"' in answer.content.decode()
+
+
+def test_a_tab_without_javascript_leads_to_the_whole_page(browser, job):
+    answer = browser.get(reverse("job_tab", args=[job.pk, "events"]))
+    assert answer["Location"] == f"/jobs/{job.pk}/?tab=events"
+
+
+def test_the_plan_tab_sets_predicted_beside_measured(browser, job):
+    attempt = rows.start(job)
+    record_samples(attempt, [rows.step_record(attempt, step) for step in range(1, 10)])
+    shown = {row.category: row for row in browser.get(reverse("job", args=[job.pk])).context["rows"]}
+    assert shown["activations"].predicted_bytes == 176 * MIB
+    assert shown["activations"].measured_bytes == 178 * MIB
+    assert shown["activations"].lifetime == "2 kept, 6 recomputed, 4 offloaded blocks"
+    assert shown["activations"].place == "host for 4 of 12 blocks"
+
+
+def test_the_log_tab_shows_the_newest_attempts_log(browser, job, settings):
+    attempt = rows.start(job)
+    folder = settings.HEADROOM_HOME / "jobs" / job.pk / "attempts" / str(attempt.number)
+    folder.mkdir(parents=True)
+    (folder / "log.txt").write_text("step 1 of 120\n")
+    assert "step 1 of 120" in page_of(browser, job, tab="logs")
+
+
+def test_a_log_that_leads_out_of_the_home_is_not_shown(browser, job, settings, tmp_path):
+    attempt = rows.start(job)
+    folder = settings.HEADROOM_HOME / "jobs" / job.pk / "attempts" / str(attempt.number)
+    folder.mkdir(parents=True)
+    (tmp_path / "secret").write_text("the key")
+    (folder / "log.txt").symlink_to(tmp_path / "secret")
+    assert "the key" not in page_of(browser, job, tab="logs")
+
+
+def test_the_csv_of_a_chart_holds_every_step_exactly(browser, job):
+    attempt = rows.start(job)
+    records = [rows.step_record(attempt, step) for step in range(1, 700)]
+    record_samples(attempt, records)
+    answer = browser.get(reverse("job_csv", args=[job.pk, "memory"]))
+    lines = list(csv.reader(io.StringIO(answer.content.decode())))
+    assert answer["Content-Disposition"] == f'attachment; filename="{job.pk}-memory.csv"'
+    assert lines[0][:3] == ["step", "peak (bytes)", "weights (bytes)"]
+    assert [int(line[1]) for line in lines[1:]] == [record["device_peak_bytes"] for record in records]
+
+
+def test_the_table_of_a_chart_says_how_many_rows_it_leaves_out(browser, job):
+    attempt = rows.start(job)
+    record_samples(attempt, [rows.step_record(attempt, step) for step in range(1, 511)])
+    text = browser.get(reverse("job_table", args=[job.pk, "speed"])).content.decode()
+    assert "10 rows are left out here" in text
+    assert text.count("<tr>") == 501
+
+
+def test_of_a_step_measured_twice_the_later_attempt_counts(browser, job):
+    first = rows.start(job)
+    record_samples(first, [dict(rows.step_record(first, 1), loss=9.0)])
+    drained = {"outcome": "drained", "step": 1, "measured": None, "summary": {}, "artifacts": []}
+    assert finish_attempt(first, result=drained, exit_code=75) == "drained"
+    second = rows.start(job)
+    record_samples(second, [dict(rows.step_record(second, 1), loss=5.0)])
+    text = browser.get(reverse("job_csv", args=[job.pk, "loss"])).content.decode()
+    assert text.splitlines()[1] == "1,5.0,"
+
+
+def test_an_unknown_chart_is_not_there(browser, job):
+    assert browser.get(reverse("job_csv", args=[job.pk, "everything"])).status_code == 404

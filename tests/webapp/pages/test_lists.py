@@ -1,0 +1,101 @@
+"""The lists: jobs, models, datasets, machines and tokens."""
+
+from datetime import timedelta
+
+import pytest
+from django.urls import reverse
+from django.utils import timezone
+
+from tests.webapp.pages import rows
+from webapp.accounts.models import ApiToken
+from webapp.accounts.tokens import find_token_user
+from webapp.catalog.models import Machine
+from webapp.pages.views.jobs import PAGE_SIZE
+
+pytestmark = pytest.mark.django_db
+
+
+def text_of(browser, name, **query):
+    return browser.get(reverse(name), query).content.decode()
+
+
+def test_an_empty_list_of_jobs_offers_the_one_next_step(browser):
+    text = text_of(browser, "jobs")
+    assert "No jobs yet" in text
+    assert "Describe the first job" in text
+
+
+def test_jobs_are_filtered_by_name_and_state(browser, ada):
+    for name in ("alpha", "beta"):
+        rows.make_job(ada, name=name)
+    assert [row["job"].name for row in browser.get("/jobs/?q=ALP").context["jobs"]] == ["alpha"]
+    assert "No job matches" in text_of(browser, "jobs", state="failed")
+
+
+def test_the_list_shows_only_ones_own_jobs(browser, ada, eve):
+    rows.make_job(ada, name="mine")
+    rows.make_job(eve, name="hers")
+    assert [row["job"].name for row in browser.get("/jobs/").context["jobs"]] == ["mine"]
+
+
+def test_older_jobs_are_a_page_away_and_none_is_missed(browser, ada):
+    made = [rows.make_job(ada, name=f"job {number}").pk for number in range(PAGE_SIZE + 3)]
+    first = browser.get("/jobs/")
+    second = browser.get(first.context["older_url"])
+    seen = [row["job"].pk for answer in (first, second) for row in answer.context["jobs"]]
+    assert seen == sorted(made, reverse=True)
+    assert second.context["older_url"] == ""
+
+
+def test_a_refresh_sends_the_rows_alone_under_the_same_filter(browser, ada):
+    rows.make_job(ada)
+    text = browser.get("/jobs/?q=kjv", headers={"HX-Request": "true"}).content.decode()
+    assert "<html" not in text
+    assert 'hx-get="/jobs/?q=kjv"' in text
+
+
+def test_a_list_of_jobs_takes_as_many_queries_for_many_as_for_one(browser, ada, django_assert_max_num_queries):
+    for _ in range(5):
+        rows.make_job(ada)
+    with django_assert_max_num_queries(4):
+        browser.get("/jobs/")
+
+
+def test_a_machine_says_whether_it_is_online_and_how_well_it_was_predicted(browser):
+    machine = rows.make_machine()
+    Machine.objects.filter(pk=machine.pk).update(
+        last_seen_at=timezone.now() - timedelta(hours=1),
+        calibration={
+            "num_runs": 37,
+            "peak_mean_absolute_relative_error": 0.0123,
+            "step_time_mean_absolute_relative_error": 0.08,
+        },
+    )
+    text = text_of(browser, "machines")
+    assert ">offline<" in text
+    assert "90 GFLOP/s" in text
+    assert "over 37 runs" in text
+    assert "1.2 %" in text
+
+
+def test_a_token_is_shown_once_and_works(browser, ada):
+    answer = browser.post(reverse("tokens"), {"name": "laptop", "days": "30"})
+    token = answer.context["new_token"]
+    assert token in answer.content.decode()
+    assert answer["Cache-Control"] == "no-store"
+    assert find_token_user(token) == ada
+    assert token not in text_of(browser, "tokens")
+
+
+def test_a_revoked_token_opens_nothing(browser):
+    token = browser.post(reverse("tokens"), {"name": "laptop", "days": "30"}).context["new_token"]
+    browser.post(reverse("token_revoke", args=[ApiToken.objects.get().pk]))
+    assert find_token_user(token) is None
+    assert ">revoked<" in text_of(browser, "tokens")
+
+
+def test_a_token_that_would_live_too_long_is_refused_beside_its_field(browser):
+    text = browser.post(reverse("tokens"), {"name": "laptop", "days": "400"}).content.decode()
+    assert "days is 400; allowed: 1 to 365" in text
+    assert 'value="laptop"' in text
+    assert not ApiToken.objects.exists()
