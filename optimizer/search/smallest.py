@@ -34,12 +34,11 @@ def explain_infeasible(problem: SearchProblem) -> NoFeasiblePlan:
 
 
 def _priced_floor(problem: SearchProblem) -> PriceBook:
-    """Only the smallest micro-batch of each representation: more sequences at once never need less."""
+    """Only the settings that can be smallest: one sequence at a time, and the whole batch, which sums no gradients."""
     book = PriceBook(problem)
-    seen = set()
+    sizes = [setting.micro_batch_size for setting in problem.settings()]
     for setting in problem.settings():
-        if (setting.dtype, setting.bits) not in seen:
-            seen.add((setting.dtype, setting.bits))
+        if setting.micro_batch_size == min(sizes) or setting.accumulation_steps == 1:
             price_lightest(book, setting)
     return book
 

@@ -52,13 +52,16 @@ def price_lightest(book: PriceBook, setting: Setting) -> int:
 
 
 def _hopeful_settings(book: PriceBook) -> Iterator[Setting]:
-    """Settings in which some plan may fit. A larger micro-batch never needs less: each representation ends at the first
-    that is hopeless."""
+    """Settings in which some plan may fit.
+
+    Among those that accumulate a larger micro-batch never needs less, so the first hopeless one ends its representation.
+    The whole batch at once is looked at on its own: its gradients grow only while activations go.
+    """
     hopeless: set[tuple[str, int]] = set()
     limit_bytes = book.problem.goal.device_budget_bytes * HOPELESS_RATIO
     for setting in book.problem.settings():
         representation = (setting.dtype, setting.bits)
-        if representation in hopeless:
+        if setting.accumulation_steps > 1 and representation in hopeless:
             continue
         if min(_pure_peaks(book, setting)) > limit_bytes:
             hopeless.add(representation)

@@ -1,6 +1,7 @@
 """A small estimator for the solver's tests: real schedules in miniature, with every quantity visible.
 
-Forward saves, the loss spikes, backward rebuilds or fetches and lets go, gradients grow, the optimizer steps. One copy lane each way.
+Forward saves, the loss spikes, backward rebuilds or fetches and lets go, gradients grow, the optimizer steps. One copy
+lane each way.
 """
 
 from optimizer.estimate.prediction import Prediction, TimelinePoint
