@@ -7,6 +7,7 @@ import os
 import secrets
 import tempfile
 from pathlib import Path
+from urllib.parse import unquote
 
 import environ
 from csp.constants import NONE, SELF
@@ -98,6 +99,8 @@ if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
         "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA foreign_keys=ON;",
     }
 else:
+    # a Unix socket's folder stands in the address as libpq writes it: postgres://user@%2Frun%2Fpostgresql/name
+    DATABASES["default"]["HOST"] = unquote(DATABASES["default"]["HOST"])
     DATABASES["default"]["CONN_MAX_AGE"] = 0
     DATABASES["default"]["OPTIONS"] = {
         "pool": {"min_size": 1, "max_size": 10, "timeout": 5},
