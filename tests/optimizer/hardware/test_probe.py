@@ -1,0 +1,65 @@
+"""A short probe of the real machine: every rate is there, positive and possible."""
+
+import importlib.util
+
+import pytest
+import torch
+
+from optimizer.errors import InvalidInput
+from optimizer.hardware.machine import Machine
+from optimizer.hardware.probe import probe_machine
+
+
+@pytest.fixture(scope="module")
+def machine():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    state = torch.get_rng_state()
+    measured = probe_machine(name="here", device="cpu", max_s=0.1)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.set_num_threads(threads)
+    return measured
+
+
+def test_every_rate_is_measured_and_possible(machine):
+    rates = machine.rates
+    assert rates.source == "measured"
+    assert set(rates.matmul_flops_per_s) == set(rates.attention_flops_per_s) == {"fp32", "bf16"}
+    for rate in (*rates.matmul_flops_per_s.values(), *rates.attention_flops_per_s.values()):
+        assert 1e7 < rate < 1e15
+    for rate in (rates.memory_bytes_per_s, rates.device_to_host_bytes_per_s, rates.host_to_device_bytes_per_s):
+        assert 1e7 < rate < 1e13
+    assert 1e-8 < rates.op_overhead_s < 0.1
+
+
+def test_8_bit_state_is_measured_where_bitsandbytes_is(machine):
+    has_it = importlib.util.find_spec("bitsandbytes") is not None
+    assert set(machine.rates.optimizer_elements_per_s) == ({"adamw_32", "adamw_8"} if has_it else {"adamw_32"})
+
+
+def test_the_cpu_device_takes_half_of_the_memory_and_leaves_half_to_the_host(machine):
+    assert abs(machine.device.memory_bytes - machine.host_memory_bytes) <= 1
+
+
+def test_threads_are_those_of_the_process_and_facts_name_the_software(machine):
+    assert machine.name == "here"
+    assert machine.num_threads == 1
+    assert machine.facts["torch"] == torch.__version__
+    assert machine.facts["processor"]
+
+
+def test_a_probed_machine_crosses_json(machine):
+    assert Machine.from_json(machine.to_json()) == machine
+
+
+@pytest.mark.parametrize("device", ["cuda:77", "warp drive", "meta"])
+def test_a_device_that_is_not_there_is_refused_by_name(device):
+    with pytest.raises(InvalidInput, match=rf"device '{device}' is not on this machine; present: cpu"):
+        probe_machine(device=device)
+
+
+@pytest.mark.gpu
+def test_a_cuda_device_is_measured():
+    measured = probe_machine(device="cuda", max_s=1.0)
+    assert measured.device.kind == "cuda"
+    assert measured.rates.matmul_flops_per_s["bf16"] > 1e12

@@ -1,0 +1,24 @@
+"""Planning needs no torch: the rooms that promise it are imported in a fresh process."""
+
+import subprocess
+import sys
+
+import pytest
+
+MODULES = [
+    "optimizer.search.search",
+    "optimizer.search.core",
+    "optimizer.hardware.devices",
+    "optimizer.hardware.calibration",
+    "optimizer.hardware.memory",
+    "optimizer.plan.explain",
+    "optimizer.plan.diff",
+    "optimizer.cli",
+    "optimizer.reports",
+]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_importing_it_does_not_import_torch(module):
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
