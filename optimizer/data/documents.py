@@ -216,7 +216,7 @@ def _read_parquet_rows(path: Path) -> Iterator[Document]:
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
             raise _invalid("the file", f"column text of {kind}", allowed="a column text of strings")
         row = 0
-        for batch in file.iter_batches(64, columns=["text"]):
+        for batch in file.iter_batches(64, columns=["text"], use_threads=False):
             for value in cast("list[Any]", batch.column(0).to_pylist()):
                 row += 1
                 yield from _parquet_documents(value, where=f"row {row}")

@@ -58,10 +58,10 @@ def load_tokenizer(
     Raises InvalidModel.
     """
     path = Path(file) if file is not None else TOKENIZER_FILE
-    source = "own" if file is not None else "bundled"
     if not path.is_file() or path.stat().st_size > MAX_TOKENIZER_BYTES:
         raise _invalid(f"{path.name} is no file of at most {MAX_TOKENIZER_BYTES:,} bytes", allowed="a tokenizer.json")
     data = path.read_bytes()
+    source = "bundled" if data == TOKENIZER_FILE.read_bytes() else "own"
     tokenizer = _parse(data)
     vocab_size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
     if not 1 <= vocab_size <= MAX_VOCAB_SIZE:
@@ -79,7 +79,7 @@ def load_tokenizer(
         tokenizer=tokenizer,
         sha256=hashlib.sha256(data).hexdigest(),
         vocab_size=vocab_size,
-        end_of_text_id=_find_end_of_text(tokenizer, vocab_size, wanted=end_of_text_id if file is not None else None),
+        end_of_text_id=_find_end_of_text(tokenizer, vocab_size, wanted=end_of_text_id if source == "own" else None),
         source=source,
     )
 

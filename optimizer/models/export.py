@@ -112,9 +112,11 @@ def _generation_config(spec: ModelSpec, end_of_text_id: int | None) -> dict[str,
 
 def _write_tokenizer(stage: Path, spec: ModelSpec, tokenizer_file: str | Path, chat_template: str | None) -> int:
     """tokenizer.json as it was, and the smallest tokenizer_config.json that AutoTokenizer understands."""
-    wanted = spec.config["eos_token_id"]
+    eos = spec.config["eos_token_id"]
     loaded = load_tokenizer(
-        tokenizer_file, model_vocab_size=spec.vocab_size, end_of_text_id=wanted if isinstance(wanted, int) else None
+        tokenizer_file,
+        model_vocab_size=spec.vocab_size,
+        end_of_text_id=eos[0] if isinstance(eos, list) else eos,
     )
     shutil.copyfile(tokenizer_file, stage / "tokenizer.json")
     config: dict[str, Any] = {

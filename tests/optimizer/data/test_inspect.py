@@ -1,6 +1,7 @@
 """Inspecting a dataset gives its facts or the reason it is refused, also as a limited process."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,9 @@ from optimizer.errors import InvalidDataset
 
 def _run(path: Path, format: str, *options: str) -> tuple[int, dict[str, Any]]:
     command = [sys.executable, "-m", "optimizer.data.inspect", str(path), "--format", format, *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    # OpenBLAS reserves address space for each core, which a limit on address space counts.
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     return done.returncode, json.loads(done.stdout) if done.stdout else {}
 
 

@@ -129,6 +129,14 @@ def test_the_end_token_may_be_given_and_must_be_found_otherwise(tmp_path: Path) 
         load_tokenizer(own)
 
 
+def test_the_bundled_tokenizer_keeps_its_end_token_whatever_the_models_config_says(tmp_path: Path) -> None:
+    copy = tmp_path / "tokenizer.json"
+    copy.write_bytes(TOKENIZER_FILE.read_bytes())
+    for file in (None, TOKENIZER_FILE, copy):
+        loaded = load_tokenizer(file, end_of_text_id=2)
+        assert (loaded.source, loaded.end_of_text_id) == ("bundled", END_OF_TEXT_ID)
+
+
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"not json", b'{"model": {"type": "Evil"}}', b"\xff\xfe"])
 def test_a_file_that_is_no_tokenizer_is_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"

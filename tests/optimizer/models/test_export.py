@@ -55,6 +55,17 @@ def test_the_tokenizer_comes_along_and_writes_text_back(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / "generation_config.json").read_text())["eos_token_id"] == 0
 
 
+def test_the_end_token_is_the_one_that_parted_documents(tmp_path: Path) -> None:
+    spec = read_model_spec({**DEMO_LIKE, "eos_token_id": [7, 8]})
+    model = build_model(spec, dtype=torch.float32, device="cpu", seed=1)
+    export_model(model, spec, folder=tmp_path / "bundled", tokenizer_file=TOKENIZER_FILE)
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "bundled").generation_config.eos_token_id == 0
+    document = json.loads(TOKENIZER_FILE.read_text())
+    (tmp_path / "own.json").write_text(json.dumps(document))
+    export_model(model, spec, folder=tmp_path / "own", tokenizer_file=tmp_path / "own.json")
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "own").generation_config.eos_token_id == 7
+
+
 def test_every_file_is_listed_with_its_size_and_hash(tmp_path: Path) -> None:
     spec = read_model_spec(DEMO_LIKE)
     model = build_model(spec, dtype=torch.float32, device="cpu", seed=1)
@@ -105,9 +116,7 @@ def test_the_same_weights_give_the_same_bytes(tmp_path: Path) -> None:
 def test_a_failed_export_leaves_nothing(tmp_path: Path) -> None:
     spec = read_model_spec(SMALL_CONFIGS["llama"])
     model = build_model(spec, dtype=torch.float32, device="cpu", seed=1)
-    with pytest.raises(
-        InvalidModel, match="the model's own tokenizer has 4,096 entries, the model's vocab_size is 128"
-    ):
+    with pytest.raises(InvalidModel, match="the bundled tokenizer has 4,096 entries, the model's vocab_size is 128"):
         export_model(model, spec, folder=tmp_path / "out", tokenizer_file=TOKENIZER_FILE)
     assert list(tmp_path.iterdir()) == []
 

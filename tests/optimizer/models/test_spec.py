@@ -213,7 +213,7 @@ def test_null_switches_off_a_soft_cap_and_a_special_token() -> None:
 @pytest.mark.parametrize(
     "value",
     [float("nan"), float("inf"), 10**400, ["x" * 1_000_000], {"a": {"b": "c"}}],
-    ids="nan inf huge long nested".split(),
+    ids=["nan", "inf", "huge", "long", "nested"],
 )
 def test_an_error_can_be_sent_as_strict_json_whatever_was_submitted(value: Any) -> None:
     with pytest.raises(InvalidModel) as caught:
