@@ -216,7 +216,7 @@ def test_the_meter_agrees_with_torch_profiler_at_the_peak_of_a_step(name, choice
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         trainer.step(batches, learning_rate=1e-3)
     # Both tiers are CPU memory, so the profiler sees their sum; the inputs were there before it began.
-    counted_bytes = highest_sum(delta for _, _, delta in meter._events) + inputs_bytes
+    counted_bytes = highest_sum(delta for _, _, delta in meter.take_events()) + inputs_bytes
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
     events.sort(key=lambda event: event.start_ns())
     profiled_bytes = highest_sum(event.nbytes() for event in events) + inputs_bytes
