@@ -9,6 +9,7 @@ from django.utils import timezone
 
 from optimizer.estimate.prediction import Prediction, TimelinePoint
 from optimizer.hardware.machine import Device, Machine, Rates
+from optimizer.models.spec import read_model_spec
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.plan import Plan
@@ -31,7 +32,15 @@ PEAK = {
     "logits_and_loss": 48 * MIB,
     "temporaries": 9 * MIB,
 }
-CONFIG = {"model_type": "llama", "hidden_size": 256, "num_hidden_layers": 12, "max_position_embeddings": 1024}
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 4096,
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 1024,
+}
 
 
 def make_user(name: str = "ada", *, is_admin: bool = False) -> User:
@@ -56,12 +65,13 @@ def make_machine(name: str = "workbench") -> MachineRow:
 
 
 def make_model(owner: User | None = None, name: str = "headroom-demo-10m") -> Model:
+    spec = read_model_spec(CONFIG)
     return Model.objects.create(
         owner=owner,
         name=name,
-        model_type="llama",
-        config=CONFIG,
-        fingerprint="f" * 64,
+        model_type=spec.model_type,
+        config=spec.to_config(),
+        fingerprint=spec.fingerprint,
         folder="models/none",
         num_parameters=11_534_336,
     )

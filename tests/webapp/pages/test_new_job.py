@@ -63,7 +63,9 @@ def test_pricing_does_not_send_the_fields_back(browser, typed):
 
 def test_what_does_not_parse_is_named_beside_its_field(browser, typed):
     text = browser.post(reverse("job_price"), {**typed, "device_budget": "a lot"}).content.decode()
-    expected = "size &#x27;a lot&#x27; is not understood; write a number and one of B, KiB, MiB, GiB, TiB, KB, MB, GB, TB"
+    expected = (
+        "size &#x27;a lot&#x27; is not understood; write a number and one of B, KiB, MiB, GiB, TiB, KB, MB, GB, TB"
+    )
     assert expected in errors_beside(text, "device_budget")
     assert errors_beside(text, "num_steps") == ""
 

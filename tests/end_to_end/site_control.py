@@ -1,0 +1,125 @@
+"""A worker and a person at the record of a running site: makes jobs, measures steps, ends jobs.
+
+``python -m tests.end_to_end.site_control``: one JSON line ``[command, arguments]`` in, one JSON line out. A process of its own,
+so that it uses the site's database and never the one that pytest-django made.
+"""
+
+import json
+import os
+import sys
+
+import django
+
+ATTEMPTS = {}
+
+
+def seed():
+    """A person, and what the pages list."""
+    from tests.webapp.pages import rows
+
+    ada = rows.make_user("ada")
+    rows.make_machine()
+    rows.make_model()
+    rows.make_dataset()
+    return ada.pk
+
+
+def new_job(*, name):
+    from django.contrib.auth.models import User
+
+    from tests.webapp.pages import rows
+
+    return rows.make_job(User.objects.get(username="ada"), name=name).pk
+
+
+def begin(*, job_id):
+    from tests.webapp.pages import rows
+    from webapp.jobs.models import Job
+
+    ATTEMPTS[job_id] = rows.start(Job.objects.get(pk=job_id))
+
+
+def measure(*, job_id, first, last):
+    """Steps as a worker reports them: into the database, then onto the wire. Returns how many were not taken by the wire."""
+    from tests.webapp.pages import rows
+    from webapp.jobs.actions import record_progress, record_samples
+    from webapp.live.publish import publish
+
+    attempt = ATTEMPTS[job_id]
+    records = [rows.step_record(attempt, step) for step in range(first, last + 1)]
+    records += [rows.eval_record(attempt, step) for step in range(first - 1, last + 1) if step % 25 == 0]
+    records.append(rows.timeline_record(attempt, last))
+    assert record_samples(attempt, records)
+    newest = records[last - first]
+    summary = {name: newest[name] for name in ("loss", "tokens_per_s", "device_peak_bytes", "step_ms")}
+    assert record_progress(attempt, step=last, eta_s=(rows.NUM_STEPS - last) * 1.65, summary=summary)
+    return sum(not publish(job_id, "sample", record) for record in records)
+
+
+def keep_checkpoint(*, job_id, step):
+    from webapp.jobs.actions import record_checkpoint
+
+    attempt = ATTEMPTS[job_id]
+    folder = f"checkpoints/step-{step:06d}-f{attempt.fence}"
+    assert record_checkpoint(attempt, step=step, folder=folder, manifest_sha256="c0" * 32, num_bytes=176 * 1024**2)
+
+
+def succeed(*, job_id):
+    from tests.webapp.pages import rows
+    from webapp.jobs.actions import finish_attempt
+
+    result = {
+        "outcome": "succeeded",
+        "reason": "done",
+        "message": "finished 120 steps; the measured peak of 411 MiB stayed under its budget of 480 MiB",
+        "error": None,
+        "step": rows.NUM_STEPS,
+        "measured": {
+            "device_peak_bytes": sum(rows.PEAK.values()) + 2 * 1024**2,
+            "device_bytes_by_category": dict(rows.PEAK, activations=178 * 1024**2),
+            "host_peak_bytes": 64 * 1024**2,
+            "step_ms": 1642.0,
+            "num_steps": rows.NUM_STEPS,
+        },
+        "summary": {"loss": 2.49, "validation_loss_start": 7.0, "validation_loss": 2.58, "tokens_per_s": 1244.0},
+        "artifacts": [],
+    }
+    return finish_attempt(ATTEMPTS[job_id], result=result, exit_code=0)
+
+
+def run_out_of_memory(*, job_id):
+    from optimizer.errors import OutOfDeviceMemory
+    from optimizer.units import MIB
+    from tests.webapp.pages import rows
+    from webapp.jobs.actions import finish_attempt
+
+    error = OutOfDeviceMemory(
+        requested_bytes=96 * MIB,
+        in_use_bytes=402 * MIB,
+        budget_bytes=480 * MIB,
+        bytes_by_category=dict(rows.PEAK, activations=169 * MIB),
+        moment="at step 3, in the forward of block 9 of 12",
+    )
+    result = {
+        "outcome": "failed",
+        "reason": error.code,
+        "message": error.message,
+        "error": error.to_json(),
+        "step": 2,
+        "measured": None,
+        "summary": {},
+        "artifacts": [],
+    }
+    return finish_attempt(ATTEMPTS[job_id], result=result, exit_code=1)
+
+
+def main():
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "webapp.settings")
+    django.setup()
+    for line in sys.stdin:
+        name, arguments = json.loads(line)
+        print(json.dumps(globals()[name](**arguments)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
