@@ -5,7 +5,7 @@ crosses from part to part is the same for every choice, but for two things: a bl
 which is booked in that block; and what the prologue makes for all blocks goes with the last that holds it, which ``Hold`` says.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from optimizer.categories import Category, Tier
@@ -23,11 +23,12 @@ from optimizer.profile.profile import (
     Shared,
 )
 from optimizer.profile.ranges import ShapeRange
-from optimizer.profile.sizes import Shape, Terms, fit_terms
+from optimizer.profile.sizes import Shape, Terms, evaluate, fit_terms
 
 PartKey = tuple[str, int]
 """Phase as the runtime marks it, block or -1."""
 
+_STORAGE = "a storage"
 _PROLOGUE: PartKey = ("forward", -1)
 _HEAD: PartKey = ("head and loss", -1)
 _HEAD_BACKWARD: PartKey = ("backward of head and loss", -1)
@@ -70,44 +71,45 @@ class _Raw:
 
 
 def assemble_regime(
-    traces: Mapping[tuple[Shape, BlockChoice], Trace], *, place: ShapeRange, block_templates: tuple[int, ...]
+    whole: Mapping[BlockChoice, Trace],
+    growth: Mapping[Shape, Trace],
+    *,
+    place: ShapeRange,
+    block_templates: tuple[int, ...],
 ) -> Regime:
-    """Raises InvalidModel where the shapes disagree about anything but sizes, or a size fits no polynomial."""
-    shapes = (*place.grid, place.verify_at)
-    held = _held_storages(traces, shapes[0])
+    """whole: two micro-batches under each choice at ``place.shape``; growth: one of the plain plan at each other shape.
+
+    Raises InvalidModel where the shapes disagree about anything but sizes, or a size fits no polynomial.
+    """
+    held = _held_storages(whole)
     raw = {
-        (shape, choice, which): _cut(trace.first if which == "first" else trace.accumulate, held[choice, which])
-        for (shape, choice), trace in traces.items()
+        (choice, which): _cut(trace.first if which == "first" else trace.accumulate, held[choice, which])
+        for choice, trace in whole.items()
         for which in ("first", "accumulate")
     }
-    fit = _Fitter(place)
+    fit = _Fitter(place.shape)
+    plain = raw["keep", "first"]
+    fit.learn(plain, {shape: _cut(trace.first, held["keep", "first"]) for shape, trace in growth.items()})
 
     def part(choice: BlockChoice, which: str, key: PartKey) -> Part:
-        return fit.part({shape: raw[shape, choice, which].parts[key] for shape in shapes}, key)
+        return fit.part(raw[choice, which].parts[key], adds_gradients=which == "accumulate")
 
-    keep = raw[shapes[0], "keep", "first"]
-    num_blocks = 1 + max(block for _, block in keep.parts)
-    templates: dict[str, tuple[BlockTemplate, ...]] = {}
-    for choice in BLOCK_CHOICES:
-        templates[choice] = tuple(
+    num_blocks = 1 + max(block for _, block in plain.parts)
+    templates: dict[str, tuple[BlockTemplate, ...]] = {
+        choice: tuple(
             BlockTemplate(
                 forward=part(choice, "first", ("forward", block)),
                 backward_first=part(choice, "first", ("backward", block)),
                 backward_accumulate=part(choice, "accumulate", ("backward", block)),
                 holds=tuple(
                     Hold(index=index, until=until)
-                    for index, until in sorted(raw[shapes[0], choice, "first"].holds.get(block, {}).items())
+                    for index, until in sorted(raw[choice, "first"].holds.get(block, {}).items())
                 ),
             )
             for block in range(num_blocks)
         )
-    shared = tuple(
-        Shared(
-            num_bytes=fit.terms({shape: raw[shape, "keep", "first"].shared[index].num_bytes for shape in shapes}, "shared"),
-            category=storage.category,
-        )
-        for index, storage in enumerate(keep.shared)
-    )
+        for choice in BLOCK_CHOICES
+    }
     return Regime(
         micro_batch_low=place.micro_batch_low,
         micro_batch_high=place.micro_batch_high,
@@ -121,21 +123,21 @@ def assemble_regime(
             "norm_backward_first": part("keep", "first", _NORM_BACKWARD),
             "norm_backward_accumulate": part("keep", "accumulate", _NORM_BACKWARD),
         },
-        shared=shared,
+        shared=tuple(
+            Shared(num_bytes=fit.terms(_STORAGE, storage.num_bytes), category=storage.category) for storage in plain.shared
+        ),
         templates=templates,
         block_templates=block_templates,
     )
 
 
-def _held_storages(
-    traces: Mapping[tuple[Shape, BlockChoice], Trace], shape: Shape
-) -> dict[tuple[BlockChoice, str], dict[int, set[int]]]:
+def _held_storages(whole: Mapping[BlockChoice, Trace]) -> dict[tuple[BlockChoice, str], dict[int, set[int]]]:
     """For each choice and micro-batch: which storages of the prologue some block holds, and which blocks."""
     held: dict[tuple[BlockChoice, str], dict[int, set[int]]] = {}
     for which in ("first", "accumulate"):
         by_choice: dict[BlockChoice, dict[int, set[int]]] = {}
         for choice in BLOCK_CHOICES:
-            events = getattr(traces[shape, "keep" if choice == "offload" else choice], which)
+            events = getattr(whole["keep" if choice == "offload" else choice], which)
             by_choice[choice] = _holders(events, with_first_input=choice != "offload")
         everything = sorted({offset for holders in by_choice.values() for offset in holders})
         for choice in BLOCK_CHOICES:
@@ -227,63 +229,93 @@ def _book(part: _RawPart, storage: _Storage, *, sign: int) -> None:
 
 
 class _Fitter:
-    """Fits sizes over the shapes of one range, and remembers fits, of which most are alike."""
+    """Learns from the plain plan how each size grows with the shape; then knows a size by its value at the first shape.
 
-    def __init__(self, place: ShapeRange) -> None:
-        self._place = place
-        self._shapes = (*place.grid, place.verify_at)
-        self._known: dict[tuple[int, ...], Terms] = {}
+    Other plans and micro-batches are traced at that shape alone: what they move and make are the same tensors.
+    """
 
-    def terms(self, values: Mapping[Shape, int], what: str) -> Terms:
-        key = tuple(values[shape] for shape in self._shapes)
-        if key not in self._known:
-            fitted = fit_terms(values, verify_at=self._place.verify_at)
-            if fitted is None:
+    def __init__(self, shape: Shape) -> None:
+        self._shape = shape
+        self._known: dict[tuple[str, int], Terms] = {}
+
+    def learn(self, plain: _Raw, others: Mapping[Shape, _Raw]) -> None:
+        for key, part in plain.parts.items():
+            self._learn_part(key, part, {shape: raw.parts.get(key, _RawPart()) for shape, raw in others.items()})
+
+    def _learn_part(self, key: PartKey, part: _RawPart, others: Mapping[Shape, _RawPart]) -> None:
+        what = f"{key[0]} of block {key[1] + 1}" if key[1] >= 0 else key[0]
+        for shape, other in others.items():
+            if _outline(part) != _outline(other):
                 raise InvalidModel(
-                    f"the model cannot be traced: a size in {what} is no polynomial in micro-batch and sequence length "
-                    f"({', '.join(map(str, key))} at {', '.join(map(str, self._shapes))})",
+                    f"the model cannot be traced: its operations in {what} at micro-batch {shape[0]}, sequence length "
+                    f"{shape[1]} are not those at {self._shape[0]}, {self._shape[1]}",
                     field="config",
                 )
-            self._known[key] = fitted
-        return self._known[key]
+        for index, change in enumerate(part.changes):
+            if change.num_bytes < 0:
+                continue  # It came as something that was learnt then.
+            sizes = {shape: other.changes[index].num_bytes for shape, other in others.items()}
+            self._learn_size((_STORAGE, change.num_bytes), sizes, what)
+        for index, op in enumerate(part.ops):
+            for name in ("flops", "read_bytes", "written_bytes"):
+                sizes = {shape: getattr(other.ops[index], name) for shape, other in others.items()}
+                self._learn_size((f"{op.name} {name}", getattr(op, name)), sizes, what)
 
-    def part(self, raw: Mapping[Shape, _RawPart], key: PartKey) -> Part:
-        what = f"{key[0]} of block {key[1] + 1}" if key[1] >= 0 else key[0]
-        outlines = {shape: _outline(part) for shape, part in raw.items()}
-        first = outlines[self._shapes[0]]
-        different = [shape for shape in self._shapes if outlines[shape] != first]
-        if different:
+    def _learn_size(self, key: tuple[str, int], others: Mapping[Shape, int], what: str) -> None:
+        known = self._known.get(key)
+        if known is not None and all(evaluate(known, shape) == size for shape, size in others.items()):
+            return
+        values = {self._shape: key[1], **others}
+        fitted = fit_terms(values)
+        if fitted is None or known is not None:
+            listed = ", ".join(f"{size} at {shape}" for shape, size in values.items())
             raise InvalidModel(
-                f"the model cannot be traced: its operations in {what} at micro-batch {different[0][0]}, sequence length "
-                f"{different[0][1]} are not those at {self._shapes[0][0]}, {self._shapes[0][1]}",
+                f"the model cannot be traced: a size in {what} ({key[0]}) is no polynomial in micro-batch and sequence "
+                f"length ({listed})",
                 field="config",
             )
+        self._known[key] = fitted
+
+    def terms(self, what: str, value: int, *, adds_gradients: bool = False) -> Terms:
+        """Of a storage or of an op's size; what an op moves that the plain plan lacks (a copy) is some storage's size.
+
+        adds_gradients: an op that the first micro-batch lacks adds to a gradient, whose size does not change with the shape.
+        """
+        if value == 0:
+            return (0, 0, 0, 0, 0, 0)
+        known = self._known.get((what, abs(value)))
+        if known is None and adds_gradients:
+            return (value, 0, 0, 0, 0, 0)
+        known = known or self._known.get((_STORAGE, abs(value)))
+        if known is None:
+            raise InvalidModel(
+                f"the model cannot be traced: how {what} of {abs(value)} at {self._shape} grows is not known",
+                field="config",
+            )
+        return known if value >= 0 else tuple(-term for term in known)  # type: ignore[return-value]
+
+    def part(self, raw: _RawPart, *, adds_gradients: bool) -> Part:
         return Part(
-            ops=tuple(self._op(raw, index, what) for index in range(len(raw[self._shapes[0]].ops))),
-            changes=tuple(self._change(raw, index, what) for index in range(len(raw[self._shapes[0]].changes))),
-        )
-
-    def _op(self, raw: Mapping[Shape, _RawPart], index: int, what: str) -> Op:
-        def over_shapes(read: Callable[[Ran], int]) -> Terms:
-            return self.terms({shape: read(part.ops[index]) for shape, part in raw.items()}, what)
-
-        sample = raw[self._shapes[0]].ops[index]
-        return Op(
-            name=sample.name,
-            kind=sample.kind,
-            flops=over_shapes(lambda op: op.flops),
-            read_bytes=over_shapes(lambda op: op.read_bytes),
-            written_bytes=over_shapes(lambda op: op.written_bytes),
-        )
-
-    def _change(self, raw: Mapping[Shape, _RawPart], index: int, what: str) -> Change:
-        sample = raw[self._shapes[0]].changes[index]
-        sizes = {shape: part.changes[index].num_bytes for shape, part in raw.items()}
-        return Change(
-            at=sample.at, tier=sample.tier, category=sample.category, num_bytes=self.terms(sizes, what)
+            ops=tuple(
+                Op(
+                    name=op.name,
+                    kind=op.kind,
+                    flops=self.terms(f"{op.name} flops", op.flops, adds_gradients=adds_gradients),
+                    read_bytes=self.terms(f"{op.name} read_bytes", op.read_bytes, adds_gradients=adds_gradients),
+                    written_bytes=self.terms(f"{op.name} written_bytes", op.written_bytes, adds_gradients=adds_gradients),
+                )
+                for op in raw.ops
+            ),
+            changes=tuple(
+                Change(at=c.at, tier=c.tier, category=c.category, num_bytes=self.terms(_STORAGE, c.num_bytes))
+                for c in raw.changes
+            ),
         )
 
 
 def _outline(part: _RawPart) -> tuple[tuple[str, ...], tuple[tuple[int, Tier, Category, bool], ...]]:
-    changes = tuple((c.at, c.tier, c.category, c.num_bytes > 0) for c in part.changes)
-    return tuple(op.name for op in part.ops), changes
+    """All but the sizes, and but what goes at the very end, which differs where another micro-batch follows."""
+    changes = [(c.at, c.tier, c.category, c.num_bytes > 0) for c in part.changes]
+    while changes and not changes[-1][-1]:
+        changes.pop()
+    return tuple(op.name for op in part.ops), tuple(changes)

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from optimizer.categories import Category, Tier
-from optimizer.plan.activations import BlockChoice
 from optimizer.profile.profile import OpKind
-from optimizer.profile.sizes import Shape
 
 
 class Began(NamedTuple):
@@ -68,11 +66,9 @@ Event = Began | Ran | Allocated | Moved | Freed | Input | Held
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """Two micro-batches, one after the other, in which every block takes the same choice."""
+    """One or two micro-batches, one after the other, in which every block takes the same choice."""
 
-    shape: Shape
-    choice: BlockChoice
     first: tuple[Event, ...]
     """No parameter has a gradient yet."""
     accumulate: tuple[Event, ...]
-    """Gradients are there and are added to."""
+    """Gradients are there and are added to; empty where only one micro-batch ran."""

@@ -6,6 +6,7 @@ because the mask is then written out.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isqrt
 
 from optimizer.errors import InvalidModel
 from optimizer.profile.sizes import Shape
@@ -13,9 +14,11 @@ from optimizer.profile.sizes import Shape
 SEQUENCE_LOW = 8
 """Shortest sequence a workload may ask for."""
 MICRO_BATCH_HIGH = 1 << 20
-_STEP = 8
-_NUM_SEQUENCES = 4
-"""Three for a quadratic, one to verify."""
+_BATCHES = (13, 7, 11, 5)
+"""Primes, as the lengths are, so that a size at the first shape is hardly the product of other dimensions by chance."""
+_NUM_LENGTHS = 4
+_SHORT_END = 256
+"""Lengths are taken from so many above the range's lowest; masks that are computed for real stay small."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +29,8 @@ class ShapeRange:
     micro_batch_high: int
     sequence_low: int
     sequence_high: int
-    grid: tuple[Shape, ...]
-    verify_at: Shape
+    shape: Shape
+    more_shapes: tuple[Shape, ...]
 
 
 def plan_ranges(*, max_sequence_length: int, sequence_limits: Sequence[int]) -> list[ShapeRange]:
@@ -38,33 +41,35 @@ def plan_ranges(*, max_sequence_length: int, sequence_limits: Sequence[int]) -> 
         if high < low:
             continue
         lengths = _sample_lengths(low, high)
-        ranges.append(_range((1,), 3, lengths, low=low, high=high))
-        ranges.append(_range((2, 3), 5, lengths, low=low, high=high))
+        ranges.append(_range((1,) * len(lengths), lengths, low=low, high=high))
+        ranges.append(_range(_BATCHES, lengths, low=low, high=high))
         low = high + 1
     return ranges
 
 
 def _sample_lengths(low: int, high: int) -> list[int]:
-    step = min(_STEP, (high - low) // (_NUM_SEQUENCES - 1))
-    if step < 1:
+    """The largest primes of the range's short end; any lengths where it holds too few primes."""
+    lengths = range(low, min(high, low + _SHORT_END) + 1)
+    if len(lengths) < _NUM_LENGTHS:
         raise InvalidModel(
-            f"the model cannot be traced: only {high - low + 1} sequence lengths, {low} to {high}, share the same operations; "
-            f"{_NUM_SEQUENCES} are needed",
+            f"the model cannot be traced: only {len(lengths)} sequence lengths, {low} to {high}, share the same "
+            f"operations; {_NUM_LENGTHS} are needed",
             field="max_position_embeddings",
             value=high,
-            allowed=f"at least {low + _NUM_SEQUENCES - 1}",
+            allowed=f"at least {low + _NUM_LENGTHS - 1}",
         )
-    return [low + step * index for index in range(_NUM_SEQUENCES)]
+    primes = [length for length in lengths if all(length % divisor for divisor in range(2, isqrt(length) + 1))]
+    return sorted(primes if len(primes) >= _NUM_LENGTHS else lengths, reverse=True)[:_NUM_LENGTHS]
 
 
-def _range(
-    batches: tuple[int, ...], verify_batch: int, lengths: Sequence[int], *, low: int, high: int
-) -> ShapeRange:
+def _range(batches: Sequence[int], lengths: Sequence[int], *, low: int, high: int) -> ShapeRange:
+    shapes = tuple(zip(batches, lengths, strict=True))
+    is_one = batches[0] == 1
     return ShapeRange(
-        micro_batch_low=batches[0],
-        micro_batch_high=1 if len(batches) == 1 else MICRO_BATCH_HIGH,
+        micro_batch_low=1 if is_one else 2,
+        micro_batch_high=1 if is_one else MICRO_BATCH_HIGH,
         sequence_low=low,
         sequence_high=high,
-        grid=tuple((batch, length) for batch in batches for length in lengths[:3]),
-        verify_at=(1 if len(batches) == 1 else verify_batch, lengths[3]),
+        shape=shapes[0],
+        more_shapes=shapes[1:],
     )

@@ -1,11 +1,12 @@
 """Sizes as polynomials in the micro-batch B and the sequence length S, fitted exactly from a few traces.
 
-A size is bytes, a count or FLOPs: always a whole number, and a sum of whole multiples of six monomials. The fit is a
-solution in exact fractions, not a regression; one more shape than there are unknowns verifies it.
+A size is bytes or FLOPs: always a whole number, and a sum of whole multiples of few of six monomials. So it is found, not regressed:
+the fewest monomials that give every traced value in exact arithmetic, with always one value more than there are unknowns.
 """
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from itertools import combinations
 
 Terms = tuple[int, int, int, int, int, int]
 """Coefficients of 1, B, S, B*S, S*S, B*S*S."""
@@ -13,7 +14,9 @@ Terms = tuple[int, int, int, int, int, int]
 Shape = tuple[int, int]
 """Micro-batch size, sequence length."""
 
-ZERO: Terms = (0, 0, 0, 0, 0, 0)
+_NUM_MONOMIALS = 6
+_WITHOUT_BATCH = (0, 2, 4)
+"""Monomials without B: all that can be told apart where every shape has the same micro-batch."""
 
 
 def monomials(shape: Shape) -> tuple[int, int, int, int, int, int]:
@@ -26,31 +29,47 @@ def evaluate(terms: Terms, shape: Shape) -> int:
     return sum(coefficient * value for coefficient, value in zip(terms, monomials(shape), strict=True))
 
 
-def fit_terms(values: Mapping[Shape, int], *, verify_at: Shape) -> Terms | None:
-    """Coefficients that give every value, the one at ``verify_at`` included; None where no such polynomial exists.
+def fit_terms(values: Mapping[Shape, int]) -> Terms | None:
+    """Coefficients that give every value, of the fewest monomials; None where fewer monomials than values cannot.
 
-    The other shapes must be a grid: two micro-batch sizes (or one) by three sequence lengths. With one micro-batch size the
-    terms in B are zero, so the result holds for that micro-batch only.
+    Where all shapes have one micro-batch size the terms in B are zero: the result holds for that micro-batch only.
     """
-    batches = sorted({batch for batch, _ in values if (batch, _) != verify_at})
-    sequences = sorted({sequence for _, sequence in values if (_, sequence) != verify_at})
-    rows = [_fit_quadratic(sequences, [values[batch, sequence] for sequence in sequences]) for batch in batches]
-    if len(batches) == 1:
-        constant, slope = rows[0], [Fraction(0)] * 3
-    else:
-        low, high = batches
-        slope = [(upper - lower) / (high - low) for lower, upper in zip(rows[0], rows[1], strict=True)]
-        constant = [lower - low * change for lower, change in zip(rows[0], slope, strict=True)]
-    ordered = (constant[0], slope[0], constant[1], slope[1], constant[2], slope[2])
-    if any(value.denominator != 1 for value in ordered):
-        return None
-    terms: Terms = tuple(int(value) for value in ordered)  # type: ignore[assignment]
-    return terms if evaluate(terms, verify_at) == values[verify_at] else None
+    shapes = list(values)
+    is_one_batch = len({batch for batch, _ in shapes}) == 1
+    usable = _WITHOUT_BATCH if is_one_batch else range(_NUM_MONOMIALS)
+    if not any(values.values()):
+        return (0, 0, 0, 0, 0, 0)
+    for num_terms in range(1, len(shapes)):
+        for chosen in combinations(usable, num_terms):
+            solution = _solve(chosen, shapes[:num_terms], values)
+            if solution is None:
+                continue
+            coefficients = [0] * _NUM_MONOMIALS
+            for index, coefficient in zip(chosen, solution, strict=True):
+                coefficients[index] = coefficient
+            terms: Terms = tuple(coefficients)  # type: ignore[assignment]
+            if all(evaluate(terms, shape) == value for shape, value in values.items()):
+                return terms
+    return None
 
 
-def _fit_quadratic(points: Sequence[int], values: Sequence[int]) -> list[Fraction]:
-    """Newton's divided differences through three points, as coefficients of 1, S, S*S."""
-    (a, b, c), (fa, fb, fc) = points, values
-    first = Fraction(fb - fa, b - a)
-    second = (Fraction(fc - fb, c - b) - first) / (c - a)
-    return [fa - first * a + second * a * b, first - second * (a + b), second]
+def _solve(chosen: Sequence[int], shapes: Sequence[Shape], values: Mapping[Shape, int]) -> list[int] | None:
+    """Gauss elimination in exact fractions; None where singular or not whole."""
+    rows = [
+        [*(Fraction(monomials(shape)[index]) for index in chosen), Fraction(values[shape])] for shape in shapes
+    ]
+    size = len(rows)
+    for column in range(size):
+        pivot = next((row for row in range(column, size) if rows[row][column]), None)
+        if pivot is None:
+            return None
+        rows[column], rows[pivot] = rows[pivot], rows[column]
+        scale = rows[column][column]
+        rows[column] = [entry / scale for entry in rows[column]]
+        for row in range(size):
+            if row != column and rows[row][column]:
+                factor = rows[row][column]
+                pairs = zip(rows[row], rows[column], strict=True)
+                rows[row] = [entry - factor * other for entry, other in pairs]
+    solution = [row[-1] for row in rows]
+    return [int(value) for value in solution] if all(value.denominator == 1 for value in solution) else None

@@ -235,7 +235,9 @@ class _Recorder(Meter):
         kind = classify_op(name)
         if func is torch.ops.aten.copy_.default:
             target_on_host, source_on_host = (self._is_on_host(tensor) for tensor in inputs[:2])
-            kind = "copy_out" if target_on_host else "copy_in" if source_on_host else kind
+            if target_on_host or source_on_host:
+                num_bytes = inputs[0].numel() * inputs[0].element_size()
+                return Ran(name, "copy_out" if target_on_host else "copy_in", 0, num_bytes, num_bytes)
         is_causal = kind == "attention" and any(argument is True for argument in args)
         return Ran(
             name,
@@ -309,32 +311,33 @@ def _untraceable(reason: str) -> InvalidModel:
 
 
 def _trace_range(model: nn.Module, place: ShapeRange, instances: Sequence[int]) -> Regime:
-    traces = {
-        (shape, choice): _trace_step(model, shape, choice)
-        for shape in (*place.grid, place.verify_at)
-        for choice in BLOCK_CHOICES
-    }
-    return assemble_regime(traces, place=place, block_templates=tuple(instances))
+    """The whole at one shape; at the others one micro-batch of the plain plan, which shows how every size grows."""
+    whole = {choice: _trace_step(model, place.shape, choice, num_micro_batches=2) for choice in BLOCK_CHOICES}
+    growth = {shape: _trace_step(model, shape, "keep", num_micro_batches=1) for shape in place.more_shapes}
+    return assemble_regime(whole, growth, place=place, block_templates=tuple(instances))
 
 
-def _trace_step(model: nn.Module, shape: Shape, choice: BlockChoice) -> Trace:
-    """Two micro-batches through the runtime's own step."""
+def _trace_step(model: nn.Module, shape: Shape, choice: BlockChoice, *, num_micro_batches: int) -> Trace:
+    """One or two micro-batches through the runtime's own step."""
     batch, sequence = shape
     recorder = _Recorder()
     blocks = find_blocks(model)
     plan = Plan(
-        batch=BatchPlan(micro_batch_size=batch, accumulation_steps=2),
+        batch=BatchPlan(micro_batch_size=batch, accumulation_steps=num_micro_batches),
         activations=ActivationsPlan(per_block=(choice,) * len(blocks)),
     )
-    workload = TrainingWorkload(sequence_length=sequence, global_batch_size=2 * batch)
-    with mock.patch("optimizer.runtime.activations.view_of", _view_of):
+    workload = TrainingWorkload(sequence_length=sequence, global_batch_size=num_micro_batches * batch)
+    with _without_set():
         trainer = Trainer(model, plan=plan, workload=workload, device=_CPU, meter=recorder)
         handles = _watch_holds(blocks, recorder, choice)
         try:
             with trainer.metered():
-                micro_batches = [tuple(torch.zeros(shape, dtype=torch.long) for _ in range(2)) for _ in range(2)]
+                micro_batches = [
+                    (torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long))
+                    for _ in range(num_micro_batches)
+                ]
                 recorder.start()
-                trainer._accumulate(micro_batches)  # type: ignore[arg-type]
+                trainer._accumulate(micro_batches)
                 recorder.stop()
                 recorder.mark("end")
         finally:
@@ -345,11 +348,10 @@ def _trace_step(model: nn.Module, shape: Shape, choice: BlockChoice) -> Trace:
                 parameter.grad = None
     starts = [index for index, event in enumerate(recorder.events) if event == Began("forward", -1)]
     end = recorder.events.index(Began("end", -1))
+    bounds = [*starts, end]
     return Trace(
-        shape=shape,
-        choice=choice,
-        first=tuple(recorder.events[starts[0] : starts[1]]),
-        accumulate=tuple(recorder.events[starts[1] : end]),
+        first=tuple(recorder.events[bounds[0] : bounds[1]]),
+        accumulate=tuple(recorder.events[bounds[1] : bounds[2]]) if num_micro_batches == 2 else (),
     )
 
 
@@ -405,6 +407,17 @@ def _same(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+@contextlib.contextmanager
+def _without_set() -> Iterator[None]:
+    """The runtime's copies between tiers without ``set_``: of a fake tensor it keeps the storage alive for good."""
+    source = torch.empty(1, dtype=torch.uint8, device=_CPU)
+    with (
+        mock.patch("optimizer.runtime.tiers._as_bytes", lambda storage, device: source),
+        mock.patch("optimizer.runtime.activations.view_of", _view_of),
+    ):
+        yield
+
+
 def _view_of(data: torch.Tensor, *, like: Any) -> torch.Tensor:
-    """The runtime's ``view_of`` without ``set_``, which makes fake tensors forget that they share a storage."""
+    """Same storage, same layout as the runtime's ``view_of`` gives."""
     return data.view(like.dtype).as_strided(like.size, like.stride, like.offset)
