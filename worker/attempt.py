@@ -1,9 +1,10 @@
 """One attempt, from the claim to its end: folder, process, lease, telemetry, verdict.
 
-The supervisor's slot thread runs ``AttemptRun.run``. It ends when the attempt's process group is gone and the verdict is in the
+The supervisor's slot thread calls ``run_attempt``. It ends when the attempt's process group is gone and the verdict is in the
 database, or when another claim holds the job; then it changes nothing more.
 """
 
+import errno
 import json
 import logging
 import signal
@@ -17,7 +18,7 @@ from django.db import Error as DatabaseError
 from django.db import connections
 
 from webapp.jobs import actions
-from webapp.jobs.models import Attempt
+from webapp.jobs.models import Attempt, Sample
 from webapp.live.publish import publish
 from worker.brief import job_folder, write_brief
 from worker.child import Child, DeviceLock, isolated_command
@@ -37,9 +38,30 @@ _RETRY_S = 1.0
 T = TypeVar("T")
 
 
-class AttemptRun:
-    """Carries one claimed attempt through."""
+def run_attempt(
+    attempt: Attempt, *, config: WorkerConfig, device: str, lock: DeviceLock, gpu: GpuMeter, draining: threading.Event
+) -> None:
+    """Carry one claimed attempt through; whatever goes wrong here ends the attempt and not the slot.
 
+    Raises the database's error when even that cannot be written; the lease then runs out.
+    """
+    run = _AttemptRun(attempt, config=config, device=device, lock=lock, gpu=gpu, draining=draining)
+    try:
+        run.run()
+    except DatabaseError:
+        raise
+    except Exception as error:
+        logger.exception("%s ended by a fault of its supervisor", attempt)
+        is_disk_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        result = {
+            "outcome": "failed",
+            "reason": "disk_full" if is_disk_full else "internal",
+            "message": "The disk is full." if is_disk_full else "A fault of the worker ended the attempt.",
+        }
+        actions.finish_attempt(attempt, result=result, exit_code=None)
+
+
+class _AttemptRun:
     def __init__(
         self,
         attempt: Attempt,
@@ -71,7 +93,7 @@ class AttemptRun:
             outage_s=config.outage_s,
         )
         self._pending: list[Callable[[], object]] = []
-        self._stop = _Stop(grace_s=config.grace_s)
+        self._stop = StopOrder(grace_s=config.grace_s)
         self._retry_at = float("-inf")
 
     def run(self) -> None:
@@ -150,27 +172,12 @@ class AttemptRun:
             self._retry_at = time.monotonic() + _RETRY_S
 
     def _finish(self, exit_code: int) -> None:
-        result = self._verdict(exit_code)
+        result = judge_end(self._folder, exit_code=exit_code, was_asked_to_stop=self._stop.is_asked)
         for write in self._pending:
             self._persist(write)
         self._persist(self._copier.copy)
         outcome = self._persist(lambda: actions.finish_attempt(self._attempt, result=result, exit_code=exit_code))
         logger.info("%s ended: %s (exit code %d)", self._attempt, outcome, exit_code)
-
-    def _verdict(self, exit_code: int) -> dict[str, Any] | None:
-        """``result.json``; where the process left none, what can be said of its end. None: killed by something outside."""
-        if (result := read_result(self._folder)) is not None:
-            return result
-        if exit_code == EXIT_DRAINED or (self._stop.is_asked and exit_code == -signal.SIGKILL):
-            return {"outcome": "drained", "message": "Stopped before a new checkpoint was written."}
-        if exit_code < 0:
-            return None
-        return {
-            "outcome": "failed",
-            "reason": "internal",
-            "message": f"The job's process ended with exit code {exit_code} without a result; its log tells more.",
-            "error": None,
-        }
 
     def _persist(self, write: Callable[[], T]) -> T | None:
         """Try until it is written; None when the lease was lost meanwhile, and the write with it."""
@@ -184,7 +191,7 @@ class AttemptRun:
         return None
 
 
-class _Stop:
+class StopOrder:
     """How an attempt is asked to stop, and what happens when it does not."""
 
     def __init__(self, *, grace_s: float) -> None:
@@ -207,6 +214,22 @@ class _Stop:
             child.kill_group()
 
 
+def judge_end(folder: Path, *, exit_code: int, was_asked_to_stop: bool) -> dict[str, Any] | None:
+    """``result.json``; where the process left none, what can be said of its end. None: killed by something outside."""
+    if (result := read_result(folder)) is not None:
+        return result
+    if exit_code == EXIT_DRAINED or (was_asked_to_stop and exit_code == -signal.SIGKILL):
+        return {"outcome": "drained", "message": "Stopped before a new checkpoint was written."}
+    if exit_code < 0:
+        return None
+    return {
+        "outcome": "failed",
+        "reason": "internal",
+        "message": f"The job's process ended with exit code {exit_code} without a result; its log tells more.",
+        "error": None,
+    }
+
+
 def read_result(folder: Path) -> dict[str, Any] | None:
     """The attempt's ``result.json``, written by rename and so whole; None without one."""
     try:
@@ -217,7 +240,7 @@ def read_result(folder: Path) -> dict[str, Any] | None:
 
 
 def copy_earlier_samples(attempt: Attempt, *, home: Path) -> None:
-    """What earlier attempts measured and a killed supervisor did not get to write; a second copy of a row is ignored.
+    """What earlier attempts measured and a lost supervisor did not get to write.
 
     Points past the checkpoint this attempt resumes from stay, under the earlier attempt's number; readers show for each step
     the latest attempt.
@@ -226,6 +249,9 @@ def copy_earlier_samples(attempt: Attempt, *, home: Path) -> None:
     def record(records: Records) -> bool:
         return actions.record_samples(attempt, records)
 
-    for number in range(1, attempt.number):
+    # a supervisor that saw its process end has copied everything and noted the exit code
+    lost = Attempt.objects.filter(job_id=attempt.job_id, number__lt=attempt.number, exit_code__isnull=True)
+    for number in lost.values_list("number", flat=True):
         path = job_folder(home, attempt.job_id) / "attempts" / str(number) / "samples.jsonl"
-        SampleCopier(path, attempt_number=number, record=record).copy()
+        num_known = Sample.objects.filter(job_id=attempt.job_id, attempt=number).count()
+        SampleCopier(path, attempt_number=number, record=record, num_known=num_known).copy()

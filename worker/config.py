@@ -15,8 +15,9 @@ class WorkerConfig:
 
     home: Path
     """HEADROOM_HOME: jobs, caches, locks."""
-    name: str
-    """Written on claims and events. Unique per worker process, so that two workers of one host are told apart."""
+    host: str
+    """Name of the machine, as the list of machines shows it. A host with several cards runs a worker for each, each named."""
+    process_id: int
     num_slots: int = 1
     """Attempts at once; each holds the lock of one device while it runs."""
     poll_s: float = 5.0
@@ -31,6 +32,11 @@ class WorkerConfig:
     """Pause between two passes of the reconciler."""
 
     @property
+    def name(self) -> str:
+        """Written on claims and events; a worker that was started again is another one."""
+        return f"{self.host}:{self.process_id}"
+
+    @property
     def heartbeat_s(self) -> float:
         """Six renewals fit into one lease, so that one or two may fail."""
         return self.lease_s / 6
@@ -40,10 +46,10 @@ class WorkerConfig:
         """Raises ValueError that names the variable when a number is not one or is out of range."""
         from django.conf import settings
 
-        host = os.environ.get("HEADROOM_WORKER_NAME") or socket.gethostname()
         return cls(
             home=Path(settings.HEADROOM_HOME),
-            name=f"{host}:{os.getpid()}",
+            host=os.environ.get("HEADROOM_WORKER_NAME") or socket.gethostname(),
+            process_id=os.getpid(),
             num_slots=int(_number("HEADROOM_SLOTS", cls.num_slots, low=1, high=64)),
             poll_s=_number("HEADROOM_POLL_S", cls.poll_s, low=0.05, high=600),
             lease_s=int(_number("HEADROOM_LEASE_S", cls.lease_s, low=1, high=3600)),

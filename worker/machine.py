@@ -4,18 +4,21 @@ The measurement needs torch and all of the machine for some seconds; the worker'
 it was made on has changed: processor, memory, cards, versions.
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import platform
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from optimizer.errors import InvalidInput
 from optimizer.hardware.machine import Machine
-from worker.gpu import card_names
+from worker.gpu import card_names, visible_card
 
 if TYPE_CHECKING:
     from webapp.catalog.models import Machine as MachineRow
@@ -29,29 +32,35 @@ def register_this_machine(config: "WorkerConfig") -> "MachineRow":
     """Measure if need be, and write the machine's row. Raises RuntimeError when it cannot be measured."""
     from webapp.catalog.actions import register_machine
 
-    machine = cached_machine(config.home)
+    machine = replace(cached_machine(config.home), name=config.host)
     return register_machine(name=machine.name, document=machine.to_json())
 
 
-def device_name(row: "MachineRow", *, slot: int) -> str:
-    """torch's name of the device that a slot of this machine runs on."""
-    return f"cuda:{slot}" if row.document["device"]["kind"] == "cuda" else "cpu"
+def device_name(row: "MachineRow") -> str:
+    """torch's name of the machine's one device."""
+    device = row.document["device"]
+    return f"cuda:{device['index']}" if device["kind"] == "cuda" else "cpu"
+
+
+def device_lock_file(row: "MachineRow", *, slot: int, home: Path) -> Path:
+    """Named after the card itself and not after torch's number for it, which each worker counts for itself."""
+    device = row.document["device"]
+    card = visible_card(device["index"], visible=os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+    name = f"cuda-{card}" if device["kind"] == "cuda" else "cpu"
+    return home / "run" / f"device-{name}-{slot}.lock"
 
 
 def cached_machine(home: Path) -> Machine:
-    """From ``machine.json`` while it was made under the same facts, else measured and kept there."""
-    path = home / "machine.json"
-    key = machine_key()
-    try:
-        kept = json.loads(path.read_text())
-        if kept["key"] == key:
-            return Machine.from_json(kept["machine"])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # none yet, or from an older version; measuring costs seconds
+    """From the file of the present facts, else measured and kept there."""
+    path = home / "cache" / f"machine-{machine_key()[:16]}.json"
+    # none yet, or not readable by this version: measuring costs seconds
+    with contextlib.suppress(OSError, ValueError, InvalidInput):
+        return Machine.from_json(json.loads(path.read_text()))
     document = probe_in_process(home)
     machine = Machine.from_json(document)
-    staged = path.with_name(f".machine-{os.getpid()}.json")
-    staged.write_text(json.dumps({"key": key, "machine": document}, indent=1))
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    staged = path.with_name(f".{path.name}-{os.getpid()}")
+    staged.write_text(json.dumps(document, indent=1))
     staged.replace(path)
     return machine
 

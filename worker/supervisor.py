@@ -13,11 +13,11 @@ from django.db import close_old_connections, connections
 from webapp.catalog.actions import heartbeat_machine
 from webapp.catalog.models import Machine
 from webapp.jobs import actions
-from worker.attempt import AttemptRun
+from worker.attempt import run_attempt
 from worker.child import DeviceLock
 from worker.config import WorkerConfig
 from worker.gpu import GpuMeter
-from worker.machine import device_name, register_this_machine
+from worker.machine import device_lock_file, device_name, register_this_machine
 
 logger = logging.getLogger(__name__)
 
@@ -83,40 +83,39 @@ class Supervisor:
 
     def _serve(self, slot: int) -> None:
         self._registered.wait()
-        lock = DeviceLock(self._config.home / "run" / f"device-{slot}.lock")
-        gpu = GpuMeter(slot)
+        if (machine := self._machine) is None:
+            return  # drained before the machine was known
+        lock = DeviceLock(device_lock_file(machine, slot=slot, home=self._config.home))
+        gpu = GpuMeter(machine.document["device"]["index"])
         try:
             while not self._draining.is_set():
-                if not self._run_next(slot, lock=lock, gpu=gpu):
+                if not self._run_next(lock, gpu=gpu):
                     self._hint.wait(self._config.poll_s)
                     self._hint.clear()
         finally:
             connections.close_all()
 
-    def _run_next(self, slot: int, *, lock: DeviceLock, gpu: GpuMeter) -> bool:
+    def _run_next(self, lock: DeviceLock, *, gpu: GpuMeter) -> bool:
         """Run one attempt if there is one; False when there was nothing to do or it could not be done."""
         close_old_connections()
-        if self._machine is None or not lock.acquire():
+        machine = self._machine
+        if machine is None or not lock.acquire():
             return False
         try:
-            attempt = actions.claim_job(worker=self._config.name, machine=self._machine, lease_s=self._config.lease_s)
+            attempt = actions.claim_job(worker=self._config.name, machine=machine, lease_s=self._config.lease_s)
             if attempt is None:
                 return False
-            AttemptRun(
+            run_attempt(
                 attempt,
                 config=self._config,
-                device=device_name(self._machine, slot=slot),
+                device=device_name(machine),
                 lock=lock,
                 gpu=gpu,
                 draining=self._draining,
-            ).run()
+            )
         except DatabaseError as error:
             logger.warning("the database cannot be used, will try again: %s", error)
             connections.close_all()
-            return False
-        except Exception:
-            # the slot must survive whatever one attempt did; its lease runs out and the reconciler requeues the job
-            logger.exception("an attempt ended by a fault of the supervisor")
             return False
         finally:
             lock.release()

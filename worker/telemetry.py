@@ -5,6 +5,7 @@ the pipe is full, the database is away, or the worker is killed. The row is writ
 which reads rows first and follows the wire from then on misses nothing.
 """
 
+import itertools
 import json
 import logging
 import statistics
@@ -34,13 +35,15 @@ class SampleCopier:
         record: Callable[[Records], object],
         mirror: Callable[[dict[str, Any]], object] = lambda record: None,
         read_gpu: Callable[[], dict[str, Any]] = dict,
+        num_known: int = 0,
     ) -> None:
+        """num_known: how many of the file's first records are in the database already; they are not read again."""
         self._path = path
         self._attempt_number = attempt_number
         self._record = record
         self._mirror = mirror
         self._read_gpu = read_gpu
-        self._offset_bytes = 0
+        self._offset_bytes = _skip_lines(path, num_known)
         self._copied_at = float("-inf")
 
     def copy_if_due(self) -> Records:
@@ -94,6 +97,17 @@ class SampleCopier:
     def _add_gpu(self, record: dict[str, Any]) -> None:
         if record["kind"] == "step" and (facts := self._read_gpu()):
             record["gpu"] = facts
+
+
+def _skip_lines(path: Path, num_lines: int) -> int:
+    """Where the line after the first ``num_lines`` begins; the end of the file when it has fewer."""
+    if not num_lines:
+        return 0
+    try:
+        with path.open("rb") as file:
+            return sum(len(line) for line in itertools.islice(file, num_lines))
+    except FileNotFoundError:
+        return 0
 
 
 class Progress:

@@ -1,5 +1,7 @@
 """The worker's settings from the environment."""
 
+import os
+
 import pytest
 
 from worker.config import WorkerConfig
@@ -19,6 +21,6 @@ def test_a_number_out_of_range_names_its_variable(monkeypatch, value):
         WorkerConfig.from_environment()
 
 
-def test_two_workers_of_one_host_have_different_names():
-    config = WorkerConfig.from_environment()
-    assert config.name.rpartition(":")[2].isdecimal()
+def test_two_workers_of_one_host_have_different_names(monkeypatch):
+    monkeypatch.setenv("HEADROOM_WORKER_NAME", "box")
+    assert WorkerConfig.from_environment().name == f"box:{os.getpid()}"

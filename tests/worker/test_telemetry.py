@@ -44,6 +44,13 @@ def test_records_carry_the_number_of_the_attempt_whatever_the_file_says(path):
     assert rows[0]["attempt"] == 2
 
 
+def test_records_that_are_known_already_are_not_read_again(path):
+    rows = []
+    append(path, *(step(number) for number in range(1, 6)))
+    SampleCopier(path, attempt_number=1, record=rows.extend, num_known=3).copy()
+    assert [row["step"] for row in rows] == [4, 5]
+
+
 def test_a_file_that_is_not_there_yet_is_empty(path):
     assert SampleCopier(path, attempt_number=1, record=lambda records: None).copy() == []
 

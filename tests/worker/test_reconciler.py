@@ -1,0 +1,117 @@
+"""What the reconciler cleans up, and when it may act."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from django.db.models.functions import Now
+
+from tests.webapp.conftest import make_bench, make_text, make_tiny_model
+from webapp.jobs import actions
+from webapp.jobs.models import Job
+from worker.config import WorkerConfig
+from worker.reconciler import SPOOL_AGE_S, Leadership, Reconciler, remove_dead_staging, remove_old_spool
+
+
+@pytest.fixture
+def folder(tmp_path, settings):
+    settings.REDIS_URL = f"unix://{tmp_path}/none.sock"
+    settings.HEADROOM_HOME = tmp_path
+    return tmp_path
+
+
+@pytest.fixture
+def attempt(db, folder):
+    """A claimed job."""
+    machine = make_bench()
+    actions.create_job(
+        owner=None,
+        spec={"name": "a", "workload": {"num_steps": 10}},
+        model=make_tiny_model(),
+        dataset=make_text(),
+        plan=None,
+        prediction=None,
+        machine=None,
+        actor="user:test",
+    )
+    return actions.claim_job(worker="w:1", machine=machine, lease_s=60)
+
+
+def stage(folder: Path, job_id: str, fence: int) -> Path:
+    path = folder / "jobs" / job_id / "checkpoints" / f".tmp-step-000010-f{fence}"
+    path.mkdir(parents=True)
+    (path / "model.safetensors").write_bytes(b"half")
+    return path
+
+
+def config(folder, *, lease_s=1):
+    return WorkerConfig(home=folder, host="box", process_id=1, lease_s=lease_s)
+
+
+def test_a_staged_checkpoint_of_the_present_claim_is_left_alone(attempt, folder):
+    path = stage(folder, attempt.job_id, attempt.fence)
+    assert remove_dead_staging(folder) == 0
+    assert path.exists()
+
+
+def test_a_staged_checkpoint_of_an_earlier_claim_is_removed(attempt, folder):
+    path = stage(folder, attempt.job_id, attempt.fence - 1)
+    assert remove_dead_staging(folder) == 1
+    assert not path.exists()
+
+
+def test_a_staged_checkpoint_of_an_ended_or_forgotten_job_is_removed(attempt, folder):
+    actions.finish_attempt(attempt, result={"outcome": "failed", "reason": "internal"}, exit_code=1)
+    paths = [stage(folder, attempt.job_id, attempt.fence), stage(folder, "job_gone", 1)]
+    assert remove_dead_staging(folder) == 2
+    assert not any(path.exists() for path in paths)
+
+
+def test_finished_checkpoints_are_never_touched(attempt, folder):
+    path = folder / "jobs" / attempt.job_id / "checkpoints" / "step-000010-f1"
+    path.mkdir(parents=True)
+    remove_dead_staging(folder)
+    assert path.exists()
+
+
+def test_uploads_that_broke_off_a_day_ago_are_removed_and_younger_ones_kept(folder):
+    spool = folder / "spool"
+    (spool / "old").mkdir(parents=True)
+    (spool / "new.upload").write_bytes(b"half")
+    long_ago_s = time.time() - SPOOL_AGE_S - 60
+    os.utime(spool / "old", (long_ago_s, long_ago_s))
+    assert remove_old_spool(folder) == 1
+    assert [path.name for path in spool.iterdir()] == ["new.upload"]
+
+
+def test_only_one_of_two_reconcilers_leads(db, folder):
+    first, second = Leadership(folder), Leadership(folder)
+    assert first.is_held()
+    assert not second.is_held()
+    assert first.is_held()
+
+
+def test_no_lease_is_taken_before_one_lease_has_passed_in_the_lead(attempt, folder):
+    Job.objects.update(lease_until=Now())
+    reconciler = Reconciler(config(folder, lease_s=3600))
+    reconciler.reconcile_once()
+    assert Job.objects.get().state == "starting"
+
+
+def test_a_job_whose_lease_ran_out_goes_back_to_the_queue(attempt, folder):
+    Job.objects.update(lease_until=Now())
+    Reconciler(config(folder, lease_s=0)).reconcile_once()
+    job = Job.objects.get()
+    assert (job.state, job.reason) == ("queued", "worker_lost")
+
+
+def test_it_ends_when_told_to(db, folder):
+    pauses = []
+
+    def pause(seconds):
+        pauses.append(seconds)
+        return len(pauses) == 2
+
+    Reconciler(config(folder)).run(pause=pause)
+    assert pauses == [5.0, 5.0]
