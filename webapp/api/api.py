@@ -1,9 +1,11 @@
 """The API itself: routers, and one handler for each way a request can fail."""
 
+import json
 import logging
+from http import HTTPStatus
 from typing import Any
 
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse, RawPostDataException
 from ninja import NinjaAPI
 from ninja.errors import AuthenticationError, HttpError, Throttled, ValidationError
 
@@ -49,9 +51,16 @@ def _csrf_failed(request: HttpRequest, error: CsrfFailedError) -> HttpResponse:
 
 @api.exception_handler(ValidationError)
 def _validation_error(request: HttpRequest, error: ValidationError) -> HttpResponse:
-    fields = field_problems(error.errors)
+    fields = field_problems(error.errors, sent=_sent_json(request))
     detail = "; ".join(f"{field['field']}: {field['message']}" for field in fields[:3])
     return problem(422, code="invalid_input", detail=detail, fields=fields)
+
+
+def _sent_json(request: HttpRequest) -> Any:
+    try:
+        return json.loads(request.body)
+    except (ValueError, RawPostDataException):
+        return None
 
 
 @api.exception_handler(Throttled)
@@ -60,16 +69,24 @@ def _throttled(request: HttpRequest, error: Throttled) -> HttpResponse:
     return problem(429, code="too_many_requests", detail="too many requests", headers=headers)
 
 
+@api.exception_handler(RawPostDataException)
+def _not_json(request: HttpRequest, error: RawPostDataException) -> HttpResponse:
+    """A form was sent where JSON is read; the check of its CSRF token has consumed it."""
+    return problem(415, code="unsupported_media_type", detail="this takes application/json")
+
+
 @api.exception_handler(HttpError)
 def _http_error(request: HttpRequest, error: HttpError) -> HttpResponse:
-    return problem(error.status_code, code=f"http_{error.status_code}", detail=str(error))
+    code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
+    return problem(error.status_code, code=code, detail=str(error))
 
 
 @api.exception_handler(Exception)
 def _fault(request: HttpRequest, error: Exception) -> HttpResponse:
     """A fault of the program: its trace goes to the log, not to the caller."""
     logger.error("%s %s failed", request.method, request.path, exc_info=error)
-    return problem(500, code="internal", detail="the server failed; its log tells more", hint="Try again; if it stays, report it.")
+    hint = "Try again; if it stays, report it."
+    return problem(500, code="internal", detail="the server failed; its log tells more", hint=hint)
 
 
 def openapi_document() -> Any:

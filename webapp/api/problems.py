@@ -78,21 +78,35 @@ def csrf_failed() -> HttpResponse:
     )
 
 
-def field_problems(errors: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Pydantic's findings in our words; ``loc`` begins with where (body, query, …) and the parameter's name."""
+def field_problems(errors: Sequence[dict[str, Any]], *, sent: Any = None) -> list[dict[str, Any]]:
+    """Pydantic's findings in our words; ``loc`` begins with where (body, query, …) and the parameter's name.
+
+    sent: the parsed body; the wrong value is looked up in it, since the findings come without.
+    """
     found = []
     for error in errors:
         place = [str(part) for part in error.get("loc", ())]
-        name = ".".join(place[2:] if place[:1] == ["body"] and len(place) > 2 else place[1:]) or ".".join(place)
-        value = error.get("input")
-        shown = value if isinstance(value, str | int | float | bool | None) else type(value).__name__
-        allowed = error.get("ctx") or {}
+        path = place[2:] if place[:1] == ["body"] and len(place) > 2 else place[1:]
         found.append(
             {
-                "field": name,
-                "value": shown[:200] if isinstance(shown, str) else shown,
-                "allowed": {key: str(item) for key, item in allowed.items()} or None,
+                "field": ".".join(path or place),
+                "value": _shown(_look_up(sent, path)),
+                "allowed": {key: str(item) for key, item in (error.get("ctx") or {}).items()} or None,
                 "message": str(error.get("msg", "")),
             }
         )
     return found
+
+
+def _look_up(document: Any, path: Sequence[str]) -> Any:
+    for part in path:
+        if not isinstance(document, dict) or part not in document:
+            return None
+        document = document[part]
+    return document
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, str):
+        return value[:200]
+    return value if isinstance(value, int | float | None) else type(value).__name__

@@ -4,7 +4,6 @@ import asyncio
 import json
 
 import pytest
-from asgiref.sync import sync_to_async
 from django.contrib.auth.models import User
 
 from tests.webapp.conftest import make_bench, make_person, make_spec, make_text, make_tiny_model
@@ -13,6 +12,7 @@ from webapp.jobs.models import Job
 from webapp.live import hub as hub_module
 from webapp.live import stream as stream_module
 from webapp.live.publish import publish, stream_key
+from webapp.live.record import from_database
 from webapp.live.stream import job_events
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -75,7 +75,8 @@ class Client:
 
 
 async def owner_of(attempt):
-    return await User.objects.aget(job=attempt.job_id)
+    # by the program's own helper, which leaves no connection open in another thread
+    return await from_database(lambda: User.objects.get(job=attempt.job_id))
 
 
 async def test_a_stream_begins_with_a_snapshot_and_goes_on_with_what_is_published(running, valkey):
@@ -231,7 +232,7 @@ async def test_a_person_who_may_no_longer_watch_is_cut_off(running, valkey, monk
     owner = await owner_of(running)
     client = Client(owner, running.job_id)
     await client.next("snapshot")
-    await User.objects.filter(pk=owner.pk).aupdate(is_active=False)
+    await from_database(lambda: User.objects.filter(pk=owner.pk).update(is_active=False))
     assert all(kind == "state" for kind, *_ in await client.rest())
 
 
@@ -239,9 +240,8 @@ async def test_an_end_whose_entry_was_lost_is_found_with_the_heartbeat(running, 
     monkeypatch.setattr(stream_module, "HEARTBEAT_S", 0.2)
     client = Client(await owner_of(running), running.job_id)
     await client.next("snapshot")
-    await sync_to_async(lambda: Job.objects.filter(pk=running.job_id).update(
-        state="failed", finished_at=running.started_at, lease_until=None
-    ))()  # fmt: skip
+    ended = {"state": "failed", "finished_at": running.started_at, "lease_until": None}
+    await from_database(lambda: Job.objects.filter(pk=running.job_id).update(**ended))
     assert (await client.rest())[-1][0] == "done"
 
 

@@ -1,0 +1,148 @@
+"""Every error is problem+json with a code; nothing of the inside leaks."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from webapp.api import catalog_routes
+from webapp.jobs.models import IdempotencyKey, Job
+
+PROBLEM_KEYS = {"type", "title", "status", "detail", "code", "fields", "hint"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/api/v1/nothing", 404, "not_found"),
+        ("GET", "/api/v1/", 404, "not_found"),
+        ("POST", "/api/v1/nothing", 404, "not_found"),
+        ("DELETE", "/api/v1/jobs", 405, "method_not_allowed"),
+        ("PUT", "/api/v1/me", 405, "method_not_allowed"),
+        ("POST", "/api/v1/plans", 400, "bad_request"),
+    ],
+)
+def test_each_failure_is_a_problem_document(db, as_ada, method, path, status, code):
+    response = as_ada.generic(method, path, data="not json", content_type="application/json")
+    document = response.json()
+    assert (response.status_code, document["status"], document["code"]) == (status, status, code)
+    assert response["Content-Type"] == "application/problem+json"
+    assert set(document) >= PROBLEM_KEYS
+
+
+def test_a_wrong_method_names_those_that_work(as_ada):
+    response = as_ada.delete("/api/v1/jobs")
+    assert set(response["Allow"].split(", ")) == {"GET", "POST"}
+    assert response.json()["detail"] == f"DELETE is not possible here; allowed: {response['Allow']}"
+
+
+def test_a_fault_of_the_program_tells_nothing_of_itself(as_ada, monkeypatch, caplog):
+    def broken():
+        raise RuntimeError("secret inside")
+
+    monkeypatch.setattr(catalog_routes, "program_version", broken)
+    response = as_ada.get("/api/v1/me")
+    assert (response.status_code, response.json()["code"]) == (500, "internal")
+    assert "secret inside" not in response.content.decode()
+    assert "secret inside" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("spec", "field", "detail"),
+    [
+        ({"goal": {"device_budget_bytes": "6 gigs"}}, "goal.device_budget_bytes", "write a number and one of B, KiB, MiB, GiB"),
+        ({"goal": {}}, "goal.device_budget_bytes", "goal.device_budget_bytes is missing"),
+        ({"workload": {"num_steps": 0}}, "workload.num_steps", "workload.num_steps is 0; allowed: an integer from 1 to 100,000,000"),
+        ({"workload": {"steps": 5}}, "workload.steps", "workload.steps is not a known field"),
+        ({"workload": {"sequence_length": 128}}, "workload.sequence_length", "tiny has positions for 64 tokens"),
+        ({"workload": {"mode": "finetune", "sequence_length": 32}}, "workload.mode", "tiny has no weights, allowed: pretrain"),
+        ({"model": "nothing"}, "model", "model 'nothing' is not there; yours: tiny"),
+        ({"model": 3}, "model", "model is 3; allowed: the id or name of a model"),
+        ({"dataset": None}, "dataset", "dataset is None; allowed"),
+        ({"plan": "best"}, "plan", "plan is 'best'; allowed: chosen, keep_all"),
+        ({"colour": "red"}, "colour", "colour is not a known field; known: name, model, dataset, workload, goal, plan"),
+        ({"name": "x" * 201}, "name", "1 to 200 printable characters"),
+    ],
+)
+def test_a_bad_spec_names_the_field_the_value_and_what_is_allowed(as_ada, model, dataset, spec, field, detail):
+    good = {
+        "model": "tiny",
+        "dataset": "text",
+        "workload": {"sequence_length": 32, "num_steps": 5},
+        "goal": {"device_budget_bytes": "100 MiB"},
+    }
+    response = as_ada.post("/api/v1/plans", data=json.dumps({**good, **spec}), content_type="application/json")
+    document = response.json()
+    assert response.status_code == 422
+    assert document["fields"][0]["field"] == field
+    assert detail in document["detail"]
+    assert not Job.objects.filter(kind="train").exists()
+
+
+def test_the_description_lists_every_address_and_its_page_is_served_from_here(db, as_nobody):
+    document = as_nobody.get("/api/v1/openapi.json").json()
+    assert "/api/v1/jobs/{job_id}/events" in document["paths"]
+    page = as_nobody.get("/api/v1/docs")
+    assert page.status_code == 200
+    assert b"/api/v1/plans" in page.content
+    assert b"https://" not in page.content
+    assert b"<style" not in page.content
+    assert b"<script>" not in page.content
+
+
+def test_health_is_told_with_and_without_redis(db, as_nobody):
+    assert as_nobody.get("/healthz").status_code == 200
+    response = as_nobody.get("/readyz")
+    assert (response.status_code, response.json()["database"]) == (200, "ok")
+    assert response.json()["redis"].startswith("unreachable")
+
+
+def send_text(client, content="a word\n", key="k1", name="words"):
+    from django.core.files.uploadedfile import SimpleUploadedFile
+
+    file = SimpleUploadedFile("words.txt", content.encode())
+    return client.post("/api/v1/datasets", data={"name": name, "file": file}, headers={"Idempotency-Key": key})
+
+
+def test_the_same_key_and_request_replay_the_same_answer(as_ada):
+    first, second = send_text(as_ada), send_text(as_ada)
+    assert (first.status_code, second.status_code) == (201, 201)
+    assert first.json() == second.json()
+    assert second["Location"] == first["Location"]
+    assert second["Idempotent-Replayed"] == "true"
+
+
+def test_the_same_key_with_another_request_is_refused(as_ada):
+    send_text(as_ada)
+    response = send_text(as_ada, content="another word\n")
+    assert (response.status_code, response.json()["code"]) == (422, "idempotency_key_reused")
+
+
+def test_the_same_key_while_the_first_runs_is_a_conflict(as_ada):
+    send_text(as_ada)
+    IdempotencyKey.objects.update(status=None)
+    response = send_text(as_ada)
+    assert (response.status_code, response.json()["code"]) == (409, "idempotency_in_progress")
+
+
+def test_a_refused_request_may_be_sent_again_under_its_key(as_ada):
+    assert send_text(as_ada, content="").status_code == 422
+    assert send_text(as_ada).status_code == 201
+
+
+def test_keys_of_two_people_do_not_meet(as_ada, as_eve):
+    assert send_text(as_ada).json()["id"] != send_text(as_eve).json()["id"]
+
+
+def test_the_web_process_never_imports_torch(headroom_home):
+    code = (
+        "import os, sys, django; os.environ['DJANGO_SETTINGS_MODULE'] = 'tests.settings'; import webapp.asgi; "
+        "from webapp.jobs import planning; from django.urls import get_resolver; get_resolver().url_patterns; "
+        "import optimizer.search.search; "
+        "print(sorted({'torch', 'transformers', 'bitsandbytes'} & set(sys.modules)))"
+    )
+    root = Path(__file__).resolve().parents[3]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "[]", done.stderr
