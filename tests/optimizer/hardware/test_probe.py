@@ -56,10 +56,3 @@ def test_a_probed_machine_crosses_json(machine):
 def test_a_device_that_is_not_there_is_refused_by_name(device):
     with pytest.raises(InvalidInput, match=rf"device '{device}' is not on this machine; present: cpu"):
         probe_machine(device=device)
-
-
-@pytest.mark.gpu
-def test_a_cuda_device_is_measured():
-    measured = probe_machine(device="cuda", max_s=1.0)
-    assert measured.device.kind == "cuda"
-    assert measured.rates.matmul_flops_per_s["bf16"] > 1e12
