@@ -11,7 +11,7 @@ from tests.webapp.conftest import make_bench, make_text, make_tiny_model
 from webapp.jobs import actions
 from webapp.jobs.models import Job
 from worker.config import WorkerConfig
-from worker.reconciler import SPOOL_AGE_S, Leadership, Reconciler, remove_dead_staging, remove_old_spool
+from worker.reconciler import SPOOL_AGE_S, Reconciler, remove_dead_staging, remove_old_spool
 
 
 @pytest.fixture
@@ -83,13 +83,6 @@ def test_uploads_that_broke_off_a_day_ago_are_removed_and_younger_ones_kept(fold
     os.utime(spool / "old", (long_ago_s, long_ago_s))
     assert remove_old_spool(folder) == 1
     assert [path.name for path in spool.iterdir()] == ["new.upload"]
-
-
-def test_only_one_of_two_reconcilers_leads(db, folder):
-    first, second = Leadership(folder), Leadership(folder)
-    assert first.is_held()
-    assert not second.is_held()
-    assert first.is_held()
 
 
 def test_no_lease_is_taken_before_one_lease_has_passed_in_the_lead(attempt, folder):
