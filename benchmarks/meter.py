@@ -47,10 +47,11 @@ def main() -> None:
     set_num_threads()
     rows = measure_agreement(("keep",) if arguments.quick else ("keep", "recompute", "offload"))
     rows.append(measure_cost(num_pairs=6 if arguments.quick else 30))
-    result = {"machine": describe_machine(), "rows": rows, "summary": summarize(rows)}
+    summary = summarize(rows)
+    result = {"machine": describe_machine(), "rows": rows, "summary": summary}
     for row in rows:
         print("  ".join(f"{name}={value}" for name, value in row.items()))
-    for goal, outcome in result["summary"].items():
+    for goal, outcome in summary.items():
         print(f"{goal}: {outcome['value']:.5f} (goal: under {outcome['goal']}) {'met' if outcome['met'] else 'MISSED'}")
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(result, indent=1) + "\n")

@@ -47,10 +47,9 @@ def clip_gradients_(parameters: Iterable[nn.Parameter], max_norm: float | None) 
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     total_norm = torch.nn.utils.get_total_norm(gradients)
-    if max_norm is not None:
+    if max_norm is not None and gradients:
         scale = torch.clamp(max_norm / (total_norm + 1e-6), max=1.0)
-        for gradient in gradients:
-            gradient.mul_(scale.to(gradient.dtype))
+        torch._foreach_mul_(gradients, scale)
     return total_norm
 
 
