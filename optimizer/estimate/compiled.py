@@ -1,6 +1,7 @@
 """A profile at one shape, as numbers: each part's bytes, peak and time. What all plans of that shape share is computed once.
 
-A part is summed up by what it changes (``net``), the highest point inside it relative to its start (``rise``) and what is in memory at
+A part is summed up by what it changes (``net``), the highest point inside it relative to its start (``rise``) and what
+is in memory at
 that point. That is all a peak over parts needs, so pricing a plan costs one row per part, not one per op.
 """
 
@@ -106,9 +107,7 @@ def _sum_changes(changes: list[Change], shape: Shape) -> PartBytes:
     levels = device.cumsum(axis=0)
     totals = levels.sum(axis=1)
     top = int(totals.argmax())
-    return PartBytes(
-        net=levels[-1], rise=int(totals[top]), at_rise=levels[top], host_net=host[-1], host_rise=max(host)
-    )
+    return PartBytes(net=levels[-1], rise=int(totals[top]), at_rise=levels[top], host_net=host[-1], host_rise=max(host))
 
 
 def _sum_times(part: Part, shape: Shape, dtype: WeightsDtype, rates: Rates) -> PartTime:

@@ -1,6 +1,7 @@
 """What AdamW's state costs in bytes, what its update needs for a moment, and how long it takes.
 
-Source of the 8-bit layout: bitsandbytes (``optim/optimizer.py``): one byte per element and moment, one fp32 scale per 256 elements
+Source of the 8-bit layout: bitsandbytes (``optim/optimizer.py``): one byte per element and moment, one fp32 scale per
+256 elements
 and moment, tensors under 4096 elements in 32 bits, two shared tables of 256 fp32 values.
 """
 
@@ -37,7 +38,8 @@ def _moment_bytes(num_elements: int) -> int:
 def list_update_changes(tensors: Sequence[TensorSize], plan: Plan) -> list[tuple[int, int]]:
     """During the update, in order: changes of ``(temporaries, gradients)`` bytes.
 
-    fp32 weights need nothing. bf16 weights are stepped one by one: a fp32 copy of the gradient comes, the gradient goes, then the copy.
+    fp32 weights need nothing. bf16 weights are stepped one by one: a fp32 copy of the gradient comes, the gradient
+    goes, then the copy.
     """
     if plan.weights.dtype == "fp32":
         return []

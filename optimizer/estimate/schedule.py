@@ -1,6 +1,7 @@
 """One steady optimizer step as the runtime executes it: tasks in order, each with its bytes and its time per lane.
 
-Per micro-batch: inputs and embedding, blocks forward, head and loss, and back in reverse; a recomputed block's backward begins with
+Per micro-batch: inputs and embedding, blocks forward, head and loss, and back in reverse; a recomputed block's
+backward begins with
 its forward again, an offloaded block's copies back what it moved. Then clipping, the update, and the gradients are dropped.
 Micro-batches after the first are alike, so only the first and the last are laid out; the others are counted.
 """

@@ -1,6 +1,7 @@
 """Runs a schedule: bytes over time per category, the peak and what is in memory at it, the time of each lane and of the step.
 
-On the CPU device copies run on the one thread that computes. On CUDA they run in order on a stream of their own; compute waits for
+On the CPU device copies run on the one thread that computes. On CUDA they run in order on a stream of their own;
+compute waits for
 a copy back that is not done when its block's backward begins, and while the last micro-batch still has copies under way.
 """
 
@@ -73,7 +74,9 @@ def simulate(schedule: Schedule, *, resident: Bytes, copies_overlap: bool, time_
         for index in _shown(schedule.num_later):
             offset_ms = now_ms + index * later.total_ms
             rows.append(
-                _place(schedule.later, later, base=base + index * net, offset_ms=offset_ms, copies_overlap=copies_overlap)
+                _place(
+                    schedule.later, later, base=base + index * net, offset_ms=offset_ms, copies_overlap=copies_overlap
+                )
             )
         base = base + schedule.num_later * net
         now_ms += schedule.num_later * later.total_ms
@@ -109,9 +112,7 @@ def _net(tasks: Sequence[Task]) -> Bytes:
     return np.sum([task.bytes.net for task in tasks], axis=0)  # type: ignore[no-any-return]
 
 
-def _place(
-    tasks: tuple[Task, ...], clock: Clock, *, base: Bytes, offset_ms: float, copies_overlap: bool
-) -> Row:
+def _place(tasks: tuple[Task, ...], clock: Clock, *, base: Bytes, offset_ms: float, copies_overlap: bool) -> Row:
     nets = np.array([task.bytes.net for task in tasks])
     before = base + np.concatenate([np.zeros_like(nets[:1]), nets.cumsum(axis=0)[:-1]])
     levels = before + np.array([task.bytes.at_rise for task in tasks])

@@ -1,9 +1,11 @@
 """Prices one training plan on one machine: the callable that search asks hundreds of times. Torch-free.
 
-Bytes are simulated storage for storage, so on the CPU device they equal what the runtime's meter counts. Time is a roofline per op at
+Bytes are simulated storage for storage, so on the CPU device they equal what the runtime's meter counts. Time is a
+roofline per op at
 the machine's attained rates; finished runs correct it through ``calibration``.
 """
 
+import itertools
 from collections.abc import Mapping
 
 import numpy as np
@@ -22,7 +24,8 @@ from optimizer.workload import TrainingWorkload
 
 MAX_TIMELINE_POINTS = 400
 MEMORY_MARGIN = {"cpu": 0.0025, "cuda": 0.05}
-"""Share of the peak added above. cpu: the simulation equals the meter but for a few scalars. cuda: other attention kernels save other
+"""Share of the peak added above. cpu: the simulation equals the meter but for a few scalars. cuda: other attention
+kernels save other
 tensors, and cuBLAS workspaces are no tensor (reference: ``benchmarks/accuracy.py``)."""
 ALLOCATOR_ROUNDING_BYTES = {"cpu": 0, "cuda": 512}
 TIME_SPREAD = {"measured": 0.15, "table": 0.5}
@@ -118,4 +121,4 @@ def _highest_of_stretches(totals: Bytes, num_stretches: int) -> list[int]:
     if len(totals) <= num_stretches:
         return list(range(len(totals)))
     edges = np.linspace(0, len(totals), num_stretches + 1).astype(int)
-    return [int(start + totals[start:end].argmax()) for start, end in zip(edges[:-1], edges[1:], strict=True)]
+    return [int(start + totals[start:end].argmax()) for start, end in itertools.pairwise(edges)]

@@ -1,6 +1,7 @@
 """Turns traces at a few shapes into a Regime: cuts each into parts, follows every storage, fits the sizes. Torch-free.
 
-A change of bytes is booked where it happens, whichever part made the storage. That is enough for plans that mix choices, because what
+A change of bytes is booked where it happens, whichever part made the storage. That is enough for plans that mix
+choices, because what
 crosses from part to part is the same for every choice, but for two things: a block's input goes when its own choice lets it,
 which is booked in that block; and what the prologue makes for all blocks goes with the last that holds it, which ``Hold`` says.
 """
@@ -124,7 +125,8 @@ def assemble_regime(
             "norm_backward_accumulate": part("keep", "accumulate", _NORM_BACKWARD),
         },
         shared=tuple(
-            Shared(num_bytes=fit.terms(_STORAGE, storage.num_bytes), category=storage.category) for storage in plain.shared
+            Shared(num_bytes=fit.terms(_STORAGE, storage.num_bytes), category=storage.category)
+            for storage in plain.shared
         ),
         templates=templates,
         block_templates=block_templates,
@@ -189,16 +191,16 @@ def _cut(events: Iterable[Event], held: Mapping[int, set[int]]) -> _Raw:
             if key == _PROLOGUE and event.storage - first_number in held:
                 shared[event.storage] = storages[event.storage]
             _book(part, storages[event.storage], sign=1)
-        elif isinstance(event, Moved):
-            if (storage := storages.get(event.storage)) is not None:
+        elif isinstance(event, Moved) and event.storage in storages:
+            storage = storages[event.storage]
+            _book(part, storage, sign=-1)
+            storage.category = event.category
+            _book(part, storage, sign=1)
+        elif isinstance(event, Freed) and event.storage in storages:
+            storage = storages[event.storage]
+            storage.freed_in, storage.freed_at = key, len(part.ops) - 1
+            if event.storage not in shared:
                 _book(part, storage, sign=-1)
-                storage.category = event.category
-                _book(part, storage, sign=1)
-        elif isinstance(event, Freed):
-            if (storage := storages.get(event.storage)) is not None:
-                storage.freed_in, storage.freed_at = key, len(part.ops) - 1
-                if event.storage not in shared:
-                    _book(part, storage, sign=-1)
     return _Raw(
         parts=parts,
         shared=list(shared.values()),
@@ -302,7 +304,9 @@ class _Fitter:
                     kind=op.kind,
                     flops=self.terms(f"{op.name} flops", op.flops, adds_gradients=adds_gradients),
                     read_bytes=self.terms(f"{op.name} read_bytes", op.read_bytes, adds_gradients=adds_gradients),
-                    written_bytes=self.terms(f"{op.name} written_bytes", op.written_bytes, adds_gradients=adds_gradients),
+                    written_bytes=self.terms(
+                        f"{op.name} written_bytes", op.written_bytes, adds_gradients=adds_gradients
+                    ),
                 )
                 for op in raw.ops
             ),

@@ -4,9 +4,12 @@ Torch-free and JSON-able; ``trace.py`` makes one. A micro-batch runs through par
 loss, and back. Each distinct block is held once as a template, and ``block_templates`` says which block is
 an instance of which; first and last blocks are templates of their own only where they differ.
 
-Each template is held once per choice of the activations row, as the runtime carries it out: a recomputed block's backward begins with
-its forward again. What differs with the shape (a micro-batch of one needs no sum over the batch; a sliding window changes the mask
-once the sequence is longer) is held as separate regimes. *Not modelled*: scratch that a kernel allocates and frees inside one op.
+Each template is held once per choice of the activations row, as the runtime carries it out: a recomputed block's
+backward begins with
+its forward again. What differs with the shape (a micro-batch of one needs no sum over the batch; a sliding window
+changes the mask
+once the sequence is longer) is held as separate regimes. *Not modelled*: scratch that a kernel allocates and frees
+inside one op.
 """
 
 from dataclasses import dataclass
@@ -19,7 +22,7 @@ from optimizer.plan.weights import WeightsDtype
 from optimizer.profile.sizes import Shape, Terms
 from optimizer.serialize import from_json, to_json
 
-PROFILE_VERSION = 1
+PROFILE_VERSION: Literal[1] = 1
 BLOCK_CHOICES: tuple[BlockChoice, ...] = get_args(BlockChoice)
 
 OpKind = Literal["matmul", "attention", "memory", "copy_out", "copy_in"]
@@ -68,7 +71,8 @@ class Hold:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockTemplate:
-    """One distinct block under one choice. The first block's backward includes the embedding's, the last block's forward the final norm."""
+    """One distinct block under one choice. The first block's backward includes the embedding's, the last block's
+    forward the final norm."""
 
     forward: Part
     backward_first: Part
@@ -121,7 +125,8 @@ PART_NAMES = (
     "norm_backward_first",
     "norm_backward_accumulate",
 )
-"""``prologue`` is inputs and embedding, ``head`` the output projection and the loss, ``norm_backward`` what lies between the head and
+"""``prologue`` is inputs and embedding, ``head`` the output projection and the loss, ``norm_backward`` what lies
+between the head and
 the last block. ``_first``: the parameters have no gradient yet; ``_accumulate``: they do."""
 
 

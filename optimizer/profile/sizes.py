@@ -1,6 +1,7 @@
 """Sizes as polynomials in the micro-batch B and the sequence length S, fitted exactly from a few traces.
 
-A size is bytes or FLOPs: always a whole number, and a sum of whole multiples of few of six monomials. So it is found, not regressed:
+A size is bytes or FLOPs: always a whole number, and a sum of whole multiples of few of six monomials. So it is found,
+not regressed:
 the fewest monomials that give every traced value in exact arithmetic, with always one value more than there are unknowns.
 """
 
@@ -55,9 +56,7 @@ def fit_terms(values: Mapping[Shape, int]) -> Terms | None:
 
 def _solve(chosen: Sequence[int], shapes: Sequence[Shape], values: Mapping[Shape, int]) -> list[int] | None:
     """Gauss elimination in exact fractions; None where singular or not whole."""
-    rows = [
-        [*(Fraction(monomials(shape)[index]) for index in chosen), Fraction(values[shape])] for shape in shapes
-    ]
+    rows = [[*(Fraction(monomials(shape)[index]) for index in chosen), Fraction(values[shape])] for shape in shapes]
     size = len(rows)
     for column in range(size):
         pivot = next((row for row in range(column, size) if rows[row][column]), None)

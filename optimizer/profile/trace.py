@@ -18,7 +18,7 @@ from unittest import mock
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
@@ -55,9 +55,7 @@ def profile_model(spec: ModelSpec) -> Profile:
     """
     short_kinds, instances = shorten_blocks(_block_kinds(spec))
     short_spec = _with_blocks(spec, short_kinds)
-    ranges = plan_ranges(
-        max_sequence_length=spec.max_sequence_length, sequence_limits=_sequence_limits(spec)
-    )
+    ranges = plan_ranges(max_sequence_length=spec.max_sequence_length, sequence_limits=_sequence_limits(spec))
     regimes: dict[str, tuple[Regime, ...]] = {}
     buffer_bytes: dict[str, int] = {}
     tensors: Tensors | None = None
@@ -136,7 +134,7 @@ def _list_tensors(model: nn.Module, instances: Sequence[int]) -> Tensors:
 @contextlib.contextmanager
 def _fake_run() -> Iterator[None]:
     with (
-        mock.patch("transformers.utils.import_utils.is_fake_tensor", lambda _: False),
+        mock.patch("transformers.utils.import_utils.is_fake_tensor", return_value=False),
         FakeTensorMode(),
     ):
         yield
@@ -159,7 +157,7 @@ def _build_fake(spec: ModelSpec, dtype: torch.dtype) -> nn.Module:
     return model
 
 
-class _Recorder(Meter):
+class _Recorder(Meter):  # type: ignore[no-untyped-call]
     """A meter that also writes down what it sees, so that both follow the same rules."""
 
     def __init__(self) -> None:
@@ -242,9 +240,7 @@ class _Recorder(Meter):
         return Ran(
             name,
             kind,
-            count_flops(
-                name, [tuple(t.shape) for t in inputs], [tuple(t.shape) for t in outputs], is_causal=is_causal
-            ),
+            count_flops(name, [tuple(t.shape) for t in inputs], [tuple(t.shape) for t in outputs], is_causal=is_causal),
             sum(tensor.numel() * tensor.element_size() for tensor in inputs),
             sum(tensor.numel() * tensor.element_size() for tensor in outputs),
         )
@@ -412,7 +408,7 @@ def _without_set() -> Iterator[None]:
     """The runtime's copies between tiers without ``set_``: of a fake tensor it keeps the storage alive for good."""
     source = torch.empty(1, dtype=torch.uint8, device=_CPU)
     with (
-        mock.patch("optimizer.runtime.tiers._as_bytes", lambda storage, device: source),
+        mock.patch("optimizer.runtime.tiers._as_bytes", return_value=source),
         mock.patch("optimizer.runtime.activations.view_of", _view_of),
     ):
         yield

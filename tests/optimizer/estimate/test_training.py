@@ -1,0 +1,123 @@
+"""Predicted bytes equal what the runtime's meter counts, and the rest of a prediction hangs together."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+from optimizer.errors import InvalidPlan, InvalidWorkload
+from optimizer.estimate.training import MAX_TIMELINE_POINTS, estimate_training
+from optimizer.plan.activations import ActivationsPlan
+from optimizer.plan.batch import BatchPlan
+from optimizer.plan.optimizer_state import OptimizerStatePlan
+from optimizer.plan.plan import Plan
+from optimizer.plan.weights import WeightsPlan
+from optimizer.profile.profile import Profile
+from optimizer.workload import TrainingWorkload
+
+SCALAR_BYTES = 16
+"""Losses of two micro-batches, counted in one category or its neighbour."""
+
+
+def make_plan(per_block, *, micro_batch_size=2, accumulation_steps=1, dtype="fp32", bits=32):
+    return Plan(
+        batch=BatchPlan(micro_batch_size=micro_batch_size, accumulation_steps=accumulation_steps),
+        weights=WeightsPlan(dtype=dtype),
+        optimizer_state=OptimizerStatePlan(bits=bits),
+        activations=ActivationsPlan(per_block=per_block),
+    )
+
+
+def make_workload(plan, *, sequence_length=40):
+    return TrainingWorkload(sequence_length=sequence_length, global_batch_size=plan.batch.global_batch_size)
+
+
+def predict(profile, machine, plan, **options):
+    return estimate_training(profile, plan=plan, workload=make_workload(plan), machine=machine, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"micro_batch_size": 1, "accumulation_steps": 2},
+        {"dtype": "bf16", "accumulation_steps": 3},
+    ],
+    ids=["fp32", "micro-batch 1", "bf16 accumulated"],
+)
+@pytest.mark.parametrize(
+    "per_block",
+    [
+        ("keep",) * 4,
+        ("recompute",) * 4,
+        ("offload",) * 4,
+        ("keep", "offload", "recompute", "keep"),
+    ],
+    ids=["keep", "recompute", "offload", "mixed"],
+)
+def test_the_peak_is_what_the_meter_counts(spec, profile, machine, per_block, options):
+    from optimizer.runtime.measure import measure_step
+
+    plan = make_plan(per_block, **options)
+    predicted = predict(profile, machine, plan)
+    measured = measure_step(spec, plan=plan, workload=make_workload(plan))
+    assert predicted.host_peak_bytes == measured.host_peak_bytes
+    assert abs(predicted.device_peak_bytes - measured.device_peak_bytes) <= SCALAR_BYTES
+    for category, num_bytes in measured.device_bytes_by_category.items():
+        assert abs(predicted.device_bytes_by_category[category] - num_bytes) <= SCALAR_BYTES, category
+
+
+def test_categories_sum_to_the_peak_and_the_timeline_holds_it(profile, machine):
+    predicted = predict(profile, machine, make_plan(("keep",) * 4, accumulation_steps=50))
+    assert sum(predicted.device_bytes_by_category.values()) == predicted.device_peak_bytes
+    totals = [sum(point.bytes_by_category.values()) for point in predicted.timeline]
+    assert max(totals) == predicted.device_peak_bytes
+    assert len(totals) <= MAX_TIMELINE_POINTS
+    offsets = [point.offset_ms for point in predicted.timeline]
+    assert offsets == sorted(offsets)
+
+
+def test_recomputing_costs_time_and_saves_bytes(profile, machine):
+    keep = predict(profile, machine, make_plan(("keep",) * 4))
+    recompute = predict(profile, machine, make_plan(("recompute",) * 4))
+    assert recompute.step_ms > keep.step_ms
+    assert recompute.device_peak_bytes < keep.device_peak_bytes
+
+
+def test_copies_are_exposed_whole_on_the_cpu_and_hidden_in_part_on_cuda(profile, machine):
+    plan = make_plan(("offload",) * 4)
+    serial = predict(profile, machine, plan)
+    busy_ms = serial.lane_busy_ms["copy_in"] + serial.lane_busy_ms["copy_out"]
+    assert serial.exposed_copy_ms == pytest.approx(busy_ms)
+    card = dataclasses.replace(machine, device=dataclasses.replace(machine.device, kind="cuda"))
+    assert 0 < predict(profile, card, plan).exposed_copy_ms < busy_ms
+
+
+def test_finished_runs_scale_the_step_time(profile, machine):
+    plan = make_plan(("keep",) * 4)
+    plain = predict(profile, machine, plan)
+    calibrated = predict(profile, machine, plan, calibration={"step_time_factor": 1.5})
+    assert calibrated.step_ms == pytest.approx(1.5 * plain.step_ms)
+    assert calibrated.step_high_ms / calibrated.step_ms < plain.step_high_ms / plain.step_ms
+
+
+def test_a_depth_that_is_not_the_models_is_refused(profile, machine):
+    with pytest.raises(InvalidPlan, match="names 3 blocks; the model has 4"):
+        predict(profile, machine, make_plan(("keep",) * 3))
+
+
+def test_a_sequence_beyond_the_position_table_is_refused_by_name(profile, machine):
+    plan = make_plan(("keep",) * 4)
+    workload = make_workload(plan, sequence_length=129)
+    with pytest.raises(InvalidWorkload, match="sequence_length is 129; this model has positions for 8 to 128"):
+        estimate_training(profile, plan=plan, workload=workload, machine=machine)
+
+
+def test_a_profile_survives_json(profile):
+    assert Profile.from_json(profile.to_json()) == profile
+
+
+def test_pricing_imports_no_torch():
+    code = "import sys, optimizer.estimate.training, optimizer.profile.profile; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
