@@ -285,8 +285,11 @@ def _print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, empty: 
 def _complain(error: HeadroomError, *, exit_code: int) -> int:
     print(f"headroom: {error.message}", file=sys.stderr)
     for row in getattr(error, "problem_fields", []):
-        allowed = f"; allowed: {row['allowed']}" if row.get("allowed") else ""
-        print(f"  {row.get('field')}: {row.get('message') or row.get('value')}{allowed}", file=sys.stderr)
+        message = str(row.get("message") or row.get("value"))
+        if message == error.message:
+            continue
+        allowed = f"; allowed: {row['allowed']}" if row.get("allowed") and "allowed" not in message else ""
+        print(f"  {row.get('field')}: {message}{allowed}", file=sys.stderr)
     if error.hint:
         print(f"  {error.hint}", file=sys.stderr)
     return exit_code

@@ -222,11 +222,20 @@ def watch(view: JobView, events: Iterable[StreamEvent], *, console: Console) -> 
 
 
 def _watch_plainly(view: JobView, events: Iterable[StreamEvent], *, console: Console) -> None:
-    shown_at, shown_moment = 0.0, None
+    """A line for each change of state or phase, in between one every few seconds; never the same line twice in a row."""
+    shown_at, shown_moment, shown_line = 0.0, None, ""
+
+    def show() -> None:
+        nonlocal shown_at, shown_line
+        line = plain_line(view)
+        if line != shown_line:
+            console.print(line, highlight=False, soft_wrap=True, markup=False)
+            shown_at, shown_line = time.monotonic(), line
+
     for event in events:
         view.feed(event)
         moment = (view.job.get("state"), view.job.get("phase"), view.connection)
         if moment != shown_moment or time.monotonic() - shown_at >= PLAIN_EVERY_S:
-            console.print(plain_line(view), highlight=False, soft_wrap=True)
-            shown_at, shown_moment = time.monotonic(), moment
-    console.print(plain_line(view), highlight=False, soft_wrap=True)
+            shown_moment = moment
+            show()
+    show()

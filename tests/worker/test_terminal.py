@@ -116,6 +116,13 @@ def test_without_a_terminal_each_change_of_phase_is_one_plain_line():
     assert "\x1b" not in out.getvalue()
 
 
+def test_without_a_terminal_no_line_is_said_twice_in_a_row():
+    out = io.StringIO()
+    done = StreamEvent(kind="done", data={**JOB, "state": "succeeded", "is_terminal": True})
+    watch(JobView(job=JOB), [done, done], console=Console(file=out, width=200))
+    assert len(out.getvalue().splitlines()) == 1
+
+
 def test_in_a_terminal_the_block_shows_bar_legend_and_figures():
     out = io.StringIO()
     events = [StreamEvent(kind="sample", data=STEP)]
