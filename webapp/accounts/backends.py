@@ -3,7 +3,7 @@
 from typing import Any
 
 from django.contrib.auth.backends import ModelBackend
-from django.contrib.auth.base_user import AbstractBaseUser
+from django.contrib.auth.models import User
 from django.core.cache import cache
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest
@@ -17,7 +17,7 @@ class ThrottledBackend(ModelBackend):
 
     def authenticate(
         self, request: HttpRequest | None, username: str | None = None, password: str | None = None, **kwargs: Any
-    ) -> AbstractBaseUser | None:
+    ) -> User | None:
         """Raises PermissionDenied, which Django shows as a failed login, before a throttled password is even hashed."""
         key = _key(request, username)
         if cache.get(key, 0) >= MAX_FAILURES:

@@ -1,8 +1,9 @@
 """Who calls the API: a bearer token, else a session with CSRF. A token that is sent decides alone; cookies are then ignored."""
 
-from typing import Any
+from typing import Any, cast
 
 from asgiref.sync import sync_to_async
+from django.contrib.auth.models import User
 from django.http import HttpRequest
 from ninja.security.base import AuthBase
 from ninja.utils import check_csrf
@@ -24,7 +25,7 @@ class TokenOrSession(AuthBase):
 
     def __init__(self) -> None:
         super().__init__()
-        self.openapi_security_schema["scheme"] = "bearer"  # type: ignore[index]
+        self.openapi_security_schema["scheme"] = "bearer"
 
     def __call__(self, request: HttpRequest) -> Any:
         return authenticate(request)
@@ -35,6 +36,11 @@ class AsyncTokenOrSession(TokenOrSession):
 
     async def __call__(self, request: HttpRequest) -> Any:
         return await sync_to_async(authenticate)(request)
+
+
+def owner_of(request: HttpRequest) -> User:
+    """The person behind an authenticated request."""
+    return cast(User, request.user)
 
 
 def authenticate(request: HttpRequest) -> Any:

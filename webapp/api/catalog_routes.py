@@ -6,6 +6,7 @@ from django.db import transaction
 from django.http import Http404, HttpRequest, HttpResponse
 from ninja import File, Form, Router, UploadedFile
 
+from webapp.api.auth import owner_of
 from webapp.api.idempotency import idempotent, remember
 from webapp.api.paging import page_of
 from webapp.catalog import actions
@@ -39,7 +40,7 @@ def create_model(
 ) -> HttpResponse:
     """A Hugging Face model: config.json, perhaps tokenizer.json and safetensors (one file, or shards with their index)."""
     model = actions.create_model(
-        owner=request.user, name=name, config=config, tokenizer=tokenizer, weights=tuple(weights or ())
+        owner=owner_of(request), name=name, config=config, tokenizer=tokenizer, weights=tuple(weights or ())
     )
     location = f"/api/v1/models/{model.pk}"
     with transaction.atomic():
@@ -64,7 +65,7 @@ def list_datasets(request: HttpRequest, cursor: str = "", page_size: str = "") -
 @idempotent
 def create_dataset(request: HttpRequest, name: Form[str], file: File[UploadedFile]) -> HttpResponse:
     """Text to train on: .txt, .jsonl with ``text`` or ``messages``, or .parquet."""
-    dataset = actions.create_dataset(owner=request.user, name=name, file=file)
+    dataset = actions.create_dataset(owner=owner_of(request), name=name, file=file)
     location = f"/api/v1/datasets/{dataset.pk}"
     with transaction.atomic():
         return remember(request, status=201, body=dataset_documents([dataset])[0], location=location)

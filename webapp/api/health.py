@@ -1,4 +1,4 @@
-"""``/healthz``: the process answers. ``/readyz``: it can do its work; Redis is not needed for that, and its absence only reported."""
+"""``/healthz``: the process answers. ``/readyz``: it can do its work, for which Redis is not needed; its state is only told."""
 
 import redis
 from django.conf import settings

@@ -15,6 +15,7 @@ from django.db import IntegrityError, transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.utils import timezone
 
+from webapp.api.auth import owner_of
 from webapp.api.problems import problem
 from webapp.jobs.models import IdempotencyKey
 
@@ -64,12 +65,12 @@ def remember(request: HttpRequest, *, status: int, body: dict[str, Any], locatio
 def _begin(request: HttpRequest, key: str) -> tuple[IdempotencyKey, HttpResponse | None]:
     sha256 = _request_sha256(request)
     now = timezone.now()
-    rows = IdempotencyKey.objects.filter(user=request.user, key=key)
+    rows = IdempotencyKey.objects.filter(user=owner_of(request), key=key)
     rows.filter(created_at__lt=now - KEPT).delete()
     rows.filter(status__isnull=True, created_at__lt=now - ABANDONED).delete()
     try:
         with transaction.atomic():
-            return IdempotencyKey.objects.create(user=request.user, key=key, request_sha256=sha256), None
+            return IdempotencyKey.objects.create(user=owner_of(request), key=key, request_sha256=sha256), None
     except IntegrityError:
         row = rows.get()
     return row, _earlier(row, sha256)

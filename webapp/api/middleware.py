@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
+from typing import cast
 
 from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest
@@ -19,12 +20,12 @@ def problem_middleware(get_response: Handler | AsyncHandler) -> Handler | AsyncH
     if iscoroutinefunction(get_response):
 
         async def handle_async(request: HttpRequest) -> HttpResponseBase:
-            return _as_problem(request, await get_response(request))  # type: ignore[misc]
+            return _as_problem(request, await cast(AsyncHandler, get_response)(request))
 
         return handle_async
 
     def handle(request: HttpRequest) -> HttpResponseBase:
-        return _as_problem(request, get_response(request))  # type: ignore[arg-type]
+        return _as_problem(request, cast(Handler, get_response)(request))
 
     return handle
 
@@ -35,6 +36,8 @@ def _as_problem(request: HttpRequest, response: HttpResponseBase) -> HttpRespons
         return response
     status = HTTPStatus(response.status_code)
     allowed = response.headers.get("Allow", "")
-    detail = f"{request.method} is not possible here; allowed: {allowed}" if status == 405 else status.description or status.phrase
+    detail = status.description or status.phrase
+    if status == HTTPStatus.METHOD_NOT_ALLOWED:
+        detail = f"{request.method} is not possible here; allowed: {allowed}"
     code = status.phrase.lower().replace(" ", "_")
     return problem(status, code=code, detail=detail, headers={"Allow": allowed} if allowed else None)

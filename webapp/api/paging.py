@@ -56,7 +56,10 @@ def _read_cursor(text: str | None) -> tuple[str, str]:
     direction, _, mark = text.partition(".")
     if direction not in ("n", "p") or not mark or len(mark) > 60:
         raise InvalidInput(
-            f"cursor is {text[:40]!r}; allowed: one from next or previous", field="cursor", value=text[:40], allowed="from next or previous"
+            f"cursor is {text[:40]!r}; allowed: one from next or previous",
+            field="cursor",
+            value=text[:40],
+            allowed="from next or previous",
         )
     return direction, mark
 

@@ -43,9 +43,9 @@ def create_model(
     *,
     owner: User | None,
     name: str,
-    config: UploadedFile,
-    tokenizer: UploadedFile | None = None,
-    weights: Sequence[UploadedFile] = (),
+    config: "UploadedFile[Any]",
+    tokenizer: "UploadedFile[Any] | None" = None,
+    weights: "Sequence[UploadedFile[Any]]" = (),
 ) -> Model:
     """Check and keep a Hugging Face model. Raises InvalidModel that names the file, what it holds and what is allowed."""
     name = _checked_name(name)
@@ -78,7 +78,7 @@ def create_model(
         )
 
 
-def create_dataset(*, owner: User | None, name: str, file: UploadedFile) -> Dataset:
+def create_dataset(*, owner: User | None, name: str, file: "UploadedFile[Any]") -> Dataset:
     """Check and keep a text file. Raises InvalidDataset that names the line or column."""
     name = _checked_name(name)
     suffix = Path(file.name or "").suffix.lower()
@@ -171,7 +171,7 @@ def _checked_name(name: str) -> str:
     return name
 
 
-def _read_config(config: UploadedFile) -> ModelSpec:
+def _read_config(config: "UploadedFile[Any]") -> ModelSpec:
     if (config.size or 0) > MAX_CONFIG_BYTES:
         raise InvalidModel(
             f"config.json has {config.size:,} bytes; allowed: at most {MAX_CONFIG_BYTES:,}", field="config", value=config.size
@@ -183,7 +183,7 @@ def _read_config(config: UploadedFile) -> ModelSpec:
     return read_model_spec(document)
 
 
-def _weights_name(file: UploadedFile, *, is_only_one: bool) -> str:
+def _weights_name(file: "UploadedFile[Any]", *, is_only_one: bool) -> str:
     """A name of the sender's is used only when it is a plain one; a single file gets the standard name."""
     name = file.name or ""
     if name == INDEX_FILE:
@@ -245,7 +245,7 @@ def _no_room(error: OSError) -> Exception:
     return DiskFull("the upload could not be kept: the disk is full", hint="Free some disk space and send it again.")
 
 
-def _keep(file: UploadedFile, path: Path) -> None:
+def _keep(file: "UploadedFile[Any]", path: Path) -> None:
     """Into place without a copy where the upload is already a file on this disk."""
     spooled = getattr(file, "temporary_file_path", None)
     if spooled is not None:

@@ -34,7 +34,9 @@ def _tokenizer(path: Path) -> dict[str, Any]:
     num_bytes = path.stat().st_size
     if num_bytes > MAX_TOKENIZER_BYTES:
         raise InvalidModel(
-            f"tokenizer.json has {num_bytes:,} bytes; allowed: at most {MAX_TOKENIZER_BYTES:,}", field="tokenizer", value=num_bytes
+            f"tokenizer.json has {num_bytes:,} bytes; allowed: at most {MAX_TOKENIZER_BYTES:,}",
+            field="tokenizer",
+            value=num_bytes,
         )
     from tokenizers import Tokenizer  # here, so that the check of weights does not load it
 

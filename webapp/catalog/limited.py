@@ -17,7 +17,10 @@ from optimizer.units import GIB
 
 _PROGRAM_ROOT = Path(__file__).resolve().parent.parent.parent
 # -I drops the working directory from the path; it is appended, so nothing in it can stand in for the standard library
-_BOOTSTRAP = "import runpy, sys; sys.path.append(sys.argv.pop(1)); runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+_BOOTSTRAP = (
+    "import runpy, sys; sys.path.append(sys.argv.pop(1)); "
+    "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+)
 _MAX_OUTPUT_BYTES = 1024 * 1024
 
 

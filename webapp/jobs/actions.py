@@ -1,14 +1,14 @@
 """The only writer of job rows. Each move is one conditional update and one event in one transaction (see ``moves.py``).
 
 For people: create, cancel, pause, resume, retry. For a worker's supervisor: claim, record, renew; ``finish_attempt`` lives in
-``finishing.py``, the reconciler's ``expire_leases``, ``resend_hints`` and ``enforce_deadlines`` in ``reconciling.py``, all of them
+``finishing.py``, the reconciler's ``expire_leases``, ``resend_hints`` and ``enforce_deadlines`` in ``reconciling.py``, all
 importable from here. A worker's call answers False, None or ``"stale"`` once its fence is no longer the job's; it must then stop.
 """
 
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from django.contrib.auth.models import AbstractBaseUser
+from django.contrib.auth.models import User
 from django.db import transaction
 from django.db.models import Case, F, Q, Sum, When
 from django.db.models.functions import Coalesce, Now
@@ -72,7 +72,7 @@ class LeaseAnswer:
 
 def create_job(
     *,
-    owner: AbstractBaseUser | None,
+    owner: User | None,
     spec: dict[str, Any],
     model: Model,
     dataset: Dataset | None,
@@ -319,7 +319,7 @@ def record_checkpoint(attempt: Attempt, *, step: int, folder: str, manifest_sha2
     with transaction.atomic():
         if not Job.objects.select_for_update().filter(held_by(attempt)).exists():
             return False
-        checkpoint, created = Checkpoint.objects.get_or_create(
+        _, created = Checkpoint.objects.get_or_create(
             job_id=attempt.job_id,
             folder=folder,
             defaults={

@@ -20,6 +20,7 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from optimizer.estimate.prediction import Prediction
+from optimizer.hardware.calibration import update_calibration
 from webapp.catalog.models import Machine, Model, Profile
 from webapp.jobs.models import Artifact, Attempt, Job, Kind, Outbox, Reason, State
 from webapp.jobs.moves import from_now, held_by, move_job
@@ -207,7 +208,8 @@ def _summary(result: dict[str, Any] | None) -> dict[str, Any]:
     """The runner's summary and what was measured, flat; a number that is missing overwrites nothing."""
     if not result:
         return {}
-    measured = {k: v for k, v in (result.get("measured") or {}).items() if k in ("device_peak_bytes", "step_ms", "host_peak_bytes")}
+    shown = ("device_peak_bytes", "step_ms", "host_peak_bytes")
+    measured = {key: value for key, value in (result.get("measured") or {}).items() if key in shown}
     merged = {**measured, **(result.get("summary") or {})}
     return {key: value for key, value in merged.items() if value is not None}
 
@@ -280,8 +282,6 @@ def _calibrate(attempt: Attempt, result: dict[str, Any] | None) -> None:
     measured = (result or {}).get("measured")
     if not measured or attempt.prediction is None or attempt.machine_id is None:
         return
-    from optimizer.hardware.calibration import update_calibration
-
     machine = Machine.objects.select_for_update().get(pk=attempt.machine_id)
     prediction = Prediction.from_json(attempt.prediction)
     machine.calibration = update_calibration(machine.calibration, prediction=prediction, measured=measured)

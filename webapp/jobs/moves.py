@@ -8,6 +8,7 @@ from typing import Any
 
 from django.db import transaction
 from django.db.models import DateTimeField, ExpressionWrapper, F, Q, Value
+from django.db.models.expressions import Combinable
 from django.db.models.functions import Now
 
 from webapp.jobs.documents import state_document
@@ -68,6 +69,6 @@ def claimable() -> Q:
     return due & Q(state=State.QUEUED, pause_requested_at__isnull=True, cancel_requested_at__isnull=True)
 
 
-def from_now(seconds: float) -> ExpressionWrapper:
+def from_now(seconds: float) -> Combinable:
     """A moment ``seconds`` from now by the database's clock; negative for the past."""
     return ExpressionWrapper(Now() + Value(timedelta(seconds=seconds)), output_field=DateTimeField())

@@ -29,6 +29,8 @@ from webapp.jobs.models import Job, PlanOffer
 from webapp.jobs.queries import offers_visible_to
 from webapp.jobs.spec import JobSpec, read_spec
 
+_PRICE_AGAIN = "Price the spec again and take one of its offers."
+
 
 class NotPricedYet(JobConflict):
     """The model is still being profiled, or no machine is known yet."""
@@ -101,9 +103,8 @@ def price_job_spec(user: Any, spec: JobSpec) -> PlanAnswer:
     priced = [_search(spec, profile, machine) for machine in machines]
     with transaction.atomic():
         offers = [_keep(user, spec, profile, found) for result in priced for found in result.found]
-    chosen = min(
-        (offer for offer in offers if offer.row.label == "chosen"), key=lambda offer: offer.row.prediction["step_ms"], default=None
-    )
+    fitting = [offer for offer in offers if offer.row.label == "chosen"]
+    chosen = min(fitting, key=lambda offer: float(offer.row.prediction["step_ms"]), default=None)
     if chosen is None:
         raise _nothing_fits([result.infeasible for result in priced if result.infeasible], offers)
     return PlanAnswer(profile="ready", offers=[_marked(offer, is_chosen=offer is chosen) for offer in offers])
@@ -227,16 +228,20 @@ def _given_offer(user: Any, spec: JobSpec, plan_id: str) -> PlanOffer:
     offer = offers_visible_to(user).select_related("machine").filter(pk=plan_id).first()
     if offer is None:
         raise InvalidInput(
-            f"plan_id {plan_id[:80]!r} is not one of your offers", field="plan_id", value=plan_id[:80], allowed="an id from POST /plans"
+            f"plan_id {plan_id[:80]!r} is not one of your offers",
+            field="plan_id",
+            value=plan_id[:80],
+            allowed="an id from POST /plans",
         )
     priced = {key: offer.spec[key] for key in ("model", "dataset", "workload", "goal")}
     if priced != spec.priced_part():
-        raise PlanStale(f"plan {offer.label} was priced for another spec", hint="Price this spec again and take one of its offers.")
+        raise PlanStale(f"plan {offer.label} was priced for another spec", hint=_PRICE_AGAIN)
     profile = Profile.objects.filter(fingerprint=spec.model.fingerprint, document__isnull=False).first()
     if profile is None or offer.basis != basis_of(profile, offer.machine):
         raise PlanStale(
-            f"plan {offer.label} no longer holds on {offer.machine.name}: the model's profile, the machine or the program has changed",
-            hint="Price the spec again and take one of its offers.",
+            f"plan {offer.label} no longer holds on {offer.machine.name}: "
+            "the model's profile, the machine or the program has changed",
+            hint=_PRICE_AGAIN,
         )
     return offer
 

@@ -176,5 +176,6 @@ def _read_label(label: Any) -> str:
 
     allowed = ["chosen", *BASELINES]
     if label not in allowed:
-        raise InvalidInput(f"plan is {label!r:.80}; allowed: {', '.join(allowed)}", field="plan", value=str(label)[:80], allowed=allowed)
+        shown = str(label)[:80]
+        raise InvalidInput(f"plan is {shown!r}; allowed: {', '.join(allowed)}", field="plan", value=shown, allowed=allowed)
     return str(label)

@@ -1,7 +1,8 @@
 """One reader of Redis for all the streams that this process's clients watch; each client has its own bounded queue.
 
-A thousand clients cost one blocking read. A client that does not keep up loses its queue and is told so; the reader never waits for
-anyone. While Redis is away each client is told ``down`` once, and ``up`` when it is back. The hub belongs to one event loop.
+A thousand clients cost one blocking read. A client that does not keep up loses its queue and is told so; the reader never
+waits for anyone. While Redis is away each client is told ``down`` once, and ``up`` when it is back. The hub belongs to
+one event loop.
 """
 
 import asyncio
@@ -63,7 +64,8 @@ class Hub:
     """Use ``hub_of_this_loop``; one per event loop and Redis."""
 
     def __init__(self, redis_url: str) -> None:
-        self._redis = redis.asyncio.Redis.from_url(
+        # Any: redis-py types the answers of its two protocols together, of which one is in use
+        self._redis: Any = redis.asyncio.Redis.from_url(
             redis_url, decode_responses=True, socket_connect_timeout=1, socket_timeout=10, retry=None
         )
         self._subscribers: dict[str, set[Subscription]] = defaultdict(set)

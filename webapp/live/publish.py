@@ -87,7 +87,7 @@ class _Wire:
         return False
 
 
-def _entry(entry_type: EntryType, document: dict[str, Any]) -> dict[str | bytes, Any]:
+def _entry(entry_type: EntryType, document: dict[str, Any]) -> Any:
     return {"json": json.dumps({"type": entry_type, "data": document}, separators=(",", ":"))}
 
 

@@ -51,7 +51,7 @@ async def from_database(read: Callable[[], T]) -> T:
 
 
 def read_snapshot(job_id: str, seen: Seen) -> tuple[dict[str, Any], bool]:
-    """``{"job", "metrics"}`` and whether the job has ended. Marks what it holds as seen before it reads, so nothing is skipped."""
+    """``{"job", "metrics"}`` and whether the job has ended. Marks as seen before it reads, so that nothing is skipped."""
     mark_seen(job_id, seen)
     job = Job.objects.select_related("machine").get(pk=job_id)
     seen.state = state_document(job)

@@ -18,7 +18,15 @@ import redis.exceptions
 from django.conf import settings
 
 from webapp.live.hub import Hub, Signal, Subscription, hub_of_this_loop
-from webapp.live.record import Seen, done_document, ended_state, from_database, may_still_watch, read_news, read_snapshot
+from webapp.live.record import (
+    Seen,
+    done_document,
+    ended_state,
+    from_database,
+    may_still_watch,
+    read_news,
+    read_snapshot,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -90,8 +98,8 @@ class _Watcher:
                 is_down = item.kind == "down" or (is_down and item.kind != "up")
                 async for event in self._signalled(item):
                     yield event
-            elif (event := self._entry(*item)) is not None:
-                yield event
+            elif (sent := self._entry(*item)) is not None:
+                yield sent
 
     async def _begin(self, last_event_id: str) -> AsyncIterator[bytes]:
         """Where the stream starts: after the id that the client has, or with a snapshot and all that follows it."""
@@ -113,8 +121,8 @@ class _Watcher:
                 yield event
             return
         for entry in missed:
-            if not self._is_ended and (event := self._entry(*entry)) is not None:
-                yield event
+            if not self._is_ended and (sent := self._entry(*entry)) is not None:
+                yield sent
         await from_database(self._mark_seen)
         async for event in self._keep_alive():
             yield event
@@ -155,8 +163,8 @@ class _Watcher:
                 yield event
             try:
                 for entry in await self._hub.entries_after(self._job_id, self._last_id):
-                    if not self._is_ended and (event := self._entry(*entry)) is not None:
-                        yield event
+                    if not self._is_ended and (sent := self._entry(*entry)) is not None:
+                        yield sent
                 await self._hub.watch_from(self._job_id, self._last_id)
             except _REDIS_AWAY:
                 return  # the hub will say ``down`` again

@@ -52,12 +52,24 @@ def test_a_fault_of_the_program_tells_nothing_of_itself(as_ada, monkeypatch, cap
 @pytest.mark.parametrize(
     ("spec", "field", "detail"),
     [
-        ({"goal": {"device_budget_bytes": "6 gigs"}}, "goal.device_budget_bytes", "write a number and one of B, KiB, MiB, GiB"),
+        (
+            {"goal": {"device_budget_bytes": "6 gigs"}},
+            "goal.device_budget_bytes",
+            "write a number and one of B, KiB, MiB, GiB",
+        ),
         ({"goal": {}}, "goal.device_budget_bytes", "goal.device_budget_bytes is missing"),
-        ({"workload": {"num_steps": 0}}, "workload.num_steps", "workload.num_steps is 0; allowed: an integer from 1 to 100,000,000"),
+        (
+            {"workload": {"num_steps": 0}},
+            "workload.num_steps",
+            "workload.num_steps is 0; allowed: an integer from 1 to 100,000,000",
+        ),
         ({"workload": {"steps": 5}}, "workload.steps", "workload.steps is not a known field"),
         ({"workload": {"sequence_length": 128}}, "workload.sequence_length", "tiny has positions for 64 tokens"),
-        ({"workload": {"mode": "finetune", "sequence_length": 32}}, "workload.mode", "tiny has no weights, allowed: pretrain"),
+        (
+            {"workload": {"mode": "finetune", "sequence_length": 32}},
+            "workload.mode",
+            "tiny has no weights, allowed: pretrain",
+        ),
         ({"model": "nothing"}, "model", "model 'nothing' is not there; yours: tiny"),
         ({"model": 3}, "model", "model is 3; allowed: the id or name of a model"),
         ({"dataset": None}, "dataset", "dataset is None; allowed"),

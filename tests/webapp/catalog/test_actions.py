@@ -38,7 +38,9 @@ def leftovers(home):
 
 
 def test_a_config_alone_makes_a_model_with_a_config_written_afresh(ada, headroom_home):
-    model = create_model(owner=ada, name="mine", config=upload("config.json", {**TINY_CONFIG, "auto_map": {"x": "y"}, "_attn_x": 1}))
+    model = create_model(
+        owner=ada, name="mine", config=upload("config.json", {**TINY_CONFIG, "auto_map": {"x": "y"}, "_attn_x": 1})
+    )
     kept = json.loads((headroom_home / model.folder / "config.json").read_text())
     assert (model.model_type, model.has_weights, model.has_tokenizer, model.owner) == ("gpt2", False, False, ada)
     assert not {"auto_map", "_attn_x"} & set(kept)
@@ -56,7 +58,11 @@ def test_weights_are_checked_and_kept_under_the_standard_name(ada, headroom_home
 @pytest.mark.parametrize(
     ("name", "content", "text"),
     [
-        ("model.bin", b"\x80\x04", "weights file is named 'model.bin'; allowed: *.safetensors and model.safetensors.index.json"),
+        (
+            "model.bin",
+            b"\x80\x04",
+            "weights file is named 'model.bin'; allowed: *.safetensors and model.safetensors.index.json",
+        ),
         ("../../evil.safetensors.pt", b"", "weights file is named"),
         ("model.safetensors", b"\x80\x04\x95abc", "weights file model.safetensors"),
         ("model.safetensors", b"", "weights file model.safetensors"),
@@ -112,7 +118,10 @@ def test_a_tokenizer_that_fits_is_kept(ada, headroom_home):
 def test_a_tokenizer_that_does_not_fit_is_refused(ada, headroom_home, content, text):
     with pytest.raises(InvalidModel) as refusal:
         create_model(
-            owner=ada, name="mine", config=upload("config.json", TINY_CONFIG), tokenizer=upload("tokenizer.json", content)
+            owner=ada,
+            name="mine",
+            config=upload("config.json", TINY_CONFIG),
+            tokenizer=upload("tokenizer.json", content),
         )
     assert text in str(refusal.value)
     assert leftovers(headroom_home) == []
@@ -163,13 +172,23 @@ def test_a_row_that_cannot_be_written_takes_its_folder_with_it(ada, headroom_hom
 def test_a_check_that_takes_too_long_is_killed_and_refused(tmp_path):
     (tmp_path / "slow").mkdir()
     with pytest.raises(InvalidModel, match="weights is refused: checking it took longer than 1 s"):
-        run_limited("timeit", ["-n", "1", "-r", "1", "import time; time.sleep(60)"], field="weights", error=InvalidModel, timeout_s=1)
+        run_limited(
+            "timeit",
+            ["-n", "1", "-r", "1", "import time; time.sleep(60)"],
+            field="weights",
+            error=InvalidModel,
+            timeout_s=1,
+        )
 
 
 def test_a_check_that_takes_too_much_memory_is_refused():
     with pytest.raises(InvalidModel, match="could not be checked within the limits of memory and time"):
         run_limited(
-            "timeit", ["-n", "1", "-r", "1", "x = bytearray(2 * 1024**3)"], field="weights", error=InvalidModel, memory_bytes=1024**3
+            "timeit",
+            ["-n", "1", "-r", "1", "x = bytearray(2 * 1024**3)"],
+            field="weights",
+            error=InvalidModel,
+            memory_bytes=1024**3,
         )
 
 

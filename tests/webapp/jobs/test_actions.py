@@ -29,7 +29,16 @@ from webapp.jobs.actions import (
 from webapp.jobs.errors import WrongState
 from webapp.jobs.models import Artifact, Attempt, Job, Outbox, Sample
 
-DONE = {"outcome": "succeeded", "reason": "done", "message": "", "error": None, "step": 10, "measured": None, "summary": {}, "artifacts": []}
+DONE = {
+    "outcome": "succeeded",
+    "reason": "done",
+    "message": "",
+    "error": None,
+    "step": 10,
+    "measured": None,
+    "summary": {},
+    "artifacts": [],
+}
 DRAINED = {**DONE, "outcome": "drained", "reason": "", "step": 4}
 
 
@@ -140,7 +149,9 @@ def test_a_running_job_learns_of_its_cancellation_with_its_lease(make_job, machi
 def test_an_ended_job_cannot_be_cancelled(make_job, machine):
     job = make_job()
     finish_attempt(run(machine), result=DONE, exit_code=0)
-    with pytest.raises(WrongState, match=f"cannot cancel job {job.pk}: it is succeeded; allowed: queued, starting or running"):
+    with pytest.raises(
+        WrongState, match=f"cannot cancel job {job.pk}: it is succeeded; allowed: queued, starting or running"
+    ):
         cancel_job(job, mode="save", actor="user:ada")
 
 
@@ -232,7 +243,12 @@ def test_a_stale_worker_changes_nothing(make_job, machine, settings):
     assert not record_checkpoint(stale, step=9, folder="x", manifest_sha256="0", num_bytes=1)
     assert finish_attempt(stale, result=DONE, exit_code=0) == "stale"
     after = reread(job)
-    assert (after.state, after.fence, after.step, after.event_seq) == ("running", live.fence, before.step, before.event_seq)
+    assert (after.state, after.fence, after.step, after.event_seq) == (
+        "running",
+        live.fence,
+        before.step,
+        before.event_seq,
+    )
     assert not Sample.objects.exists()
 
 
@@ -308,7 +324,13 @@ def test_artifacts_are_kept_only_from_inside_the_jobs_folder(make_job, machine, 
     (folder / "model.safetensors").write_bytes(b"weights")
     (headroom_home / "secret_key").write_text("secret")
     rows = [
-        {"kind": "model", "name": "model.safetensors", "file": "artifacts/model.safetensors", "num_bytes": 7, "sha256": "1" * 64},
+        {
+            "kind": "model",
+            "name": "model.safetensors",
+            "file": "artifacts/model.safetensors",
+            "num_bytes": 7,
+            "sha256": "1" * 64,
+        },
         {"kind": "model", "name": "key", "file": "../../secret_key", "num_bytes": 6, "sha256": "2" * 64},
     ]
     finish_attempt(run(machine), result={**DONE, "artifacts": rows}, exit_code=0)
@@ -320,7 +342,8 @@ def test_a_finished_run_teaches_its_machine(make_job, machine):
     from optimizer.estimate.prediction import Prediction
 
     prediction = Prediction(
-        device_peak_bytes=1000, device_peak_low_bytes=900, device_peak_high_bytes=1100, device_bytes_by_category={"weights": 1000},
+        device_peak_bytes=1000, device_peak_low_bytes=900, device_peak_high_bytes=1100,
+        device_bytes_by_category={"weights": 1000},
         host_peak_bytes=0, peak_moment="backward", step_ms=100.0, step_low_ms=80.0, step_high_ms=120.0, lane_busy_ms={},
         exposed_copy_ms=0.0, tokens_per_s=1.0, total_s=1.0, timeline=(), time_source="measured",
     )  # fmt: skip
@@ -428,6 +451,13 @@ def test_a_profiling_job_that_fails_leaves_its_error(model, machine):
 
 def test_a_job_is_made_with_its_owner_only(ada, model, dataset, machine):
     job = create_job(
-        owner=ada, spec=make_spec(model, dataset), model=model, dataset=dataset, plan=None, prediction=None, machine=machine, actor="user:ada"
+        owner=ada,
+        spec=make_spec(model, dataset),
+        model=model,
+        dataset=dataset,
+        plan=None,
+        prediction=None,
+        machine=machine,
+        actor="user:ada",
     )
     assert job.owner == ada

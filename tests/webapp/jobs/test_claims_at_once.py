@@ -12,7 +12,15 @@ from webapp.jobs.models import Attempt, Event, Job
 
 NUM_JOBS = 12
 NUM_WORKERS = 4
-DONE = {"outcome": "succeeded", "reason": "done", "message": "", "error": None, "step": 10, "measured": None, "artifacts": []}
+DONE = {
+    "outcome": "succeeded",
+    "reason": "done",
+    "message": "",
+    "error": None,
+    "step": 10,
+    "measured": None,
+    "artifacts": [],
+}
 
 
 @pytest.mark.django_db(transaction=True)

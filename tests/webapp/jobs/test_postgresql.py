@@ -16,7 +16,17 @@ def test_everything_that_touches_the_database_passes_on_postgresql(postgresql_ur
     home = short_folder / "headroom-tests-postgresql"
     home.mkdir()
     environment = os.environ | {"DATABASE_URL": postgresql_url, "HEADROOM_HOME": str(home)}
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "not postgres and not browser and not slow", "-p", "no:cacheprovider", *FOLDERS]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-m",
+        "not postgres and not browser and not slow",
+        "-p",
+        "no:cacheprovider",
+        *FOLDERS,
+    ]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-4000:]
     assert " passed" in done.stdout.splitlines()[-1]

@@ -23,7 +23,15 @@ RESULTS = st.sampled_from(
     [
         None,
         *(
-            {"outcome": outcome, "reason": reason, "message": "", "error": None, "step": 3, "measured": None, "artifacts": []}
+            {
+                "outcome": outcome,
+                "reason": reason,
+                "message": "",
+                "error": None,
+                "step": 3,
+                "measured": None,
+                "artifacts": [],
+            }
             for outcome, reason in [
                 ("succeeded", "done"),
                 ("drained", ""),
@@ -42,7 +50,12 @@ class JobMachine(RuleBasedStateMachine):
         super().__init__()
         self.savepoint = transaction.atomic()
         self.savepoint.__enter__()
-        self.owner, self.model, self.dataset, self.machine = make_person("ada"), make_tiny_model(), make_text(), make_bench()
+        self.owner, self.model, self.dataset, self.machine = (
+            make_person("ada"),
+            make_tiny_model(),
+            make_text(),
+            make_bench(),
+        )
         self.jobs = []
         self.attempts = []
         self.ended = {}
@@ -170,5 +183,6 @@ class JobMachine(RuleBasedStateMachine):
 def test_the_promises_hold_in_any_order():
     checks = [HealthCheck.too_slow, HealthCheck.data_too_large]
     run_state_machine_as_test(
-        JobMachine, settings=settings(max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=checks)
+        JobMachine,
+        settings=settings(max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=checks),
     )

@@ -16,7 +16,15 @@ from webapp.live.record import from_database
 from webapp.live.stream import job_events
 
 pytestmark = pytest.mark.django_db(transaction=True)
-DONE = {"outcome": "succeeded", "reason": "done", "message": "", "error": None, "step": 10, "measured": None, "artifacts": []}
+DONE = {
+    "outcome": "succeeded",
+    "reason": "done",
+    "message": "",
+    "error": None,
+    "step": 10,
+    "measured": None,
+    "artifacts": [],
+}
 
 
 def sample(step, loss=1.0):
@@ -137,7 +145,7 @@ async def test_without_redis_the_same_events_come_from_the_database_without_ids(
     client = Client(await owner_of(running), running.job_id)
     assert (await client.next())[0] == "snapshot"
     await asyncio.to_thread(in_thread, record_samples, running, [sample(2)])
-    kind, document, identifier = await client.next("sample")
+    _, document, identifier = await client.next("sample")
     assert (document["step"], identifier) == (2, "")
     await asyncio.to_thread(finish_in_thread, running)
     assert [(kind, identifier) for kind, _, identifier in await client.rest()] == [("state", ""), ("done", "")]
