@@ -40,7 +40,7 @@ class TrainingWorkload:
     eval_every_steps: int = 50
     """Validation loss is measured at step 0, at each multiple, and at the end; 0 means start and end only."""
     eval_batches: int = 8
-    """Micro-batches of the validation split per evaluation."""
+    """Global batches of the validation split per evaluation; the same sequences for every plan."""
     checkpoint_every_steps: int = 50
     """A resumable checkpoint is kept at each multiple; 0 means only when asked to stop."""
     sample_tokens: int = 120

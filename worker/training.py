@@ -35,16 +35,9 @@ def _tokenize(attempt: dict[str, Any], *, spec: ModelSpec, reporter: Reporter) -
         tokenizer_file=attempt["tokenizer_file"],
         folder=attempt["tokens_folder"],
         vocab_size=spec.vocab_size,
-        end_of_text_id=_end_of_text_id(spec),
+        end_of_text_id=spec.end_of_text_id,
     )
     return tokens.folder
-
-
-def _end_of_text_id(spec: ModelSpec) -> int | None:
-    """The first where the config names several."""
-    named = spec.config.get("eos_token_id")
-    first = named[0] if isinstance(named, list) and named else named
-    return first if isinstance(first, int) else None
 
 
 def _read_run(attempt: dict[str, Any], *, spec: ModelSpec, token_folder: Path) -> "TrainingRun":

@@ -105,18 +105,15 @@ def _generation_config(spec: ModelSpec, end_of_text_id: int | None) -> dict[str,
     eos = end_of_text_id if end_of_text_id is not None else spec.config["eos_token_id"]
     pad = spec.config["pad_token_id"]
     if pad is None:
-        pad = eos[0] if isinstance(eos, list) else eos
+        pad = end_of_text_id if end_of_text_id is not None else spec.end_of_text_id
     ids = {"bos_token_id": spec.config["bos_token_id"], "eos_token_id": eos, "pad_token_id": pad}
     return {"do_sample": True, **{name: value for name, value in ids.items() if value is not None}}
 
 
 def _write_tokenizer(stage: Path, spec: ModelSpec, tokenizer_file: str | Path, chat_template: str | None) -> int:
     """tokenizer.json as it was, and the smallest tokenizer_config.json that AutoTokenizer understands."""
-    eos = spec.config["eos_token_id"]
     loaded = load_tokenizer(
-        tokenizer_file,
-        model_vocab_size=spec.vocab_size,
-        end_of_text_id=eos[0] if isinstance(eos, list) else eos,
+        tokenizer_file, model_vocab_size=spec.vocab_size, end_of_text_id=spec.end_of_text_id
     )
     shutil.copyfile(tokenizer_file, stage / "tokenizer.json")
     config: dict[str, Any] = {

@@ -42,6 +42,13 @@ class ModelSpec:
         return copy.deepcopy(self.config)
 
     @property
+    def end_of_text_id(self) -> int | None:
+        """The token that parts documents: the first where the config names several."""
+        named = self.config.get("eos_token_id")
+        first = named[0] if isinstance(named, list) and named else named
+        return first if isinstance(first, int) else None
+
+    @property
     def num_parameters(self) -> int:
         """Of the whole model, a tied output projection counted once."""
         return count_parameters(self.model_type, self.config)

@@ -16,8 +16,12 @@ def read_training_batches(batches: Batches, *, step: int, plan: BatchPlan) -> li
 
 
 def read_validation_batches(batches: Batches, *, num_batches: int, plan: BatchPlan) -> list[MicroBatch]:
-    """The first ``num_batches`` of the validation split, the same at every evaluation."""
-    return [_tensors(batches.validation_batch(index, plan.micro_batch_size)) for index in range(num_batches)]
+    """The first ``num_batches`` global batches of the validation split, in micro-batches.
+
+    The sequences do not depend on how the plan splits a batch, so that two plans of one job are scored on the same text.
+    """
+    num_micro_batches = num_batches * plan.accumulation_steps
+    return [_tensors(batches.validation_batch(index, plan.micro_batch_size)) for index in range(num_micro_batches)]
 
 
 def _tensors(arrays: tuple[IntArray, IntArray]) -> MicroBatch:

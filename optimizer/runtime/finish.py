@@ -72,7 +72,7 @@ def leave_artifacts(
     if trainer.workload.sample_tokens:
         enter_phase("sampling", "writing a sample")
         path = folder / "sample.txt"
-        path.write_text(_sample_text(trainer, batches=batches, tokenizer_file=tokenizer_file))
+        path.write_text(_sample_text(trainer, spec=spec, batches=batches, tokenizer_file=tokenizer_file))
         artifacts.append(
             Artifact(
                 kind="sample",
@@ -87,8 +87,8 @@ def leave_artifacts(
     return artifacts, weights_sha256
 
 
-def _sample_text(trainer: Trainer, *, batches: Batches, tokenizer_file: Path | None) -> str:
-    loaded = load_tokenizer(tokenizer_file)
+def _sample_text(trainer: Trainer, *, spec: ModelSpec, batches: Batches, tokenizer_file: Path | None) -> str:
+    loaded = load_tokenizer(tokenizer_file, end_of_text_id=spec.end_of_text_id)
     ids, _ = batches.validation_batch(0, 1)
     prompt_ids = [int(token) for token in ids[0][:PROMPT_TOKENS]]
     with trainer.metered():
