@@ -17,7 +17,7 @@ from optimizer.estimate.prediction import Prediction
 from optimizer.plan.explain import explain_plan
 from optimizer.plan.plan import Plan
 from optimizer.units import format_bytes
-from webapp.jobs.actions import cancel_job, pause_job, resume_job, retry_job
+from webapp.jobs.actions import CancelMode, cancel_job, pause_job, resume_job, retry_job
 from webapp.jobs.documents import job_document
 from webapp.jobs.errors import JobConflict
 from webapp.jobs.models import Job
@@ -96,7 +96,7 @@ def job_csv(request: HttpRequest, job_id: str, chart: str) -> HttpResponse:
 @require_POST
 @login_required
 def job_cancel(request: HttpRequest, job_id: str) -> HttpResponse:
-    mode = "save" if request.POST.get("mode") == "save" else "discard"
+    mode: CancelMode = "save" if request.POST.get("mode") == "save" else "discard"
     return _act(request, job_id, lambda job, actor: cancel_job(job, mode=mode, actor=actor))
 
 
