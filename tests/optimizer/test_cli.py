@@ -1,0 +1,181 @@
+"""The planning commands as people run them: what they print, and how they fail."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from optimizer.cli import main
+from optimizer.estimate.training import estimate_training
+from optimizer.hardware.devices import table_machine
+from optimizer.hardware.machine import Machine
+from optimizer.models.spec import read_model_spec
+from optimizer.plan.plan import Plan
+from optimizer.profile.profile import Profile
+from optimizer.units import format_bytes
+from optimizer.workload import TrainingWorkload
+
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+}
+WORK = ["--sequence-length", "128", "--batch", "4"]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """What the profile command wrote for a real model, traced once because that takes seconds; and a machine."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("planning")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    assert main(["profile", "--model", str(folder), "-o", str(folder / "profile.json")]) == 0
+    machine = table_machine("RTX 3060 12GB")
+    device = replace(machine.device, kind="cpu")
+    (folder / "machine.json").write_text(json.dumps(replace(machine, name="bench", device=device).to_json()))
+    return folder
+
+
+def plan_options(files: Path, *more: str) -> list[str]:
+    return ["--profile", str(files / "profile.json"), "--machine", str(files / "machine.json"), *WORK, *more]
+
+
+def run_json(capsys, *arguments: str):
+    assert main([*arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def fail(capsys, *arguments: str) -> list[str]:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return captured.err.splitlines()
+
+
+def test_plan_as_json_holds_a_plan_that_fits_when_priced_again(files, capsys):
+    plain = run_json(capsys, "estimate", *plan_options(files, "--plan", "keep_all"))
+    budget_bytes = plain["prediction"]["device_peak_bytes"] * 6 // 10
+    result = run_json(capsys, "plan", *plan_options(files, "--budget", str(budget_bytes)))
+    plan = Plan.from_json(result["chosen"]["plan"])
+    profile = Profile.from_json(json.loads((files / "profile.json").read_text()))
+    machine = Machine.from_json(json.loads((files / "machine.json").read_text()))
+    workload = TrainingWorkload(sequence_length=128, global_batch_size=4)
+    prediction = estimate_training(profile, plan=plan, workload=workload, machine=machine)
+    assert prediction.device_peak_high_bytes <= budget_bytes < plain["prediction"]["device_peak_bytes"]
+    assert prediction.to_json() == result["chosen"]["prediction"]
+    assert result["chosen"]["verdict"] == "fits"
+    assert result["machine"]["name"] == "bench"
+
+
+def test_plan_prints_baselines_the_frontier_and_the_reasons(files, capsys):
+    assert main(["plan", *plan_options(files, "--budget", "7 MiB")]) == 0
+    text = capsys.readouterr().out
+    for heading in ("Frontier", "Chosen plan", "At the peak, "):
+        assert heading in text
+    rows = [
+        line for line in text.splitlines() if line.startswith(("keep_all", "recompute_all", "offload_all", "chosen"))
+    ]
+    assert [row.split()[0] for row in rows] == ["keep_all", "recompute_all", "offload_all", "chosen"]
+    assert "7.00 MiB on the device" in text
+    assert "<- chosen" in text
+    assert "\x1b" not in text
+
+
+def test_without_a_budget_the_whole_card_is_taken(files, capsys):
+    result = run_json(capsys, "plan", "--profile", str(files / "profile.json"), "--gpu", "T4", *WORK)
+    assert result["chosen"]["plan"]["activations"]["per_block"] == ["keep"] * 6
+    assert result["machine"]["rates"]["source"] == "table"
+
+
+def test_forbidden_techniques_stay_out(files, capsys):
+    plain = run_json(capsys, "estimate", *plan_options(files, "--plan", "every_second"))
+    budget = str(plain["prediction"]["device_peak_high_bytes"])
+    result = run_json(
+        capsys, "plan", *plan_options(files, "--budget", budget, "--forbid", "accumulate", "--forbid", "offload")
+    )
+    assert result["chosen"]["plan"]["batch"]["accumulation_steps"] == 1
+    assert set(result["chosen"]["plan"]["activations"]["per_block"]) == {"keep", "recompute"}
+
+
+def test_lossy_plans_need_to_be_allowed(files, capsys):
+    strict = run_json(capsys, "plan", *plan_options(files, "--budget", "6 MiB"))
+    assert strict["chosen"]["plan"]["weights"]["dtype"] == "fp32"
+    relaxed = run_json(capsys, "plan", *plan_options(files, "--budget", "6 MiB", "--allow-lossy"))
+    assert relaxed["chosen"]["prediction"]["step_ms"] < strict["chosen"]["prediction"]["step_ms"]
+
+
+def test_a_chosen_plan_can_be_estimated_from_its_file(files, capsys, tmp_path):
+    result = run_json(capsys, "plan", *plan_options(files, "--budget", "7 MiB"))
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    again = run_json(capsys, "estimate", *plan_options(files, "--plan", str(tmp_path / "result.json")))
+    assert again["prediction"] == result["chosen"]["prediction"]
+
+
+def test_estimate_prints_the_bytes_of_each_category(files, capsys):
+    priced = run_json(capsys, "estimate", *plan_options(files, "--plan", "recompute_all"))
+    assert main(["estimate", *plan_options(files, "--plan", "recompute_all")]) == 0
+    text = capsys.readouterr().out
+    for name, size in priced["prediction"]["device_bytes_by_category"].items():
+        if size:
+            assert f"{name.replace('_', ' ')} " in text
+            assert format_bytes(size) in text
+
+
+def test_a_profile_file_names_the_model_it_was_made_of(files):
+    profile = Profile.from_json(json.loads((files / "profile.json").read_text()))
+    assert profile.num_blocks == 6
+    assert profile.model_fingerprint == read_model_spec(CONFIG).fingerprint
+
+
+def test_no_feasible_plan_is_one_line_and_a_hint(files, capsys):
+    error, hint = fail(capsys, "plan", *plan_options(files, "--budget", "1 MiB"))
+    assert error.startswith("error: memory budget 1.00 MiB is under the smallest feasible peak ")
+    assert hint.startswith("hint: Raise the budget to ")
+    assert "allow lossy choices" in hint
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--budget", "6 potatoes"], "error: --budget: size '6 potatoes' is not understood"),
+        (["--sequence-length", "4"], "error: workload.sequence_length is 4; allowed: an integer from 8 to 131,072"),
+        (["--sequence-length", "512"], "error: workload.sequence_length is 512; this model has positions for 8 to 256"),
+        (["--batch", "0"], "error: workload.global_batch_size is 0; allowed: an integer from 1 to 1,000,000"),
+    ],
+)
+def test_a_wrong_number_is_one_clear_line(files, capsys, change, message):
+    assert fail(capsys, "plan", *plan_options(files, *change))[0].startswith(message)
+
+
+def test_an_unknown_model_names_the_presets(files, capsys):
+    lines = fail(capsys, "plan", "--model", "skynet", "--gpu", "T4")
+    assert lines[0].startswith("error: model 'skynet' is neither a file nor a preset; presets: ")
+    assert "gpt2" in lines[0]
+
+
+def test_an_unknown_plan_names_the_baselines(files, capsys):
+    lines = fail(capsys, "estimate", *plan_options(files, "--plan", "hope"))
+    known = "keep_all, recompute_all, offload_all, every_second, accumulate_all"
+    assert lines == [f"error: plan 'hope' is neither a file nor one of {known}"]
+
+
+def test_a_missing_or_broken_file_is_named(files, capsys, tmp_path):
+    missing = tmp_path / "missing.json"
+    lines = fail(capsys, "plan", "--profile", str(missing), "--gpu", "T4")
+    assert lines == [f"error: --profile {missing}: No such file or directory"]
+    broken = tmp_path / "broken.json"
+    broken.write_text("{")
+    lines = fail(capsys, "plan", "--profile", str(files / "profile.json"), "--machine", str(broken))
+    assert lines[0].startswith(f"error: --machine {broken} is not JSON: ")
+
+
+def test_an_unknown_card_lists_the_table(files, capsys):
+    lines = fail(capsys, "plan", "--profile", str(files / "profile.json"), "--gpu", "Voodoo 2")
+    assert lines[0].startswith("error: GPU 'Voodoo 2' is not in the table; known: T4, ")
+    assert lines[1].startswith("hint: ")
