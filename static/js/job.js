@@ -78,9 +78,17 @@ function showFigures() {
 
 function showProgress(step) {
   show("step", formatCount(step));
-  if (job.eta_s != null && job.state === "running") show("eta", `${formatDuration(job.eta_s)} left`);
+  const seconds = secondsLeft();
+  if (seconds != null && job.state === "running") show("eta", `${formatDuration(seconds)} left`);
   const bar = document.getElementById("job-progress");
   if (bar) bar.value = step;
+}
+
+// From the pace of the last steps: the row's own estimate comes only with a change of state.
+function secondsLeft() {
+  const times = series.steps().slice(-20).map((sample) => sample.step_ms).filter(Number.isFinite).sort((a, b) => a - b);
+  if (!times.length) return job.eta_s;
+  return ((job.num_steps - series.latestStep().step) * times[Math.floor(times.length / 2)]) / 1000;
 }
 
 // what arrives

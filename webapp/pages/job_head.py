@@ -145,7 +145,15 @@ def _outcome(job: Job, last_checkpoint_step: int | None) -> Outcome | None:
         hint=error.get("hint", "") if failed else "",
         tone="" if failed else "good-end" if job.state == State.SUCCEEDED else "quiet",
         failed=failed,
-        bar=stacked_bar(sizes, budget_bytes=fields.get("budget_bytes")) if failed and sizes else None,
+        bar=_bar_at_failure(fields) if failed and sizes else None,
         tier=fields.get("tier", "device"),
         kept=kept,
     )
+
+
+def _bar_at_failure(fields: Mapping[str, Any]) -> StackedBar:
+    """What was in memory, and on top of it what was asked for and did not fit."""
+    sizes = dict(fields["bytes_by_category"])
+    if requested_bytes := fields.get("requested_bytes"):
+        sizes["more_requested"] = requested_bytes
+    return stacked_bar(sizes, budget_bytes=fields.get("budget_bytes"))

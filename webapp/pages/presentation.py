@@ -102,7 +102,7 @@ def plan_rows(
     if plan is None:
         return []
     predicted = (prediction or {}).get("device_bytes_by_category", {})
-    found = (measured or {}).get("device_bytes_by_category", {})
+    found = (measured or {}).get("device_bytes_by_category") or {}
     decisions = _decisions(plan)
     rows = []
     for category in CATEGORIES:

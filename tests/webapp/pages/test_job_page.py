@@ -97,7 +97,8 @@ def test_a_failed_job_opens_on_its_cause_sizes_and_next_step(browser, job):
     fail_for_memory(job)
     text = page_of(browser, job)
     assert "Device memory ran out at step 3: 96.0 MiB more were needed" in text
-    assert 'aria-label="402 MiB of a budget of 480 MiB: weights 44.0 MiB' in text
+    assert 'aria-label="498 MiB of a budget of 480 MiB: weights 44.0 MiB' in text
+    assert "more requested 96.0 MiB" in text
     assert f"/jobs/new/?from={job.pk}&amp;plan=chosen" in text
     assert "The checkpoint at step 1 is kept." in text
     assert text.index("Device memory ran out") < text.index("chart-memory")
@@ -161,6 +162,8 @@ def test_the_plan_tab_sets_predicted_beside_measured(browser, job):
     assert shown["activations"].predicted_bytes == 176 * MIB
     assert shown["activations"].measured_bytes == 178 * MIB
     assert shown["activations"].lifetime == "2 kept, 6 recomputed, 4 offloaded blocks"
+    peak = browser.get(reverse("job", args=[job.pk])).context["comparisons"][0]
+    assert (peak.measured, peak.error) == ("411 MiB", "−0.5 %")
     assert shown["activations"].place == "host for 4 of 12 blocks"
 
 

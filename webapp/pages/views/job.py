@@ -154,7 +154,7 @@ def _plan_tab(job: Job) -> dict[str, Any]:
     measured = attempt.measured if attempt else _measured_so_far(job)
     goal = job.spec.get("goal", {})
     return {
-        "rows": plan_rows(job.plan, prediction=job.prediction, measured=_with_categories(job, measured)),
+        "rows": plan_rows(job.plan, prediction=job.prediction, measured=measured),
         "comparisons": comparisons(job.prediction, measured=measured),
         "explanation": _explanation(job),
         "goal_pairs": [(_goal_name(name), _goal_value(name, value)) for name, value in goal.items()],
@@ -168,18 +168,14 @@ def _explanation(job: Job) -> list[str]:
 
 
 def _measured_so_far(job: Job) -> dict[str, Any]:
-    return {name: job.summary[name] for name in ("device_peak_bytes", "step_ms") if job.summary.get(name)}
-
-
-def _with_categories(job: Job, measured: dict[str, Any] | None) -> dict[str, Any]:
-    """The record's bytes by category at its peak; from the highest sample while the job runs."""
-    found = dict(measured or {})
-    by_category = found.get("device_bytes_by_category")
-    if not by_category:
-        samples = job.samples.filter(kind="step").order_by("-data__device_peak_bytes")
-        highest = samples.values_list("data", flat=True).first() or {}
-        by_category = highest.get("device_bytes") or {}
-    return {**found, "device_bytes_by_category": by_category}
+    """What the record will hold, from the highest sample while the job runs."""
+    samples = job.samples.filter(kind="step").order_by("-data__device_peak_bytes")
+    highest = samples.values_list("data", flat=True).first() or {}
+    return {
+        "device_peak_bytes": highest.get("device_peak_bytes"),
+        "device_bytes_by_category": highest.get("device_bytes"),
+        "step_ms": job.summary.get("step_ms"),
+    }
 
 
 def _checkpoints_tab(job: Job) -> dict[str, Any]:
