@@ -90,6 +90,11 @@ class Jobs:
 
         wait_for(seen, what=f"event {kind} of {job}", timeout_s=60)
 
+    def log(self, job: str) -> str:
+        """What the processes of all attempts printed, for the message of a failed assertion."""
+        files = sorted((self.stack.home / "jobs" / job / "attempts").glob("*/log.txt"))
+        return "\n".join(f"--- attempt {file.parent.name}\n{file.read_text()[-3000:]}" for file in files)
+
     def steps(self, job: str) -> list[int]:
         """Each step once, as a reader shows them."""
         return sorted({row["step"] for row in self.stack.ask("samples", job=job, kind="step")})
@@ -113,7 +118,7 @@ def undisturbed(jobs):
     """The end of a run that nobody disturbed."""
     job = jobs.start()
     row = jobs.wait_for_end(job)
-    assert row["state"] == "succeeded", row
+    assert row["state"] == "succeeded", f"{row}\n{jobs.log(job)}"
     assert row["attempt"] == 1
     assert jobs.steps(job) == list(range(1, NUM_STEPS + 1))
     return row
@@ -121,7 +126,7 @@ def undisturbed(jobs):
 
 def assert_same_end(jobs, job, undisturbed):
     row = jobs.wait_for_end(job)
-    assert row["state"] == "succeeded", row
+    assert row["state"] == "succeeded", f"{row}\n{jobs.log(job)}"
     assert row["summary"]["weights_sha256"] == undisturbed["summary"]["weights_sha256"]
     assert jobs.steps(job) == list(range(1, NUM_STEPS + 1))
     return row
@@ -169,27 +174,22 @@ def test_a_job_starts_and_ends_with_the_broker_down(jobs, undisturbed):
         jobs.stack.start_valkey()
 
 
-def test_a_drained_worker_saves_first_and_the_attempt_does_not_count(jobs, undisturbed):
-    job = jobs.start()
-    jobs.wait_until_trained(job, step=CHECKPOINT_EVERY)
-    assert jobs.stack.terminate("worker") == 0
-    assert jobs.show(job)["state"] == "queued"
-    jobs.stack.start_worker()
-    row = assert_same_end(jobs, job, undisturbed)
-    assert row["failed_attempts"] == 0
-    assert [attempt["outcome"] for attempt in jobs.attempts(job)] == ["drained", "succeeded"]
-
-
-def test_a_paused_job_waits_and_goes_on_where_it_was(jobs, undisturbed):
+def test_a_paused_job_and_a_drained_worker_save_first_and_no_attempt_counts_as_failed(jobs, undisturbed):
     job = jobs.start()
     jobs.wait_until_trained(job, step=CHECKPOINT_EVERY)
     jobs.stack.ask("pause", job=job)
     jobs.wait_for_event(job, "requeued")
     assert jobs.show(job)["state"] == "queued"
     jobs.stack.ask("resume", job=job)
+    wait_for(
+        lambda: len(jobs.attempts(job)) == 2 and jobs.attempts(job)[-1]["pid"], what="a second attempt", timeout_s=60
+    )
+    assert jobs.stack.terminate("worker") == 0
+    assert jobs.show(job)["state"] == "queued"
+    jobs.stack.start_worker()
     row = assert_same_end(jobs, job, undisturbed)
     assert row["failed_attempts"] == 0
-    assert [attempt["outcome"] for attempt in jobs.attempts(job)] == ["paused", "succeeded"]
+    assert [attempt["outcome"] for attempt in jobs.attempts(job)] == ["paused", "drained", "succeeded"]
 
 
 def test_a_worker_that_slept_past_its_lease_changes_nothing_when_it_wakes(jobs, undisturbed):

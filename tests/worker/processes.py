@@ -23,5 +23,5 @@ def wait_for(condition: Callable[[], T], *, what: str, timeout_s: float = 30.0) 
     while not (answer := condition()):
         if time.monotonic() > deadline:
             raise AssertionError(f"waited {timeout_s:.0f} s in vain for: {what}")
-        time.sleep(0.02)
+        time.sleep(0.05)
     return answer
