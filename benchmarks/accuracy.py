@@ -53,7 +53,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "mistral": {**_ROTARY, "sliding_window": 32},
     "gemma2": {**_ROTARY, "head_dim": 16, "sliding_window": 32},
     "phi3": {**_ROTARY, "num_key_value_heads": 4},
-    "mixtral": {**_ROTARY, "num_local_experts": 4},
+    "mixtral": {**_ROTARY, "num_local_experts": 4, "num_experts_per_tok": 2},
 }
 QUICK_MODELS = ("opt",)
 BLOCKS: tuple[tuple[BlockChoice, ...], ...] = (

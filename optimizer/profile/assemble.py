@@ -29,7 +29,7 @@ from optimizer.profile.sizes import Shape, Terms, evaluate, fit_terms
 PartKey = tuple[str, int]
 """Phase as the runtime marks it, block or -1."""
 
-_STORAGE = "a storage"
+_STORAGE = "storage"
 _PROLOGUE: PartKey = ("forward", -1)
 _HEAD: PartKey = ("head and loss", -1)
 _HEAD_BACKWARD: PartKey = ("backward of head and loss", -1)
@@ -42,6 +42,8 @@ class _RawChange:
     tier: Tier
     category: Category
     num_bytes: int
+    made_by: str
+    """Op that allocated the storage."""
 
 
 @dataclass(kw_only=True)
@@ -55,7 +57,7 @@ class _Storage:
     num_bytes: int
     tier: Tier
     category: Category
-    born: PartKey
+    made_by: str
     freed_in: PartKey | None = None
     freed_at: int = -1
 
@@ -125,7 +127,7 @@ def assemble_regime(
             "norm_backward_accumulate": part("keep", "accumulate", _NORM_BACKWARD),
         },
         shared=tuple(
-            Shared(num_bytes=fit.terms(_STORAGE, storage.num_bytes), category=storage.category)
+            Shared(num_bytes=fit.terms(f"{storage.made_by} {_STORAGE}", storage.num_bytes), category=storage.category)
             for storage in plain.shared
         ),
         templates=templates,
@@ -186,7 +188,10 @@ def _cut(events: Iterable[Event], held: Mapping[int, set[int]]) -> _Raw:
         elif isinstance(event, Allocated):
             first_number = event.storage if first_number is None else first_number
             storages[event.storage] = _Storage(
-                num_bytes=event.num_bytes, tier=event.tier, category=event.category, born=key
+                num_bytes=event.num_bytes,
+                tier=event.tier,
+                category=event.category,
+                made_by=part.ops[-1].name if part.ops else "",
             )
             if key == _PROLOGUE and event.storage - first_number in held:
                 shared[event.storage] = storages[event.storage]
@@ -225,7 +230,11 @@ def _hold_until(
 def _book(part: _RawPart, storage: _Storage, *, sign: int) -> None:
     part.changes.append(
         _RawChange(
-            at=len(part.ops) - 1, tier=storage.tier, category=storage.category, num_bytes=sign * storage.num_bytes
+            at=len(part.ops) - 1,
+            tier=storage.tier,
+            category=storage.category,
+            num_bytes=sign * storage.num_bytes,
+            made_by=storage.made_by,
         )
     )
 
@@ -257,7 +266,7 @@ class _Fitter:
             if change.num_bytes < 0:
                 continue  # It came as something that was learnt then.
             sizes = {shape: other.changes[index].num_bytes for shape, other in others.items()}
-            self._learn_size((_STORAGE, change.num_bytes), sizes, what)
+            self._learn_size((f"{change.made_by} {_STORAGE}", change.num_bytes), sizes, what)
         for index, op in enumerate(part.ops):
             for name in ("flops", "read_bytes", "written_bytes"):
                 sizes = {shape: getattr(other.ops[index], name) for shape, other in others.items()}
@@ -288,13 +297,18 @@ class _Fitter:
         known = self._known.get((what, abs(value)))
         if known is None and adds_gradients:
             return (value, 0, 0, 0, 0, 0)
-        known = known or self._known.get((_STORAGE, abs(value)))
+        known = known or self._any_storage(abs(value))
         if known is None:
             raise InvalidModel(
                 f"the model cannot be traced: how {what} of {abs(value)} at {self._shape} grows is not known",
                 field="config",
             )
         return known if value >= 0 else tuple(-term for term in known)  # type: ignore[return-value]
+
+    def _any_storage(self, value: int) -> Terms | None:
+        """Of a copy, which may be of any storage: one that grows, as what blocks save does, before one that does not."""
+        found = [terms for (what, size), terms in self._known.items() if size == value and what.endswith(_STORAGE)]
+        return max(found, key=lambda terms: any(terms[1:]), default=None)
 
     def part(self, raw: _RawPart, *, adds_gradients: bool) -> Part:
         return Part(
@@ -311,7 +325,12 @@ class _Fitter:
                 for op in raw.ops
             ),
             changes=tuple(
-                Change(at=c.at, tier=c.tier, category=c.category, num_bytes=self.terms(_STORAGE, c.num_bytes))
+                Change(
+                    at=c.at,
+                    tier=c.tier,
+                    category=c.category,
+                    num_bytes=self.terms(f"{c.made_by} {_STORAGE}", c.num_bytes),
+                )
                 for c in raw.changes
             ),
         )

@@ -154,6 +154,10 @@ def _build_fake(spec: ModelSpec, dtype: torch.dtype) -> nn.Module:
                     is_parameter = isinstance(tensor, nn.Parameter)
                     made[id(tensor)] = (tensor, nn.Parameter(fake) if is_parameter else fake)
                 named[name] = made[id(tensor)][1]  # type: ignore[assignment]
+        for name, value in list(vars(module).items()):
+            # Gemma 2 keeps a scale as a plain attribute.
+            if isinstance(value, torch.Tensor):
+                setattr(module, name, torch.empty(value.shape, dtype=value.dtype, device=_CPU))
     return model
 
 
@@ -407,8 +411,13 @@ def _same(tensor: torch.Tensor) -> torch.Tensor:
 def _without_set() -> Iterator[None]:
     """The runtime's copies between tiers without ``set_``: of a fake tensor it keeps the storage alive for good."""
     source = torch.empty(1, dtype=torch.uint8, device=_CPU)
+
+    # A plain function: a mock would remember the storages it was called with, and so keep them alive.
+    def as_bytes(storage: torch.UntypedStorage, device: torch.device) -> torch.Tensor:
+        return source
+
     with (
-        mock.patch("optimizer.runtime.tiers._as_bytes", return_value=source),
+        mock.patch("optimizer.runtime.tiers._as_bytes", as_bytes),
         mock.patch("optimizer.runtime.activations.view_of", _view_of),
     ):
         yield
