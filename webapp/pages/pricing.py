@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal
 
-from django.utils import timezone
-
 from optimizer.categories import CATEGORIES, CATEGORY_LABELS
 from optimizer.errors import HeadroomError, NoFeasiblePlan
 from optimizer.units import MIB
+from webapp.catalog.models import Profile
+from webapp.catalog.queries import models_visible_to
 from webapp.jobs.planning import PlanAnswer, price_spec
 from webapp.pages.forms import exact_bytes, field_of
 from webapp.pages.presentation import BLOCK_CHOICES, StackedBar, largest_part, stacked_bar
@@ -93,7 +93,16 @@ def price_for_page(user: Any, spec: dict[str, Any], *, selected: str = "") -> tu
         field = field_of(str(error.fields.get("field", "")))
         pricing = Pricing(kind="refused", message=error.message, hint=error.hint)
         return pricing, FieldProblem(field=field, error=error) if field else None
-    return _answered(answer, budget_bytes=budget_bytes, selected=selected), None
+    pricing = _answered(answer, budget_bytes=budget_bytes, selected=selected)
+    if pricing.kind == "pending":
+        pricing = replace(pricing, since=_asked_at(user, spec["model"]))
+    return pricing, None
+
+
+def _asked_at(user: Any, model_id: str) -> datetime | None:
+    """Since when the model's profile has been waited for."""
+    fingerprints = models_visible_to(user).filter(pk=model_id).values("fingerprint")
+    return Profile.objects.filter(fingerprint__in=fingerprints).values_list("created_at", flat=True).first()
 
 
 def _answered(answer: PlanAnswer, *, budget_bytes: int, selected: str) -> Pricing:
@@ -104,7 +113,7 @@ def _answered(answer: PlanAnswer, *, budget_bytes: int, selected: str) -> Pricin
             hint="Start a worker; this page prices the job again with the next edit.",
         )
     if answer.profile == "pending":
-        return Pricing(kind="pending", since=timezone.now())
+        return Pricing(kind="pending")
     # a plan that was taken stays taken while its label is still offered; prices were made anew, so ids are new
     documents = [offer.to_json() for offer in answer.offers]
     rows = _rows(documents, budget_bytes=budget_bytes, selected=selected)
