@@ -60,8 +60,9 @@ def profile_model(spec: ModelSpec) -> Profile:
     buffer_bytes: dict[str, int] = {}
     tensors: Tensors | None = None
     for name, dtype in _DTYPES.items():
+        model = build_model(short_spec, dtype=dtype, device="meta")
         with _fake_run():
-            model = _build_fake(short_spec, dtype)
+            _make_fake(model)
             regimes[name] = tuple(_trace_range(model, place, instances) for place in ranges)
             buffers = {b.untyped_storage()._cdata: b.untyped_storage().nbytes() for b in model.buffers()}
             buffer_bytes[name] = sum(buffers.values())
@@ -104,7 +105,8 @@ def _with_blocks(spec: ModelSpec, kinds: Sequence[str]) -> ModelSpec:
 
 def _sequence_limits(spec: ModelSpec) -> list[int]:
     window = spec.config.get("sliding_window")
-    return [window] if isinstance(window, int) and spec.config.get("use_sliding_window", True) else []
+    # transformers leaves the mask out only while the sequence is shorter than the window.
+    return [window - 1] if isinstance(window, int) and spec.config.get("use_sliding_window", True) else []
 
 
 def _list_tensors(model: nn.Module, instances: Sequence[int]) -> Tensors:
@@ -133,16 +135,17 @@ def _list_tensors(model: nn.Module, instances: Sequence[int]) -> Tensors:
 
 @contextlib.contextmanager
 def _fake_run() -> Iterator[None]:
-    with (
-        mock.patch("transformers.utils.import_utils.is_fake_tensor", return_value=False),
-        FakeTensorMode(),
-    ):
+    # Plain functions in place of others, here and below: a mock would remember the tensors it was called with.
+    with mock.patch("transformers.utils.import_utils.is_fake_tensor", _is_never_fake), FakeTensorMode():
         yield
 
 
-def _build_fake(spec: ModelSpec, dtype: torch.dtype) -> nn.Module:
-    """The model with fake parameters on ``cpu``; tied ones stay tied."""
-    model = build_model(spec, dtype=dtype, device="meta")
+def _is_never_fake(value: Any) -> bool:
+    return False
+
+
+def _make_fake(model: nn.Module) -> None:
+    """Parameters and buffers on ``meta`` become fake ones on ``cpu``, in place; tied ones stay tied."""
     made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
     for module in model.modules():
         for named in (module._parameters, module._buffers):
@@ -154,11 +157,6 @@ def _build_fake(spec: ModelSpec, dtype: torch.dtype) -> nn.Module:
                     is_parameter = isinstance(tensor, nn.Parameter)
                     made[id(tensor)] = (tensor, nn.Parameter(fake) if is_parameter else fake)
                 named[name] = made[id(tensor)][1]  # type: ignore[assignment]
-        for name, value in list(vars(module).items()):
-            # Gemma 2 keeps a scale as a plain attribute.
-            if isinstance(value, torch.Tensor):
-                setattr(module, name, torch.empty(value.shape, dtype=value.dtype, device=_CPU))
-    return model
 
 
 class _Recorder(Meter):  # type: ignore[no-untyped-call]
@@ -412,7 +410,6 @@ def _without_set() -> Iterator[None]:
     """The runtime's copies between tiers without ``set_``: of a fake tensor it keeps the storage alive for good."""
     source = torch.empty(1, dtype=torch.uint8, device=_CPU)
 
-    # A plain function: a mock would remember the storages it was called with, and so keep them alive.
     def as_bytes(storage: torch.UntypedStorage, device: torch.device) -> torch.Tensor:
         return source
 
