@@ -87,7 +87,7 @@ def run_jobs(client: HeadroomClient, spec: Row, *, console: Console) -> DemoJobs
     verdict_of(fitted)
     console.rule(f"2 of 3: plain training in the same {budget}; it must stop")
     refused = run_job(client, spec, label="keep_all", name="kjv-demo-plain-too-small", override=True, console=console)
-    console.print(str(refused.get("message") or refused["state"]), style="italic", highlight=False, markup=False)
+    console.print(str(refused.get("message") or refused["state"]), style="italic", highlight=False, markup=False, soft_wrap=True)
     console.rule("3 of 3: plain training with all the room it wants, for comparison")
     roomy = copy.deepcopy(spec)
     roomy["goal"]["device_budget_bytes"] = TIB
@@ -215,7 +215,7 @@ def check_weights(folder: Path, *, console: Console) -> Claim:
     )
     written = done.stdout.strip()
     if done.returncode == 0 and len(written) > len(PROMPT):
-        console.print(f"it writes: {' '.join(written.split())}", style="italic", highlight=False, markup=False)
+        console.print(f"it writes: {' '.join(written.split())}", style="italic", highlight=False, markup=False, soft_wrap=True)
         return Claim(text="the exported folder loads with AutoModelForCausalLM.from_pretrained and generates", holds=True)
     reason: Sequence[str] = (done.stderr.strip() or "it wrote nothing").splitlines()
     return Claim(text=f"the exported folder does not load and generate: {reason[-1]}", holds=False)
