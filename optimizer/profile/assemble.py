@@ -143,9 +143,10 @@ def _held_storages(whole: Mapping[BlockChoice, Trace]) -> dict[tuple[BlockChoice
         for choice in BLOCK_CHOICES:
             events = getattr(whole["keep" if choice == "offload" else choice], which)
             by_choice[choice] = _holders(events, with_first_input=choice != "offload")
-        everything = sorted({offset for holders in by_choice.values() for offset in holders})
+        everything = {offset for holders in by_choice.values() for offset in holders}
+        everything -= _held_by_prologue(getattr(whole["keep"], which), by_choice["keep"])
         for choice in BLOCK_CHOICES:
-            held[choice, which] = {offset: by_choice[choice].get(offset, set()) for offset in everything}
+            held[choice, which] = {offset: by_choice[choice].get(offset, set()) for offset in sorted(everything)}
     return held
 
 
@@ -170,6 +171,22 @@ def _holders(events: Sequence[Event], *, with_first_input: bool) -> dict[int, se
                 continue
             holders.setdefault(event.storage - (first_number or 0), set()).add(event.block)
     return holders
+
+
+def _held_by_prologue(events: Sequence[Event], holders: Mapping[int, set[int]]) -> set[int]:
+    """Numbers, as above, of storages that no block holds and yet go only in the last stretch of backward.
+
+    The embedding's own backward holds them (GPT-2's position ids), whatever the blocks do; nothing is shared about them.
+    """
+    numbers = [event.storage for event in events if isinstance(event, Allocated)]
+    found: set[int] = set()
+    key = _PROLOGUE
+    for event in events:
+        if isinstance(event, Began):
+            key = (event.phase, event.block)
+        elif isinstance(event, Freed) and key == ("backward", 0) and event.storage - numbers[0] not in holders:
+            found.add(event.storage - numbers[0])
+    return found
 
 
 def _cut(events: Iterable[Event], held: Mapping[int, set[int]]) -> _Raw:
