@@ -5,6 +5,7 @@ string keys, ``Literal``, ``T | None``, int, float, str, bool. Floats accept int
 """
 
 import dataclasses
+import functools
 import types
 import typing
 from typing import Any, TypeVar
@@ -60,10 +61,9 @@ def _read(kind: Any, document: Any, path: str, error: type[InvalidInput]) -> Any
 def _read_dataclass(kind: type, document: Any, path: str, error: type[InvalidInput]) -> Any:
     if not isinstance(document, dict):
         raise _wrong(path, document, allowed="an object", error=error)
-    hints = typing.get_type_hints(kind)
-    fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
-    unknown = sorted(set(document) - set(fields))
-    if unknown:
+    fields = _fields_of(kind)
+    if not document.keys() <= fields.keys():
+        unknown = sorted(document.keys() - fields.keys())
         raise error(
             f"{path}.{unknown[0]} is not a known field; known: {', '.join(fields)}",
             field=f"{path}.{unknown[0]}",
@@ -71,18 +71,36 @@ def _read_dataclass(kind: type, document: Any, path: str, error: type[InvalidInp
             allowed=list(fields),
         )
     values = {}
-    for name, field in fields.items():
+    for name, (field_kind, is_required) in fields.items():
         if name in document:
-            values[name] = _read(hints[name], document[name], f"{path}.{name}", error)
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise error(f"{path}.{name} is missing", field=f"{path}.{name}", allowed=str(hints[name]))
+            values[name] = _read(field_kind, document[name], f"{path}.{name}", error)
+        elif is_required:
+            raise error(f"{path}.{name} is missing", field=f"{path}.{name}", allowed=str(field_kind))
     return kind(**values)
+
+
+@functools.cache
+def _fields_of(kind: type) -> dict[str, tuple[Any, bool]]:
+    """Type and whether it must be given, by name. Kept, because resolving annotations costs more than reading values."""
+    hints = typing.get_type_hints(kind)
+    return {
+        field.name: (
+            hints[field.name],
+            field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING,
+        )
+        for field in dataclasses.fields(kind)
+        if field.init
+    }
 
 
 def _read_tuple(arguments: tuple[Any, ...], document: Any, path: str, error: type[InvalidInput]) -> tuple[Any, ...]:
     if not isinstance(document, list | tuple):
         raise _wrong(path, document, allowed="a list", error=error)
-    if len(arguments) == 2 and arguments[1] is Ellipsis:
+    is_open = len(arguments) == 2 and arguments[1] is Ellipsis
+    expects_ints = arguments[0] is int and (is_open or arguments == (int,) * len(document))
+    if expects_ints and all(type(item) is int for item in document):
+        return tuple(document)  # what long documents are mostly made of
+    if is_open:
         return tuple(_read(arguments[0], item, f"{path}[{index}]", error) for index, item in enumerate(document))
     if len(document) != len(arguments):
         raise _wrong(path, document, allowed=f"a list of {len(arguments)}", error=error)

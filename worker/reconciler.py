@@ -92,6 +92,7 @@ class Reconciler:
             _tell("requeued or ended, its lease ran out", actions.expire_leases())
         _tell("hinted again", actions.resend_hints())
         _tell("asked to stop at its limit", actions.enforce_deadlines())
+        actions.forget_old_offers()
         remove_dead_staging(self._config.home)
         remove_old_spool(self._config.home)
 

@@ -119,7 +119,7 @@ def request_profile(model: Model) -> Profile:
     from webapp.jobs.actions import create_job  # jobs import this app's models, so this direction is late
 
     with transaction.atomic():
-        profile, created = Profile.objects.get_or_create(fingerprint=model.fingerprint)
+        profile, created = Profile.objects.defer("document").get_or_create(fingerprint=model.fingerprint)
         if not created:
             return profile
         job = create_job(
@@ -136,6 +136,14 @@ def request_profile(model: Model) -> Profile:
         Profile.objects.filter(pk=profile.pk).update(job_id=job.pk)
         profile.job_id = job.pk
     return profile
+
+
+def keep_profile(fingerprint: str, document: dict[str, Any]) -> None:
+    """What a profiling attempt made; every model of this architecture can be priced from here on."""
+    digest = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+    Profile.objects.update_or_create(
+        fingerprint=fingerprint, defaults={"document": document, "document_sha256": digest, "error": None}
+    )
 
 
 def retry_profile(model: Model) -> Profile:

@@ -13,7 +13,7 @@ from django.db import transaction
 from django.db.models import Case, F, Q, Sum, When
 from django.db.models.functions import Coalesce, Now
 
-from webapp.catalog.models import Dataset, Machine, Model, Profile
+from webapp.catalog.models import Dataset, Machine, Model
 from webapp.jobs.errors import WrongState
 from webapp.jobs.finishing import finish_attempt
 from webapp.jobs.hints import send_hint
@@ -32,7 +32,7 @@ from webapp.jobs.models import (
     State,
 )
 from webapp.jobs.moves import claimable, from_now, held_by, move_job
-from webapp.jobs.reconciling import enforce_deadlines, expire_leases, resend_hints
+from webapp.jobs.reconciling import enforce_deadlines, expire_leases, forget_old_offers, resend_hints
 from webapp.live.publish import publish
 
 __all__ = [
@@ -43,10 +43,10 @@ __all__ = [
     "enforce_deadlines",
     "expire_leases",
     "finish_attempt",
+    "forget_old_offers",
     "pause_job",
     "record_checkpoint",
     "record_phase",
-    "record_profile",
     "record_progress",
     "record_samples",
     "record_started",
@@ -341,21 +341,6 @@ def record_checkpoint(attempt: Attempt, *, step: int, folder: str, manifest_sha2
         )
         document = {"step": step, "folder": folder, "manifest_sha256": manifest_sha256, "num_bytes": num_bytes}
         transaction.on_commit(lambda: publish(attempt.job_id, "checkpoint", document) and None, robust=True)
-    return True
-
-
-def record_profile(attempt: Attempt, document: dict[str, Any], *, num_parameters: int | None = None) -> bool:
-    """The profile that a profiling attempt made; every model of the same architecture can be priced from here on."""
-    with transaction.atomic():
-        job = Job.objects.select_for_update().filter(held_by(attempt)).select_related("model").first()
-        if job is None:
-            return False
-        fingerprint = job.model.fingerprint
-        Profile.objects.update_or_create(
-            fingerprint=fingerprint, defaults={"document": document, "error": None, "job_id": job.pk}
-        )
-        if num_parameters is not None:
-            Model.objects.filter(fingerprint=fingerprint).update(num_parameters=num_parameters)
     return True
 
 

@@ -5,6 +5,7 @@ are left out: they move the time a little with each finished run, never whether 
 be refused for nothing.
 """
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable
@@ -93,9 +94,9 @@ def price_spec(user: Any, spec: dict[str, Any]) -> PlanAnswer:
 
 def price_job_spec(user: Any, spec: JobSpec) -> PlanAnswer:
     profile = request_profile(spec.model)
-    if profile.error is not None and profile.document is None:
+    if profile.error is not None and not profile.document_sha256:
         raise ProfileFailed(str(profile.error.get("message")), hint=str(profile.error.get("hint") or ""))
-    if profile.document is None:
+    if not profile.document_sha256:
         return PlanAnswer(profile="pending", waiting_for="profile")
     machines = list(machines_visible_to(user).order_by("name"))
     if not machines:
@@ -169,7 +170,7 @@ def _search(spec: JobSpec, profile: Profile, machine: Machine) -> _Searched:
     from optimizer.search.baselines import price_baselines
     from optimizer.search.search import search_plans, training_problem
 
-    model_profile = ModelProfile.from_json(profile.document)
+    model_profile = _read_profile(profile.pk, profile.document_sha256)
     target = MachineSpec.from_json(machine.document)
     try:
         result = search_plans(
@@ -183,6 +184,12 @@ def _search(spec: JobSpec, profile: Profile, machine: Machine) -> _Searched:
         return _Searched(found=_explained(baselines, machine), infeasible=error)
     chosen = _Found(priced=result.chosen, machine=machine, explanation=list(result.explanation))
     return _Searched(found=[chosen, *_explained(result.baselines, machine)])
+
+
+@functools.lru_cache(maxsize=16)
+def _read_profile(fingerprint: str, document_sha256: str) -> ModelProfile:
+    """Kept by its hash: each edit of the form prices again, and reading a profile takes longer than pricing with it."""
+    return ModelProfile.from_json(Profile.objects.get(fingerprint=fingerprint).document)
 
 
 def _explained(baselines: dict[str, PricedPlan], machine: Machine) -> list[_Found]:
@@ -236,8 +243,8 @@ def _given_offer(user: Any, spec: JobSpec, plan_id: str) -> PlanOffer:
     priced = {key: offer.spec[key] for key in ("model", "dataset", "workload", "goal")}
     if priced != spec.priced_part():
         raise PlanStale(f"plan {offer.label} was priced for another spec", hint=_PRICE_AGAIN)
-    profile = Profile.objects.filter(fingerprint=spec.model.fingerprint, document__isnull=False).first()
-    if profile is None or offer.basis != basis_of(profile, offer.machine):
+    profile = Profile.objects.defer("document").filter(fingerprint=spec.model.fingerprint).first()
+    if profile is None or not profile.document_sha256 or offer.basis != basis_of(profile, offer.machine):
         raise PlanStale(
             f"plan {offer.label} no longer holds on {offer.machine.name}: "
             "the model's profile, the machine or the program has changed",
@@ -271,7 +278,7 @@ def _fastest(rows: list[PlanOffer]) -> PlanOffer:
 def basis_of(profile: Profile, machine: Machine) -> str:
     """Hash of what decides whether a plan fits."""
     facts = [
-        hashlib.sha256(json.dumps(profile.document, sort_keys=True).encode()).hexdigest(),
+        profile.document_sha256,
         machine.pk,
         machine.document["device"],
         machine.document["host_memory_bytes"],

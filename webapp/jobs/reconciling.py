@@ -5,13 +5,15 @@ from django.db.models.functions import Coalesce, Now
 
 from webapp.jobs.finishing import finish_attempt
 from webapp.jobs.hints import send_hint
-from webapp.jobs.models import LIVE_STATES, Attempt, Job, Outbox, Reason, State
+from webapp.jobs.models import LIVE_STATES, Attempt, Job, Outbox, PlanOffer, Reason, State
 from webapp.jobs.moves import claimable, from_now, move_job
 
 NO_PROGRESS_S = 30 * 60
 """Without a new step, phase or checkpoint for this long, a job is taken to hang."""
 HINT_AGAIN_S = 30
 """A job that still waits this long after its hint is hinted again: the message may be lost."""
+OFFER_KEPT_S = 24 * 3600
+"""A priced plan can be taken for this long; each edit of the form writes new ones."""
 _HINTS_PER_ROUND = 50
 
 
@@ -70,6 +72,12 @@ def enforce_deadlines() -> list[str]:
             message=f"no new step for {NO_PROGRESS_S // 60} minutes",
         )
     ]
+
+
+def forget_old_offers() -> int:
+    """Delete priced plans that nobody took in a day; a job holds its own copy of the plan."""
+    deleted, _ = PlanOffer.objects.filter(created_at__lt=from_now(-OFFER_KEPT_S)).delete()
+    return deleted
 
 
 def _ask_to_stop(job: Job, *, when: Q, mode: str, reason: Reason, message: str) -> bool:
