@@ -33,6 +33,7 @@ from optimizer.runtime.optimizer_state import learning_rate_at
 from optimizer.runtime.step import StepResult, Trainer
 from optimizer.runtime.weights import torch_dtype
 from optimizer.serialize import to_json
+from optimizer.units import format_bytes
 from optimizer.workload import Goal, TrainingWorkload
 
 Report = Callable[[dict[str, Any]], None]
@@ -316,7 +317,11 @@ class _Job:
         return TrainingResult(
             outcome="succeeded",
             reason="done",
-            message=f"Trained {self.step} steps; validation loss {self.validation_loss:.4f}.",
+            message=(
+                f"Trained {self.step} steps; validation loss {self.validation_loss_start:.3f} to "
+                f"{self.validation_loss:.3f}; peak {format_bytes(self.measured.device_peak_bytes)} of a budget of "
+                f"{format_bytes(self.run.goal.device_budget_bytes)}."
+            ),
             step=self.step,
             measured=self.measured,
             summary={

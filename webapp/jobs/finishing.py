@@ -104,7 +104,13 @@ def decide_end(
             answer="failed", state=State.FAILED, kind="failed", reason=Reason.INTERNAL, message="no profile was written"
         )
     if outcome == "succeeded" and not (job.cancel_requested_at and job.cancel_mode == "discard"):
-        return End(answer="succeeded", state=State.SUCCEEDED, kind="succeeded", reason=Reason.DONE)
+        return End(
+            answer="succeeded",
+            state=State.SUCCEEDED,
+            kind="succeeded",
+            reason=Reason.DONE,
+            message=_message(result, exit_code),
+        )
     if job.cancel_requested_at is not None:
         return _asked_to_stop(job)
     if outcome == "drained":
