@@ -1,9 +1,18 @@
-"""What all tests share: no progress bars or downloads from libraries, one thread for torch where it is used at all."""
+"""What all tests share: no progress bars or downloads from libraries, one thread for torch where it is used at all, one profile
+of a tiny model, one PostgreSQL.
+"""
 
+import json
 import os
+import shutil
+import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
+
+from tests import llama
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -24,3 +33,68 @@ def home(tmp_path, monkeypatch):
     folder.mkdir(mode=0o700)
     monkeypatch.setenv("HEADROOM_HOME", str(folder))
     return folder
+
+
+@pytest.fixture(scope="session")
+def llama_folder(tmp_path_factory):
+    """config.json, and profile.json as the profile command writes it: traced once a run, because that takes seconds."""
+    if llama.FOLDER_VARIABLE in os.environ:
+        return Path(os.environ[llama.FOLDER_VARIABLE])
+    import torch
+
+    from optimizer.cli import main
+
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("llama")
+    (folder / "config.json").write_text(json.dumps(llama.CONFIG))
+    assert main(["profile", "--model", str(folder), "-o", str(folder / "profile.json")]) == 0
+    return folder
+
+
+@pytest.fixture(scope="session")
+def llama_document(llama_folder):
+    return json.loads((llama_folder / "profile.json").read_text())
+
+
+@pytest.fixture(scope="session")
+def llama_profile(llama_document):
+    from optimizer.profile.profile import Profile
+
+    return Profile.from_json(llama_document)
+
+
+def postgresql_program(name):
+    """From PATH, else the newest below /usr/lib/postgresql, where Debian hides the server's programs."""
+    found = shutil.which(name)
+    if found:
+        return found
+    installed = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda path: int(path.parts[-3]))
+    assert installed, f"PostgreSQL's {name} is not installed"
+    return str(installed[-1])
+
+
+@pytest.fixture(scope="session")
+def postgresql_url():
+    """A real server of this session's own, on a Unix socket in a temporary folder.
+
+    It refuses to run as root, so root lends it another user.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="hrpg-"))
+    runs_as_root = os.geteuid() == 0
+    user = {"user": "postgres", "group": "postgres", "extra_groups": []} if runs_as_root else {}
+    if runs_as_root:
+        shutil.chown(folder, "postgres", "postgres")
+    data = folder / "data"
+
+    def call(program, *arguments):
+        command = [postgresql_program(program), *arguments]
+        subprocess.run(command, check=True, cwd=folder, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL, **user)
+
+    call(
+        "initdb", "-D", str(data), "-U", "headroom", "--auth=trust", "--encoding=UTF8", "--locale=C.UTF-8", "--no-sync"
+    )
+    options = f"-k {folder} -c listen_addresses='' -c fsync=off -c max_connections=60"
+    call("pg_ctl", "-D", str(data), "-l", str(folder / "log"), "-o", options, "-w", "start")
+    yield f"postgres://headroom@{str(folder).replace('/', '%2F')}/postgres"
+    call("pg_ctl", "-D", str(data), "-m", "immediate", "-w", "stop")
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,11 +1,11 @@
 """The planning commands as people run them: what they print, and how they fail."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from optimizer.cli import main
 from optimizer.estimate.training import estimate_training
@@ -16,26 +16,16 @@ from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
 from optimizer.units import format_bytes
 from optimizer.workload import TrainingWorkload
+from tests import llama
 
-CONFIG = {
-    "model_type": "llama",
-    "vocab_size": 256,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 256,
-}
 WORK = ["--sequence-length", "128", "--batch", "4"]
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    """What the profile command wrote for a real model, traced once because that takes seconds; and a machine."""
-    torch.set_num_threads(1)
+def files(llama_folder, tmp_path_factory):
+    """What the profile command wrote for a real model, and a machine."""
     folder = tmp_path_factory.mktemp("planning")
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    assert main(["profile", "--model", str(folder), "-o", str(folder / "profile.json")]) == 0
+    shutil.copy(llama_folder / "profile.json", folder)
     machine = table_machine("RTX 3060 12GB")
     device = replace(machine.device, kind="cpu")
     (folder / "machine.json").write_text(json.dumps(replace(machine, name="bench", device=device).to_json()))
@@ -89,7 +79,7 @@ def test_plan_prints_baselines_the_frontier_and_the_reasons(files, capsys):
 
 def test_without_a_budget_the_whole_card_is_taken(files, capsys):
     result = run_json(capsys, "plan", "--profile", str(files / "profile.json"), "--gpu", "T4", *WORK)
-    assert result["chosen"]["plan"]["activations"]["per_block"] == ["keep"] * 6
+    assert result["chosen"]["plan"]["activations"]["per_block"] == ["keep"] * 4
     assert result["machine"]["rates"]["source"] == "table"
 
 
@@ -129,8 +119,8 @@ def test_estimate_prints_the_bytes_of_each_category(files, capsys):
 
 def test_a_profile_file_names_the_model_it_was_made_of(files):
     profile = Profile.from_json(json.loads((files / "profile.json").read_text()))
-    assert profile.num_blocks == 6
-    assert profile.model_fingerprint == read_model_spec(CONFIG).fingerprint
+    assert profile.num_blocks == 4
+    assert profile.model_fingerprint == read_model_spec(llama.CONFIG).fingerprint
 
 
 def test_no_feasible_plan_is_one_line_and_a_hint(files, capsys):

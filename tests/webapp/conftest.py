@@ -1,6 +1,5 @@
-"""What the tests of the web app share: people, rows to make jobs of, a real Valkey, a real PostgreSQL, an empty HEADROOM_HOME."""
+"""What the tests of the web app share: people, rows to make jobs of, a real Valkey, an empty HEADROOM_HOME."""
 
-import os
 import shutil
 import signal
 import subprocess
@@ -13,7 +12,8 @@ import redis
 from django.contrib.auth.models import User
 from django.db import connection
 
-from webapp.catalog.actions import register_machine
+from tests import llama
+from webapp.catalog.actions import keep_profile, register_machine
 from webapp.catalog.models import Dataset, Model
 from webapp.jobs.actions import create_job
 
@@ -62,17 +62,17 @@ def make_person(name, *, is_admin=False):
     return make(username=name, password="correct horse battery")
 
 
-def make_tiny_model(owner=None):
+def make_tiny_model(owner=None, *, name="tiny", config=TINY_CONFIG):
     from optimizer.models.spec import read_model_spec
 
-    spec = read_model_spec(TINY_CONFIG)
+    spec = read_model_spec(config)
     return Model.objects.create(
         owner=owner,
-        name="tiny",
+        name=name,
         model_type=spec.model_type,
         config=spec.to_config(),
         fingerprint=spec.fingerprint,
-        folder="models/tiny",
+        folder=f"models/{name}",
         num_parameters=spec.num_parameters,
     )
 
@@ -127,6 +127,18 @@ def admin(db):
 @pytest.fixture
 def model(db):
     return make_tiny_model()
+
+
+@pytest.fixture
+def new_llama(db):
+    """A model that nobody has profiled."""
+    return make_tiny_model(name="llama", config=llama.CONFIG)
+
+
+@pytest.fixture
+def profiled_llama(new_llama, llama_document):
+    keep_profile(new_llama.fingerprint, llama_document)
+    return new_llama
 
 
 @pytest.fixture
@@ -214,43 +226,6 @@ def valkey(short_folder, settings):
     settings.REDIS_URL = server.url
     yield server
     server.close()
-
-
-def postgresql_program(name):
-    """From PATH, else the newest below /usr/lib/postgresql, where Debian hides the server's programs."""
-    found = shutil.which(name)
-    if found:
-        return found
-    installed = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda path: int(path.parts[-3]))
-    assert installed, f"PostgreSQL's {name} is not installed"
-    return str(installed[-1])
-
-
-@pytest.fixture(scope="session")
-def postgresql_url():
-    """A real server of this session's own, on a Unix socket in a temporary folder.
-
-    It refuses to run as root, so root lends it another user.
-    """
-    folder = Path(tempfile.mkdtemp(prefix="hrpg-"))
-    runs_as_root = os.geteuid() == 0
-    user = {"user": "postgres", "group": "postgres", "extra_groups": []} if runs_as_root else {}
-    if runs_as_root:
-        shutil.chown(folder, "postgres", "postgres")
-    data = folder / "data"
-
-    def call(program, *arguments):
-        command = [postgresql_program(program), *arguments]
-        subprocess.run(command, check=True, cwd=folder, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL, **user)
-
-    call(
-        "initdb", "-D", str(data), "-U", "headroom", "--auth=trust", "--encoding=UTF8", "--locale=C.UTF-8", "--no-sync"
-    )
-    options = f"-k {folder} -c listen_addresses='' -c fsync=off -c max_connections=60"
-    call("pg_ctl", "-D", str(data), "-l", str(folder / "log"), "-o", options, "-w", "start")
-    yield f"postgres://headroom@{str(folder).replace('/', '%2F')}/postgres"
-    call("pg_ctl", "-D", str(data), "-m", "immediate", "-w", "stop")
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture

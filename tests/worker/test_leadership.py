@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.webapp.conftest import postgresql_url  # noqa: F401  (a fixture)
 from tests.worker.processes import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]

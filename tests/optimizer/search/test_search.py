@@ -5,25 +5,13 @@ from functools import cache
 from itertools import product
 
 import pytest
-import torch
 
 from optimizer.errors import NoFeasiblePlan
 from optimizer.hardware.devices import table_machine
-from optimizer.models.spec import read_model_spec
-from optimizer.profile.trace import profile_model
 from optimizer.search.core import search
 from optimizer.search.search import search_plans, training_problem
 from optimizer.workload import Goal, TrainingWorkload
 
-CONFIG = {
-    "model_type": "llama",
-    "vocab_size": 256,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 256,
-}
 WORKLOAD = TrainingWorkload(sequence_length=128, global_batch_size=2)
 MACHINE = table_machine("RTX 3060 12GB")
 HEAVY_OPS = replace(MACHINE, rates=replace(MACHINE.rates, op_overhead_s=1e-9, memory_bytes_per_s=1e9))
@@ -31,15 +19,9 @@ HEAVY_OPS = replace(MACHINE, rates=replace(MACHINE.rates, op_overhead_s=1e-9, me
 CPU = replace(MACHINE, device=replace(MACHINE.device, kind="cpu"))
 
 
-@pytest.fixture(scope="module")
-def profile():
-    torch.set_num_threads(1)
-    return profile_model(read_model_spec(CONFIG))
-
-
 @pytest.mark.parametrize("machine", [MACHINE, HEAVY_OPS, CPU], ids=["slow link", "fast link", "cpu"])
-def test_the_answer_equals_that_of_pricing_every_plan_at_fifteen_budgets(profile, machine):
-    problem = training_problem(profile, workload=WORKLOAD, goal=Goal(device_budget_bytes=1), machine=machine)
+def test_the_answer_equals_that_of_pricing_every_plan_at_fifteen_budgets(llama_profile, machine):
+    problem = training_problem(llama_profile, workload=WORKLOAD, goal=Goal(device_budget_bytes=1), machine=machine)
     problem = replace(problem, price=cache(problem.price))
     predictions = [
         problem.price(setting.plan(per_block))
@@ -58,38 +40,38 @@ def test_the_answer_equals_that_of_pricing_every_plan_at_fifteen_budgets(profile
         before_ms = chosen_ms
 
 
-def test_calibration_scales_time_and_leaves_bytes(profile):
+def test_calibration_scales_time_and_leaves_bytes(llama_profile):
     goal = Goal(device_budget_bytes=2**30)
-    plain = search_plans(profile, workload=WORKLOAD, goal=goal, machine=MACHINE).chosen.prediction
+    plain = search_plans(llama_profile, workload=WORKLOAD, goal=goal, machine=MACHINE).chosen.prediction
     slowed = search_plans(
-        profile, workload=WORKLOAD, goal=goal, machine=MACHINE, calibration={"step_time_factor": 2.0}
+        llama_profile, workload=WORKLOAD, goal=goal, machine=MACHINE, calibration={"step_time_factor": 2.0}
     ).chosen.prediction
     assert slowed.step_ms == pytest.approx(2 * plain.step_ms)
     assert slowed.device_peak_bytes == plain.device_peak_bytes
 
 
-def test_the_machines_free_host_memory_is_the_limit_unless_the_goal_says_less(profile):
+def test_the_machines_free_host_memory_is_the_limit_unless_the_goal_says_less(llama_profile):
     machine = replace(MACHINE, host_memory_bytes=12345)
     assert (
         training_problem(
-            profile, workload=WORKLOAD, goal=Goal(device_budget_bytes=1), machine=machine
+            llama_profile, workload=WORKLOAD, goal=Goal(device_budget_bytes=1), machine=machine
         ).host_budget_bytes
         == 12345
     )
     goal = Goal(device_budget_bytes=1, host_budget_bytes=7)
-    assert training_problem(profile, workload=WORKLOAD, goal=goal, machine=machine).host_budget_bytes == 7
+    assert training_problem(llama_profile, workload=WORKLOAD, goal=goal, machine=machine).host_budget_bytes == 7
 
 
-def test_8_bit_state_is_not_planned_for_a_machine_that_could_not_measure_it(profile):
+def test_8_bit_state_is_not_planned_for_a_machine_that_could_not_measure_it(llama_profile):
     rates = replace(MACHINE.rates, optimizer_elements_per_s={"adamw_32": 1e9})
     machine = replace(MACHINE, rates=rates)
     goal = Goal(device_budget_bytes=2**30, allow_lossy=True)
-    result = search_plans(profile, workload=WORKLOAD, goal=goal, machine=machine)
+    result = search_plans(llama_profile, workload=WORKLOAD, goal=goal, machine=machine)
     assert all(point.plan.optimizer_state.bits == 32 for point in result.frontier)
 
 
-def test_the_named_smallest_budget_is_enough(profile):
+def test_the_named_smallest_budget_is_enough(llama_profile):
     with pytest.raises(NoFeasiblePlan) as caught:
-        search_plans(profile, workload=WORKLOAD, goal=Goal(device_budget_bytes=1), machine=MACHINE)
+        search_plans(llama_profile, workload=WORKLOAD, goal=Goal(device_budget_bytes=1), machine=MACHINE)
     smallest = Goal(device_budget_bytes=caught.value.fields["smallest_feasible_bytes"])
-    assert search_plans(profile, workload=WORKLOAD, goal=smallest, machine=MACHINE).chosen.verdict == "fits"
+    assert search_plans(llama_profile, workload=WORKLOAD, goal=smallest, machine=MACHINE).chosen.verdict == "fits"

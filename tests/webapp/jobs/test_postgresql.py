@@ -7,15 +7,21 @@ from pathlib import Path
 
 import pytest
 
+from tests import llama
+
 ROOT = Path(__file__).resolve().parents[3]
 FOLDERS = [f"tests/webapp/{name}" for name in ("accounts", "catalog", "jobs", "api", "live")]
 
 
 @pytest.mark.postgres
-def test_everything_that_touches_the_database_passes_on_postgresql(postgresql_url, short_folder):
+def test_everything_that_touches_the_database_passes_on_postgresql(postgresql_url, short_folder, llama_folder):
     home = short_folder / "headroom-tests-postgresql"
     home.mkdir()
-    environment = os.environ | {"DATABASE_URL": postgresql_url, "HEADROOM_HOME": str(home)}
+    environment = os.environ | {
+        "DATABASE_URL": postgresql_url,
+        "HEADROOM_HOME": str(home),
+        llama.FOLDER_VARIABLE: str(llama_folder),
+    }
     command = [
         sys.executable,
         "-m",

@@ -1,0 +1,13 @@
+"""The tiny Llama whose real profile the tests share: small enough that every plan of it can be priced."""
+
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+}
+FOLDER_VARIABLE = "HEADROOM_TESTS_LLAMA"
+"""Tells a run of tests within another where the outer one has the profile already."""
