@@ -5,11 +5,12 @@ recompute  ``torch.utils.checkpoint`` around the block's forward; its inputs sta
 offload    saved-tensor hooks around the block's forward. Each storage that autograd saves goes to the host tier once, however
            many views of it are saved, the block's input included; it comes back at its first use in backward and stays
            until its last. Not moved: parameters, buffers, and the block's other inputs (position embeddings, masks), which
-           all blocks share and which therefore stay on the device anyway.
+           all blocks share and which therefore stay on the device anyway, and what kernels save on the host (random seeds).
 
-All three give the same bits. On CUDA, copies run beside compute, and when a block's backward begins the previous offloaded
-block is fetched ahead. *Not modelled*: tensors that a custom autograd function hides in its context instead of
-``save_for_backward`` are not seen by hooks and stay on the device.
+All three give the same bits. On CUDA, copies run beside compute: when a block's backward begins, all it moved is fetched (if
+it was not yet), then the offloaded block before it, what was saved last first; so at most two blocks are back at once, and
+at most two are on their way out (``tiers.py``). *Not modelled*: tensors that a custom autograd function hides in its context
+instead of ``save_for_backward`` are not seen by hooks and stay on the device.
 """
 
 import functools
@@ -72,9 +73,18 @@ def _recomputing(forward: Callable[..., Any], meter: Meter | None) -> Callable[.
     def recomputing(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=True, **kwargs)
+        if args:
+            return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=True, **kwargs)
+        # Only positional tensors tell it which card's random state to restore.
+        hidden = kwargs.pop("hidden_states")
+        named = functools.partial(_with_hidden, run)
+        return checkpoint(named, hidden, use_reentrant=False, preserve_rng_state=True, **kwargs)
 
     return recomputing
+
+
+def _with_hidden(run: Callable[..., Any], hidden: torch.Tensor, **kwargs: Any) -> Any:
+    return run(hidden_states=hidden, **kwargs)
 
 
 def _offloading(block: nn.Module, schedule: "_Offloads", index: int) -> Callable[..., Any]:
@@ -116,6 +126,7 @@ class _Offloads:
         self._groups: dict[int, _Group] = {}
 
     def begin(self, index: int, staying: set[int]) -> "_Group":
+        self.tiers.begin_group()
         group = _Group(self, index, staying)
         self._groups[index] = group
         return group
@@ -125,14 +136,14 @@ class _Offloads:
             moved.device_copy = self.tiers.fetch(moved.host_copy, category=_CATEGORY)
         return moved.device_copy
 
-    def fetch_before(self, index: int) -> None:
-        """Start fetching the offloaded block whose backward comes next."""
-        earlier = [other for other in self._groups if other < index]
-        if earlier and self.tiers.is_asynchronous:
-            for reference in self._groups[max(earlier)].order:
-                moved = reference()
-                if moved is not None and moved.num_waiting:
-                    self.fetch(moved)
+    def enter_backward(self, group: "_Group") -> None:
+        """Start fetching this block and the offloaded one whose backward comes next."""
+        if not self.tiers.is_asynchronous:
+            return
+        group.fetch_all()
+        earlier = [other for other in self._groups if other < group.index]
+        if earlier:
+            self._groups[max(earlier)].fetch_all()
 
 
 class _Group:
@@ -140,7 +151,7 @@ class _Group:
 
     def __init__(self, schedule: _Offloads, index: int, staying: set[int]) -> None:
         self._schedule = schedule
-        self._index = index
+        self.index = index
         self._staying = staying
         self._by_storage: weakref.WeakValueDictionary[int, _Moved] = weakref.WeakValueDictionary()
         self.order: list[weakref.ref[_Moved]] = []
@@ -149,7 +160,7 @@ class _Group:
     def pack(self, tensor: torch.Tensor) -> Any:
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key in self._staying:
+        if key in self._staying or not self._schedule.tiers.is_on_device(tensor):
             return tensor
         moved = self._by_storage.get(key)
         # An address can be used again, and a storage written to after it was saved: both make a new copy.
@@ -164,14 +175,21 @@ class _Group:
         if isinstance(packed, torch.Tensor):
             return packed
         moved, layout = packed
-        data = self._schedule.fetch(moved).wait()
         if not self._in_backward:
             self._in_backward = True
-            self._schedule.fetch_before(self._index)
+            self._schedule.enter_backward(self)
+        data = self._schedule.fetch(moved).wait()
         moved.num_waiting -= 1
         if moved.num_waiting <= 0:
             moved.device_copy = None
         return view_of(data, like=layout)
+
+    def fetch_all(self) -> None:
+        """Fetch what is still waited for, in the order in which backward comes to it."""
+        for reference in reversed(self.order):
+            moved = reference()
+            if moved is not None and moved.num_waiting:
+                self._schedule.fetch(moved)
 
 
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:

@@ -12,6 +12,7 @@ from torch import nn
 from optimizer.models.build import build_model
 from optimizer.models.spec import ModelSpec
 from optimizer.plan import Plan
+from optimizer.runtime.device import check_dtype, prepared_device
 from optimizer.runtime.meter import Meter, TimelinePoint
 from optimizer.runtime.step import MicroBatch, Trainer
 from optimizer.runtime.weights import torch_dtype
@@ -54,16 +55,19 @@ def measure_step(
             f"num_steps is {num_steps}; the first step has no optimizer state yet, so at least 2 are needed"
         )
     device = torch.device(device)
-    meter = Meter(device=device, cap_bytes=cap_bytes)
-    if isinstance(model_or_spec, ModelSpec):
-        model = build_model(model_or_spec, dtype=torch_dtype(plan.weights), device=device, seed=workload.seed)
-    else:
-        model = model_or_spec
-    trainer = Trainer(model, plan=plan, workload=workload, device=device, meter=meter)
-    try:
-        return _measure(trainer, meter, num_steps)
-    finally:
-        trainer.close()
+    with prepared_device(device):
+        check_dtype(plan.weights, device)
+        meter = Meter(device=device, cap_bytes=cap_bytes)
+        with meter.translating():
+            if isinstance(model_or_spec, ModelSpec):
+                model = build_model(model_or_spec, dtype=torch_dtype(plan.weights), device=device, seed=workload.seed)
+            else:
+                model = model_or_spec
+            trainer = Trainer(model, plan=plan, workload=workload, device=device, meter=meter)
+        try:
+            return _measure(trainer, meter, num_steps)
+        finally:
+            trainer.close()
 
 
 def make_synthetic_batches(model: nn.Module, *, plan: Plan, workload: TrainingWorkload) -> list[MicroBatch]:

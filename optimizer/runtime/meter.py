@@ -2,8 +2,14 @@
 
 A ``TorchDispatchMode`` sees every op's results. A storage seen for the first time is an allocation; a weak reference with a
 callback tells when it goes. Views and in-place ops allocate nothing. Sizes are ``nbytes`` of the storage on the CPU device
-and the same rounded up to 512 on CUDA, where the peak itself comes from torch's own counters and the cap from
-``set_per_process_memory_fraction``.
+and the same rounded up to 512 on CUDA.
+
+On CUDA the budget is about the same bytes: those that torch has allocated, without the libraries' workspaces, which like the
+CUDA context are the same for every plan and are taken off the card's size by the probe. The cap is enforced twice: after
+each op by what is counted here, and after each step by torch's own peak, which is also what is reported (``check_peak``).
+Torch's allocator is limited too, a little higher, because its limit is on reserved memory: a plan that fits in allocated
+bytes must not die of the gaps between them. Backward runs on a thread of torch's own, which carries the mode (and the
+saved-tensor hooks) of the thread that called it; that one waits, so counts are written by one thread at a time.
 
 Category rules; the estimator simulates the same ones:
 
@@ -37,11 +43,15 @@ from torch.utils.hooks import RemovableHandle
 
 from optimizer.categories import CATEGORIES, Category, Tier
 from optimizer.errors import OutOfDeviceMemory, OutOfHostMemory
-from optimizer.units import KIB
+from optimizer.runtime.device import reserve_workspaces
+from optimizer.units import KIB, MIB
 
 NUM_CATEGORIES = len(CATEGORIES)
 CUDA_ROUNDING_BYTES = 512
 """Smallest block of torch's CUDA caching allocator (c10/core/AllocatorConfig.h)."""
+ALLOCATOR_SLACK_BYTES = 256 * MIB
+ALLOCATOR_SLACK_SHARE = 0.125
+"""Reserved memory may exceed the budget by the larger of the two: blocks are cut from segments of 2 or 20 MiB and more."""
 MAX_TIMELINE_POINTS = 200
 
 _SLOT = {name: index for index, name in enumerate(CATEGORIES)}
@@ -98,11 +108,11 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._ops: list[Any] = []  # keeps the ids above from being used again
         self._events: list[tuple[float, int, int]] | None = None
         self._events_start: tuple[float, list[int]] = (0.0, [])
-        self._limit_bytes: float = float("inf") if cap_bytes is None or self._is_cuda else cap_bytes
+        self._limit_bytes: float = float("inf") if cap_bytes is None else cap_bytes
+        self.workspace_bytes = reserve_workspaces(device)
+        """Of the matrix libraries; in torch's counters on CUDA, not in this meter's."""
+        self._limit_allocator()
         self.reset_peak()
-        if self._is_cuda and cap_bytes is not None:
-            total_bytes = torch.cuda.get_device_properties(device).total_memory
-            torch.cuda.set_per_process_memory_fraction(min(1.0, cap_bytes / total_bytes), device)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -164,19 +174,40 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def peak(self) -> Peak:
-        """On CUDA what torch counted and no op returned (workspaces, scratch) is added to temporaries."""
+        """On CUDA what torch counted and no op returned (scratch, the rest of a block) is added to temporaries."""
         by_category: dict[str, int] = dict(zip(CATEGORIES, self._peak_by_slot[:NUM_CATEGORIES], strict=True))
         total_bytes = self._peak_bytes
         if self._is_cuda:
-            counted_bytes = torch.cuda.max_memory_allocated(self.device)
-            by_category["temporaries"] = max(0, by_category["temporaries"] + counted_bytes - total_bytes)
-            total_bytes = counted_bytes
+            counted_bytes = torch.cuda.max_memory_allocated(self.device) - self.workspace_bytes
+            by_category["temporaries"] += max(0, counted_bytes - total_bytes)
+            total_bytes = max(counted_bytes, total_bytes)
         return Peak(
             device_bytes=total_bytes,
             device_bytes_by_category=by_category,
             host_bytes=self._host_peak_bytes,
             moment=self._describe(*self._peak_at),
         )
+
+    def check_peak(self) -> None:
+        """Raise OutOfDeviceMemory when the peak went over the cap inside an op, where only torch's counters saw it."""
+        if self._is_cuda and self.cap_bytes is not None:
+            peak = self.peak()
+            if peak.device_bytes > self.cap_bytes:
+                raise OutOfDeviceMemory(
+                    requested_bytes=peak.device_bytes - self.cap_bytes,
+                    in_use_bytes=self.cap_bytes,
+                    budget_bytes=self.cap_bytes,
+                    bytes_by_category=peak.device_bytes_by_category,
+                    moment=f"inside an op in {peak.moment}",
+                )
+
+    @contextmanager
+    def translating(self) -> Iterator[None]:
+        """Torch's out-of-memory error as this program's own, also where the meter is not entered."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            raise self._translated(error) from error
 
     # What the program tells the meter.
 
@@ -203,6 +234,9 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Name the moment for errors and peaks: ``forward``, ``backward``, ``optimizer step``; the block counts from 0."""
         self._phase = phase
         self._block = block_index
+        if self._is_cuda and self._events is not None:
+            # The host runs ahead of the card; a timeline is in the card's time, to within one block.
+            torch.cuda.current_stream(self.device).synchronize()
 
     @property
     def moment(self) -> str:
@@ -282,6 +316,16 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return points
 
     # Helpers.
+
+    def _limit_allocator(self) -> None:
+        if not self._is_cuda or self.cap_bytes is None:
+            return
+        # What earlier work left cached counts towards the limit. ``prepared_device`` lifts it at the end of a run.
+        torch.cuda.empty_cache()
+        total_bytes = torch.cuda.get_device_properties(self.device).total_memory
+        slack_bytes = max(ALLOCATOR_SLACK_BYTES, self.cap_bytes * ALLOCATOR_SLACK_SHARE)
+        limit_bytes = self.cap_bytes + self.workspace_bytes + slack_bytes
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total_bytes), self.device)
 
     def _see(self, tensor: torch.Tensor, slot: int) -> None:
         if self._is_cuda and slot < NUM_CATEGORIES and not tensor.is_cuda:
@@ -393,17 +437,29 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _translated(self, error: torch.OutOfMemoryError) -> OutOfDeviceMemory:
         found = re.search(r"Tried to allocate ([0-9.]+) (GiB|MiB|KiB|B)\b", str(error))
         requested_bytes = round(float(found.group(1)) * _UNITS[found.group(2)]) if found else 0
-        in_use_bytes = torch.cuda.memory_allocated(self.device) if self._is_cuda else self._device_bytes
-        total_bytes = torch.cuda.get_device_properties(self.device).total_memory if self._is_cuda else in_use_bytes
+        in_use_bytes, budget_bytes = self._device_bytes, self.cap_bytes or self._device_bytes
+        if self._is_cuda:
+            in_use_bytes, budget_bytes = self._in_use_on_card(requested_bytes)
         by_category = self.bytes_by_category()
         by_category["temporaries"] += max(0, in_use_bytes - self._device_bytes)
         return OutOfDeviceMemory(
             requested_bytes=requested_bytes,
             in_use_bytes=in_use_bytes,
-            budget_bytes=self.cap_bytes or total_bytes,
+            budget_bytes=budget_bytes,
             bytes_by_category=by_category,
             moment=f"in {self.moment}",
         )
+
+    def _in_use_on_card(self, requested_bytes: int) -> tuple[int, int]:
+        """Bytes in use and the limit they met: the budget, else what fragmentation or other processes left of the card."""
+        allocated_bytes = torch.cuda.memory_allocated(self.device) - self.workspace_bytes
+        if self.cap_bytes is not None and allocated_bytes + requested_bytes > self.cap_bytes:
+            return allocated_bytes, self.cap_bytes
+        free_bytes, _ = torch.cuda.mem_get_info(self.device)
+        reserved_bytes = torch.cuda.memory_reserved(self.device) - self.workspace_bytes
+        reachable_bytes = reserved_bytes + min(free_bytes, requested_bytes)
+        limit_bytes = reachable_bytes if self.cap_bytes is None else min(reachable_bytes, self.cap_bytes)
+        return reserved_bytes, limit_bytes
 
 
 def _point(offset_ms: float, by_slot: Sequence[int]) -> TimelinePoint:

@@ -76,7 +76,7 @@ class Trainer:
         if self.meter is None:
             yield
             return
-        with self.meter:
+        with self.meter.translating(), self.meter:
             self.meter.set_region("temporaries")
             yield
             self.meter.set_region("temporaries")
@@ -113,6 +113,8 @@ class Trainer:
             self.assign_optimizer_state()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+            if self.meter is not None:
+                self.meter.check_peak()
         return StepResult(loss=result_loss, grad_norm=result_norm, step_ms=(time.perf_counter() - start_s) * 1000)
 
     @torch.no_grad()
@@ -149,6 +151,8 @@ class Trainer:
             self.meter.assign(labels, "temporaries")
         self._region("activations")
         hidden = self._backbone(input_ids=ids, use_cache=False).last_hidden_state
+        # Before the largest tensors of the step: what blocks have offloaded is let go.
+        self.tiers.settle()
         self._mark("head and loss")
         self._region("logits_and_loss")
         if hidden.requires_grad and self.meter is not None:

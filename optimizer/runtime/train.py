@@ -27,6 +27,7 @@ from optimizer.models.spec import ModelSpec
 from optimizer.plan import Plan
 from optimizer.runtime.batch import read_training_batches, read_validation_batches
 from optimizer.runtime.checkpoint import Checkpoint, find_resumable, read_checkpoint, write_checkpoint
+from optimizer.runtime.device import check_dtype, prepared_device
 from optimizer.runtime.finish import Artifact, leave_artifacts
 from optimizer.runtime.meter import Meter
 from optimizer.runtime.optimizer_state import learning_rate_at
@@ -101,11 +102,12 @@ def train(run: TrainingRun, *, report: Report, should_stop: Callable[[], bool]) 
     until then stay.
     """
     set_num_threads()
-    job = _Job(run, report)
-    try:
-        return job.carry_out(should_stop)
-    finally:
-        job.trainer.close()
+    with prepared_device(torch.device(run.device)):
+        job = _Job(run, report)
+        try:
+            return job.carry_out(should_stop)
+        finally:
+            job.trainer.close()
 
 
 def set_num_threads() -> None:
@@ -126,6 +128,7 @@ class _Job:
         """Optimizer steps done."""
         self._phase("loading", "building the model")
         self.device = torch.device(run.device)
+        check_dtype(run.plan.weights, self.device)
         self.meter = Meter(
             device=self.device,
             cap_bytes=run.goal.device_budget_bytes,
@@ -159,10 +162,13 @@ class _Job:
 
     def _build(self) -> Trainer:
         run = self.run
-        model = build_model(run.spec, dtype=torch_dtype(run.plan.weights), device=self.device, seed=self.workload.seed)
-        if run.weights_folder is not None:
-            load_weights(model, run.weights_folder)
-        return Trainer(model, plan=run.plan, workload=self.workload, device=self.device, meter=self.meter)
+        with self.meter.translating():
+            model = build_model(
+                run.spec, dtype=torch_dtype(run.plan.weights), device=self.device, seed=self.workload.seed
+            )
+            if run.weights_folder is not None:
+                load_weights(model, run.weights_folder)
+            return Trainer(model, plan=run.plan, workload=self.workload, device=self.device, meter=self.meter)
 
     def _one_step(self) -> None:
         batches = read_training_batches(self.batches, step=self.step, plan=self.run.plan.batch)

@@ -1,0 +1,98 @@
+"""Makes a CUDA device ready for a run, and leaves it as it was: the right card, exact arithmetic, the same bits each time.
+
+What is decided here, for every run on CUDA; the CPU device needs none of it:
+
+- Deterministic algorithms, so that a resumed job ends with the bits of an undisturbed one, and recomputing with those of
+  keeping: flash attention's backward else adds up in the order in which its blocks happen to end. cuBLAS is given fixed
+  workspaces (``CUBLAS_WORKSPACE_CONFIG``). It costs some speed in attention's backward; an op that has no such algorithm
+  raises instead of giving other bits.
+- No TF32: fp32 means fp32, or a lossless plan would not be one.
+- ``torch.empty`` stays empty: deterministic mode would fill it, at the cost of a pass over each fetched tensor.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.utils.deterministic
+from torch.nn import functional
+
+from optimizer.errors import InvalidPlan
+from optimizer.plan.weights import WeightsPlan
+
+_CUBLAS_WORKSPACES = ":4096:8"
+"""Eight buffers of 4 MiB for each handle; one of the two settings that NVIDIA calls reproducible."""
+_BF16_CAPABILITY = (8, 0)
+
+
+@contextmanager
+def prepared_device(device: torch.device) -> Iterator[None]:
+    """Settings of the process for the length of a run. Call before anything was multiplied on the device."""
+    if device.type != "cuda":
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _CUBLAS_WORKSPACES)
+    torch.cuda.init()  # type: ignore[no-untyped-call]
+    precision = torch.get_float32_matmul_precision()
+    was_deterministic = torch.are_deterministic_algorithms_enabled()
+    was_warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    deterministic: Any = torch.utils.deterministic
+    was_filled = deterministic.fill_uninitialized_memory
+    torch.set_float32_matmul_precision("highest")
+    torch.use_deterministic_algorithms(True)  # noqa: FBT003
+    deterministic.fill_uninitialized_memory = False
+    try:
+        # Pinned memory belongs to the current card, whatever card the tensors are on.
+        with torch.cuda.device(device):
+            yield
+    finally:
+        # A meter with a cap limited it.
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+        deterministic.fill_uninitialized_memory = was_filled
+        torch.use_deterministic_algorithms(was_deterministic, warn_only=was_warn_only)
+        torch.set_float32_matmul_precision(precision)
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Whether the device computes in bf16. Asked of the card: torch also says yes where it would emulate (T4)."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= _BF16_CAPABILITY
+
+
+def check_dtype(plan: WeightsPlan, device: torch.device) -> None:
+    """Raise InvalidPlan for bf16 on a card that would emulate it: slow, and with attention that saves other tensors."""
+    if plan.dtype == "bf16" and not has_bf16(device):
+        raise InvalidPlan(
+            f"plan.weights.dtype is bf16, which {torch.cuda.get_device_name(device)} does not compute in; allowed: fp32",
+            field="plan.weights.dtype",
+            value=plan.dtype,
+            allowed=["fp32"],
+        )
+
+
+def reserve_workspaces(device: torch.device) -> int:
+    """Have the matrix libraries take their scratch memory now, and return how many bytes that is; 0 on the CPU.
+
+    It comes from torch's allocator, stays until the process ends, is the same for every plan, and belongs to no tensor.
+    Forward and backward run on threads of their own, each with its own share.
+    """
+    if device.type != "cuda":
+        return 0
+    torch.cuda.init()  # type: ignore[no-untyped-call]
+    clear: Any = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    if clear is not None:
+        clear()
+    before_bytes = torch.cuda.memory_allocated(device)
+    for dtype in (torch.float32, torch.bfloat16) if has_bf16(device) else (torch.float32,):
+        _multiply(device, dtype)
+    torch.cuda.synchronize(device)
+    return max(0, torch.cuda.memory_allocated(device) - before_bytes)
+
+
+def _multiply(device: torch.device, dtype: torch.dtype) -> None:
+    weight = torch.ones(64, 64, device=device, dtype=dtype, requires_grad=True)
+    bias = torch.ones(64, device=device, dtype=dtype, requires_grad=True)
+    hidden = torch.ones(64, 64, device=device, dtype=dtype)
+    total = functional.linear(functional.linear(hidden, weight, bias), weight).sum()
+    torch.autograd.grad(total, (weight, bias))
