@@ -4,11 +4,23 @@ import hashlib
 from pathlib import Path
 
 from django.conf import settings
+from django.contrib.auth.models import User
+from django.db import connection
 
 from optimizer.models.spec import read_model_spec
+from webapp.accounts.tokens import create_token
 from webapp.catalog.models import Dataset, Machine, Model
 from webapp.jobs import actions
 from webapp.jobs.models import Attempt, Checkpoint, Event, Job, Sample
+
+
+def database():
+    return connection.vendor
+
+
+def token(name):
+    """Of a new person."""
+    return create_token(user=User.objects.create_user(username=name), name="test")[1]
 
 
 def create_model(config):

