@@ -43,6 +43,9 @@ FIXED_VARIABLES = {
 }
 """Nothing is fetched by a job."""
 
+DEFAULT_VARIABLES = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+"""CUDA else counts the fastest card first, and the vendor's library, which reads temperatures, does not."""
+
 _PROGRAM_ROOT = Path(__file__).resolve().parent.parent
 # -I drops the working directory and PYTHONPATH, so a program that runs from its tree must be found by name. It is appended,
 # so that nothing beside the packages can stand in for the standard library.
@@ -61,7 +64,7 @@ def isolated_command(module: str, *arguments: str) -> list[str]:
 def child_environment(environment: Mapping[str, str], *, folder: Path) -> dict[str, str]:
     """What an attempt may know: the allowed variables, offline switches, and its own folder as home."""
     allowed = {name: environment[name] for name in ALLOWED_VARIABLES if name in environment}
-    return {**allowed, **FIXED_VARIABLES, "HOME": str(folder)}
+    return {**DEFAULT_VARIABLES, **allowed, **FIXED_VARIABLES, "HOME": str(folder)}
 
 
 class DeviceLock:

@@ -2,13 +2,15 @@
 
 Each rate is a median over repeats of what training does: matrix products in their forward and both backward forms,
 fused attention forward and backward, element-wise kernels that allocate their result, a chain of tiny ops under
-autograd, copies as the offloader makes them, AdamW as the optimizer runs it. Neither threads nor random state of the
-process are changed. Needs torch; the result does not.
+autograd, copies as the offloader makes them, AdamW as the optimizer runs it. On CUDA under the settings of a run
+(deterministic, no TF32), timed by events. Neither threads nor random state of the process are changed. Needs torch; the
+result does not.
 
 *Not modelled*: clocks that sink after minutes of load, other tenants of the link. Finished runs correct both
 (``calibration.py``).
 """
 
+import gc
 import importlib.util
 import platform
 import socket
@@ -24,6 +26,7 @@ from torch.nn.functional import gelu, layer_norm, scaled_dot_product_attention
 from optimizer.errors import InvalidInput
 from optimizer.hardware.machine import Device, Machine, Rates
 from optimizer.hardware.memory import available_memory_bytes
+from optimizer.runtime.device import has_bf16, prepared_device, reserve_workspaces
 from optimizer.units import MIB
 
 MAX_PROBE_S = 8.0
@@ -54,16 +57,18 @@ def probe_machine(*, name: str | None = None, device: str | None = None, max_s: 
     max_s: how long to measure; less makes the medians rougher, never the shapes smaller than the first of each list.
     """
     chosen = _choose_device(device)
-    rates = _measure_rates(chosen, max_s=max_s)
-    host_bytes = available_memory_bytes()
-    described = _describe_device(chosen, host_bytes=host_bytes)
+    with prepared_device(chosen):
+        rates = _measure_rates(chosen, max_s=max_s)
+        workspace_bytes = reserve_workspaces(chosen)
+        host_bytes = available_memory_bytes()
+        described = _describe_device(chosen, host_bytes=host_bytes)
     return Machine(
         name=name or socket.gethostname(),
         device=described,
         host_memory_bytes=host_bytes - described.memory_bytes if described.kind == "cpu" else host_bytes,
         rates=rates,
         num_threads=torch.get_num_threads(),
-        facts=_facts(chosen),
+        facts=_facts(chosen, workspace_bytes=workspace_bytes),
     )
 
 
@@ -93,11 +98,11 @@ def _unknown_device(device: str | None) -> InvalidInput:
 
 def _measure_rates(device: torch.device, *, max_s: float) -> Rates:
     share = max_s / 16
+    # Without a rate for bf16 no plan takes it: a card that emulates it gains nothing.
+    dtypes = {name: dtype for name, dtype in _DTYPES.items() if name != "bf16" or has_bf16(device)}
     return Rates(
-        matmul_flops_per_s={name: _matmul_rate(device, dtype, max_s=2 * share) for name, dtype in _DTYPES.items()},
-        attention_flops_per_s={
-            name: _attention_rate(device, dtype, max_s=2 * share) for name, dtype in _DTYPES.items()
-        },
+        matmul_flops_per_s={name: _matmul_rate(device, dtype, max_s=2 * share) for name, dtype in dtypes.items()},
+        attention_flops_per_s={name: _attention_rate(device, dtype, max_s=2 * share) for name, dtype in dtypes.items()},
         memory_bytes_per_s=_memory_rate(device, max_s=2 * share),
         op_overhead_s=_op_overhead_s(device, max_s=share),
         device_to_host_bytes_per_s=_copy_rate(device, to_host=True, max_s=share),
@@ -240,13 +245,15 @@ def _random(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) ->
 def _describe_device(device: torch.device, *, host_bytes: int) -> Device:
     if device.type == "cpu":
         return Device(kind="cpu", name=_processor_name(), memory_bytes=host_bytes // 2)
+    # What is left is this process's context and the libraries' workspaces: neither is any plan's.
+    gc.collect()
     torch.cuda.empty_cache()
     free_bytes, _ = torch.cuda.mem_get_info(device)
     name = torch.cuda.get_device_properties(device).name
     return Device(kind="cuda", name=name, memory_bytes=free_bytes, index=device.index or 0)
 
 
-def _facts(device: torch.device) -> dict[str, str]:
+def _facts(device: torch.device, *, workspace_bytes: int) -> dict[str, str]:
     facts = {
         "processor": _processor_name(),
         "system": f"{platform.system()} {platform.release()}",
@@ -255,7 +262,15 @@ def _facts(device: torch.device) -> dict[str, str]:
         "threads": str(torch.get_num_threads()),
     }
     if device.type == "cuda":
-        facts |= {"cuda": str(torch.version.cuda), "driver": _driver_version()}
+        free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+        facts |= {
+            "cuda": str(torch.version.cuda),
+            "driver": _driver_version(),
+            "capability": ".".join(map(str, torch.cuda.get_device_capability(device))),
+            "total_bytes": str(total_bytes),
+            "context_bytes": str(total_bytes - free_bytes - torch.cuda.memory_reserved(device)),
+            "workspace_bytes": str(workspace_bytes),
+        }
     return facts
 
 

@@ -40,11 +40,15 @@ class HostArena:
     def __init__(self, *, slab_bytes: int = SLAB_BYTES, pinned: bool = True) -> None:
         self._slab_bytes = slab_bytes
         self._pinned = pinned
-        self._slab: torch.Tensor | None = None
+        self._slabs: list[torch.Tensor] = []
         self._used_bytes = 0
+        """Of the newest slab."""
         self._free: dict[int, list[tuple[torch.Tensor, ...]]] = {}
-        self.taken_bytes = 0
+
+    @property
+    def taken_bytes(self) -> int:
         """Of the system, whole slabs."""
+        return len(self._slabs) * self._slab_bytes
 
     def take(self, num_bytes: int) -> tuple[torch.Tensor, ...]:
         """Bytes on the host in as many pieces as slabs they lie in."""
@@ -57,20 +61,15 @@ class HostArena:
     def _cut(self, num_bytes: int) -> Iterator[torch.Tensor]:
         left_bytes = num_bytes
         while left_bytes > 0:
-            if self._slab is None or self._used_bytes == self._slab_bytes:
-                self._slab = self._new_slab()
+            if not self._slabs or self._used_bytes == self._slab_bytes:
+                self._slabs.append(torch.empty(self._slab_bytes, dtype=torch.uint8, pin_memory=self._pinned))
                 self._used_bytes = 0
             start = self._used_bytes
             size = min(left_bytes, self._slab_bytes - start)
-            yield self._slab[start : start + size]
+            yield self._slabs[-1][start : start + size]
             left_bytes -= size
             end = start + size
             self._used_bytes = min(self._slab_bytes, -(-end // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)
-
-    def _new_slab(self) -> torch.Tensor:
-        slab = torch.empty(self._slab_bytes, dtype=torch.uint8, pin_memory=self._pinned)
-        self.taken_bytes += self._slab_bytes
-        return slab
 
 
 class HostCopy:

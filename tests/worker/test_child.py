@@ -62,6 +62,12 @@ def test_the_environment_is_an_allow_list(tmp_path):
     assert environment["HF_HUB_OFFLINE"] == "1"
 
 
+def test_cards_are_counted_as_the_vendors_library_counts_them_unless_told_otherwise(tmp_path):
+    assert child_environment({}, folder=tmp_path)["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    told = {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
+    assert child_environment(told, folder=tmp_path)["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
+
+
 def test_the_child_sees_only_allowed_variables_and_its_own_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("DATABASE_URL", "postgresql://secret")
     monkeypatch.setenv("HEADROOM_SECRET_KEY", "secret")

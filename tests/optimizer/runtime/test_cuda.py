@@ -1,0 +1,228 @@
+"""What only a card can show. Each test names its twin on the CPU device.
+
+No Django, no bundled tokenizer's files: these run on a machine with torch, transformers, numpy and pytest alone.
+"""
+
+import dataclasses
+import gc
+
+import pytest
+import torch
+
+from optimizer.errors import OutOfDeviceMemory
+from optimizer.hardware.probe import probe_machine
+from optimizer.models.build import build_model
+from optimizer.models.spec import read_model_spec
+from optimizer.runtime.device import prepared_device
+from optimizer.runtime.measure import make_synthetic_batches, measure_step
+from optimizer.runtime.meter import Meter
+from optimizer.runtime.step import Trainer
+from optimizer.runtime.tiers import SLAB_BYTES, Tiers
+from optimizer.runtime.train import TrainingRun, train
+from optimizer.runtime.weights import torch_dtype
+from optimizer.units import MIB
+from optimizer.workload import Goal
+from tests.optimizer.runtime.tiny import CONFIGS, make_plan, make_spec, make_workload, write_token_file, write_tokenizer
+
+pytestmark = pytest.mark.gpu
+
+CUDA = torch.device("cuda:0")
+MIXED = ("offload", "keep", "recompute")
+WIDE = read_model_spec({**CONFIGS["llama"], "hidden_size": 512, "intermediate_size": 1376})
+"""Wide enough that tensors, not blocks of the allocator, make up the bytes."""
+WIDE_WORK = make_workload(sequence_length=256, global_batch_size=8)
+
+
+@pytest.fixture(autouse=True)
+def _prepared():
+    with prepared_device(CUDA):
+        yield
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def run_steps(name, choices, *, dtype="fp32", num_steps=2):
+    """Losses, the last gradients and the weights after some steps from the same start."""
+    plan, workload = make_plan(*choices, dtype=dtype, accumulation_steps=2), make_workload(global_batch_size=4)
+    model = build_model(make_spec(name), dtype=torch_dtype(plan.weights), device=CUDA, seed=3)
+    trainer = Trainer(model, plan=plan, workload=workload, device=CUDA, meter=Meter(device=CUDA))
+    torch.manual_seed(5)
+    losses, gradients = [], {}
+    for parameter_name, parameter in model.named_parameters():
+        parameter.register_post_accumulate_grad_hook(
+            lambda parameter, name=parameter_name: gradients.__setitem__(name, parameter.grad.clone())
+        )
+    for _ in range(num_steps):
+        batches = make_synthetic_batches(model, plan=plan, workload=workload)
+        losses.append(trainer.step(batches, learning_rate=1e-3).loss)
+    trainer.close()
+    return losses, gradients, {key: parameter.detach() for key, parameter in model.named_parameters()}, trainer
+
+
+# Twin: test_activations.test_recompute_and_offload_give_the_bits_of_keep
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", list(CONFIGS))
+def test_recompute_and_offload_give_the_bits_of_keep_on_a_card(name, dtype):
+    losses, gradients, weights, _ = run_steps(name, ("keep",), dtype=dtype)
+    for choices in (("keep",), ("recompute",), ("offload",), MIXED):
+        other_losses, other_gradients, other_weights, _ = run_steps(name, choices, dtype=dtype)
+        assert other_losses == losses, choices
+        for key in weights:
+            assert torch.equal(other_gradients[key], gradients[key]), (choices, key)
+            assert torch.equal(other_weights[key], weights[key]), (choices, key)
+
+
+# Twin: test_activations.test_offload_moves_each_storage_out_and_back_once
+def test_offload_moves_each_storage_out_and_back_once_on_a_card():
+    _, _, _, trainer = run_steps("llama", ("offload",), num_steps=3)
+    assert trainer.tiers.to_host_bytes > 0
+    assert trainer.tiers.to_device_bytes == trainer.tiers.to_host_bytes
+
+
+# Twin: test_tiers.test_an_arena_takes_nothing_more_for_sizes_it_had_before
+def test_pinned_memory_is_counted_as_it_is_taken_and_taken_once():
+    _, _, _, once = run_steps("llama", ("offload",), num_steps=1)
+    _, _, _, often = run_steps("llama", ("offload",), num_steps=4)
+    assert once.tiers._arena.taken_bytes == often.tiers._arena.taken_bytes
+    assert often.meter.peak().host_bytes == often.tiers._arena.taken_bytes
+    assert often.meter.peak().host_bytes % SLAB_BYTES == 0
+    assert often.tiers._arena._slabs[-1].is_pinned()
+
+
+# Twin: test_tiers.test_bytes_come_back_as_they_left
+def test_bytes_come_back_as_they_left_while_the_card_is_kept_busy():
+    tiers = Tiers(device=CUDA, meter=None)
+    busy = torch.randn(4096, 4096, device=CUDA)
+    generator = torch.Generator(CUDA).manual_seed(1)
+    for _ in range(8):
+        sizes = (SLAB_BYTES - 512, 3 * SLAB_BYTES + 40, 12, 5_000_001)
+        sources = [torch.randint(256, (size,), dtype=torch.uint8, device=CUDA, generator=generator) for size in sizes]
+        expected = [source.clone() for source in sources]
+        tiers.begin_group()
+        copies = [tiers.offload(source.untyped_storage(), category="activations") for source in sources]
+        del sources
+        tiers.settle()
+        # What the sources were is written over at once; the copies must not see it.
+        noise = [torch.full((size,), 7, dtype=torch.uint8, device=CUDA) for size in sizes]
+        busy = busy @ busy.T / 4096
+        fetched = [tiers.fetch(copy, category="activations") for copy in reversed(copies)]
+        del copies
+        for device_copy, tensor in zip(reversed(fetched), expected, strict=True):
+            assert torch.equal(device_copy.wait(), tensor)
+        del noise, fetched
+
+
+# Twin: test_meter.test_the_meter_agrees_with_torch_profiler_at_the_peak_of_a_step
+@pytest.mark.parametrize("choices", [("keep",), ("recompute",), ("offload",), MIXED])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_the_meter_agrees_with_torch_counters_at_the_peak_of_a_step(choices, dtype):
+    plan = make_plan(*choices, dtype=dtype, micro_batch_size=8)
+    model = build_model(WIDE, dtype=torch_dtype(plan.weights), device=CUDA)
+    meter = Meter(device=CUDA)
+    trainer = Trainer(model, plan=plan, workload=WIDE_WORK, device=CUDA, meter=meter)
+    for _ in range(2):
+        trainer.step(make_synthetic_batches(model, plan=plan, workload=WIDE_WORK), learning_rate=1e-3)
+    counted_bytes = torch.cuda.max_memory_allocated(CUDA) - meter.workspace_bytes
+    assert meter._peak_bytes == pytest.approx(counted_bytes, rel=0.05)
+    assert meter.peak().device_bytes == max(counted_bytes, meter._peak_bytes)
+    assert sum(meter.peak().device_bytes_by_category.values()) == meter.peak().device_bytes
+    trainer.close()
+
+
+# Twin: test_train.test_over_the_budget_the_job_stops_with_the_sizes_by_category
+def test_over_the_cap_the_sizes_by_category_are_named():
+    plan = make_plan(micro_batch_size=8)
+    plain = measure_step(WIDE, plan=plan, workload=WIDE_WORK, device=CUDA)
+    cap_bytes = int(plain.device_peak_bytes * 0.9)
+    with pytest.raises(OutOfDeviceMemory, match=r"device memory ran out in (forward|backward|head)") as caught:
+        measure_step(WIDE, plan=plan, workload=WIDE_WORK, device=CUDA, cap_bytes=cap_bytes)
+    assert caught.value.fields["budget_bytes"] == cap_bytes
+    assert caught.value.fields["bytes_by_category"]["weights"] > 0
+    assert caught.value.fields["bytes_by_category"]["activations"] > 0
+
+
+# Twin: test_train.test_exactly_the_measured_peak_is_budget_enough
+def test_the_measured_peak_is_budget_enough():
+    plan = make_plan("recompute", micro_batch_size=8)
+    plain = measure_step(WIDE, plan=plan, workload=WIDE_WORK, device=CUDA)
+    # Where blocks of the allocator are cut depends on what was freed before.
+    cap_bytes = int(plain.device_peak_bytes * 1.02) + 2 * MIB
+    capped = measure_step(WIDE, plan=plan, workload=WIDE_WORK, device=CUDA, cap_bytes=cap_bytes)
+    assert capped.device_peak_bytes <= cap_bytes
+
+
+# Twin: test_meter.test_going_over_the_cap_names_the_sizes_and_the_moment
+def test_what_torch_refuses_is_told_like_what_the_meter_refuses():
+    meter = Meter(device=CUDA, cap_bytes=64 * MIB)
+    meter.mark("forward")
+    # One op far beyond the allocator's own limit, which stands above the cap.
+    with meter, meter.region("activations"), pytest.raises(OutOfDeviceMemory, match="in forward") as caught:
+        torch.empty(1024 * MIB, dtype=torch.uint8, device=CUDA)
+    assert caught.value.fields["requested_bytes"] == 1024 * MIB
+    assert caught.value.fields["budget_bytes"] == 64 * MIB
+
+
+# No twin: the CPU has no allocator to limit.
+def test_the_limit_on_the_allocator_is_lifted_at_the_end_of_a_run():
+    with prepared_device(CUDA):
+        Meter(device=CUDA, cap_bytes=64 * MIB)
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(1024 * MIB, dtype=torch.uint8, device=CUDA)
+    assert torch.empty(1024 * MIB, dtype=torch.uint8, device=CUDA).nbytes == 1024 * MIB
+
+
+# Twin: test_activations.test_an_offloaded_block_leaves_nothing_of_its_own_on_the_device
+def test_offloading_lowers_the_peak_by_torch_counters():
+    peaks = {
+        choice: measure_step(
+            WIDE, plan=make_plan(choice, micro_batch_size=8), workload=WIDE_WORK, device=CUDA
+        ).device_bytes_by_category["activations"]
+        for choice in ("keep", "offload", "recompute")
+    }
+    assert peaks["offload"] < peaks["keep"]
+    assert peaks["recompute"] < peaks["keep"]
+
+
+# Twin: test_train.test_a_job_stopped_and_resumed_ends_with_the_same_bits
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_job_stopped_and_resumed_ends_with_the_same_bits_on_a_card(tmp_path, name, dtype):
+    run = TrainingRun(
+        spec=make_spec(name),
+        plan=make_plan(*MIXED, dtype=dtype),
+        workload=make_workload(sample_tokens=8, eval_batches=2, eval_every_steps=3),
+        goal=Goal(device_budget_bytes=512 * MIB),
+        device="cuda:0",
+        attempt=1,
+        fence=7,
+        job_folder=tmp_path / "whole",
+        weights_folder=None,
+        token_file=write_token_file(tmp_path / "tokens"),
+        tokenizer_file=write_tokenizer(tmp_path / "tokenizer.json"),
+        timeline_every_s=0.0,
+    )
+    expected = train(run, report=lambda message: None, should_stop=lambda: False)
+    halves = dataclasses.replace(run, job_folder=tmp_path / "halves")
+    messages = []
+    drained = train(
+        halves,
+        report=messages.append,
+        should_stop=lambda: any(m.get("kind") == "step" and m["step"] >= 4 for m in messages),
+    )
+    assert (drained.outcome, drained.step) == ("drained", 4)
+    torch.manual_seed(999)
+    resumed = dataclasses.replace(halves, resume_from="newest", attempt=2, fence=8)
+    result = train(resumed, report=lambda message: None, should_stop=lambda: False)
+    assert result.summary["weights_sha256"] == expected.summary["weights_sha256"]
+    assert result.summary["validation_loss"] == expected.summary["validation_loss"]
+
+
+# Twin: test_probe.test_every_rate_is_measured_and_possible
+def test_the_card_is_probed_and_what_belongs_to_no_plan_is_taken_off():
+    machine = probe_machine(device="cuda:0", max_s=2.0)
+    assert machine.device.kind == "cuda"
+    assert all(rate > 1e9 for rate in machine.rates.matmul_flops_per_s.values())
+    assert machine.rates.device_to_host_bytes_per_s > 1e8
+    facts = machine.facts
+    assert machine.device.memory_bytes <= int(facts["total_bytes"]) - int(facts["context_bytes"])
+    assert int(facts["workspace_bytes"]) < 512 * MIB
