@@ -67,6 +67,13 @@ class Site:
         assert line, f"the control process ended at {command}"
         return json.loads(line)
 
+    def log(self):
+        """The end of what the web process printed."""
+        return (self.home / "web.log").read_text()[-8000:]
+
+    def has_torch(self):
+        return "libtorch" in Path(f"/proc/{self._web.pid}/maps").read_text()
+
     def close(self):
         self._control.stdin.close()
         self._control.wait()

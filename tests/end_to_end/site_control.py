@@ -7,6 +7,7 @@ so that it uses the site's database and never the one that pytest-django made.
 import json
 import os
 import sys
+from pathlib import Path
 
 import django
 
@@ -22,6 +23,28 @@ def seed():
     rows.make_model()
     rows.make_dataset()
     return ada.pk
+
+
+def add_llama(*, profile_file):
+    """A model whose profile is known, so that jobs of it can be priced."""
+    from optimizer.models.spec import read_model_spec
+    from tests import llama
+    from webapp.catalog.actions import keep_profile
+    from webapp.catalog.models import Model
+
+    spec = read_model_spec(llama.CONFIG)
+    row = Model.objects.create(
+        name="llama", model_type="llama", config=spec.to_config(), fingerprint=spec.fingerprint, folder="models/llama"
+    )
+    keep_profile(spec.fingerprint, json.loads(Path(profile_file).read_text()))
+    return row.pk
+
+
+def newest_job():
+    from webapp.jobs.models import Job
+
+    job = Job.objects.latest("created_at")
+    return {"id": job.pk, "name": job.name, "spec": job.spec, "plan": job.plan, "prediction": job.prediction}
 
 
 def new_job(*, name):

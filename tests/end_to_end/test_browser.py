@@ -4,12 +4,14 @@
 """
 
 import os
+import re
 from urllib.parse import urlparse
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect, sync_playwright
 
+from optimizer.search.baselines import BASELINES
 from tests.end_to_end.site import ROOT, Site
 from tests.webapp.pages import rows
 
@@ -114,6 +116,7 @@ def open_tab(site, chromium, signed_in):
     yield open_
     for context in contexts:
         context.close()
+    print(site.log())  # shown where the test failed
 
 
 @pytest.fixture
@@ -382,3 +385,76 @@ def test_a_page_works_without_javascript(site, chromium, signed_in, shown_jobs):
     page.locator("details[open]").get_by_role("link", name="Open the table").click()
     expect(page.get_by_role("region", name="Loss").get_by_role("row")).to_have_count(84)
     context.close()
+
+
+@pytest.fixture(scope="module")
+def priced_path(site, llama_folder):
+    """The form with a model whose profile is known."""
+    model = site.ask("add_llama", profile_file=str(llama_folder / "profile.json"))
+    return f"/jobs/new/?model={model}"
+
+
+def verdict_of(tab):
+    return tab.page.locator("#verdict .verdict-word")
+
+
+def take(tab, label):
+    tab.page.get_by_role("radio", name=f"Take {label} on workbench").check()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_priced_form_shows_its_verdict_its_bytes_and_every_plan(site, open_tab, priced_path, width):
+    tab = open_tab(priced_path, width=width)
+    expect(verdict_of(tab)).to_have_text("fits")
+    expect(tab.page.locator("#verdict")).to_contain_text("in 360 MiB: needs")
+    bar = tab.page.locator("#verdict").get_by_role("img", name=re.compile(r"of a budget of 360 MiB: weights .* activations "))
+    assert bar.locator("rect.edge").count() >= 4
+    table = tab.page.get_by_role("region", name="Plans to choose from")
+    expect(table.get_by_role("row")).to_have_count(2 + len(BASELINES))
+    expect(table.get_by_role("radio", checked=True)).to_have_count(1)
+    expect(table.get_by_role("radio", name="Take chosen on workbench")).to_be_checked()
+    found = Axe().run(tab.page)
+    assert found.violations_count == 0, found.generate_report()
+    assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
+    assert not site.has_torch()
+    tab.check()
+
+
+def test_another_budget_changes_the_verdict_and_loses_nothing_that_was_typed(open_tab, priced_path):
+    tab = open_tab(priced_path)
+    expect(verdict_of(tab)).to_have_text("fits")
+    tab.page.locator("#id_name").fill("typed words")
+    tab.page.get_by_label("Steps", exact=True).fill("77")
+    budget = tab.page.get_by_label("Device memory budget")
+    budget.fill("1 MiB")
+    expect(verdict_of(tab)).to_have_text("does not fit")
+    expect(tab.page.locator("#verdict")).to_contain_text("The smallest budget that would do is")
+    expect(tab.page.get_by_role("radio", name="Take chosen on workbench")).to_have_count(0)
+    tab.page.get_by_role("button", name="Use a budget of").click()
+    expect(verdict_of(tab)).to_have_text("fits")
+    expect(tab.page.get_by_role("radio", name="Take chosen on workbench")).to_be_checked()
+    expect(budget).not_to_have_value("1 MiB")
+    expect(tab.page.locator("#id_name")).to_have_value("typed words")
+    expect(tab.page.get_by_label("Steps", exact=True)).to_have_value("77")
+    tab.check()
+
+
+def test_a_plan_that_does_not_fit_starts_only_when_that_is_insisted_on(site, open_tab, priced_path):
+    tab = open_tab(priced_path)
+    tab.page.locator("#id_name").fill("insisted")
+    tab.page.get_by_label("Device memory budget").fill("20 MiB")
+    expect(tab.page.locator("#verdict")).to_contain_text("in 20.0 MiB")
+    take(tab, "keep all")
+    tab.page.get_by_role("button", name="Start the job").click()
+    expect(tab.page.get_by_role("alert")).to_contain_text("plan keep_all needs up to")
+    expect(tab.page.locator("#id_name")).to_have_value("insisted")
+    expect(tab.page.get_by_role("radio", name="Take keep all on workbench")).to_be_checked()
+    tab.page.get_by_label("Start it even if it does not fit").check()
+    tab.page.get_by_role("button", name="Start the job").click()
+    expect(tab.page.locator("#job-head .state")).to_have_text("queued")
+    job = site.ask("newest_job")
+    assert tab.page.url.endswith(f"/jobs/{job['id']}/")
+    assert (job["name"], job["spec"]["plan"]) == ("insisted", "keep_all")
+    assert job["plan"]["activations"]["per_block"] == ["keep"] * 4
+    assert job["spec"]["goal"]["device_budget_bytes"] == 20 * 1024**2 < job["prediction"]["device_peak_bytes"]
+    tab.check()

@@ -113,6 +113,12 @@ def jobs():
         stack.close()
 
 
+@pytest.fixture(autouse=True)
+def _logs(jobs):
+    yield
+    print(jobs.stack.logs())  # shown where the test failed
+
+
 @pytest.fixture(scope="module")
 def undisturbed(jobs):
     """The end of a run that nobody disturbed."""
