@@ -218,7 +218,8 @@ def judge_end(folder: Path, *, exit_code: int, was_asked_to_stop: bool) -> dict[
     """``result.json``; where the process left none, what can be said of its end. None: killed by something outside."""
     if (result := read_result(folder)) is not None:
         return result
-    if exit_code == EXIT_DRAINED or (was_asked_to_stop and exit_code == -signal.SIGKILL):
+    # TERM kills a process that has not yet come to where it listens for it
+    if exit_code == EXIT_DRAINED or (was_asked_to_stop and exit_code in (-signal.SIGTERM, -signal.SIGKILL)):
         return {"outcome": "drained", "message": "Stopped before a new checkpoint was written."}
     if exit_code < 0:
         return None

@@ -72,7 +72,7 @@ def test_a_process_killed_from_outside_leaves_no_verdict(tmp_path):
     assert judge_end(tmp_path, exit_code=-signal.SIGKILL, was_asked_to_stop=False) is None
 
 
-@pytest.mark.parametrize("exit_code", [EXIT_DRAINED, -signal.SIGKILL])
+@pytest.mark.parametrize("exit_code", [EXIT_DRAINED, -signal.SIGTERM, -signal.SIGKILL])
 def test_one_that_was_asked_to_stop_is_drained_and_does_not_count_as_failed(tmp_path, exit_code):
     assert judge_end(tmp_path, exit_code=exit_code, was_asked_to_stop=True)["outcome"] == "drained"
 
