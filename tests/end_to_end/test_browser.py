@@ -48,6 +48,7 @@ def site():
 
 @pytest.fixture(scope="module")
 def chromium():
+    expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         yield browser
@@ -228,7 +229,7 @@ def test_the_end_of_a_job_arrives_by_itself(site, open_tab, running_job):
     site.ask("keep_checkpoint", job_id=running_job, step=100)
     assert site.ask("succeed", job_id=running_job) == "succeeded"
     expect(tab.page.locator("#job-head .state")).to_have_text("succeeded")
-    expect(tab.page.get_by_role("region", name="How it ended")).to_contain_text("Finished.")
+    expect(tab.page.get_by_role("region", name="How it ended")).to_contain_text("Finished 120 steps; the measured peak")
     expect(tab.page.get_by_role("status").filter(has_text="The job is succeeded")).to_be_attached()
     wait_for_points(tab, rows.NUM_STEPS)
     assert tab.page.evaluate("document.getElementById('job-page').dataset.connection") == "ended"
