@@ -1,4 +1,4 @@
-"""The only writer of models, datasets, machines and of the wish for a profile.
+"""The only writer of models, datasets, machines and profiles.
 
 An upload is staged under ``spool/``, checked in a limited process, renamed into place, then recorded; whatever fails in between
 leaves neither a folder nor a row. A folder whose row could not be written is removed again.
@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 from django.conf import settings
 from django.contrib.auth.models import User
 from django.core.files.uploadedfile import UploadedFile
-from django.db import transaction
 from django.db.models.functions import Now
 from django.utils import timezone
 
@@ -111,45 +110,24 @@ def create_dataset(*, owner: User | None, name: str, file: "UploadedFile[Any]") 
         )
 
 
-def request_profile(model: Model) -> Profile:
-    """The profile's row, and a job that makes it unless there is one, once per architecture.
-
-    A failed profile is asked for again only by ``retry_profile``: the same trace would fail the same way.
-    """
-    from webapp.jobs.actions import create_job  # jobs import this app's models, so this direction is late
-
-    with transaction.atomic():
-        profile, created = Profile.objects.defer("document").get_or_create(fingerprint=model.fingerprint)
-        if not created:
-            return profile
-        job = create_job(
-            owner=model.owner,
-            spec={"name": f"profile of {model.name}", "model": model.pk},
-            model=model,
-            dataset=None,
-            plan=None,
-            prediction=None,
-            machine=None,
-            kind="profile",
-            actor="program",
-        )
-        Profile.objects.filter(pk=profile.pk).update(job_id=job.pk)
-        profile.job_id = job.pk
-    return profile
-
-
 def keep_profile(fingerprint: str, document: dict[str, Any]) -> None:
     """What a profiling attempt made; every model of this architecture can be priced from here on."""
     digest = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
     Profile.objects.update_or_create(
-        fingerprint=fingerprint, defaults={"document": document, "document_sha256": digest, "error": None}
+        fingerprint=fingerprint,
+        defaults={
+            "document": document,
+            "document_sha256": digest,
+            "version": document["version"],
+            "error": None,
+        },
     )
 
 
-def retry_profile(model: Model) -> Profile:
-    """Forget a failed trace and ask again."""
-    Profile.objects.filter(fingerprint=model.fingerprint, document__isnull=True, error__isnull=False).delete()
-    return request_profile(model)
+def keep_profile_error(fingerprint: str, error: dict[str, Any]) -> None:
+    """Why there is no profile; one that is there stays."""
+    rows = Profile.objects.filter(fingerprint=fingerprint, document__isnull=True)
+    rows.update(error=error, updated_at=Now())
 
 
 def register_machine(*, name: str, document: dict[str, Any]) -> Machine:

@@ -48,6 +48,8 @@ class Profile(models.Model):
     """optimizer.profile.Profile as JSON; None while it is being made or when it failed."""
     document_sha256 = models.CharField(max_length=64, blank=True)
     """Of the document's JSON: tells whether it changed without reading it, since it can be megabytes long."""
+    version = models.IntegerField(default=0)
+    """optimizer.profile.PROFILE_VERSION of the document; another one is traced again."""
     error = models.JSONField(null=True)
     """HeadroomError.to_json() of a failed trace."""
     job_id = models.CharField(max_length=48, blank=True)

@@ -21,7 +21,7 @@ from django.utils import timezone
 
 from optimizer.estimate.prediction import Prediction
 from optimizer.hardware.calibration import update_calibration
-from webapp.catalog.actions import keep_profile
+from webapp.catalog.actions import keep_profile, keep_profile_error
 from webapp.catalog.models import Machine, Profile
 from webapp.jobs.models import Artifact, Attempt, Job, Kind, Outbox, Reason, State
 from webapp.jobs.moves import from_now, held_by, move_job
@@ -274,12 +274,11 @@ def _has_profile(job: Job) -> bool:
 
 
 def _keep_profile(job: Job, end: End, profile: dict[str, Any] | None, result: dict[str, Any] | None) -> None:
-    rows = Profile.objects.filter(fingerprint=job.model.fingerprint)
     if end.state == State.SUCCEEDED and profile is not None:
         keep_profile(job.model.fingerprint, profile)
     elif end.state in (State.FAILED, State.CANCELLED):
         error = (result or {}).get("error") or {"code": end.reason, "message": end.message, "hint": "", "fields": {}}
-        rows.filter(document__isnull=True).update(error=error, updated_at=Now())
+        keep_profile_error(job.model.fingerprint, error)
 
 
 def _calibrate(attempt: Attempt, result: dict[str, Any] | None) -> None:

@@ -21,12 +21,12 @@ from optimizer.plan.explain import explain_plan
 from optimizer.plan.plan import PLAN_VERSION
 from optimizer.profile.profile import Profile as ModelProfile
 from optimizer.search.problem import PricedPlan
-from webapp.catalog.actions import request_profile
 from webapp.catalog.models import Machine, Profile
 from webapp.catalog.queries import machines_visible_to
 from webapp.jobs.actions import create_job
 from webapp.jobs.errors import JobConflict, PlanDoesNotFit
 from webapp.jobs.models import Job, PlanOffer
+from webapp.jobs.profiles import request_profile
 from webapp.jobs.queries import offers_visible_to
 from webapp.jobs.spec import JobSpec, read_spec
 
@@ -232,7 +232,8 @@ def _nothing_fits(errors: list[NoFeasiblePlan], offers: list[Offer]) -> NoFeasib
 
 
 def _given_offer(user: Any, spec: JobSpec, plan_id: str) -> PlanOffer:
-    offer = offers_visible_to(user).select_related("machine").filter(pk=plan_id).first()
+    # isprintable: a form's text may hold a NUL, on which PostgreSQL fails
+    offer = offers_visible_to(user).select_related("machine").filter(pk=plan_id).first() if plan_id.isprintable() else None
     if offer is None:
         raise InvalidInput(
             f"plan_id {plan_id[:80]!r} is not one of your offers",

@@ -9,11 +9,10 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from optimizer.data.bundled import TOKENIZER_FILE
 from optimizer.errors import InvalidDataset, InvalidInput, InvalidModel, UnsupportedModelType
 from tests.webapp.conftest import TINY_CONFIG, make_text, make_tiny_model
-from webapp.catalog.actions import create_dataset, create_model, heartbeat_machine, register_machine, request_profile
+from webapp.catalog.actions import create_dataset, create_model, heartbeat_machine, register_machine
 from webapp.catalog.limited import run_limited
-from webapp.catalog.models import Dataset, Machine, Model, Profile
-from webapp.catalog.queries import datasets_visible_to, models_visible_to, profile_state
-from webapp.jobs.models import Job
+from webapp.catalog.models import Dataset, Machine, Model
+from webapp.catalog.queries import datasets_visible_to, models_visible_to
 
 
 def upload(name, content):
@@ -196,16 +195,6 @@ def test_people_see_what_is_theirs_and_what_is_everyones(ada, eve, admin):
     make_tiny_model(), make_tiny_model(ada), make_text(ada)
     assert [models_visible_to(person).count() for person in (ada, eve, admin)] == [2, 1, 2]
     assert [datasets_visible_to(person).count() for person in (ada, eve, admin)] == [1, 0, 1]
-
-
-def test_one_architecture_is_profiled_once(model, ada):
-    twin = make_tiny_model(ada)
-    assert profile_state(model) == "pending"
-    request_profile(model)
-    request_profile(twin)
-    assert Job.objects.filter(kind="profile").count() == 1
-    Profile.objects.update(document={})
-    assert (profile_state(model), profile_state(twin)) == ("ready", "ready")
 
 
 def test_a_machine_that_registers_again_keeps_its_calibration(machine):

@@ -427,8 +427,8 @@ def test_hints_wait_for_a_broker_and_are_sent_again(make_job, valkey):
 
 
 def test_a_profiling_job_leaves_its_profile(model, machine, headroom_home):
-    from webapp.catalog.actions import request_profile
     from webapp.catalog.models import Profile
+    from webapp.jobs.profiles import request_profile
 
     profile = request_profile(model)
     assert request_profile(model).job_id == profile.job_id
@@ -441,8 +441,8 @@ def test_a_profiling_job_leaves_its_profile(model, machine, headroom_home):
 
 
 def test_a_profiling_job_that_fails_leaves_its_error(model, machine):
-    from webapp.catalog.actions import request_profile
     from webapp.catalog.models import Profile
+    from webapp.jobs.profiles import request_profile
 
     request_profile(model)
     finish_attempt(run(machine), result=failed("bad_model"), exit_code=1)

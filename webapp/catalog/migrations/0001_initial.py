@@ -33,6 +33,7 @@ class Migration(migrations.Migration):
                 ('fingerprint', models.CharField(max_length=64, primary_key=True, serialize=False)),
                 ('document', models.JSONField(null=True)),
                 ('document_sha256', models.CharField(blank=True, max_length=64)),
+                ('version', models.IntegerField(default=0)),
                 ('error', models.JSONField(null=True)),
                 ('job_id', models.CharField(blank=True, max_length=48)),
                 ('created_at', models.DateTimeField(auto_now_add=True)),
