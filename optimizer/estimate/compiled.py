@@ -6,17 +6,18 @@ that point. That is all a peak over parts needs, so pricing a plan costs one row
 """
 
 import weakref
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.categories import CATEGORIES, Category
+from optimizer.categories import CATEGORIES, Category, Tier
 from optimizer.hardware.machine import Rates
 from optimizer.plan.activations import BlockChoice
 from optimizer.plan.weights import WeightsDtype
-from optimizer.profile.profile import Change, Op, Part, Profile, Regime
-from optimizer.profile.sizes import Shape, evaluate, monomials
+from optimizer.profile.profile import Op, Part, Profile
+from optimizer.profile.sizes import NUM_MONOMIALS, Shape, Terms, evaluate, monomials
 
 Bytes = NDArray[np.int64]
 _SLOT = {name: index for index, name in enumerate(CATEGORIES)}
@@ -45,15 +46,20 @@ class PartTime:
     copy_in_ms: float
 
 
-@dataclass(kw_only=True)
 class CompiledShape:
     """One regime of a profile at one micro-batch size and sequence length."""
 
-    regime: Regime
-    shape: Shape
-    dtype: WeightsDtype
-    _bytes: dict[tuple[object, ...], PartBytes] = field(default_factory=dict)
-    _times: dict[tuple[object, ...], PartTime] = field(default_factory=dict)
+    def __init__(self, profile: Profile, *, dtype: WeightsDtype, shape: Shape) -> None:
+        self.regime = profile.regime(dtype, shape)
+        self.shape = shape
+        self.dtype = dtype
+        # Not the profile itself: it is what decides how long this is kept.
+        self._parts = profile.parts
+        self._ops = _OpSizes(profile.ops, shape)
+        self._changes = [(c.tier, _SLOT[c.category], evaluate(c.num_bytes, shape)) for c in profile.changes]
+        self._bytes: dict[tuple[object, ...], PartBytes] = {}
+        self._times: dict[tuple[object, ...], PartTime] = {}
+        self._op_s: dict[str, NDArray[np.float64]] = {}
 
     def shared_bytes(self, index: int) -> tuple[int, Category]:
         shared = self.regime.shared[index]
@@ -70,68 +76,86 @@ class CompiledShape:
         """rates_key: anything that differs where rates differ; they hold dicts and cannot be hashed themselves."""
         key = (name, rates_key)
         if key not in self._times:
-            self._times[key] = _sum_times(self._part(name), self.shape, self.dtype, rates)
+            if rates_key not in self._op_s:
+                self._op_s[rates_key] = self._ops.seconds(rates, self.dtype)
+            self._times[key] = self._sum_times(self._part(name), self._op_s[rates_key])
         return self._times[key]
 
     def _part(self, name: "PartName") -> Part:
         if isinstance(name, str):
-            return self.regime.parts[name]
+            return self._parts[self.regime.parts[name]]
         choice, template, which = name
-        part: Part = getattr(self.regime.templates[choice][template], which)
-        return part
+        index: int = getattr(self.regime.templates[choice][template], which)
+        return self._parts[index]
 
     def _sum_bytes(self, part: Part, releases: tuple[tuple[int, int], ...]) -> PartBytes:
-        changes = list(part.changes)
+        changes = [self._changes[index] for index in part.changes]
+        at = list(part.changes_at)
         for index, after in releases:
-            shared = self.regime.shared[index]
-            gone = tuple(-term for term in shared.num_bytes)
-            release = Change(at=after, tier="device", category=shared.category, num_bytes=gone)  # type: ignore[arg-type]
-            place = sum(1 for change in changes if change.at <= after)
-            changes.insert(place, release)
-        return _sum_changes(changes, self.shape)
+            num_bytes, category = self.shared_bytes(index)
+            place = sum(1 for other in at if other <= after)
+            changes.insert(place, ("device", _SLOT[category], -num_bytes))
+            at.insert(place, after)
+        return _sum_changes(changes)
+
+    def _sum_times(self, part: Part, op_s: NDArray[np.float64]) -> PartTime:
+        indices = np.array(part.ops, dtype=np.int64)
+        lanes = self._ops.lanes[indices]
+        compute_s, copy_out_s, copy_in_s = np.bincount(lanes, weights=op_s[indices], minlength=len(_LANES))
+        return PartTime(
+            compute_ms=float(compute_s) * 1000, copy_out_ms=float(copy_out_s) * 1000, copy_in_ms=float(copy_in_s) * 1000
+        )
 
 
 PartName = str | tuple[BlockChoice, int, str]
 """A name of PART_NAMES, or (choice, template, ``forward`` | ``backward_first`` | ``backward_accumulate``)."""
 
+_LANES = ("compute", "copy_out", "copy_in")
 
-def _sum_changes(changes: list[Change], shape: Shape) -> PartBytes:
+
+class _OpSizes:
+    """All ops of a profile at one shape, as arrays."""
+
+    def __init__(self, ops: Sequence[Op], shape: Shape) -> None:
+        values = np.array(monomials(shape), dtype=np.float64)
+        self._flops = _terms_of(op.flops for op in ops) @ values
+        self._written_bytes = _terms_of(op.written_bytes for op in ops) @ values
+        self._moved_bytes = _terms_of(op.read_bytes for op in ops) @ values + self._written_bytes
+        self._kinds = np.array([op.kind for op in ops])
+        self.lanes = np.array([_LANES.index(op.kind) if op.kind in _LANES else 0 for op in ops], dtype=np.int64)
+
+    def seconds(self, rates: Rates, dtype: WeightsDtype) -> NDArray[np.float64]:
+        """Of each op: copies at the link's rate, the rest the longer of moving bytes and computing."""
+        seconds = self._moved_bytes / rates.memory_bytes_per_s
+        tables = {"matmul": rates.matmul_flops_per_s, "attention": rates.attention_flops_per_s}
+        for kind, table in tables.items():
+            chosen = self._kinds == kind
+            compute_s = self._flops[chosen] / table.get(dtype, table["fp32"])
+            seconds[chosen] = np.maximum(seconds[chosen], compute_s)
+        links = {"copy_out": rates.device_to_host_bytes_per_s, "copy_in": rates.host_to_device_bytes_per_s}
+        for kind, bytes_per_s in links.items():
+            chosen = self._kinds == kind
+            seconds[chosen] = self._written_bytes[chosen] / bytes_per_s
+        return seconds + rates.op_overhead_s
+
+
+def _terms_of(sizes: Iterable[Terms]) -> NDArray[np.float64]:
+    return np.array(list(sizes), dtype=np.float64).reshape(-1, NUM_MONOMIALS)
+
+
+def _sum_changes(changes: list[tuple[Tier, int, int]]) -> PartBytes:
+    """changes: tier, place of the category, bytes."""
     device = np.zeros((len(changes) + 1, len(CATEGORIES)), dtype=np.int64)
     host = [0]
-    for row, change in enumerate(changes, start=1):
-        num_bytes = evaluate(change.num_bytes, shape)
-        if change.tier == "device":
-            device[row, _SLOT[change.category]] = num_bytes
+    for row, (tier, slot, num_bytes) in enumerate(changes, start=1):
+        if tier == "device":
+            device[row, slot] = num_bytes
         else:
             host.append(host[-1] + num_bytes)
     levels = device.cumsum(axis=0)
     totals = levels.sum(axis=1)
     top = int(totals.argmax())
     return PartBytes(net=levels[-1], rise=int(totals[top]), at_rise=levels[top], host_net=host[-1], host_rise=max(host))
-
-
-def _sum_times(part: Part, shape: Shape, dtype: WeightsDtype, rates: Rates) -> PartTime:
-    values = np.array(monomials(shape), dtype=np.float64)
-    lanes = {"compute": 0.0, "copy_out": 0.0, "copy_in": 0.0}
-    for op in part.ops:
-        lane = op.kind if op.kind in ("copy_out", "copy_in") else "compute"
-        lanes[lane] += _op_s(op, values, dtype, rates)
-    return PartTime(
-        compute_ms=lanes["compute"] * 1000, copy_out_ms=lanes["copy_out"] * 1000, copy_in_ms=lanes["copy_in"] * 1000
-    )
-
-
-def _op_s(op: Op, values: NDArray[np.float64], dtype: WeightsDtype, rates: Rates) -> float:
-    written_bytes = float(values @ op.written_bytes)
-    if op.kind == "copy_out":
-        return written_bytes / rates.device_to_host_bytes_per_s + rates.op_overhead_s
-    if op.kind == "copy_in":
-        return written_bytes / rates.host_to_device_bytes_per_s + rates.op_overhead_s
-    memory_s = (written_bytes + float(values @ op.read_bytes)) / rates.memory_bytes_per_s
-    if op.kind == "memory":
-        return memory_s + rates.op_overhead_s
-    table = rates.matmul_flops_per_s if op.kind == "matmul" else rates.attention_flops_per_s
-    return max(memory_s, float(values @ op.flops) / table.get(dtype, table["fp32"])) + rates.op_overhead_s
 
 
 _compiled: dict[tuple[int, WeightsDtype, Shape], CompiledShape] = {}
@@ -141,7 +165,7 @@ def compile_shape(profile: Profile, dtype: WeightsDtype, shape: Shape) -> Compil
     """Raises InvalidWorkload beyond the position table. Kept while the profile lives, the oldest dropped after a few dozen."""
     key = (id(profile), dtype, shape)
     if key not in _compiled:
-        compiled = CompiledShape(regime=profile.regime(dtype, shape), shape=shape, dtype=dtype)
+        compiled = CompiledShape(profile, dtype=dtype, shape=shape)
         if len(_compiled) >= _MAX_CACHED:
             del _compiled[next(iter(_compiled))]
         _compiled[key] = compiled

@@ -73,14 +73,48 @@ class _Raw:
     """By block and index in ``shared``: until which op of the block's backward."""
 
 
+class PartTables:
+    """The distinct ops, changes and parts of a profile, in order of first use."""
+
+    def __init__(self) -> None:
+        self._ops: dict[Op, int] = {}
+        self._changes: dict[Change, int] = {}
+        self._parts: dict[Part, int] = {}
+
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        return tuple(self._ops)
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        return tuple(self._changes)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return tuple(self._parts)
+
+    def add(self, ops: Iterable[Op], changes: Iterable[tuple[int, Change]]) -> int:
+        """changes: each with the number of its op. Returns the index of the part."""
+        placed = list(changes)
+        part = Part(
+            ops=tuple(self._ops.setdefault(op, len(self._ops)) for op in ops),
+            changes=tuple(self._changes.setdefault(change, len(self._changes)) for _, change in placed),
+            changes_at=tuple(at for at, _ in placed),
+        )
+        return self._parts.setdefault(part, len(self._parts))
+
+
 def assemble_regime(
     whole: Mapping[BlockChoice, Trace],
     growth: Mapping[Shape, Trace],
     *,
     place: ShapeRange,
     block_templates: tuple[int, ...],
+    tables: PartTables,
 ) -> Regime:
     """whole: two micro-batches under each choice at ``place.shape``; growth: one of the plain plan at each other shape.
+
+    Ops, changes and parts are added to ``tables``.
 
     Raises InvalidModel where the shapes disagree about anything but sizes, or a size fits no polynomial.
     """
@@ -94,8 +128,8 @@ def assemble_regime(
     plain = raw["keep", "first"]
     fit.learn(plain, {shape: _cut(trace.first, held["keep", "first"]) for shape, trace in growth.items()})
 
-    def part(choice: BlockChoice, which: str, key: PartKey) -> Part:
-        return fit.part(raw[choice, which].parts[key], adds_gradients=which == "accumulate")
+    def part(choice: BlockChoice, which: str, key: PartKey) -> int:
+        return fit.add_part(raw[choice, which].parts[key], tables, adds_gradients=which == "accumulate")
 
     num_blocks = 1 + max(block for _, block in plain.parts)
     templates: dict[str, tuple[BlockTemplate, ...]] = {
@@ -327,30 +361,25 @@ class _Fitter:
         found = [terms for (what, size), terms in self._known.items() if size == value and what.endswith(_STORAGE)]
         return max(found, key=lambda terms: any(terms[1:]), default=None)
 
-    def part(self, raw: _RawPart, *, adds_gradients: bool) -> Part:
-        return Part(
-            ops=tuple(
-                Op(
-                    name=op.name,
-                    kind=op.kind,
-                    flops=self.terms(f"{op.name} flops", op.flops, adds_gradients=adds_gradients),
-                    read_bytes=self.terms(f"{op.name} read_bytes", op.read_bytes, adds_gradients=adds_gradients),
-                    written_bytes=self.terms(
-                        f"{op.name} written_bytes", op.written_bytes, adds_gradients=adds_gradients
-                    ),
-                )
-                for op in raw.ops
-            ),
-            changes=tuple(
-                Change(
-                    at=c.at,
-                    tier=c.tier,
-                    category=c.category,
-                    num_bytes=self.terms(f"{c.made_by} {_STORAGE}", c.num_bytes),
-                )
-                for c in raw.changes
-            ),
+    def add_part(self, raw: _RawPart, tables: PartTables, *, adds_gradients: bool) -> int:
+        ops = (
+            Op(
+                name=op.name,
+                kind=op.kind,
+                flops=self.terms(f"{op.name} flops", op.flops, adds_gradients=adds_gradients),
+                read_bytes=self.terms(f"{op.name} read_bytes", op.read_bytes, adds_gradients=adds_gradients),
+                written_bytes=self.terms(f"{op.name} written_bytes", op.written_bytes, adds_gradients=adds_gradients),
+            )
+            for op in raw.ops
         )
+        changes = (
+            (
+                c.at,
+                Change(tier=c.tier, category=c.category, num_bytes=self.terms(f"{c.made_by} {_STORAGE}", c.num_bytes)),
+            )
+            for c in raw.changes
+        )
+        return tables.add(ops, changes)
 
 
 def _outline(part: _RawPart) -> tuple[tuple[str, ...], tuple[tuple[int, Tier, Category, bool], ...]]:

@@ -22,7 +22,7 @@ from optimizer.plan.weights import WeightsDtype
 from optimizer.profile.sizes import Shape, Terms
 from optimizer.serialize import from_json, to_json
 
-PROFILE_VERSION: Literal[1] = 1
+PROFILE_VERSION: Literal[2] = 2
 BLOCK_CHOICES: tuple[BlockChoice, ...] = get_args(BlockChoice)
 
 OpKind = Literal["matmul", "attention", "memory", "copy_out", "copy_in"]
@@ -42,10 +42,8 @@ class Op:
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """Bytes that come (positive) or go at one op of a part, on one tier under one category."""
+    """Bytes that come (positive) or go, on one tier under one category."""
 
-    at: int
-    """Number of the op. Bytes come with the op and go after it; -1 is before the first."""
     tier: Tier
     category: Category
     num_bytes: Terms
@@ -53,10 +51,15 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A run of ops with what comes and goes meanwhile, storages of other parts included."""
+    """A run of ops with what comes and goes meanwhile, storages of other parts included.
 
-    ops: tuple[Op, ...]
-    changes: tuple[Change, ...]
+    Ops and changes are indices in the profile's: few are distinct, and blocks, choices and ranges share them.
+    """
+
+    ops: tuple[int, ...]
+    changes: tuple[int, ...]
+    changes_at: tuple[int, ...]
+    """For each change the number of the op in this part. Bytes come with the op and go after it; -1 is before the first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,10 +77,11 @@ class BlockTemplate:
     """One distinct block under one choice. The first block's backward includes the embedding's, the last block's
     forward the final norm."""
 
-    forward: Part
-    backward_first: Part
+    forward: int
+    """This and the next two: indices in the profile's ``parts``."""
+    backward_first: int
     """When the parameters have no gradient yet."""
-    backward_accumulate: Part
+    backward_accumulate: int
     """When gradients are there and are added to."""
     holds: tuple[Hold, ...]
 
@@ -101,8 +105,8 @@ class Regime:
     micro_batch_high: int
     sequence_low: int
     sequence_high: int
-    parts: dict[str, Part]
-    """All that is not a block: see PART_NAMES."""
+    parts: dict[str, int]
+    """All that is not a block (see PART_NAMES), as indices in the profile's ``parts``."""
     shared: tuple[Shared, ...]
     templates: dict[str, tuple[BlockTemplate, ...]]
     """By choice: keep, recompute, offload."""
@@ -161,7 +165,7 @@ class Tensors:
 class Profile:
     """All that planning needs to know of a model."""
 
-    version: Literal[1] = PROFILE_VERSION
+    version: Literal[2] = PROFILE_VERSION
     model_fingerprint: str
     model_type: str
     num_blocks: int
@@ -172,6 +176,10 @@ class Profile:
     tensors: Tensors
     buffer_bytes: dict[str, int]
     """By dtype; rotary tables and the like, which count as weights."""
+    ops: tuple[Op, ...]
+    """Distinct ones, as are the next two."""
+    changes: tuple[Change, ...]
+    parts: tuple[Part, ...]
     regimes: dict[str, tuple[Regime, ...]]
     """By dtype of the weights: fp32, bf16."""
 
@@ -197,4 +205,45 @@ class Profile:
 
     @classmethod
     def from_json(cls, document: Any) -> "Profile":
-        return from_json(cls, document, path="profile", error=InvalidModel)
+        """Raises InvalidModel, which names the first field that is wrong or points to nothing."""
+        profile = from_json(cls, document, path="profile", error=InvalidModel)
+        profile._check_indices()
+        return profile
+
+    def _check_indices(self) -> None:
+        for index, part in enumerate(self.parts):
+            path = f"profile.parts[{index}]"
+            _check_range(f"{path}.ops", part.ops, high=len(self.ops))
+            _check_range(f"{path}.changes", part.changes, high=len(self.changes))
+            _check_range(f"{path}.changes_at", part.changes_at, low=-1, high=len(part.ops))
+            if len(part.changes_at) != len(part.changes):
+                raise InvalidModel(
+                    f"{path}.changes_at has {len(part.changes_at)} entries; there are {len(part.changes)} changes",
+                    field=f"{path}.changes_at",
+                    value=len(part.changes_at),
+                    allowed=len(part.changes),
+                )
+        for dtype, regimes in self.regimes.items():
+            for index, regime in enumerate(regimes):
+                self._check_regime(f"profile.regimes.{dtype}[{index}]", regime)
+
+    def _check_regime(self, path: str, regime: Regime) -> None:
+        _check_range(f"{path}.parts", tuple(regime.parts.values()), high=len(self.parts))
+        for choice, templates in regime.templates.items():
+            _check_range(f"{path}.block_templates", regime.block_templates, high=len(templates))
+            for index, template in enumerate(templates):
+                parts = (template.forward, template.backward_first, template.backward_accumulate)
+                held = tuple(hold.index for hold in template.holds)
+                _check_range(f"{path}.templates.{choice}[{index}]", parts, high=len(self.parts))
+                _check_range(f"{path}.templates.{choice}[{index}].holds", held, high=len(regime.shared))
+
+
+def _check_range(path: str, indices: tuple[int, ...], *, high: int, low: int = 0) -> None:
+    wrong = [index for index in indices if not low <= index < high]
+    if wrong:
+        raise InvalidModel(
+            f"{path} points to {wrong[0]}; there are {low} to {high - 1}",
+            field=path,
+            value=wrong[0],
+            allowed=f"{low} to {high - 1}",
+        )

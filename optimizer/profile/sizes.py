@@ -15,7 +15,7 @@ Terms = tuple[int, int, int, int, int, int]
 Shape = tuple[int, int]
 """Micro-batch size, sequence length."""
 
-_NUM_MONOMIALS = 6
+NUM_MONOMIALS = 6
 _WITHOUT_BATCH = (0, 2, 4)
 """Monomials without B: all that can be told apart where every shape has the same micro-batch."""
 
@@ -37,7 +37,7 @@ def fit_terms(values: Mapping[Shape, int]) -> Terms | None:
     """
     shapes = list(values)
     is_one_batch = len({batch for batch, _ in shapes}) == 1
-    usable = _WITHOUT_BATCH if is_one_batch else range(_NUM_MONOMIALS)
+    usable = _WITHOUT_BATCH if is_one_batch else range(NUM_MONOMIALS)
     if not any(values.values()):
         return (0, 0, 0, 0, 0, 0)
     for num_terms in range(1, len(shapes)):
@@ -45,7 +45,7 @@ def fit_terms(values: Mapping[Shape, int]) -> Terms | None:
             solution = _solve(chosen, shapes[:num_terms], values)
             if solution is None:
                 continue
-            coefficients = [0] * _NUM_MONOMIALS
+            coefficients = [0] * NUM_MONOMIALS
             for index, coefficient in zip(chosen, solution, strict=True):
                 coefficients[index] = coefficient
             terms: Terms = tuple(coefficients)  # type: ignore[assignment]

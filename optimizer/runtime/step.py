@@ -102,7 +102,7 @@ class Trainer:
         if self.meter is not None:
             self.meter.reset_peak()
         with self.metered():
-            loss = self._accumulate(micro_batches)
+            loss = self.accumulate(micro_batches)
             self._mark("gradient clipping")
             grad_norm = clip_gradients_(self._parameters, self.workload.max_grad_norm)
             result_loss, result_norm = float(loss), float(grad_norm)
@@ -117,6 +117,19 @@ class Trainer:
                 self.meter.check_peak()
         return StepResult(loss=result_loss, grad_norm=result_norm, step_ms=(time.perf_counter() - start_s) * 1000)
 
+    def accumulate(self, micro_batches: Sequence[MicroBatch]) -> torch.Tensor:
+        """Forward and backward of each micro-batch into ``param.grad``; returns the mean loss, a scalar tensor."""
+        total: torch.Tensor | None = None
+        for ids, labels in micro_batches:
+            loss = self._loss(ids, labels) / len(micro_batches)
+            self._mark("backward of head and loss")
+            loss.backward()  # type: ignore[no-untyped-call]
+            self._region("temporaries")
+            total = loss.detach() if total is None else total + loss.detach()
+        if total is None:
+            raise ValueError("a step needs at least one micro-batch")
+        return total
+
     @torch.no_grad()
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> float:
         """Mean loss without dropout or gradients; lower in memory than a training step of the same micro-batch."""
@@ -128,18 +141,6 @@ class Trainer:
         finally:
             self.model.train()
         return math.fsum(losses) / len(losses)
-
-    def _accumulate(self, micro_batches: Sequence[MicroBatch]) -> torch.Tensor:
-        total: torch.Tensor | None = None
-        for ids, labels in micro_batches:
-            loss = self._loss(ids, labels) / len(micro_batches)
-            self._mark("backward of head and loss")
-            loss.backward()  # type: ignore[no-untyped-call]
-            self._region("temporaries")
-            total = loss.detach() if total is None else total + loss.detach()
-        if total is None:
-            raise ValueError("a step needs at least one micro-batch")
-        return total
 
     def _loss(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Leaves the meter in the region of the head and the loss, where backward begins."""
