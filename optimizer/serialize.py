@@ -6,6 +6,8 @@ string keys, ``Literal``, ``T | None``, int, float, str, bool. Floats accept int
 
 import dataclasses
 import functools
+import math
+import reprlib
 import types
 import typing
 from typing import Any, TypeVar
@@ -13,6 +15,9 @@ from typing import Any, TypeVar
 from optimizer.errors import InvalidInput
 
 T = TypeVar("T")
+_KINDS: dict[type, str] = {int: "an integer", float: "a number", str: "a text", bool: "true or false"}
+_MOST_CHARACTERS_SHOWN = 200
+_LARGEST_INT_SHOWN = 2**63
 
 
 def to_json(value: Any) -> Any:
@@ -65,9 +70,9 @@ def _read_dataclass(kind: type, document: Any, path: str, error: type[InvalidInp
     if not document.keys() <= fields.keys():
         unknown = sorted(document.keys() - fields.keys())
         raise error(
-            f"{path}.{unknown[0]} is not a known field; known: {', '.join(fields)}",
-            field=f"{path}.{unknown[0]}",
-            value=document[unknown[0]],
+            f"{path}.{unknown[0]:.80} is not a known field; known: {', '.join(fields)}",
+            field=f"{path}.{unknown[0]:.80}",
+            value=shown(document[unknown[0]]),
             allowed=list(fields),
         )
     values = {}
@@ -75,7 +80,7 @@ def _read_dataclass(kind: type, document: Any, path: str, error: type[InvalidInp
         if name in document:
             values[name] = _read(field_kind, document[name], f"{path}.{name}", error)
         elif is_required:
-            raise error(f"{path}.{name} is missing", field=f"{path}.{name}", allowed=str(field_kind))
+            raise error(f"{path}.{name} is missing", field=f"{path}.{name}", allowed=_KINDS.get(field_kind, str(field_kind)))
     return kind(**values)
 
 
@@ -112,12 +117,32 @@ def _read_tuple(arguments: tuple[Any, ...], document: Any, path: str, error: typ
 
 def _read_scalar(kind: Any, document: Any, path: str, error: type[InvalidInput]) -> Any:
     if kind is float and isinstance(document, int) and not isinstance(document, bool):
-        return float(document)
+        try:
+            return float(document)
+        except OverflowError:
+            raise _wrong(path, document, allowed="a number of at most 1.8e308", error=error) from None
     if not isinstance(document, kind) or (isinstance(document, bool) and kind is not bool):
-        raise _wrong(path, document, allowed=kind.__name__, error=error)
+        raise _wrong(path, document, allowed=_KINDS.get(kind, kind.__name__), error=error)
     return document
 
 
 def _wrong(path: str, value: Any, *, allowed: Any, error: type[InvalidInput]) -> InvalidInput:
     listed = ", ".join(map(str, allowed)) if isinstance(allowed, list) else allowed
-    return error(f"{path} is {value!r}; allowed: {listed}", field=path, value=value, allowed=allowed)
+    return error(f"{path} is {reprlib.repr(value)}; allowed: {listed}", field=path, value=shown(value), allowed=allowed)
+
+
+def shown(value: Any) -> Any:
+    """A refused value as an error may carry it: short, and JSON whatever was sent; of a container only its kind."""
+    if isinstance(value, str):
+        return value[:_MOST_CHARACTERS_SHOWN]
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return value if abs(value) < _LARGEST_INT_SHOWN else f"about {_magnitude(value)}"
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    return {dict: "an object", list: "a list", tuple: "a list"}.get(type(value), type(value).__name__)
+
+
+def _magnitude(value: int) -> str:
+    return f"{'-' if value < 0 else ''}2^{value.bit_length() - 1}"

@@ -22,6 +22,9 @@ _UNIT_BYTES = {
     "gb": 10**9,
     "tb": 10**12,
 }
+_MOST_CHARACTERS = 30
+_MOST_BYTES = 2**60
+"""An exbibyte: what a goal allows, and far from where integers of databases end."""
 _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
 
 
@@ -32,13 +35,25 @@ def parse_bytes(text: str | int) -> int:
     """
     if isinstance(text, int) and not isinstance(text, bool):
         if text < 0:
-            raise ValueError(f"size {text} is negative; give 0 or more bytes")
-        return text
+            raise ValueError(f"size {str(text)[:20]} is negative; give 0 or more bytes")
+        return _within_reason(text)
     match = _QUANTITY.fullmatch(str(text))
     unit = match.group(2).lower() if match else None
     if match is None or unit not in _UNIT_BYTES:
-        raise ValueError(f"size {text!r} is not understood; write a number and one of B, KiB, MiB, GiB, TiB, KB, MB, GB, TB")
-    return round(float(match.group(1)) * _UNIT_BYTES[unit])
+        raise ValueError(
+            f"size {text!r:.80} is not understood; write a number and one of B, KiB, MiB, GiB, TiB, KB, MB, GB, TB"
+        )
+    number = match.group(1)
+    if len(number) > _MOST_CHARACTERS:
+        raise ValueError(f"size {number[:12]}… has {len(number)} digits; allowed: at most {_MOST_CHARACTERS}")
+    # a whole number is kept exact; a float would round one above 2^53
+    return _within_reason(int(number) * _UNIT_BYTES[unit] if number.isdigit() else round(float(number) * _UNIT_BYTES[unit]))
+
+
+def _within_reason(num_bytes: int) -> int:
+    if num_bytes > _MOST_BYTES:
+        raise ValueError("the size is over 2^60 bytes; give at most 1,048,576 TiB")
+    return num_bytes
 
 
 def format_bytes(num_bytes: int) -> str:

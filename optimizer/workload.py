@@ -1,10 +1,12 @@
 """What is asked for: the work, and the goal it must meet. No word here of how it is done; that is the plan."""
 
 import math
+import reprlib
 from dataclasses import dataclass
 from typing import Literal
 
 from optimizer.errors import InvalidWorkload
+from optimizer.serialize import shown
 
 Technique = Literal["recompute", "offload", "bf16", "8bit_optimizer", "accumulate"]
 ScheduleName = Literal["constant", "linear", "cosine"]
@@ -92,9 +94,9 @@ class Goal:
 def _require_int(name: str, value: object, *, low: int, high: int, section: str = "workload") -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise InvalidWorkload(
-            f"{section}.{name} is {value!r}; allowed: an integer from {low:,} to {high:,}",
+            f"{section}.{name} is {reprlib.repr(value)}; allowed: an integer from {low:,} to {high:,}",
             field=f"{section}.{name}",
-            value=value,
+            value=shown(value),
             allowed={"minimum": low, "maximum": high},
         )
 
@@ -104,8 +106,8 @@ def _require_float(name: str, value: object, *, low: float, high: float, low_all
     if not ok or not (low <= value <= high) or (value == low and not low_allowed):  # type: ignore[operator]
         opening = "from" if low_allowed else "above"
         raise InvalidWorkload(
-            f"workload.{name} is {value!r}; allowed: a number {opening} {low:g} to {high:g}",
+            f"workload.{name} is {reprlib.repr(value)}; allowed: a number {opening} {low:g} to {high:g}",
             field=f"workload.{name}",
-            value=str(value) if isinstance(value, float) and not math.isfinite(value) else value,
+            value=shown(value),
             allowed={"minimum": low, "maximum": high},
         )

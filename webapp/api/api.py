@@ -12,6 +12,7 @@ from ninja.errors import AuthenticationError, HttpError, Throttled, ValidationEr
 from optimizer.errors import HeadroomError
 from webapp.api import catalog_routes, file_routes, job_routes
 from webapp.api.auth import CsrfFailedError, TokenOrSession
+from webapp.api.parsing import JsonParser
 from webapp.api.problems import csrf_failed, field_problems, not_found, problem, problem_of, unauthorized
 from webapp.live import routes as live_routes
 
@@ -22,6 +23,7 @@ api = NinjaAPI(
     version="1",
     urls_namespace="api-v1",
     auth=TokenOrSession(),
+    parser=JsonParser(),
     docs_url=None,
     openapi_url=None,
 )
@@ -59,7 +61,7 @@ def _validation_error(request: HttpRequest, error: ValidationError) -> HttpRespo
 def _sent_json(request: HttpRequest) -> Any:
     try:
         return json.loads(request.body)
-    except (ValueError, RawPostDataException):
+    except (ValueError, RecursionError, RawPostDataException):
         return None
 
 
@@ -78,6 +80,8 @@ def _not_json(request: HttpRequest, error: RawPostDataException) -> HttpResponse
 @api.exception_handler(HttpError)
 def _http_error(request: HttpRequest, error: HttpError) -> HttpResponse:
     code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
+    if isinstance(error.__cause__, ValueError):  # why the parser of bodies gave up
+        return problem(error.status_code, code=code, detail=f"the body cannot be read as JSON: {error.__cause__}")
     return problem(error.status_code, code=code, detail=str(error))
 
 

@@ -40,7 +40,7 @@ def page_of(
 def _page_size(text: str | None) -> int:
     if text is None:
         return DEFAULT_PAGE_SIZE
-    if not (text.isascii() and text.isdigit()) or not 1 <= int(text) <= MAX_PAGE_SIZE:
+    if not (text.isascii() and text.isdigit() and len(text) < 10) or not 1 <= int(text) <= MAX_PAGE_SIZE:
         raise InvalidInput(
             f"page_size is {text[:20]!r}; allowed: 1 to {MAX_PAGE_SIZE}",
             field="page_size",

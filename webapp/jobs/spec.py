@@ -1,6 +1,7 @@
 """Reads a job spec as people send it (API, form, YAML) into the one normalized form that is priced and frozen with the job."""
 
 import dataclasses
+import reprlib
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -8,7 +9,7 @@ from django.db.models import QuerySet
 
 from optimizer.errors import InvalidInput, InvalidWorkload
 from optimizer.models.spec import read_model_spec
-from optimizer.serialize import from_json, to_json
+from optimizer.serialize import from_json, shown, to_json
 from optimizer.units import parse_bytes
 from optimizer.workload import Goal, TrainingWorkload
 from webapp.catalog.models import Dataset, Model
@@ -57,7 +58,7 @@ def read_spec(user: Any, document: Any) -> JobSpec:
     unknown = sorted(set(document) - set(SPEC_FIELDS))
     if unknown:
         raise InvalidInput(
-            f"{unknown[0]} is not a known field; known: {', '.join(SPEC_FIELDS)}",
+            f"{unknown[0]:.80} is not a known field; known: {', '.join(SPEC_FIELDS)}",
             field=str(unknown[0])[:80],
             allowed=list(SPEC_FIELDS),
         )
@@ -82,7 +83,7 @@ def _find(rows: "QuerySet[R]", wanted: Any, *, field: str) -> R:
         raise InvalidInput(
             f"{field} is {wanted!r:.80}; allowed: the id or name of a {field}",
             field=field,
-            value=wanted if isinstance(wanted, str | int | float | None) else str(wanted)[:80],
+            value=shown(wanted),
             allowed=f"the id or name of a {field}",
         )
     found = rows.filter(pk=wanted).first()
@@ -133,10 +134,11 @@ def _read_goal(document: Any) -> Goal:
 def _as_bytes(value: Any, *, field: str) -> int:
     try:
         if isinstance(value, bool) or not isinstance(value, str | int):
-            raise ValueError(f"size {value!r} is not understood; write a number of bytes, or a text such as 6 GiB")
+            raise ValueError(f"size {reprlib.repr(value)} is not understood; write a number of bytes, or a text such as 6 GiB")
         return parse_bytes(value)
     except ValueError as error:
-        raise InvalidWorkload(f"{field}: {error}", field=field, value=value, allowed="bytes, or a text such as 6 GiB") from error
+        allowed = "bytes, or a text such as 6 GiB"
+        raise InvalidWorkload(f"{field}: {error}", field=field, value=shown(value), allowed=allowed) from error
 
 
 def _check_against_model(workload: TrainingWorkload, model: Model) -> None:

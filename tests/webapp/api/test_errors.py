@@ -32,6 +32,34 @@ def test_each_failure_is_a_problem_document(db, as_ada, method, path, status, co
     assert set(document) >= PROBLEM_KEYS
 
 
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ('{"a": NaN}', "NaN is not a JSON number"),
+        ('{"model": "\\ud800"}', "half a character"),
+        ('{"model": {"a\\u0000": 1}}', "holds a NUL"),
+        ("[" * 100_000 + "]" * 100_000, "nested too deeply"),
+        ('{"seed": ' + "9" * 5_000 + "}", "a number has more than 4,300 digits"),
+        ('{"a":', "line 1 column 6"),
+    ],
+)
+def test_a_body_that_cannot_be_kept_says_why(db, as_ada, body, reason):
+    response = as_ada.post("/api/v1/plans", data=body, content_type="application/json")
+    assert (response.status_code, response.json()["code"]) == (400, "bad_request")
+    assert reason in response.json()["detail"]
+
+
+@pytest.mark.parametrize("address", ["/api/v1/jobs/%00", "/api/v1/jobs?q=%00", "/api/v1/jobs?cursor=n.%00"])
+def test_a_nul_in_an_address_is_refused_as_a_problem(db, as_ada, address):
+    response = as_ada.get(address)
+    assert (response.status_code, response["Content-Type"]) == (400, "application/problem+json")
+    assert response.json()["detail"] == "the address holds a NUL character"
+
+
+def test_a_page_size_of_many_digits_is_refused(db, as_ada):
+    assert as_ada.get("/api/v1/jobs", {"page_size": "9" * 5_000}).status_code == 422
+
+
 def test_a_wrong_method_names_those_that_work(as_ada):
     response = as_ada.delete("/api/v1/jobs")
     assert set(response["Allow"].split(", ")) == {"GET", "POST"}

@@ -1,0 +1,31 @@
+"""Sizes as people write them, and where they are refused."""
+
+import pytest
+
+from optimizer.units import parse_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [("12 GiB", 12 * 2**30), ("1.5KiB", 1536), ("7", 7), (7, 7), ("2 MB", 2_000_000), ("9007199254740993 B", 2**53 + 1)],
+)
+def test_a_size_is_read_exactly(text, num_bytes):
+    assert parse_bytes(text) == num_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("five", "is not understood"),
+        ("6e9", "is not understood"),
+        (-1, "is negative"),
+        (-(10**400), "is negative"),
+        ("9" * 400 + " GiB", "has 400 digits"),
+        ("99999999 TiB", "over 2^60 bytes"),
+        (10**400, "over 2^60 bytes"),
+    ],
+)
+def test_what_is_no_size_is_refused_in_few_words(text, reason):
+    with pytest.raises(ValueError, match=reason.replace("^", r"\^")) as found:
+        parse_bytes(text)
+    assert len(str(found.value)) < 200

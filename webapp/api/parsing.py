@@ -1,0 +1,48 @@
+"""Reads JSON bodies strictly: what JSON does not have (NaN) and what no database keeps (NUL, half characters) is refused here.
+
+So nothing behind the API has to ask whether a text can be stored, or whether a number can be written again as JSON.
+"""
+
+import json
+from typing import Any, cast
+
+from django.http import HttpRequest
+from ninja.parser import Parser
+
+
+class JsonParser(Parser):
+    """Raises ValueError that says what is wrong; ninja answers 400 with it."""
+
+    def parse_body(self, request: HttpRequest) -> dict[str, Any]:
+        try:
+            document = json.loads(request.body, parse_constant=_refuse_constant)
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
+        except ValueError as error:
+            if "integer string conversion" not in str(error):
+                raise
+            raise ValueError("a number has more than 4,300 digits") from None
+        _check_texts(document)
+        return cast(dict[str, Any], document)
+
+
+def is_storable(text: str) -> bool:
+    """Whether a database takes it: no NUL, and characters that UTF-8 has."""
+    return "\0" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _check_texts(document: Any) -> None:
+    """Without recursion, since the document may be as deep as its reader allowed."""
+    waiting = [document]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, str) and not is_storable(item):
+            raise ValueError(f"the text {item!a:.80} holds a NUL or half a character")
+        if isinstance(item, dict):
+            waiting += [*item.keys(), *item.values()]
+        elif isinstance(item, list):
+            waiting += item
