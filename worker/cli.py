@@ -49,6 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # ``headroom list | head``
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:  # a file that cannot be read or written
+        print(f"headroom: {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
+        return 1
 
 
 def make_parser(*, with_optimizer: bool) -> argparse.ArgumentParser:
@@ -86,11 +89,11 @@ def _add_job_commands(
     add("follow", _follow, "watch a job to its end; exit with its verdict").add_argument("job")
     listing = add("list", _list, "jobs, newest first")
     listing.add_argument("--state", help="queued, starting, running, succeeded, failed or cancelled")
-    listing.add_argument("--limit", type=int, default=20)
+    listing.add_argument("--limit", type=_positive, default=20)
     show = add("show", _show, "one job: state, plan, prediction against measurement")
     show.add_argument("job")
     show.add_argument("--json", action="store_true", help="everything the API says")
-    cancel = add("cancel", _cancel, "stop a job and keep what it has learned")
+    cancel = add("cancel", _cancel, "stop a job at a checkpoint")
     cancel.add_argument("job")
     cancel.add_argument("--discard", action="store_true", help="stop at once, save nothing")
     add("pause", _pause, "stop a job at a checkpoint until it is resumed").add_argument("job")
@@ -98,6 +101,12 @@ def _add_job_commands(
     download = add("download", _download, "fetch what a job left: weights, sample, metrics, log")
     download.add_argument("job")
     download.add_argument("-o", "--output", type=Path, metavar="DIR", help="default: a new folder named as the job")
+
+
+def _positive(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 10) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r:.20} is not a number from 1")
+    return int(text)
 
 
 def _add_catalog_commands(
@@ -186,7 +195,7 @@ def describe_job(job: Row) -> list[str]:
 def _cancel(options: argparse.Namespace) -> None:
     with _connect(options) as client:
         client.cancel_job(options.job, mode="discard" if options.discard else "save")
-    print("stopping now" if options.discard else "stopping after this step; what it has learned is saved")
+    print("stopping now" if options.discard else "stopping after this step; a checkpoint is kept")
 
 
 def _pause(options: argparse.Namespace) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Literal, Self
+from urllib.parse import quote
 
 import httpx
 
@@ -103,7 +104,7 @@ class HeadroomClient:
         return self._all_rows("models")
 
     def model(self, model_id: str) -> Row:
-        return self._json("GET", f"models/{model_id}")
+        return self._json("GET", f"models/{_in_path(model_id)}")
 
     def create_model(self, folder: Path, *, name: str) -> Row:
         """Upload a Hugging Face folder: config.json, and tokenizer.json and safetensors where they are."""
@@ -120,7 +121,7 @@ class HeadroomClient:
         return self._all_rows("datasets")
 
     def dataset(self, dataset_id: str) -> Row:
-        return self._json("GET", f"datasets/{dataset_id}")
+        return self._json("GET", f"datasets/{_in_path(dataset_id)}")
 
     def create_dataset(self, file: Path, *, name: str) -> Row:
         return self._upload("datasets", [("file", file)], name=name)
@@ -134,7 +135,7 @@ class HeadroomClient:
         while True:
             response = self._request("POST", "plans", json=spec)
             if response.status_code != 202:
-                offers: list[Row] = response.json()["offers"]
+                offers: list[Row] = _document_of(response)["offers"]
                 return offers
             if time.monotonic() > deadline:
                 raise JobTooSlow(
@@ -157,37 +158,37 @@ class HeadroomClient:
         return self._all_rows("jobs", params={key: value for key, value in query.items() if value}, limit=limit)
 
     def job(self, job_id: str) -> Row:
-        return self._json("GET", f"jobs/{job_id}")
+        return self._json("GET", f"jobs/{_in_path(job_id)}")
 
     def cancel_job(self, job_id: str, *, mode: Literal["save", "discard"] = "save") -> Row:
-        return self._json("POST", f"jobs/{job_id}/cancel", json={"mode": mode})
+        return self._json("POST", f"jobs/{_in_path(job_id)}/cancel", json={"mode": mode})
 
     def pause_job(self, job_id: str) -> Row:
-        return self._json("POST", f"jobs/{job_id}/pause")
+        return self._json("POST", f"jobs/{_in_path(job_id)}/pause")
 
     def resume_job(self, job_id: str) -> Row:
-        return self._json("POST", f"jobs/{job_id}/resume")
+        return self._json("POST", f"jobs/{_in_path(job_id)}/resume")
 
     def retry_job(self, job_id: str) -> Row:
-        return self._json("POST", f"jobs/{job_id}/retry")
+        return self._json("POST", f"jobs/{_in_path(job_id)}/retry")
 
     def metrics(self, job_id: str, *, max_points: int | None = None) -> Row:
-        return self._json("GET", f"jobs/{job_id}/metrics", params={"max_points": max_points} if max_points else {})
+        return self._json("GET", f"jobs/{_in_path(job_id)}/metrics", params={"max_points": max_points} if max_points else {})
 
     def logs(self, job_id: str) -> str:
-        return self._request("GET", f"jobs/{job_id}/logs").text
+        return self._request("GET", f"jobs/{_in_path(job_id)}/logs").text
 
     def artifacts(self, job_id: str) -> list[Row]:
-        return self._all_rows(f"jobs/{job_id}/artifacts")
+        return self._all_rows(f"jobs/{_in_path(job_id)}/artifacts")
 
     def checkpoints(self, job_id: str) -> list[Row]:
-        return self._all_rows(f"jobs/{job_id}/checkpoints")
+        return self._all_rows(f"jobs/{_in_path(job_id)}/checkpoints")
 
     def download_artifact(self, artifact_id: str, *, file: Path) -> None:
         """Into ``file`` by way of a neighbour that is renamed when whole."""
         partial = file.with_name(f".{file.name}.part")
         try:
-            with self._stream("GET", f"artifacts/{artifact_id}/download") as response, partial.open("wb") as out:
+            with self._stream("GET", f"artifacts/{_in_path(artifact_id)}/download") as response, partial.open("wb") as out:
                 for chunk in response.iter_bytes():
                     out.write(chunk)
             partial.replace(file)
@@ -221,14 +222,13 @@ class HeadroomClient:
     def _events_once(self, job_id: str, *, last_id: str) -> Iterator[StreamEvent]:
         headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last_id} if last_id else {})
         timeout = httpx.Timeout(SILENCE_LIMIT_S)
-        with self._stream("GET", f"jobs/{job_id}/events", headers=headers, timeout=timeout) as response:
+        with self._stream("GET", f"jobs/{_in_path(job_id)}/events", headers=headers, timeout=timeout) as response:
             yield from parse_events(response.iter_lines())
 
     def _upload(self, path: str, named: list[tuple[str, Path]], *, name: str) -> Row:
         with ExitStack() as opened:
             files = [(field, (file.name, opened.enter_context(file.open("rb")))) for field, file in named]
-            answer: Row = self._request("POST", path, data={"name": name}, files=files, timeout=None).json()
-            return answer
+            return _document_of(self._request("POST", path, data={"name": name}, files=files, timeout=None))
 
     def _all_rows(self, path: str, *, params: Row | None = None, limit: int | None = None) -> list[Row]:
         document = self._json("GET", path, params=params or {})
@@ -239,8 +239,7 @@ class HeadroomClient:
         return rows[:limit]
 
     def _json(self, method: str, path: str, **arguments: Any) -> Row:
-        answer: Row = self._request(method, path, **arguments).json()
-        return answer
+        return _document_of(self._request(method, path, **arguments))
 
     def _request(self, method: str, path: str, **arguments: Any) -> httpx.Response:
         try:
@@ -311,6 +310,28 @@ def problem_of(response: httpx.Response) -> ApiProblem:
         problem_fields=document.get("fields") or [],
         extra=document.get("extra") or {},
     )
+
+
+def _document_of(response: httpx.Response) -> Row:
+    """A success's JSON object; what answers otherwise is not this service."""
+    try:
+        document = response.json()
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        raise ApiProblem(
+            f"{response.url} does not answer as Headroom does",
+            status=response.status_code,
+            problem_code="not_headroom",
+            hint="Is the address that of a Headroom service?",
+        )
+    return document
+
+
+def _in_path(identifier: str) -> str:
+    """One segment of an address, whatever was typed: no slash, no dots that lead elsewhere."""
+    quoted = quote(identifier, safe="")
+    return quoted if quoted.strip(".") else "-"
 
 
 def _event_of(kind: str, *, last_id: str, data: str) -> StreamEvent:

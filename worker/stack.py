@@ -33,11 +33,7 @@ def start_stack(stack: Stack, *, foreground: bool) -> None:
     """Prepare the folder, start everything, return when it answers; in the foreground, when it has ended."""
     running = find_running(stack)
     if running is not None:
-        raise StackError(
-            f"already running at {running.get('url', stack.url)} (process {running.get('pid', 'unknown')}, "
-            f"state in {stack.home})",
-            hint="Stop it with: make down",
-        )
+        raise StackError(_where(stack, running), hint="Stop it with: make down")
     os.umask(0o077)  # whatever any of the processes writes is this user's alone
     prepare_home(stack)
     check_port(stack)
@@ -54,6 +50,13 @@ def start_stack(stack: Stack, *, foreground: bool) -> None:
     print(f"Headroom runs at {stack.url}", flush=True)
     if foreground:
         _stay_until_end(supervisor)
+
+
+def _where(stack: Stack, running: dict[str, Any]) -> str:
+    return (
+        f"Headroom is already running at {running.get('url', stack.url)} (process {running.get('pid', 'unknown')}, "
+        f"state in {stack.home})"
+    )
 
 
 def stop_stack(stack: Stack) -> None:
@@ -221,8 +224,9 @@ def run_command(options: argparse.Namespace) -> int:
         return print_status(stack)
     if options.command == "down":
         stop_stack(stack)
-    elif options.if_needed and (running := find_running(stack)) is not None:
-        print(f"Headroom runs at {running.get('url', stack.url)}")
+    elif not options.foreground and (running := find_running(stack)) is not None:
+        # what was asked for is so already: no error, and make prints none
+        print(f"Headroom runs at {running.get('url', stack.url)}" if options.if_needed else _where(stack, running))
     else:
         start_stack(stack, foreground=options.foreground)
     return 0

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import yaml
 from rich.console import Console
 
@@ -47,7 +48,13 @@ def connect(*, url: str | None = None, token: str | None = None) -> HeadroomClie
             "no API token is known" + (f" for {given_url}" if given_url else ""),
             hint="Give --token or HEADROOM_TOKEN, or start a local service with: headroom up",
         )
-    return HeadroomClient(given_url or running.get("url") or known.get("url") or local.url, token=token)
+    if not (token.isascii() and token.isprintable()):
+        raise UsageError("the API token holds characters that no token has", hint="Tokens are made on the page Tokens.")
+    address = str(given_url or running.get("url") or known.get("url") or local.url)
+    try:
+        return HeadroomClient(address, token=token)
+    except httpx.InvalidURL as error:
+        raise UsageError(f"{address} is not an address: {error}", hint=f"Give one such as {local.url}") from error
 
 
 def read_job_file(file: Path) -> Row:
@@ -127,7 +134,10 @@ def verdict_of(job: Row) -> None:
 
 def download_artifacts(client: HeadroomClient, job_id: str, *, folder: Path, say: Callable[[str], None]) -> None:
     """Every artifact under its own name below ``folder``."""
-    for artifact in client.artifacts(job_id):
+    artifacts = client.artifacts(job_id)
+    if not artifacts:
+        say("the job has left no files")
+    for artifact in artifacts:
         file = folder / artifact["name"]
         if not file.resolve().is_relative_to(folder.resolve()):
             raise HeadroomError(f"the artifact {artifact['name']!r} would be written outside {folder}")

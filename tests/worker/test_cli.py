@@ -265,3 +265,51 @@ def test_follow_to_end_returns_the_job_as_the_service_has_it_then(service, clien
     monkeypatch.setattr(HeadroomClient, "follow_job", lambda *_, **__: iter([StreamEvent(kind="done", data=JOB)]))
     job = submit.follow_to_end(client, {**JOB, "state": "queued"}, console=Console(quiet=True))
     assert job["summary"] == {"loss": 1.0}
+
+
+def test_an_id_cannot_lead_to_another_address(service, capsys):
+    nothing = (404, {"detail": "nothing is here"})
+    service.answers = {("GET", "/jobs/../../../healthz"): nothing, ("GET", "/jobs/-"): nothing}
+    assert main(["show", "../../../healthz"]) == 1
+    assert main(["show", ".."]) == 1
+    assert capsys.readouterr().err == 2 * "headroom: nothing is here\n"
+
+
+def test_an_answer_that_is_not_json_is_one_line(service, capsys):
+    service.answers = {("GET", "/jobs/job_1"): (200, b"<html>")}
+    assert main(["show", "job_1"]) == 1
+    assert "does not answer as Headroom does" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["list", "--token", "hr_ü"], "no token has"),
+        (["list", "--url", "http://127.0.0.1:x", "--token", "hr_x"], "is not an address"),
+    ],
+)
+def test_a_token_or_address_that_cannot_be_one_is_one_line(arguments, reason, capsys):
+    assert main(arguments) == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(service, tmp_path, capsys):
+    artifacts = [{"id": "art_1", "name": "a.txt", "num_bytes": 2}]
+    service.answers = {("GET", "/jobs/job_1/artifacts"): (200, {"results": artifacts, "next": None})}
+    (tmp_path / "taken").write_text("a file")
+    assert main(["download", "job_1", "-o", str(tmp_path / "taken")]) == 1
+    assert capsys.readouterr().err == f"headroom: {tmp_path / 'taken'}: File exists\n"
+
+
+def test_a_job_without_files_says_so(service, client, tmp_path):
+    service.answers = {("GET", "/jobs/job_1/artifacts"): (200, {"results": [], "next": None})}
+    said = []
+    download_artifacts(client, "job_1", folder=tmp_path, say=said.append)
+    assert said == ["the job has left no files"]
+
+
+@pytest.mark.parametrize("limit", ["0", "-3", "many"])
+def test_a_limit_below_one_is_refused(limit):
+    with pytest.raises(SystemExit) as raised:
+        main(["list", "--limit", limit])
+    assert raised.value.code == 2

@@ -90,17 +90,25 @@ def test_a_stale_state_file_without_its_lock_means_not_running(place):
     assert find_running(place) is None
 
 
-def test_a_second_up_says_that_it_is_running_and_where(place, capsys):
+@pytest.fixture
+def running_place(place):
     prepare_home(place)
     place.state_file.write_text(json.dumps({"pid": 4321, "url": "http://127.0.0.1:8399"}))
     with place.lock_file.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert main(["up"]) == 1
-        assert main(["up", "--if-needed"]) == 0
-    said = capsys.readouterr()
-    assert "already running at http://127.0.0.1:8399 (process 4321" in said.err
-    assert "make down" in said.err
-    assert said.out == "Headroom runs at http://127.0.0.1:8399\n"
+        yield place
+
+
+def test_a_second_up_says_that_it_is_running_and_where(running_place, capsys):
+    assert main(["up"]) == 0
+    assert "already running at http://127.0.0.1:8399 (process 4321" in capsys.readouterr().out
+    assert main(["up", "--if-needed"]) == 0
+    assert capsys.readouterr().out == "Headroom runs at http://127.0.0.1:8399\n"
+
+
+def test_a_second_up_in_the_foreground_is_refused(running_place, capsys):
+    assert main(["up", "--foreground"]) == 1
+    assert "make down" in capsys.readouterr().err
 
 
 def test_down_without_a_stack_says_so_and_succeeds(place, capsys):
