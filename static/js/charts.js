@@ -61,7 +61,8 @@ export function drawMemoryWithinStep(element, { series, categories, prediction, 
 
 export function drawHostBytes(element, { series, prediction, uirevision }) {
   const samples = thin(series.steps(), MAX_POINTS, (sample) => sample.host_bytes ?? 0).filter((sample) => sample.host_bytes != null);
-  const highest = Math.max(1, prediction?.host_peak_bytes ?? 0, ...samples.map((sample) => sample.host_bytes));
+  // at least 1 MiB, so that an axis of nothing but zeros is not labelled in millionths
+  const highest = Math.max(1024 * 1024, prediction?.host_peak_bytes ?? 0, ...samples.map((sample) => sample.host_bytes));
   const unit = axisUnit(highest);
   const colours = ink();
   const traces = [{

@@ -128,7 +128,8 @@ def _stop_loses(job: Job, last_checkpoint_step: int | None) -> str:
     if last_checkpoint_step is None:
         return f"All {job.step} steps would be lost: there is no checkpoint yet."
     lost = max(0, job.step - last_checkpoint_step)
-    return f"About {lost} steps since the checkpoint at step {last_checkpoint_step} would be lost, and no weights are exported."
+    steps = "1 step" if lost == 1 else f"{lost} steps"
+    return f"About {steps} since the checkpoint at step {last_checkpoint_step} would be lost, and no weights are exported."
 
 
 def _outcome(job: Job, last_checkpoint_step: int | None) -> Outcome | None:

@@ -7,7 +7,7 @@ from django.urls import reverse
 from optimizer.errors import NoFeasiblePlan
 from optimizer.units import MIB
 from tests.webapp.pages import rows
-from webapp.catalog.models import Dataset
+from webapp.catalog.models import Dataset, Model
 from webapp.jobs.models import Job, PlanOffer
 from webapp.jobs.planning import Offer, PlanAnswer
 from webapp.pages import pricing
@@ -202,3 +202,12 @@ def test_what_does_not_fit_shows_the_smallest_budget_and_the_largest_part(ada, m
     assert "the largest part is activations" in verdict
     assert 'data-set-budget="208 MiB"' in verdict
     assert "keep all" in plans
+
+
+def test_the_form_begins_with_the_smallest_model_until_one_has_ones_own(browser, ada):
+    small, large = rows.make_model(name="small"), rows.make_model(name="large")
+    Model.objects.filter(pk=large.pk).update(num_parameters=10**12)
+    assert f'<option value="{small.pk}" selected>' in browser.get(reverse("job_new")).content.decode()
+    own = rows.make_model(ada, name="own")
+    Model.objects.filter(pk=own.pk).update(num_parameters=10**13)
+    assert f'<option value="{own.pk}" selected>' in browser.get(reverse("job_new")).content.decode()

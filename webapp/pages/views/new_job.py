@@ -120,14 +120,21 @@ def _form(request: HttpRequest, data: QueryDict | None, *, initial: dict[str, An
 
 
 def _initial(request: HttpRequest) -> dict[str, Any]:
-    initial: dict[str, Any] = {}
+    initial: dict[str, Any] = {"model": _first_model(request.user)}
     if source_id := request.GET.get("from", ""):
         source = jobs_visible_to(request.user).filter(pk=source_id).first()
         if source is None:
             messages.error(request, "The job to clone is not there; the form starts empty.")
         else:
-            initial = initial_from_spec(source.spec)
+            initial |= initial_from_spec(source.spec)
     return initial | {name: request.GET[name] for name in ("model", "dataset") if name in request.GET}
+
+
+def _first_model(user: Any) -> str | None:
+    """The newest of one's own, else the smallest there is: the page prices it at once, and that should be quick."""
+    rows = models_visible_to(user)
+    own = rows.filter(owner=user).order_by("-pk").values_list("pk", flat=True).first()
+    return own or rows.order_by("num_parameters").values_list("pk", flat=True).first()
 
 
 def _incomplete(form: JobForm) -> Pricing:
@@ -143,5 +150,5 @@ def _incomplete(form: JobForm) -> Pricing:
 def _selected(request: HttpRequest) -> str:
     """``label@machine`` of the offer that was taken, so that it stays taken when prices are made anew."""
     plan_id = request.POST.get("plan_id", "")
-    offer = offers_visible_to(request.user).filter(pk=plan_id).first() if plan_id else None
+    offer = offers_visible_to(request.user).filter(pk=plan_id).first() if plan_id.isprintable() else None
     return f"{offer.label}@{offer.machine_id}" if offer else ""
