@@ -1,0 +1,54 @@
+"""The check of a card runs here on the CPU device, on a model small enough to be traced in a test."""
+
+import json
+
+import pytest
+
+from benchmarks import gpu_check
+from optimizer.models.spec import read_model_spec
+
+
+@pytest.fixture(scope="module")
+def result():
+    config = {
+        "model_type": "gpt2",
+        "n_embd": 32,
+        "n_layer": 2,
+        "n_head": 2,
+        "vocab_size": 128,
+        "n_positions": 64,
+    }
+    return gpu_check.check("cpu", quick=True, models={"tiny": read_model_spec(config)}, probe_s=0.1)
+
+
+def test_nothing_fails_and_the_exact_goals_are_met(result):
+    assert [row["traceback"] for row in result["rows"] if row["what"] == "failed"] == []
+    summary = result["summary"]
+    for name in ("bits equal those of keeping", "plans kept under their cap", "plain training refused"):
+        assert summary[name]["met"], summary[name]
+
+
+def test_the_answer_is_json_with_the_machine_the_rows_and_the_summary(result):
+    assert json.loads(json.dumps(result, allow_nan=False)).keys() == {"machine", "rows", "summary"}
+
+
+def test_offloading_is_among_what_runs(result):
+    assert any(row.get("to_host_bytes") for row in result["rows"])
+
+
+def test_a_card_keeps_room_for_its_allocator_above_the_budget():
+    for usable_bytes in (2**30, 2**33, 2**36):
+        budget_bytes = gpu_check.budget_of_card(usable_bytes)
+        slack_bytes = max(gpu_check.ALLOCATOR_SLACK_BYTES, budget_bytes * gpu_check.ALLOCATOR_SLACK_SHARE)
+        assert budget_bytes + slack_bytes == pytest.approx(usable_bytes, rel=1e-6)
+
+
+def test_an_error_in_one_row_is_told_and_leaves_the_rows_before_it():
+    def rows():
+        yield {"what": "bits", "equal": True}
+        raise RuntimeError("the card fell over")
+
+    found = list(gpu_check.guarded("8 GB card", rows()))
+    assert [row["what"] for row in found] == ["bits", "failed"]
+    assert found[1]["error"] == "the card fell over"
+    assert not gpu_check.summarize(found)["rows that failed"]["met"]
