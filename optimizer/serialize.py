@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from optimizer.errors import InvalidInput
 
 T = TypeVar("T")
-_KINDS: dict[type, str] = {int: "an integer", float: "a number", str: "a text", bool: "true or false"}
+_KINDS: dict[Any, str] = {int: "an integer", float: "a number", str: "a text", bool: "true or false"}
 _MOST_CHARACTERS_SHOWN = 200
 _LARGEST_INT_SHOWN = 2**63
 
@@ -141,7 +141,7 @@ def shown(value: Any) -> Any:
         return value if abs(value) < _LARGEST_INT_SHOWN else f"about {_magnitude(value)}"
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
-    return {dict: "an object", list: "a list", tuple: "a list"}.get(type(value), type(value).__name__)
+    return "an object" if isinstance(value, dict) else "a list" if isinstance(value, list | tuple) else type(value).__name__
 
 
 def _magnitude(value: int) -> str:

@@ -5,7 +5,9 @@ import logging
 from http import HTTPStatus
 from typing import Any
 
+from django.core.exceptions import RequestDataTooBig, SuspiciousOperation
 from django.http import Http404, HttpRequest, HttpResponse, RawPostDataException
+from django.http.multipartparser import MultiPartParserError
 from ninja import NinjaAPI
 from ninja.errors import AuthenticationError, HttpError, Throttled, ValidationError
 
@@ -83,6 +85,15 @@ def _http_error(request: HttpRequest, error: HttpError) -> HttpResponse:
     if isinstance(error.__cause__, ValueError):  # why the parser of bodies gave up
         return problem(error.status_code, code=code, detail=f"the body cannot be read as JSON: {error.__cause__}")
     return problem(error.status_code, code=code, detail=str(error))
+
+
+@api.exception_handler(MultiPartParserError)
+@api.exception_handler(SuspiciousOperation)
+def _bad_form(request: HttpRequest, error: Exception) -> HttpResponse:
+    """A form without its boundary, with too many fields or files, …: the sender's fault, whatever Django calls it."""
+    status = 413 if isinstance(error, RequestDataTooBig) else 400
+    code = HTTPStatus(status).phrase.lower().replace(" ", "_")
+    return problem(status, code=code, detail=f"the form cannot be read: {error}")
 
 
 @api.exception_handler(Exception)

@@ -49,6 +49,27 @@ def test_a_body_that_cannot_be_kept_says_why(db, as_ada, body, reason):
     assert reason in response.json()["detail"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("multipart/form-data", "x"),
+        ("multipart/form-data; boundary=ü", "x"),
+        (
+            "multipart/form-data; boundary=b",
+            "".join(f'--b\r\nContent-Disposition: form-data; name="f"; filename="{n}"\r\n\r\nx\r\n' for n in range(150)),
+        ),
+        (
+            "multipart/form-data; boundary=b",
+            "".join(f'--b\r\nContent-Disposition: form-data; name="f{n}"\r\n\r\nx\r\n' for n in range(1_500)),
+        ),
+    ],
+)
+def test_a_form_that_cannot_be_read_is_the_senders_fault(db, as_ada, kind, body):
+    response = as_ada.generic("POST", "/api/v1/models", data=body, content_type=kind)
+    assert (response.status_code, response["Content-Type"]) == (400, "application/problem+json")
+    assert "the form cannot be read" in response.json()["detail"]
+
+
 @pytest.mark.parametrize("address", ["/api/v1/jobs/%00", "/api/v1/jobs?q=%00", "/api/v1/jobs?cursor=n.%00"])
 def test_a_nul_in_an_address_is_refused_as_a_problem(db, as_ada, address):
     response = as_ada.get(address)
