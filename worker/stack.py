@@ -98,10 +98,12 @@ def find_running(stack: Stack) -> dict[str, Any] | None:
     try:
         with stack.lock_file.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except BlockingIOError:
         return stack.read_state()
+    except OSError as error:
+        raise StackError(f"HEADROOM_HOME {stack.home} cannot be used: {error.strerror}") from error
     return None
 
 

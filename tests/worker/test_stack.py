@@ -106,6 +106,15 @@ def test_a_second_up_says_that_it_is_running_and_where(running_place, capsys):
     assert capsys.readouterr().out == "Headroom runs at http://127.0.0.1:8399\n"
 
 
+@pytest.mark.parametrize(("command", "code"), [("up", 1), ("down", 0), ("status", 1)])
+def test_a_file_in_the_place_of_the_home_is_one_line(tmp_path, monkeypatch, capsys, command, code):
+    (tmp_path / "home").write_text("not a folder")
+    monkeypatch.setenv("HEADROOM_HOME", str(tmp_path / "home"))
+    assert main([command]) == code
+    said = capsys.readouterr()
+    assert len((said.out + said.err).splitlines()) == 1
+
+
 def test_a_second_up_in_the_foreground_is_refused(running_place, capsys):
     assert main(["up", "--foreground"]) == 1
     assert "make down" in capsys.readouterr().err
