@@ -186,7 +186,9 @@ def tracked_text():
 
 
 def test_no_path_of_one_machine_is_in_the_repository():
-    pattern = re.compile(r"/(?:home|Users|root)/[A-Za-z0-9._-]+/|" + re.escape(str(ROOT.parent)) + "/")
+    # the folder around this copy tells of the machine, unless every machine has it
+    own = ROOT if ROOT.parent.as_posix() in ("/", "/opt", "/srv", "/tmp", "/var/tmp") else ROOT.parent
+    pattern = re.compile(r"/(?:home|Users|root)/[A-Za-z0-9._-]+/|" + re.escape(str(own)) + "/")
     found = [name for name, text in tracked_text() if pattern.search(text)]
     assert found == []
 
