@@ -41,6 +41,7 @@ def make_brief(attempt: Attempt, *, folder: Path, home: Path, device: str) -> di
 def _training_part(attempt: Attempt, *, home: Path) -> dict[str, Any]:
     job = attempt.job
     folder = home / job.model.folder
+    earlier = [str(job_folder(home, retried.pk)) for retried in _retried_jobs(job)]
     return {
         "model_folder": str(folder),
         "has_weights": job.model.has_weights,
@@ -52,8 +53,18 @@ def _training_part(attempt: Attempt, *, home: Path) -> dict[str, Any]:
         "plan": attempt.plan,
         "prediction": attempt.prediction,
         "job_folder": str(job_folder(home, job.pk)),
-        "resume_from": "newest" if attempt.number > 1 else None,
+        "resume_from": "newest" if attempt.number > 1 or earlier else None,
+        "earlier_job_folders": earlier,
     }
+
+
+def _retried_jobs(job: Job) -> list[Job]:
+    """The jobs that this one goes on from, the last first."""
+    retried = []
+    while job.retry_of is not None:
+        job = job.retry_of
+        retried.append(job)
+    return retried
 
 
 def _tokenizer_file(model: Model, *, folder: Path) -> str | None:

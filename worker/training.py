@@ -58,4 +58,5 @@ def _read_run(attempt: dict[str, Any], *, spec: ModelSpec, token_folder: Path) -
         token_file=token_folder,
         tokenizer_file=Path(attempt["tokenizer_file"]) if attempt["tokenizer_file"] else None,
         resume_from=attempt["resume_from"],
+        earlier_job_folders=tuple(Path(folder) for folder in attempt["earlier_job_folders"]),
     )

@@ -62,6 +62,8 @@ class TrainingRun:
     """None: the tokenizer that ships with the program."""
     resume_from: str | None = None
     """``newest`` (or nothing when there is none yet), the path of a checkpoint, or None for a fresh start."""
+    earlier_job_folders: tuple[Path, ...] = ()
+    """Of jobs that this one retries, the last first: with ``newest``, where to look when this one has no checkpoint."""
     timeline_every_s: float = 10.0
     """A timeline of one step is reported this often."""
 
@@ -286,7 +288,8 @@ class _Job:
         if self.run.resume_from is None:
             return None
         if self.run.resume_from == "newest":
-            return find_resumable(self.run.job_folder)
+            folders = (self.run.job_folder, *self.run.earlier_job_folders)
+            return next((found for folder in folders if (found := find_resumable(folder))), None)
         return read_checkpoint(Path(self.run.resume_from))
 
     @torch.no_grad()

@@ -8,6 +8,7 @@ import pytest
 from optimizer.hardware.machine import Machine
 from tests.webapp.conftest import MACHINE_DOCUMENT, make_bench, make_text, make_tiny_model
 from webapp.jobs import actions
+from webapp.jobs.models import Job
 from worker import machine as machine_module
 from worker.brief import write_brief
 from worker.config import WorkerConfig
@@ -134,6 +135,15 @@ def test_a_later_attempt_resumes_from_the_newest_checkpoint(claimed, tmp_path):
     attempt = claimed()
     attempt.number = 2
     assert brief_of(attempt, tmp_path)["resume_from"] == "newest"
+
+
+def test_a_retried_job_is_told_where_those_before_it_kept_their_checkpoints(claimed, tmp_path):
+    attempt = claimed()
+    first = Job(pk="job_first")
+    attempt.job.retry_of = Job(pk="job_second", retry_of=first)
+    brief = brief_of(attempt, tmp_path)
+    assert brief["resume_from"] == "newest"
+    assert brief["earlier_job_folders"] == [str(tmp_path / "jobs" / name) for name in ("job_second", "job_first")]
 
 
 def test_what_ships_with_the_program_keeps_its_own_path(claimed, tmp_path):

@@ -162,7 +162,8 @@ def resume_job(job: Job, *, actor: str) -> Job:
 
 
 def retry_job(job: Job, *, actor: str) -> Job:
-    """The same spec and plan again, as a new job: an ended one never moves. Only what failed or was cancelled is retried."""
+    """The same spec and plan again, as a new job: an ended one never moves. It goes on from the newest checkpoint of the
+    ended one, where there is one. Only what failed or was cancelled is retried."""
     job.refresh_from_db()
     if job.kind != Kind.TRAIN or job.state not in (State.FAILED, State.CANCELLED):
         return _refuse(job, "retry", allowed="failed or cancelled")

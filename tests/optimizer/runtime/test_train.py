@@ -127,6 +127,19 @@ def test_a_lossless_plan_ends_with_the_weights_of_plain_training(make_run):
     assert planned.measured.host_peak_bytes > 0
 
 
+def test_a_retried_job_goes_on_from_the_checkpoint_of_the_one_it_retries(make_run):
+    whole = train(make_run(folder="whole"), report=lambda message: None, should_stop=never)
+    stopped, messages = make_run(folder="stopped"), []
+    train(stopped, report=messages.append, should_stop=stop_after(messages, 2))
+    retried = dataclasses.replace(
+        make_run(folder="retried"), resume_from="newest", earlier_job_folders=(stopped.job_folder,), fence=8
+    )
+    told = []
+    result = train(retried, report=told.append, should_stop=never)
+    assert next(m["resumed_from_step"] for m in told if m["type"] == "started") == 2
+    assert result.summary["weights_sha256"] == whole.summary["weights_sha256"]
+
+
 def test_resuming_a_job_that_never_saved_starts_afresh(make_run):
     run = dataclasses.replace(make_run(), resume_from="newest")
     messages = []
