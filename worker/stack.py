@@ -34,6 +34,9 @@ def start_stack(stack: Stack, *, foreground: bool) -> None:
     running = find_running(stack)
     if running is not None:
         raise StackError(_where(stack, running), hint="Stop it with: make down")
+    if foreground:
+        # A shell without job control starts what stands in its background with Ctrl-C ignored; here it must count.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     os.umask(0o077)  # whatever any of the processes writes is this user's alone
     prepare_home(stack)
     check_port(stack)
@@ -206,6 +209,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         return run_command(options)
+    except KeyboardInterrupt:
+        return 130
     except StackError as error:
         print(f"headroom: {error.message}" + (f"\n  {error.hint}" if error.hint else ""), file=sys.stderr)
         return 1

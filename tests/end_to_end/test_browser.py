@@ -179,7 +179,7 @@ def test_a_step_is_shown_from_within_with_its_prediction(open_tab, running_job):
     tab = open_tab(f"/jobs/{running_job}/")
     wait_for_points(tab, 30)
     tab.page.get_by_role("button", name="within a step").click()
-    tab.page.wait_for_function("document.getElementById('chart-memory').data[0].x.length === 60")
+    tab.page.wait_for_function("() => document.getElementById('chart-memory').data[0].x.length === 60")
     ends = tab.page.evaluate(
         "document.getElementById('chart-memory').data.filter(t => t.name === 'weights' || t.name === 'predicted')"
         ".map(t => t.x.at(-1))"
@@ -209,7 +209,7 @@ def test_a_restart_of_the_web_process_loses_no_point(site, open_tab, running_job
     tab = open_tab(f"/jobs/{running_job}/")
     wait_for_points(tab, 30)
     site.kill_web()
-    tab.page.wait_for_function("document.getElementById('job-page').dataset.connection === 'reconnecting'")
+    tab.page.wait_for_function("() => document.getElementById('job-page').dataset.connection === 'reconnecting'")
     expect(tab.page.locator('[data-live="connection"]')).to_contain_text("waiting for the server since")
     site.ask("measure", job_id=running_job, first=31, last=45)
     site.start_web()
