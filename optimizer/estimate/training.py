@@ -24,10 +24,8 @@ from optimizer.workload import TrainingWorkload
 
 MAX_TIMELINE_POINTS = 400
 MEMORY_MARGIN = {"cpu": 0.0025, "cuda": 0.05}
-"""Share of the peak added above. cpu: the simulation equals the meter but for a few scalars. cuda: other attention
-kernels save other
-tensors, and cuBLAS workspaces are no tensor (reference: ``benchmarks/accuracy.py``)."""
-ALLOCATOR_ROUNDING_BYTES = {"cpu": 0, "cuda": 512}
+"""Share of the peak added above. cpu: the simulation equals the meter but for a few scalars. cuda: an assumption until a card
+has been measured; other attention kernels save other tensors, and blocks are rounded up to 512 bytes."""
 TIME_SPREAD = {"measured": 0.15, "table": 0.5}
 """Half-width of the time interval as a share, without finished runs of this model on this machine."""
 CALIBRATED_TIME_SPREAD = 0.08

@@ -6,11 +6,8 @@ there is to be seen and mended, not scaled away. All functions are pure; nothing
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from statistics import median
 from typing import Any, Protocol, TypedDict
-
-from optimizer.hardware.machine import Machine, Rates
 
 MAX_RECENT_RATIOS = 31
 """Runs that vote on the factor. A median of 31 forgets an old driver after 16 new runs and shrugs off 15 bad ones."""
@@ -40,12 +37,6 @@ class PredictedRun(Protocol):
 def step_time_factor(calibration: Mapping[str, Any] | None) -> float:
     """Measured over predicted step time on this machine; 1 without runs."""
     return float((calibration or {}).get("step_time_factor", 1.0))
-
-
-def apply_calibration(machine: Machine, calibration: Mapping[str, Any] | None) -> Machine:
-    """The machine with every rate slowed by the factor, so that each predicted duration grows by exactly it."""
-    factor = step_time_factor(calibration)
-    return machine if factor == 1.0 else replace(machine, rates=_slowed(machine.rates, factor))
 
 
 def update_calibration(
@@ -84,22 +75,6 @@ def update_calibration(
         ),
     }
     return before | after
-
-
-def _slowed(rates: Rates, factor: float) -> Rates:
-    def slow(by_kind: dict[str, float]) -> dict[str, float]:
-        return {kind: rate / factor for kind, rate in by_kind.items()}
-
-    return replace(
-        rates,
-        matmul_flops_per_s=slow(rates.matmul_flops_per_s),
-        attention_flops_per_s=slow(rates.attention_flops_per_s),
-        memory_bytes_per_s=rates.memory_bytes_per_s / factor,
-        op_overhead_s=rates.op_overhead_s * factor,
-        device_to_host_bytes_per_s=rates.device_to_host_bytes_per_s / factor,
-        host_to_device_bytes_per_s=rates.host_to_device_bytes_per_s / factor,
-        optimizer_elements_per_s=slow(rates.optimizer_elements_per_s),
-    )
 
 
 def _relative_error(predicted: float, measured: Any) -> float | None:

@@ -7,11 +7,9 @@ import pytest
 from optimizer.hardware.calibration import (
     FACTOR_LIMITS,
     MAX_RECENT_RATIOS,
-    apply_calibration,
     step_time_factor,
     update_calibration,
 )
-from optimizer.hardware.devices import table_machine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,13 +92,3 @@ def test_a_run_with_a_peak_only_leaves_the_factor():
     after = update_calibration(before, prediction=Predicted(), measured={"device_peak_bytes": 2000})
     assert after["step_time_factor"] == before["step_time_factor"]
     assert after["peak_mean_absolute_relative_error"] == pytest.approx(0.25)
-
-
-def test_applying_a_factor_slows_every_rate_by_it():
-    machine = table_machine("RTX 4090")
-    slowed = apply_calibration(machine, {"step_time_factor": 2.0}).rates
-    assert slowed.matmul_flops_per_s["fp32"] == machine.rates.matmul_flops_per_s["fp32"] / 2
-    assert slowed.optimizer_elements_per_s["adamw_8"] == machine.rates.optimizer_elements_per_s["adamw_8"] / 2
-    assert slowed.op_overhead_s == machine.rates.op_overhead_s * 2
-    assert slowed.host_to_device_bytes_per_s == machine.rates.host_to_device_bytes_per_s / 2
-    assert apply_calibration(machine, {}) is machine
