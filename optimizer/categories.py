@@ -11,12 +11,17 @@ Category = Literal[
     "kv_cache",
     "temporaries",
 ]
-Tier = Literal["device", "host", "disk"]
+Tier = Literal["device", "host", "disk", "remote"]
+Link = Literal[
+    "device_to_host", "host_to_device", "host_to_disk", "disk_to_host", "host_to_remote", "remote_to_host"
+]
+"""A direction in which bytes move between tiers; nothing goes from the device further than the host without a copy there."""
 
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 """Bottom to top in every stack. ``temporaries`` also holds inputs, slack and whatever is not decided but counted."""
 
 TIERS: tuple[Tier, ...] = get_args(Tier)
+LINKS: tuple[Link, ...] = get_args(Link)
 
 CATEGORY_LABELS: dict[Category, str] = {
     "weights": "weights",

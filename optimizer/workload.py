@@ -2,14 +2,66 @@
 
 import math
 import reprlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from optimizer.errors import InvalidWorkload
 from optimizer.serialize import shown
 
-Technique = Literal["recompute", "offload", "bf16", "8bit_optimizer", "accumulate"]
+Technique = Literal[
+    "recompute",
+    "offload",
+    "accumulate",
+    "chunked_loss",
+    "consume_gradients",
+    "offload_gradients",
+    "offload_optimizer",
+    "stream_weights",
+    "disk",
+    "remote",
+    "compress",
+    "bf16",
+    "fp16",
+    "autocast",
+    "8bit_optimizer",
+    "quantize_frozen",
+]
+"""What a goal may forbid. ``disk`` and ``remote`` forbid a place, whatever would live there."""
 ScheduleName = Literal["constant", "linear", "cosine"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """Low-rank adapters (LoRA) beside frozen weights: what is trained instead of the model's own."""
+
+    rank: int = 8
+    """Inner dimension of each pair of adapter matrices, 1 to 1,024."""
+    alpha: float = 16.0
+    """The adapters' product is scaled by ``alpha / rank``."""
+    dropout: float = 0.0
+    """On the adapters' input, 0 to below 1."""
+    targets: tuple[str, ...] = ()
+    """Names of the modules that get adapters (``q_proj``); empty for every matrix inside the blocks."""
+
+    def __post_init__(self) -> None:
+        _require_int("adapter.rank", self.rank, low=1, high=1024)
+        _require_float("adapter.alpha", self.alpha, low=0, high=65_536, low_allowed=False)
+        _require_float("adapter.dropout", self.dropout, low=0, high=0.99)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """How the trained weights are written at the end."""
+
+    dtype: Literal["same", "fp32", "bf16", "fp16"] = "same"
+    """same keeps the dtype that was trained."""
+    max_shard_bytes: int = 5_000_000_000
+    """Tensors are spread over files of at most this, each tensor whole."""
+    adapter: Literal["alone", "merged", "both"] = "both"
+    """With adapters: the adapters' own folder (as peft reads it), the model with them added in, or both."""
+
+    def __post_init__(self) -> None:
+        _require_int("export.max_shard_bytes", self.max_shard_bytes, low=1_000_000, high=2**40)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +99,9 @@ class TrainingWorkload:
     """A resumable checkpoint is kept at each multiple; 0 means only when asked to stop."""
     sample_tokens: int = 120
     """Tokens of text generated from the trained model at the end; 0 for none."""
+    adapter: Adapter | None = None
+    """None trains every weight."""
+    export: Export = field(default_factory=Export)
 
     def __post_init__(self) -> None:
         _require_int("sequence_length", self.sequence_length, low=8, high=131_072)
@@ -78,7 +133,9 @@ class Goal:
     device_budget_bytes: int
     """Hard cap on bytes allocated on the device tier, at every moment."""
     host_budget_bytes: int | None = None
-    """Cap on bytes offloaded to the host tier; None means what the machine has free."""
+    """Cap on bytes on the host tier; None means what the machine has free."""
+    disk_budget_bytes: int | None = None
+    """Cap on bytes on the disk tier; None means what the machine has free."""
     objective: Literal["fastest_step"] = "fastest_step"
     allow_lossy: bool = False
     """Whether choices that change the numbers (bf16, 8-bit state) may be taken."""
@@ -89,6 +146,8 @@ class Goal:
         _require_int("device_budget_bytes", self.device_budget_bytes, low=1, high=2**60, section="goal")
         if self.host_budget_bytes is not None:
             _require_int("host_budget_bytes", self.host_budget_bytes, low=0, high=2**60, section="goal")
+        if self.disk_budget_bytes is not None:
+            _require_int("disk_budget_bytes", self.disk_budget_bytes, low=0, high=2**60, section="goal")
 
 
 def _require_int(name: str, value: object, *, low: int, high: int, section: str = "workload") -> None:

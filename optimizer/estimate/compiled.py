@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from optimizer.categories import CATEGORIES, Category, Tier
 from optimizer.hardware.machine import Rates
 from optimizer.plan.activations import BlockChoice
-from optimizer.plan.weights import WeightsDtype
+from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.profile import Op, Part, Profile
 from optimizer.profile.sizes import NUM_MONOMIALS, Shape, Terms, evaluate, monomials
 
@@ -49,10 +49,10 @@ class PartTime:
 class CompiledShape:
     """One regime of a profile at one micro-batch size and sequence length."""
 
-    def __init__(self, profile: Profile, *, dtype: WeightsDtype, shape: Shape) -> None:
-        self.regime = profile.regime(dtype, shape)
+    def __init__(self, profile: Profile, *, weights: WeightsPlan, shape: Shape) -> None:
+        self.regime = profile.regime(weights.representation, shape)
         self.shape = shape
-        self.dtype = dtype
+        self.compute_dtype = weights.dtype if weights.autocast == "off" else weights.autocast
         # Not the profile itself: it is what decides how long this is kept.
         self._parts = profile.parts
         self._ops = _OpSizes(profile.ops, shape)
@@ -77,7 +77,7 @@ class CompiledShape:
         key = (name, rates_key)
         if key not in self._times:
             if rates_key not in self._op_s:
-                self._op_s[rates_key] = self._ops.seconds(rates, self.dtype)
+                self._op_s[rates_key] = self._ops.seconds(rates, self.compute_dtype)
             self._times[key] = self._sum_times(self._part(name), self._op_s[rates_key])
         return self._times[key]
 
@@ -124,7 +124,7 @@ class _OpSizes:
         self._kinds = np.array([op.kind for op in ops])
         self.lanes = np.array([_LANES.index(op.kind) if op.kind in _LANES else 0 for op in ops], dtype=np.int64)
 
-    def seconds(self, rates: Rates, dtype: WeightsDtype) -> NDArray[np.float64]:
+    def seconds(self, rates: Rates, dtype: str) -> NDArray[np.float64]:
         """Of each op: copies at the link's rate, the rest the longer of moving bytes and computing."""
         seconds = self._moved_bytes / rates.memory_bytes_per_s
         tables = {"matmul": rates.matmul_flops_per_s, "attention": rates.attention_flops_per_s}
@@ -158,14 +158,14 @@ def _sum_changes(changes: list[tuple[Tier, int, int]]) -> PartBytes:
     return PartBytes(net=levels[-1], rise=int(totals[top]), at_rise=levels[top], host_net=host[-1], host_rise=max(host))
 
 
-_compiled: dict[tuple[int, WeightsDtype, Shape], CompiledShape] = {}
+_compiled: dict[tuple[int, str, Shape], CompiledShape] = {}
 
 
-def compile_shape(profile: Profile, dtype: WeightsDtype, shape: Shape) -> CompiledShape:
+def compile_shape(profile: Profile, weights: WeightsPlan, shape: Shape) -> CompiledShape:
     """Raises InvalidWorkload beyond the position table. Kept while the profile lives, the oldest dropped after a few dozen."""
-    key = (id(profile), dtype, shape)
+    key = (id(profile), weights.representation, shape)
     if key not in _compiled:
-        compiled = CompiledShape(profile, dtype=dtype, shape=shape)
+        compiled = CompiledShape(profile, weights=weights, shape=shape)
         if len(_compiled) >= _MAX_CACHED:
             del _compiled[next(iter(_compiled))]
         _compiled[key] = compiled

@@ -21,7 +21,7 @@ _STEP_COUNTER_BYTES = 4
 def estimate_state_bytes(tensors: Sequence[TensorSize], plan: Plan) -> int:
     """Bytes that live between steps, fp32 master weights of bf16 training included."""
     num_elements = sum(tensor.num_elements for tensor in tensors)
-    master_bytes = 4 * num_elements if plan.weights.dtype == "bf16" else 0
+    master_bytes = 4 * num_elements if plan.weights.dtype != "fp32" else 0
     if plan.optimizer_state.bits == 32:
         return master_bytes + 8 * num_elements + _STEP_COUNTER_BYTES * len(tensors)
     moments = [_moment_bytes(tensor.num_elements) for tensor in tensors]

@@ -1,6 +1,6 @@
 """What the estimator returns for one plan on one machine, and the verdict drawn from it. Torch-free, JSON-able."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from optimizer.serialize import from_json, to_json
@@ -32,7 +32,7 @@ class Prediction:
     device_bytes_by_category: dict[str, int]
     """At the peak moment; sums to ``device_peak_bytes``."""
     host_peak_bytes: int
-    """Bytes offloaded to the host tier at their most."""
+    """Bytes on the host tier at their most: what was offloaded and what always lives there."""
     peak_moment: str
     """Where the peak falls, for people: ``backward of block 11 of 12``."""
     step_ms: float
@@ -50,6 +50,11 @@ class Prediction:
     """Device bytes within one step, in order, at most 400 points, the peak moment always among them."""
     time_source: Literal["measured", "table"]
     """Whether the machine's rates were measured or come from the table."""
+    disk_peak_bytes: int = 0
+    """Bytes on the disk tier at their most."""
+    remote_peak_bytes: int = 0
+    copied_bytes: dict[str, int] = field(default_factory=dict)
+    """Bytes that move between tiers in one steady step, by link (``categories.Link``); links without traffic left out."""
 
     def verdict(self, budget_bytes: int) -> Verdict:
         """``tight`` is when only the upper end of the interval goes over."""

@@ -45,7 +45,7 @@ def estimate_training(
     """
     plan.check(num_blocks=profile.num_blocks, workload=workload)
     shape = (plan.batch.micro_batch_size, workload.sequence_length)
-    compiled = compile_shape(profile, plan.weights.dtype, shape)
+    compiled = compile_shape(profile, plan.weights, shape)
     schedule = build_schedule(profile, compiled, plan=plan, workload=workload, machine=machine)
     factor = (calibration or {}).get("step_time_factor", 1.0)
     simulation = simulate(

@@ -6,4 +6,4 @@ from optimizer.profile.profile import Profile
 
 def estimate_weight_bytes(profile: Profile, plan: WeightsPlan) -> int:
     """Bytes on the device, at every moment."""
-    return profile.num_parameters * plan.bytes_per_element + profile.buffer_bytes[plan.dtype]
+    return profile.num_parameters * plan.bytes_per_element + profile.buffer_bytes["fp32" if plan.dtype == "fp32" else "bf16"]

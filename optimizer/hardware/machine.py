@@ -26,8 +26,16 @@ class Rates:
     device_to_host_bytes_per_s: float
     host_to_device_bytes_per_s: float
     optimizer_elements_per_s: dict[str, float]
-    """By state kind (``adamw_32``, ``adamw_8``): parameters updated per second."""
+    """By state kind (``adamw_32``, ``adamw_8``): parameters updated per second on the device."""
     source: RateSource
+    host_optimizer_elements_per_s: float | None = None
+    """AdamW with 32-bit state on the host; None where unknown."""
+    disk_write_bytes_per_s: float | None = None
+    """Sequential, of the disk that holds the scratch folder; None where unknown, as are the next three."""
+    disk_read_bytes_per_s: float | None = None
+    remote_write_bytes_per_s: float | None = None
+    """To the store of the remote tier."""
+    remote_read_bytes_per_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +57,10 @@ class Machine:
     device: Device
     host_memory_bytes: int
     rates: Rates
+    disk_free_bytes: int = 0
+    """Of the scratch folder's disk; 0 where there is no disk tier."""
+    remote_free_bytes: int = 0
+    """Of the remote store; 0 where there is none."""
     num_threads: int = 1
     facts: dict[str, str] = field(default_factory=dict)
     """Processor, driver and library versions; for people and records, never for decisions."""

@@ -1,21 +1,35 @@
 """What can be decided about activations: for each block, whether what autograd saves is kept, rebuilt or moved."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
-BlockChoice = Literal["keep", "recompute", "offload"]
+BlockChoice = Literal["keep", "recompute", "selective", "offload", "offload_disk", "offload_remote"]
+Compression = Literal["none", "bf16", "int8"]
+
+OFFLOADING: Final[tuple[BlockChoice, ...]] = ("offload", "offload_disk", "offload_remote")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ActivationsPlan:
     """One choice for each block, first to last.
 
-    keep       what autograd saves stays on the device until the block's backward.
-    recompute  only the block's inputs stay; the block runs forward again just before its backward.
-    offload    what autograd saves inside the block is copied to the host as it appears and back before its backward.
+    keep            what autograd saves stays on the device until the block's backward.
+    recompute       only the block's inputs stay; the block runs forward again just before its backward.
+    selective       as recompute, but the results of products and attention stay: only the cheap ops run again.
+    offload         what autograd saves inside the block is copied to the host as it appears and back before its backward.
+    offload_disk    the same, to a file.
+    offload_remote  the same, to the memory of another machine (a store that speaks the Redis protocol).
     """
 
     per_block: tuple[BlockChoice, ...]
+    compress: Compression = "none"
+    """What floating-point tensors become for the trip, whatever the place: as they are, bf16, or int8 with one fp32 scale
+    for each 256 elements. Lossy, but for bf16 tensors that travel as bf16."""
 
-    def count(self, choice: BlockChoice) -> int:
-        return self.per_block.count(choice)
+    def count(self, *choices: BlockChoice) -> int:
+        return sum(choice in choices for choice in self.per_block)
+
+    @property
+    def num_offloaded(self) -> int:
+        """Blocks whose saved tensors leave the device, wherever they go."""
+        return self.count(*OFFLOADING)

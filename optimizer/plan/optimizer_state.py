@@ -1,15 +1,56 @@
-"""What can be decided about optimizer state: in how many bits the two AdamW moments are kept."""
+"""What can be decided about optimizer state: in how many bits AdamW's moments are kept, and where."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from optimizer.errors import InvalidPlan
 
 QUANTIZATION_BLOCK_ELEMENTS = 256
 """Elements that share one fp32 scale in 8-bit state (Dettmers et al., 8-bit Optimizers via Block-wise Quantization)."""
 
+StatePlace = Literal["device", "host", "disk"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerStatePlan:
-    """AdamW's moments on the device. bf16 weights add fp32 master weights, whatever the bits."""
+    """AdamW's moments. Weights below fp32 add fp32 master weights, and so does state that is not on the device."""
 
     bits: Literal[32, 8] = 32
-    """32 keeps fp32 moments (lossless); 8 keeps one byte per element and one fp32 scale per block."""
+    """32 keeps fp32 moments (lossless); 8 keeps one byte per element and one fp32 scale per block; only on the device."""
+    place: StatePlace = "device"
+    """Where the offloaded part of the state lives; its update runs on the host, wherever the weights are."""
+    fraction: float = 1.0
+    """Share of the trained elements whose state is at ``place``, in whole tensors (``split_state``); the rest is on the
+    device."""
+
+    def __post_init__(self) -> None:
+        if self.place != "device" and self.bits == 8:
+            raise InvalidPlan(
+                f"plan.optimizer_state.place is {self.place} with 8 bits; 8-bit state is updated on the device",
+                field="plan.optimizer_state.place",
+                value=self.place,
+                allowed="device, unless plan.optimizer_state.bits is 32",
+            )
+        if not 0 < self.fraction <= 1:
+            raise InvalidPlan(
+                f"plan.optimizer_state.fraction is {self.fraction}; allowed: above 0, at most 1",
+                field="plan.optimizer_state.fraction",
+                value=self.fraction,
+                allowed={"minimum": 0, "maximum": 1},
+            )
+
+
+def split_state(plan: OptimizerStatePlan, num_elements: Sequence[int]) -> list[bool]:
+    """For each trained tensor, in the model's order, whether its state leaves the device.
+
+    Tensors are taken from the first on, as long as they do not exceed the share; one that would is passed over.
+    """
+    if plan.place == "device":
+        return [False] * len(num_elements)
+    left = round(plan.fraction * sum(num_elements))
+    leaves = []
+    for size in num_elements:
+        leaves.append(size <= left)
+        left -= size if size <= left else 0
+    return leaves

@@ -11,13 +11,16 @@ from typing import Any, Final, Literal
 
 from optimizer.errors import InvalidPlan
 from optimizer.plan.activations import ActivationsPlan
+from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.batch import BatchPlan
+from optimizer.plan.gradients import GradientsPlan
+from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.serialize import from_json, to_json
 from optimizer.workload import TrainingWorkload
 
-PLAN_VERSION: Final = 1
+PLAN_VERSION: Final = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,17 +34,27 @@ class Layout:
 class Plan:
     """Every decision about one job's memory."""
 
-    version: Literal[1] = PLAN_VERSION
+    version: Literal[1, 2] = PLAN_VERSION
+    """1 knew fewer decisions; a plan of that time means what it says with the defaults of those that came later."""
     layout: Layout = field(default_factory=Layout)
     batch: BatchPlan
     weights: WeightsPlan = field(default_factory=WeightsPlan)
+    gradients: GradientsPlan = field(default_factory=GradientsPlan)
     optimizer_state: OptimizerStatePlan = field(default_factory=OptimizerStatePlan)
     activations: ActivationsPlan
+    logits_and_loss: LogitsAndLossPlan = field(default_factory=LogitsAndLossPlan)
+    allocator: AllocatorPlan = field(default_factory=AllocatorPlan)
 
     @property
     def is_lossless(self) -> bool:
-        """Whether the numbers equal plain fp32 training's; accumulation changes only the order of sums."""
-        return self.weights.dtype == "fp32" and self.optimizer_state.bits == 32
+        """Whether the numbers equal plain fp32 training's; accumulation and chunks change only the order of sums."""
+        return (
+            self.weights.dtype == "fp32"
+            and self.weights.autocast == "off"
+            and self.weights.frozen == "same"
+            and self.optimizer_state.bits == 32
+            and (self.activations.compress == "none" or not self.activations.num_offloaded)
+        )
 
     @property
     def fingerprint(self) -> str:
@@ -49,7 +62,7 @@ class Plan:
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:16]
 
     def check(self, *, num_blocks: int, workload: TrainingWorkload) -> None:
-        """Raise InvalidPlan where the plan does not match the model's depth or the workload's batch."""
+        """Raise InvalidPlan where the plan contradicts itself, the model's depth or the workload."""
         if len(self.activations.per_block) != num_blocks:
             raise InvalidPlan(
                 f"plan.activations.per_block names {len(self.activations.per_block)} blocks; the model has {num_blocks}",
@@ -65,6 +78,65 @@ class Plan:
                 value=self.batch.global_batch_size,
                 allowed=workload.global_batch_size,
             )
+        conflict = self.find_conflict(workload)
+        if conflict is not None:
+            raise conflict
+
+    def find_conflict(self, workload: TrainingWorkload) -> InvalidPlan | None:
+        """The first pair of decisions that cannot be carried out together for this workload; None where there is none."""
+        consumes = self.gradients.choice == "consume"
+        trains_all = workload.adapter is None
+        rules: tuple[tuple[bool, str, object, str], ...] = (
+            (
+                consumes and self.batch.accumulation_steps > 1,
+                "gradients.choice",
+                "consume",
+                "needs one micro-batch per step (plan.batch.accumulation_steps 1)",
+            ),
+            (
+                consumes and workload.max_grad_norm is not None,
+                "gradients.choice",
+                "consume",
+                "cannot clip to a global norm (workload.max_grad_norm must be null)",
+            ),
+            (
+                consumes and self.weights.scales_loss,
+                "gradients.choice",
+                "consume",
+                "cannot leave out a step that overflowed, as fp16 must",
+            ),
+            (
+                consumes and self.optimizer_state.place != "device",
+                "gradients.choice",
+                "consume",
+                "updates on the device; state elsewhere takes gradients on the host",
+            ),
+            (
+                self.gradients.choice == "keep" and self.optimizer_state.place != "device",
+                "gradients.choice",
+                "keep",
+                "leaves gradients on the device; state elsewhere takes gradients on the host",
+            ),
+            (
+                trains_all
+                and self.weights.place != "device"
+                and (self.optimizer_state.place == "device" or self.optimizer_state.fraction < 1),
+                "weights.place",
+                self.weights.place,
+                "streams trained weights, whose state must then be wholly on the host or the disk",
+            ),
+            (
+                self.weights.frozen != "same" and trains_all,
+                "weights.frozen",
+                self.weights.frozen,
+                "applies to weights under adapters (workload.adapter is null: every weight is trained)",
+            ),
+        )
+        for is_broken, name, value, why in rules:
+            if is_broken:
+                path = f"plan.{name}"
+                return InvalidPlan(f"{path} is {value}, which {why}", field=path, value=value, allowed=why)
+        return None
 
     def to_json(self) -> dict[str, Any]:
         document: dict[str, Any] = to_json(self)

@@ -1,19 +1,61 @@
-"""What can be decided about weights: the representation they are trained in."""
+"""What can be decided about weights: the representation they are trained in, and where blocks keep theirs between uses."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-WeightsDtype = Literal["fp32", "bf16"]
-DTYPE_BYTES: dict[str, int] = {"fp32": 4, "bf16": 2}
+from optimizer.errors import InvalidPlan
+
+WeightsDtype = Literal["fp32", "bf16", "fp16"]
+Autocast = Literal["off", "bf16", "fp16"]
+WeightsPlace = Literal["device", "host", "disk"]
+FrozenFormat = Literal["same", "int8", "nf4"]
+DTYPE_BYTES: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightsPlan:
-    """Weights live on the device, whole."""
+    """Representation and place of the weights."""
 
     dtype: WeightsDtype = "fp32"
-    """Dtype of weights, gradients and activations. With bf16 the optimizer keeps fp32 master weights in its state."""
+    """Dtype of weights, gradients and activations. Below fp32 the optimizer keeps fp32 master weights in its state."""
+    autocast: Autocast = "off"
+    """Products and attention run in this dtype on fp32 weights, which are cast as they are used. Needs ``dtype`` fp32."""
+    place: WeightsPlace = "device"
+    """Where each block's weights live between uses; they are brought to the device for the block's forward and backward.
+    What belongs to no block (embedding, final norm, head) stays on the device."""
+    prefetch: int = 1
+    """Blocks fetched ahead of the one that computes, where weights are not on the device."""
+    frozen: FrozenFormat = "same"
+    """How the matrices that are not trained (under adapters) are held; brought back to ``dtype`` for each product."""
+
+    def __post_init__(self) -> None:
+        if self.autocast != "off" and self.dtype != "fp32":
+            raise InvalidPlan(
+                f"plan.weights.autocast is {self.autocast} with {self.dtype} weights; allowed: fp32 weights, or off",
+                field="plan.weights.autocast",
+                value=self.autocast,
+                allowed="off, unless plan.weights.dtype is fp32",
+            )
+        if not 0 <= self.prefetch <= 8:
+            raise InvalidPlan(
+                f"plan.weights.prefetch is {self.prefetch}; allowed: 0 to 8",
+                field="plan.weights.prefetch",
+                value=self.prefetch,
+                allowed={"minimum": 0, "maximum": 8},
+            )
 
     @property
     def bytes_per_element(self) -> int:
+        """Of trained weights and their gradients."""
         return DTYPE_BYTES[self.dtype]
+
+    @property
+    def scales_loss(self) -> bool:
+        """Whether gradients may underflow, so that the loss is scaled and steps that overflow are left out."""
+        return "fp16" in (self.dtype, self.autocast)
+
+    @property
+    def representation(self) -> str:
+        """What a profile's regimes are named by: ``fp32``, ``bf16``, ``fp32+bf16`` for autocast, ``bf16/nf4`` for frozen."""
+        computed = self.dtype if self.autocast == "off" else f"{self.dtype}+{self.autocast}"
+        return computed if self.frozen == "same" else f"{computed}/{self.frozen}"

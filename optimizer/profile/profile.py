@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from optimizer.categories import Category, Tier
-from optimizer.errors import InvalidModel, InvalidWorkload
+from optimizer.errors import InvalidModel, InvalidPlan, InvalidWorkload
 from optimizer.plan.activations import BlockChoice
-from optimizer.plan.weights import WeightsDtype
 from optimizer.profile.sizes import Shape, Terms
 from optimizer.serialize import from_json, to_json
 
@@ -181,15 +180,27 @@ class Profile:
     changes: tuple[Change, ...]
     parts: tuple[Part, ...]
     regimes: dict[str, tuple[Regime, ...]]
-    """By dtype of the weights: fp32, bf16."""
+    """By representation of the weights (``WeightsPlan.representation``)."""
 
     @property
     def num_parameters(self) -> int:
         return sum(tensor.num_elements for tensor in self.tensors.in_order())
 
-    def regime(self, dtype: WeightsDtype, shape: Shape) -> Regime:
-        """The regime that holds at a micro-batch size and sequence length. Raises InvalidWorkload beyond the position table."""
-        for regime in self.regimes[dtype]:
+    def regime(self, representation: str, shape: Shape) -> Regime:
+        """The regime that holds at a micro-batch size and sequence length.
+
+        fp16 has the sizes of bf16, in autocast as well. Raises InvalidWorkload beyond the position table, InvalidPlan for a
+        representation that was not profiled.
+        """
+        name = representation.replace("fp16", "bf16")
+        if name not in self.regimes:
+            raise InvalidPlan(
+                f"plan.weights are {representation}, which this profile does not know; known: {', '.join(self.regimes)}",
+                field="plan.weights",
+                value=representation,
+                allowed=list(self.regimes),
+            )
+        for regime in self.regimes[name]:
             if regime.covers(shape):
                 return regime
         raise InvalidWorkload(

@@ -2,7 +2,7 @@
 
 32 bits is torch's fused AdamW, which allocates nothing but its state; 8 bits is bitsandbytes' block-wise AdamW (tensors under
 4096 elements stay in 32 bits). With bf16 weights each parameter is stepped by itself, so the fp32 copy of a gradient exists
-for one parameter at a time. Also here, because they belong to the same update: the learning rate and gradient clipping.
+for one parameter at a time. Also here: the learning rate.
 """
 
 import math
@@ -38,19 +38,6 @@ def learning_rate_at(step: int, workload: TrainingWorkload) -> float:
     remaining = 1 - progress if workload.schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2
     fraction = FINAL_LEARNING_RATE_FRACTION + (1 - FINAL_LEARNING_RATE_FRACTION) * remaining
     return workload.learning_rate * fraction
-
-
-def clip_gradients_(parameters: Iterable[nn.Parameter], max_norm: float | None) -> torch.Tensor:
-    """Scale all gradients in place so that their global norm is at most ``max_norm``; returns the norm before.
-
-    Exact, and without a second copy of any gradient: norms are one number per tensor, the scaling is in place.
-    """
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    total_norm = torch.nn.utils.get_total_norm(gradients)
-    if max_norm is not None and gradients:
-        scale = torch.clamp(max_norm / (total_norm + 1e-6), max=1.0)
-        torch._foreach_mul_(gradients, scale)
-    return total_norm
 
 
 class Optimizer:

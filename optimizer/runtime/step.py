@@ -11,17 +11,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from optimizer.categories import Category
 from optimizer.errors import LossNotFinite
-from optimizer.models.build import compute_logits, find_backbone_and_head, find_blocks
+from optimizer.models.build import find_backbone_and_head, find_blocks
 from optimizer.plan import Plan
 from optimizer.runtime.activations import apply_activations
+from optimizer.runtime.gradients import Gradients
+from optimizer.runtime.logits_and_loss import compute_loss
 from optimizer.runtime.meter import Meter
-from optimizer.runtime.optimizer_state import Optimizer, clip_gradients_
+from optimizer.runtime.optimizer_state import Optimizer
 from optimizer.runtime.tiers import Tiers
 from optimizer.workload import TrainingWorkload
 
@@ -68,6 +69,7 @@ class Trainer:
         with self.metered():
             self.optimizer = Optimizer(model, plan=plan.optimizer_state, workload=workload)
         self.assign_optimizer_state()
+        self.gradients = Gradients(self._parameters)
         self._undo_activations = apply_activations(blocks, plan.activations, self.tiers)
 
     @contextmanager
@@ -104,7 +106,7 @@ class Trainer:
         with self.metered():
             loss = self.accumulate(micro_batches)
             self._mark("gradient clipping")
-            grad_norm = clip_gradients_(self._parameters, self.workload.max_grad_norm)
+            grad_norm = self.gradients.clip_(self.workload.max_grad_norm)
             result_loss, result_norm = float(loss), float(grad_norm)
             _check_finite(result_loss, result_norm)
             self._mark("optimizer step")
@@ -158,9 +160,7 @@ class Trainer:
         self._region("logits_and_loss")
         if hidden.requires_grad and self.meter is not None:
             hidden.register_hook(self._backbone_backward_begins)
-        logits = compute_logits(self.model, hidden)
-        # No shift and no upcast here: both would copy the largest tensor of the step.
-        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        return compute_loss(self.model, hidden, labels, plan=self.plan.logits_and_loss)
 
     def _backbone_backward_begins(self, gradient: torch.Tensor) -> None:
         self._mark("backward")

@@ -4,7 +4,7 @@ import torch
 
 from optimizer.plan.weights import WeightsPlan
 
-_TORCH_DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_TORCH_DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def torch_dtype(plan: WeightsPlan) -> torch.dtype:

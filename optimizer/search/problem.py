@@ -20,7 +20,7 @@ from optimizer.workload import Goal, Technique, TrainingWorkload
 Price = Callable[[Plan], Prediction]
 StateBits = Literal[32, 8]
 
-LOSSY: tuple[Technique, ...] = ("bf16", "8bit_optimizer")
+LOSSY: tuple[Technique, ...] = ("compress", "bf16", "fp16", "autocast", "8bit_optimizer", "quantize_frozen")
 """Techniques that change the numbers."""
 
 
@@ -123,12 +123,24 @@ class SearchProblem:
 
 def techniques_of(plan: Plan) -> tuple[Technique, ...]:
     """What the plan uses of the things a goal may forbid, in the order of ``Technique``."""
+    state, activations = plan.optimizer_state, plan.activations
     used: dict[Technique, bool] = {
-        "recompute": plan.activations.count("recompute") > 0,
-        "offload": plan.activations.count("offload") > 0,
-        "bf16": plan.weights.dtype == "bf16",
-        "8bit_optimizer": plan.optimizer_state.bits == 8,
+        "recompute": activations.count("recompute", "selective") > 0,
+        "offload": activations.num_offloaded > 0,
         "accumulate": plan.batch.accumulation_steps > 1,
+        "chunked_loss": plan.logits_and_loss.num_chunks > 1,
+        "consume_gradients": plan.gradients.choice == "consume",
+        "offload_gradients": plan.gradients.choice == "host",
+        "offload_optimizer": state.place != "device",
+        "stream_weights": plan.weights.place != "device",
+        "disk": "disk" in (state.place, plan.weights.place) or activations.count("offload_disk") > 0,
+        "remote": activations.count("offload_remote") > 0,
+        "compress": activations.compress != "none" and activations.num_offloaded > 0,
+        "bf16": plan.weights.dtype == "bf16",
+        "fp16": plan.weights.dtype == "fp16",
+        "autocast": plan.weights.autocast != "off",
+        "8bit_optimizer": state.bits == 8,
+        "quantize_frozen": plan.weights.frozen != "same",
     }
     return tuple(technique for technique, is_used in used.items() if is_used)
 

@@ -5,8 +5,9 @@ import torch
 
 from optimizer.errors import CheckpointInvalid, MissingExtra
 from optimizer.plan.optimizer_state import QUANTIZATION_BLOCK_ELEMENTS, OptimizerStatePlan
+from optimizer.runtime.gradients import Gradients
 from optimizer.runtime.meter import Meter
-from optimizer.runtime.optimizer_state import Optimizer, clip_gradients_, learning_rate_at
+from optimizer.runtime.optimizer_state import Optimizer, learning_rate_at
 from tests.optimizer.runtime.tiny import make_workload
 
 
@@ -56,7 +57,7 @@ def test_clipping_equals_torchs_own(max_norm):
     fill_gradients(model, seed=1)
     fill_gradients(reference, seed=1)
     addresses = [parameter.grad.data_ptr() for parameter in model.parameters()]
-    norm = clip_gradients_(model.parameters(), max_norm)
+    norm = Gradients(list(model.parameters())).clip_(max_norm)
     expected = torch.nn.utils.clip_grad_norm_(reference.parameters(), max_norm)
     assert torch.equal(norm, expected)
     for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
@@ -68,7 +69,7 @@ def test_without_a_limit_the_norm_is_told_and_gradients_stay():
     model = make_model()
     fill_gradients(model, seed=1)
     before = [parameter.grad.clone() for parameter in model.parameters()]
-    norm = clip_gradients_(model.parameters(), None)
+    norm = Gradients(list(model.parameters())).clip_(None)
     assert float(norm) == pytest.approx(float(torch.cat([g.flatten() for g in before]).norm()), rel=1e-6)
     assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), before, strict=True))
 
@@ -78,7 +79,7 @@ def test_clipping_allocates_only_single_numbers():
     fill_gradients(model, seed=1)
     meter = Meter(device=torch.device("cpu"))
     with meter:
-        clip_gradients_(model.parameters(), 0.1)
+        Gradients(list(model.parameters())).clip_(0.1)
     assert meter.peak().device_bytes < 200
 
 

@@ -1,0 +1,19 @@
+"""What can be decided about gradients: where each goes as soon as backward has made it."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+GradientsChoice = Literal["keep", "consume", "host"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientsPlan:
+    """One choice for all trained tensors.
+
+    keep     gradients stay on the device until the optimizer has stepped.
+    consume  each tensor is updated as soon as its gradient is complete, which is then dropped; gradients never stand
+             together. Needs one micro-batch per step and no clipping, because both wait for all gradients.
+    host     each gradient moves to the host as it appears, and is added up there.
+    """
+
+    choice: GradientsChoice = "keep"

@@ -1,0 +1,26 @@
+"""What can be decided about logits and loss: whether all logits exist at once."""
+
+from dataclasses import dataclass
+
+from optimizer.errors import InvalidPlan
+
+MAX_CHUNKS = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogitsAndLossPlan:
+    """Head and cross-entropy, forward and backward."""
+
+    num_chunks: int = 1
+    """The tokens of a micro-batch are cut into this many runs, the last one shorter; each run's logits, loss and gradients
+    are made and dropped before the next's. 1 makes all logits at once. The head's gradient is a sum over chunks, so it
+    differs from 1 in the order of sums."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_chunks <= MAX_CHUNKS:
+            raise InvalidPlan(
+                f"plan.logits_and_loss.num_chunks is {self.num_chunks}; allowed: 1 to {MAX_CHUNKS}",
+                field="plan.logits_and_loss.num_chunks",
+                value=self.num_chunks,
+                allowed={"minimum": 1, "maximum": MAX_CHUNKS},
+            )
