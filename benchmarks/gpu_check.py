@@ -38,9 +38,10 @@ from optimizer.plan.batch import BatchPlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.profile import Profile
 from optimizer.profile.trace import profile_model
+from optimizer.runtime.card import ALLOCATOR_SLACK_BYTES, ALLOCATOR_SLACK_SHARE
 from optimizer.runtime.device import prepared_device
 from optimizer.runtime.measure import make_synthetic_batches, measure_step
-from optimizer.runtime.meter import ALLOCATOR_SLACK_BYTES, ALLOCATOR_SLACK_SHARE, Meter
+from optimizer.runtime.meter import Meter
 from optimizer.runtime.step import Trainer
 from optimizer.runtime.weights import torch_dtype
 from optimizer.search.problem import PricedPlan

@@ -13,8 +13,9 @@ from optimizer.models.build import build_model
 from optimizer.models.spec import ModelSpec
 from optimizer.plan import Plan
 from optimizer.runtime.device import check_dtype, prepared_device
-from optimizer.runtime.meter import Meter, TimelinePoint
+from optimizer.runtime.meter import Meter
 from optimizer.runtime.step import MicroBatch, Trainer
+from optimizer.runtime.timeline import TimelinePoint
 from optimizer.runtime.weights import torch_dtype
 from optimizer.workload import TrainingWorkload
 

@@ -7,8 +7,7 @@ and the same rounded up to 512 on CUDA.
 On CUDA the budget is about the same bytes: those that torch has allocated, without the libraries' workspaces, which like the
 CUDA context are the same for every plan and are taken off the card's size by the probe. The cap is enforced twice: after
 each op by what is counted here, and after each step by torch's own peak, which is also what is reported (``check_peak``).
-Torch's allocator is limited too, a little higher, because its limit is on reserved memory: a plan that fits in allocated
-bytes must not die of the gaps between them. Backward runs on a thread of torch's own, which carries the mode (and the
+Torch's allocator is limited too (``card.py``). Backward runs on a thread of torch's own, which carries the mode (and the
 saved-tensor hooks) of the thread that called it; that one waits, so counts are written by one thread at a time.
 
 Category rules; the estimator simulates the same ones:
@@ -25,10 +24,9 @@ temporaries       everything else: the rest of backward, the optimizer's scratch
 
 The host tier holds the copies that ``tiers.py`` makes, under the category they have on the device; other CPU tensors of a
 CUDA run are not counted. *Not modelled*: scratch that an op's kernel allocates and frees inside itself, and storages resized
-after birth (``resize_`` is re-read at its next assign). On the CPU device torch's profiler sees that scratch; see the test.
+after birth, unless the meter is told (``resized``). On the CPU device torch's profiler sees that scratch; see the test.
 """
 
-import re
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -43,22 +41,15 @@ from torch.utils.hooks import RemovableHandle
 
 from optimizer.categories import CATEGORIES, Category, Tier
 from optimizer.errors import OutOfDeviceMemory, OutOfHostMemory
-from optimizer.runtime.device import reserve_workspaces
-from optimizer.units import KIB, MIB
+from optimizer.runtime.card import Card, requested_in
+from optimizer.runtime.timeline import MAX_TIMELINE_POINTS, TimelinePoint, cut_timeline
 
 NUM_CATEGORIES = len(CATEGORIES)
 CUDA_ROUNDING_BYTES = 512
 """Smallest block of torch's CUDA caching allocator (c10/core/AllocatorConfig.h)."""
-ALLOCATOR_SLACK_BYTES = 256 * MIB
-ALLOCATOR_SLACK_SHARE = 0.125
-"""Reserved memory may exceed the budget by the larger of the two: blocks are cut from segments of 2 or 20 MiB and more."""
-MAX_TIMELINE_POINTS = 200
 
 _SLOT = {name: index for index, name in enumerate(CATEGORIES)}
 _GRADIENTS = _SLOT["gradients"]
-_UNITS = {"B": 1, "KiB": KIB, "MiB": KIB**2, "GiB": KIB**3}
-
-TimelinePoint = tuple[float, dict[str, int]]
 
 
 class _Allocation(weakref.ref[torch.UntypedStorage]):
@@ -80,6 +71,8 @@ class Peak:
     host_bytes: int
     moment: str
     """``backward of block 7 of 12``."""
+    slack_bytes: int = 0
+    """What torch's allocator had reserved at most beyond what it had allocated at most: its fragmentation; 0 on the CPU."""
 
 
 class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -109,9 +102,9 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._events: list[tuple[float, int, int]] | None = None
         self._events_start: tuple[float, list[int]] = (0.0, [])
         self._limit_bytes: float = float("inf") if cap_bytes is None else cap_bytes
-        self.workspace_bytes = reserve_workspaces(device)
-        """Of the matrix libraries; in torch's counters on CUDA, not in this meter's."""
-        self._limit_allocator()
+        self._card = Card(device) if self._is_cuda else None
+        if self._card is not None and cap_bytes is not None:
+            self._card.limit_allocator(cap_bytes)
         self.reset_peak()
 
     @classmethod
@@ -170,15 +163,15 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._peak_by_slot = self._bytes[:]
         self._peak_at = (self._phase, self._block)
         self._host_peak_bytes = self._host_bytes
-        if self._is_cuda:
-            torch.cuda.reset_peak_memory_stats(self.device)
+        if self._card is not None:
+            self._card.reset_peak()
 
     def peak(self) -> Peak:
         """On CUDA what torch counted and no op returned (scratch, the rest of a block) is added to temporaries."""
         by_category: dict[str, int] = dict(zip(CATEGORIES, self._peak_by_slot[:NUM_CATEGORIES], strict=True))
         total_bytes = self._peak_bytes
-        if self._is_cuda:
-            counted_bytes = torch.cuda.max_memory_allocated(self.device) - self.workspace_bytes
+        if self._card is not None:
+            counted_bytes = self._card.peak_bytes()
             by_category["temporaries"] += max(0, counted_bytes - total_bytes)
             total_bytes = max(counted_bytes, total_bytes)
         return Peak(
@@ -186,6 +179,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             device_bytes_by_category=by_category,
             host_bytes=self._host_peak_bytes,
             moment=self._describe(*self._peak_at),
+            slack_bytes=self._card.slack_bytes() if self._card is not None else 0,
         )
 
     def check_peak(self) -> None:
@@ -208,6 +202,11 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             yield
         except torch.OutOfMemoryError as error:
             raise self._translated(error) from error
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Of the matrix libraries; in torch's counters on CUDA, not in this meter's."""
+        return self._card.workspace_bytes if self._card is not None else 0
 
     # What the program tells the meter.
 
@@ -250,6 +249,14 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             self._move(allocation, _SLOT[category])
 
+    def resized(self, tensor: torch.Tensor, category: Category) -> None:
+        """Read the size of the tensor's storage again, after ``resize_``, and count it as ``category``."""
+        allocation = self._live.get(tensor.untyped_storage()._cdata)
+        if allocation is not None:
+            # As if it had gone and come again, so that the cap, the peak and the timeline hear of both.
+            self._gone(allocation)
+        self._see(tensor, _SLOT[category])
+
     def assign_module(self, module: nn.Module) -> None:
         """Parameters and buffers as weights, and gradients as they come."""
         for tensor in (*module.parameters(), *module.buffers()):
@@ -285,47 +292,12 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return events
 
     def take_timeline(self, *, max_points: int = MAX_TIMELINE_POINTS) -> list[TimelinePoint]:
-        """Stop noting; ``(offset_ms, device bytes by category)`` in order, at most ``max_points``.
-
-        The time is cut in equal windows; of each the highest moment stands, so the peak is always among them.
-        """
+        """Stop noting; the device's highest moments in order, at most ``max_points``, the peak always among them."""
         events = self.take_events()
-        start_s, current = self._events_start
-        end_ms = (time.perf_counter() - start_s) * 1000
-        current = current[:NUM_CATEGORIES]
-        num_windows = max(1, max_points - 2)
-        points = [_point(0.0, current)]
-        best: tuple[int, float, list[int]] | None = None
-        window = 0
-        for time_s, slot, delta_bytes in events:
-            if slot >= NUM_CATEGORIES:
-                continue
-            offset_ms = (time_s - start_s) * 1000
-            this_window = min(num_windows - 1, int(offset_ms / end_ms * num_windows))
-            if best is not None and this_window != window:
-                points.append(_point(best[1], best[2]))
-                best = None
-            window = this_window
-            current[slot] += delta_bytes
-            total_bytes = sum(current)
-            if best is None or total_bytes > best[0]:
-                best = (total_bytes, offset_ms, current[:])
-        if best is not None:
-            points.append(_point(best[1], best[2]))
-        points.append(_point(end_ms, current))
-        return points
+        start_s, levels = self._events_start
+        return cut_timeline(events, start_s=start_s, levels=levels[:NUM_CATEGORIES], max_points=max_points)
 
     # Helpers.
-
-    def _limit_allocator(self) -> None:
-        if not self._is_cuda or self.cap_bytes is None:
-            return
-        # What earlier work left cached counts towards the limit. ``prepared_device`` lifts it at the end of a run.
-        torch.cuda.empty_cache()
-        total_bytes = torch.cuda.get_device_properties(self.device).total_memory
-        slack_bytes = max(ALLOCATOR_SLACK_BYTES, self.cap_bytes * ALLOCATOR_SLACK_SHARE)
-        limit_bytes = self.cap_bytes + self.workspace_bytes + slack_bytes
-        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total_bytes), self.device)
 
     def _see(self, tensor: torch.Tensor, slot: int) -> None:
         if self._is_cuda and slot < NUM_CATEGORIES and not tensor.is_cuda:
@@ -435,11 +407,10 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
 
     def _translated(self, error: torch.OutOfMemoryError) -> OutOfDeviceMemory:
-        found = re.search(r"Tried to allocate ([0-9.]+) (GiB|MiB|KiB|B)\b", str(error))
-        requested_bytes = round(float(found.group(1)) * _UNITS[found.group(2)]) if found else 0
+        requested_bytes = requested_in(error)
         in_use_bytes, budget_bytes = self._device_bytes, self.cap_bytes or self._device_bytes
-        if self._is_cuda:
-            in_use_bytes, budget_bytes = self._in_use_on_card(requested_bytes)
+        if self._card is not None:
+            in_use_bytes, budget_bytes = self._card.in_use_and_limit(requested_bytes, cap_bytes=self.cap_bytes)
         by_category = self.bytes_by_category()
         by_category["temporaries"] += max(0, in_use_bytes - self._device_bytes)
         return OutOfDeviceMemory(
@@ -449,18 +420,3 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             bytes_by_category=by_category,
             moment=f"in {self.moment}",
         )
-
-    def _in_use_on_card(self, requested_bytes: int) -> tuple[int, int]:
-        """Bytes in use and the limit they met: the budget, else what fragmentation or other processes left of the card."""
-        allocated_bytes = torch.cuda.memory_allocated(self.device) - self.workspace_bytes
-        if self.cap_bytes is not None and allocated_bytes + requested_bytes > self.cap_bytes:
-            return allocated_bytes, self.cap_bytes
-        free_bytes, _ = torch.cuda.mem_get_info(self.device)
-        reserved_bytes = torch.cuda.memory_reserved(self.device) - self.workspace_bytes
-        reachable_bytes = reserved_bytes + min(free_bytes, requested_bytes)
-        limit_bytes = reachable_bytes if self.cap_bytes is None else min(reachable_bytes, self.cap_bytes)
-        return reserved_bytes, limit_bytes
-
-
-def _point(offset_ms: float, by_slot: Sequence[int]) -> TimelinePoint:
-    return (round(offset_ms, 3), {name: size for name, size in zip(CATEGORIES, by_slot, strict=True) if size})

@@ -229,3 +229,27 @@ def highest_sum(deltas):
         current += delta
         highest = max(highest, current)
     return highest
+
+
+def test_a_storage_that_was_resized_is_counted_anew():
+    meter = Meter(device=CPU, cap_bytes=10_000)
+    with meter:
+        tensor = torch.zeros(1000)
+        tensor.untyped_storage().resize_(0)
+        meter.resized(tensor, "weights")
+        assert meter.device_bytes == 0
+        tensor.untyped_storage().resize_(8000)
+        meter.resized(tensor, "weights")
+    assert meter.bytes_by_category()["weights"] == meter.device_bytes == 8000
+    assert meter.peak().device_bytes == 8000
+    del tensor
+    assert meter.device_bytes == 0
+
+
+def test_a_storage_that_grows_over_the_cap_is_refused():
+    meter = Meter(device=CPU, cap_bytes=5000)
+    with meter:
+        tensor = torch.zeros(1000)
+        tensor.untyped_storage().resize_(8000)
+        with pytest.raises(OutOfDeviceMemory, match="device memory ran out"):
+            meter.resized(tensor, "weights")
