@@ -148,7 +148,7 @@ class Trainer:
         """Leaves the meter in the region of the head and the loss, where backward begins."""
         self._mark("forward")
         self._region("temporaries")
-        ids, labels = ids.to(self.device), labels.to(self.device)
+        ids, labels = (tensor.to(self.device, non_blocking=True) for tensor in (ids, labels))
         if self.meter is not None:
             self.meter.assign(ids, "temporaries")
             self.meter.assign(labels, "temporaries")

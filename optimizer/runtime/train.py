@@ -25,7 +25,7 @@ from optimizer.errors import CheckpointInvalid
 from optimizer.models.build import build_model, load_weights
 from optimizer.models.spec import ModelSpec
 from optimizer.plan import Plan
-from optimizer.runtime.batch import read_training_batches, read_validation_batches
+from optimizer.runtime.batch import BatchReader, read_validation_batches
 from optimizer.runtime.checkpoint import Checkpoint, find_resumable, read_checkpoint, write_checkpoint
 from optimizer.runtime.device import check_dtype, prepared_device
 from optimizer.runtime.finish import Artifact, leave_artifacts
@@ -109,7 +109,7 @@ def train(run: TrainingRun, *, report: Report, should_stop: Callable[[], bool]) 
         try:
             return job.carry_out(should_stop)
         finally:
-            job.trainer.close()
+            job.close()
 
 
 def set_num_threads() -> None:
@@ -138,12 +138,16 @@ class _Job:
         )
         token_file = TokenFile.open(run.token_file)
         self.batches = Batches(token_file, sequence_length=run.workload.sequence_length, seed=run.workload.seed)
+        self.reader = BatchReader(
+            self.batches, plan=run.plan.batch, num_steps=run.workload.num_steps, device=self.device
+        )
         self.trainer = self._build()
         self.last: StepResult | None = None
         self.validation_loss_start: float | None = None
         self.validation_loss: float | None = None
         self.measured = Measured()
         self._step_ms: list[float] = []
+        self._data_wait_ms: list[float] = []
         self._attempt_steps = 0
         self._saved_step = -1
         self._next_timeline_s = 0.0
@@ -162,6 +166,10 @@ class _Job:
         self.validation_loss = self._evaluate()
         return self._succeeded()
 
+    def close(self) -> None:
+        self.reader.close()
+        self.trainer.close()
+
     def _build(self) -> Trainer:
         run = self.run
         with self.meter.translating():
@@ -173,7 +181,8 @@ class _Job:
             return Trainer(model, plan=run.plan, workload=self.workload, device=self.device, meter=self.meter)
 
     def _one_step(self) -> None:
-        batches = read_training_batches(self.batches, step=self.step, plan=self.run.plan.batch)
+        batches = self.reader.read(self.step)
+        self._data_wait_ms.append(self.reader.waited_ms)
         learning_rate = learning_rate_at(self.step, self.workload)
         with_timeline = self._attempt_steps > 0 and time.monotonic() >= self._next_timeline_s
         if with_timeline:
@@ -338,6 +347,7 @@ class _Job:
                 "validation_loss_start": self.validation_loss_start,
                 "validation_loss": self.validation_loss,
                 "tokens_per_s": self.workload.tokens_per_step / (step_ms / 1000) if step_ms else None,
+                "data_wait_ms": statistics.median(self._data_wait_ms) if self._data_wait_ms else None,
                 "weights_sha256": weights_sha256,
             },
             artifacts=tuple(artifacts),
