@@ -25,6 +25,7 @@ from optimizer.errors import CheckpointInvalid
 from optimizer.models.build import build_model, load_weights
 from optimizer.models.spec import ModelSpec
 from optimizer.plan import Plan
+from optimizer.runtime.allocator import apply_allocator, release_unused
 from optimizer.runtime.batch import BatchReader, read_validation_batches
 from optimizer.runtime.checkpoint import Checkpoint, find_resumable, read_checkpoint, write_checkpoint
 from optimizer.runtime.device import check_dtype, prepared_device
@@ -75,6 +76,8 @@ class Measured:
     device_peak_bytes: int = 0
     device_bytes_by_category: dict[str, int] = field(default_factory=dict)
     host_peak_bytes: int = 0
+    allocator_slack_bytes: int = 0
+    """Most that torch's allocator had reserved beyond what was allocated: fragmentation; 0 on the CPU device."""
     step_ms: float = 0.0
     """Median."""
     num_steps: int = 0
@@ -104,6 +107,7 @@ def train(run: TrainingRun, *, report: Report, should_stop: Callable[[], bool]) 
     until then stay.
     """
     set_num_threads()
+    apply_allocator(run.plan.allocator, torch.device(run.device))
     with prepared_device(torch.device(run.device)):
         job = _Job(run, report)
         try:
@@ -157,6 +161,7 @@ class _Job:
         self._resume()
         if self.validation_loss_start is None:
             self.validation_loss_start = self._evaluate()
+        release_unused(self.device)
         self._phase("training")
         while self.step < self.workload.num_steps:
             if should_stop():
@@ -197,6 +202,7 @@ class _Job:
         self._attempt_steps += 1
         if self._is_due(self.workload.eval_every_steps) and self.step < self.workload.num_steps:
             self._evaluate()
+            release_unused(self.device)
             self._phase("training")
         if self._is_due(self.workload.checkpoint_every_steps):
             self._save()
@@ -227,6 +233,7 @@ class _Job:
                 peak.device_bytes_by_category if is_higher else self.measured.device_bytes_by_category
             ),
             host_peak_bytes=max(peak.host_bytes, self.measured.host_peak_bytes),
+            allocator_slack_bytes=max(peak.slack_bytes, self.measured.allocator_slack_bytes),
             step_ms=statistics.median(self._step_ms),
             num_steps=self.measured.num_steps + 1,
         )

@@ -1,0 +1,34 @@
+"""Carries out the allocator row of a plan, and tidies up between the phases of a run, never in a step."""
+
+import gc
+import os
+
+import torch
+
+from optimizer.plan.allocator import AllocatorPlan
+
+_SETTINGS = "PYTORCH_ALLOC_CONF"
+_OLDER_SETTINGS = "PYTORCH_CUDA_ALLOC_CONF"
+"""Read by torch before 2.10, and still."""
+
+
+def apply_allocator(plan: AllocatorPlan, device: torch.device) -> None:
+    """Set the CUDA caching allocator as planned, whether or not it is in use already; what the user has set stands.
+
+    Segments that exist keep their kind; call it before anything was allocated where that matters.
+    """
+    if device.type != "cuda" or _SETTINGS in os.environ or _OLDER_SETTINGS in os.environ:
+        return
+    torch.cuda.init()  # type: ignore[no-untyped-call]
+    torch.cuda.memory._set_allocator_settings(f"expandable_segments:{plan.expandable_segments}")
+
+
+def release_unused(device: torch.device) -> None:
+    """Collect garbage and give cached blocks back: after loading and after evaluation, whose tensors have other sizes.
+
+    Objects that live as long as the run are then left out of later collections, which else walk the whole model.
+    """
+    gc.collect()
+    gc.freeze()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
