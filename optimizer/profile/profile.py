@@ -13,7 +13,7 @@ inside one op.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from optimizer.categories import Category, Tier
 from optimizer.errors import InvalidModel, InvalidPlan, InvalidWorkload
@@ -21,8 +21,9 @@ from optimizer.plan.activations import BlockChoice
 from optimizer.profile.sizes import Shape, Terms
 from optimizer.serialize import from_json, to_json
 
-PROFILE_VERSION: Literal[2] = 2
-BLOCK_CHOICES: tuple[BlockChoice, ...] = get_args(BlockChoice)
+PROFILE_VERSION: Literal[3] = 3
+BLOCK_CHOICES: tuple[BlockChoice, ...] = ("keep", "recompute", "selective", "offload")
+"""Those traced; the other ways of offloading are priced from ``offload``: only where the bytes go differs."""
 
 OpKind = Literal["matmul", "attention", "memory", "copy_out", "copy_in"]
 """``copy_out`` is device to host, ``copy_in`` host to device."""
@@ -108,7 +109,7 @@ class Regime:
     """All that is not a block (see PART_NAMES), as indices in the profile's ``parts``."""
     shared: tuple[Shared, ...]
     templates: dict[str, tuple[BlockTemplate, ...]]
-    """By choice: keep, recompute, offload."""
+    """By choice (BLOCK_CHOICES)."""
     block_templates: tuple[int, ...]
     """For each block of the model, first to last, its template."""
 
@@ -164,7 +165,7 @@ class Tensors:
 class Profile:
     """All that planning needs to know of a model."""
 
-    version: Literal[2] = PROFILE_VERSION
+    version: Literal[3] = PROFILE_VERSION
     model_fingerprint: str
     model_type: str
     num_blocks: int

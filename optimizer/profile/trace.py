@@ -201,7 +201,7 @@ class _HoldWatcher:
             self._recorder.events.append(Input(self._index, hidden_number))
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         self._given = {number for tensor in tensors if (number := number_of(tensor)) is not None}
-        if self._choice == "recompute":
+        if self._choice in ("recompute", "selective"):
             self._recorder.events.extend(Held(self._index, number) for number in sorted(self._given))
         elif self._choice == "keep":
             self._hooks = saved_tensors_hooks(self._pack, _same)

@@ -2,12 +2,13 @@
 
 keep       nothing is wrapped.
 recompute  ``torch.utils.checkpoint`` around the block's forward; its inputs stay, dropout draws again the same numbers.
+selective  the same with contexts that keep the results of products and attention (``selective.py``).
 offload    saved-tensor hooks around the block's forward. Each storage that autograd saves goes to the host tier once, however
            many views of it are saved, the block's input included; it comes back at its first use in backward and stays
            until its last. Not moved: parameters, buffers, and the block's other inputs (position embeddings, masks), which
            all blocks share and which therefore stay on the device anyway, and what kernels save on the host (random seeds).
 
-All three give the same bits. On CUDA, copies run beside compute: when a block's backward begins, all it moved is fetched (if
+All give the same bits. On CUDA, copies run beside compute: when a block's backward begins, all it moved is fetched (if
 it was not yet), then the offloaded block before it, what was saved last first; so at most two blocks are back at once, and
 at most two are on their way out (``tiers.py``). *Not modelled*: tensors that a custom autograd function hides in its context
 instead of ``save_for_backward`` are not seen by hooks and stay on the device.
@@ -21,12 +22,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from optimizer.categories import Category
 from optimizer.errors import InvalidPlan
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.runtime.meter import Meter
+from optimizer.runtime.selective import make_selective_contexts
 from optimizer.runtime.tiers import DeviceCopy, HostCopy, Layout, Tiers, view_of
 
 _CATEGORY: Category = "activations"
@@ -45,7 +47,9 @@ def apply_activations(blocks: Sequence[nn.Module], plan: ActivationsPlan, tiers:
     wrapped: list[nn.Module] = []
     for index, (block, choice) in enumerate(zip(blocks, plan.per_block, strict=True)):
         if choice == "recompute":
-            block.forward = _recomputing(block.forward, tiers.meter)
+            block.forward = _recomputing(block.forward, tiers.meter, contexts=noop_context_fn)
+        elif choice == "selective":
+            block.forward = _recomputing(block.forward, tiers.meter, contexts=make_selective_contexts)
         elif choice == "offload":
             block.forward = _offloading(block, schedule, index)
         else:
@@ -60,7 +64,12 @@ def apply_activations(blocks: Sequence[nn.Module], plan: ActivationsPlan, tiers:
     return undo
 
 
-def _recomputing(forward: Callable[..., Any], meter: Meter | None) -> Callable[..., Any]:
+def _recomputing(
+    forward: Callable[..., Any], meter: Meter | None, *, contexts: Callable[[], tuple[Any, Any]]
+) -> Callable[..., Any]:
+    """contexts: makes what is entered around the first and around the second run."""
+    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": True, "context_fn": contexts}
+
     @functools.wraps(forward)
     def run(*args: Any, **kwargs: Any) -> Any:
         if meter is None:
@@ -74,11 +83,11 @@ def _recomputing(forward: Callable[..., Any], meter: Meter | None) -> Callable[.
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         if args:
-            return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=True, **kwargs)
+            return checkpoint(run, *args, **options, **kwargs)
         # Only positional tensors tell it which card's random state to restore.
         hidden = kwargs.pop("hidden_states")
         named = functools.partial(_with_hidden, run)
-        return checkpoint(named, hidden, use_reentrant=False, preserve_rng_state=True, **kwargs)
+        return checkpoint(named, hidden, **options, **kwargs)
 
     return recomputing
 
