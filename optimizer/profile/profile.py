@@ -12,7 +12,9 @@ once the sequence is longer) is held as separate regimes. *Not modelled*: scratc
 inside one op.
 """
 
-from dataclasses import dataclass
+import hashlib
+import json
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from optimizer.categories import Category, Tier
@@ -20,6 +22,7 @@ from optimizer.errors import InvalidModel, InvalidPlan, InvalidWorkload
 from optimizer.plan.activations import BlockChoice
 from optimizer.profile.sizes import Shape, Terms
 from optimizer.serialize import from_json, to_json
+from optimizer.workload import Adapter
 
 PROFILE_VERSION: Literal[3] = 3
 BLOCK_CHOICES: tuple[BlockChoice, ...] = ("keep", "recompute", "selective", "offload")
@@ -27,6 +30,17 @@ BLOCK_CHOICES: tuple[BlockChoice, ...] = ("keep", "recompute", "selective", "off
 
 OpKind = Literal["matmul", "attention", "memory", "copy_out", "copy_in"]
 """``copy_out`` is device to host, ``copy_in`` host to device."""
+
+
+def profile_fingerprint(model_fingerprint: str, adapter: Adapter | None) -> str:
+    """Under which name the profile of a model, or of a model with adapters, is kept: 64 hex digits.
+
+    Without adapters the model's own. Not of ``alpha``, which changes numbers but no size.
+    """
+    if adapter is None:
+        return model_fingerprint
+    facts = [model_fingerprint, adapter.rank, adapter.dropout > 0, sorted(adapter.targets)]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,8 +176,22 @@ class Tensors:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FrozenBytes:
+    """Bytes of the weights that are not trained, in one representation: those under adapters, packed or not, their scales."""
+
+    outside: int
+    """Of what belongs to no block: embedding, final norm, head. Always on the device."""
+    by_block: tuple[int, ...]
+    """Distinct blocks, in the order of ``Tensors.by_block``. What streams where ``weights.place`` is not the device."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Profile:
-    """All that planning needs to know of a model."""
+    """All that planning needs to know of a model, or of a model with adapters.
+
+    With adapters ``tensors`` holds the adapters alone, and ``frozen`` the rest; without, every weight is trained and ``frozen``
+    is empty.
+    """
 
     version: Literal[3] = PROFILE_VERSION
     model_fingerprint: str
@@ -176,6 +204,8 @@ class Profile:
     tensors: Tensors
     buffer_bytes: dict[str, int]
     """By dtype; rotary tables and the like, which count as weights."""
+    frozen: dict[str, FrozenBytes] = field(default_factory=dict)
+    """By representation, as ``regimes``; read it with ``frozen_bytes``, which knows that fp16 weighs what bf16 does."""
     ops: tuple[Op, ...]
     """Distinct ones, as are the next two."""
     changes: tuple[Change, ...]
@@ -185,7 +215,22 @@ class Profile:
 
     @property
     def num_parameters(self) -> int:
+        """Trained ones."""
         return sum(tensor.num_elements for tensor in self.tensors.in_order())
+
+    def frozen_bytes(self, representation: str) -> FrozenBytes:
+        """All zero where every weight is trained. Raises InvalidPlan for a representation that was not profiled."""
+        if not self.frozen:
+            return FrozenBytes(outside=0, by_block=(0,) * len(self.tensors.by_block))
+        name = representation.replace("fp16", "bf16")
+        if name not in self.frozen:
+            raise self._not_profiled(representation)
+        return self.frozen[name]
+
+    def total_frozen_bytes(self, representation: str) -> int:
+        """Of the whole model."""
+        frozen = self.frozen_bytes(representation)
+        return frozen.outside + sum(frozen.by_block[kind] for kind in self.tensors.block_kinds)
 
     def regime(self, representation: str, shape: Shape) -> Regime:
         """The regime that holds at a micro-batch size and sequence length.
@@ -195,12 +240,7 @@ class Profile:
         """
         name = representation.replace("fp16", "bf16")
         if name not in self.regimes:
-            raise InvalidPlan(
-                f"plan.weights are {representation}, which this profile does not know; known: {', '.join(self.regimes)}",
-                field="plan.weights",
-                value=representation,
-                allowed=list(self.regimes),
-            )
+            raise self._not_profiled(representation)
         for regime in self.regimes[name]:
             if regime.covers(shape):
                 return regime
@@ -209,6 +249,14 @@ class Profile:
             field="workload.sequence_length",
             value=shape[1],
             allowed={"minimum": 8, "maximum": self.max_sequence_length},
+        )
+
+    def _not_profiled(self, representation: str) -> InvalidPlan:
+        return InvalidPlan(
+            f"plan.weights are {representation}, which this profile does not know; known: {', '.join(self.regimes)}",
+            field="plan.weights",
+            value=representation,
+            allowed=list(self.regimes),
         )
 
     def to_json(self) -> dict[str, Any]:
