@@ -6,8 +6,8 @@ from optimizer.profile.profile import Profile
 
 
 def estimate_clip_bytes(num_tensors: int, plan: WeightsPlan) -> int:
-    """Scratch of the global norm: one norm per tensor, and the same again stacked."""
-    return 2 * num_tensors * plan.bytes_per_element
+    """Scratch of the global norm: one fp32 norm per tensor, and the same again stacked."""
+    return 2 * num_tensors * 4
 
 
 def estimate_clip_ms(profile: Profile, plan: WeightsPlan, rates: Rates, *, scales: bool) -> float:

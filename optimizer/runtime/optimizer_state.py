@@ -56,8 +56,11 @@ class Optimizer:
         }
         self._inner = _make_adamw(_decay_groups(self._stepped.values(), workload.weight_decay), plan, workload)
 
-    def step(self, learning_rate: float) -> None:
-        """One update from ``param.grad``; gradients stay until ``zero_grad``, except those of bf16 parameters."""
+    def step(self, learning_rate: float, *, grad_factor: torch.Tensor | None = None) -> None:
+        """One update from ``param.grad``; gradients stay until ``zero_grad``, except those of bf16 and fp16 parameters.
+
+        grad_factor: what the fp32 copies of gradients are multiplied by; for weights below fp32 only.
+        """
         for group in self._inner.param_groups:
             group["lr"] = learning_rate
         if not self._masters:
@@ -69,7 +72,7 @@ class Optimizer:
                 for stepped in group["params"]:
                     # The optimizer sees one parameter at a time: one fp32 gradient exists at a time.
                     self._inner.param_groups = [{**group, "params": [stepped]}]
-                    self._step_one(stepped)
+                    self._step_one(stepped, grad_factor)
         finally:
             self._inner.param_groups = groups
 
@@ -120,7 +123,7 @@ class Optimizer:
                 for key, map_name in _CONSTANT_MAPS.items():
                     state[key] = self._inner.name2qmap[map_name].to(owner.device)  # type: ignore[attr-defined]
 
-    def _step_one(self, stepped: torch.Tensor) -> None:
+    def _step_one(self, stepped: torch.Tensor, grad_factor: torch.Tensor | None) -> None:
         parameter = self._parameter_of[stepped]
         if parameter.grad is None:
             return
@@ -129,6 +132,8 @@ class Optimizer:
             return
         stepped.grad = parameter.grad.to(torch.float32)
         parameter.grad = None
+        if grad_factor is not None:
+            stepped.grad.mul_(grad_factor)
         self._inner.step()
         stepped.grad = None
         with torch.no_grad():

@@ -23,6 +23,7 @@ from optimizer.runtime.gradients import Gradients
 from optimizer.runtime.logits_and_loss import compute_loss
 from optimizer.runtime.meter import Meter
 from optimizer.runtime.optimizer_state import Optimizer
+from optimizer.runtime.precision import Precision
 from optimizer.runtime.tiers import Tiers
 from optimizer.workload import TrainingWorkload
 
@@ -39,6 +40,10 @@ class StepResult:
     grad_norm: float
     """Global norm before clipping."""
     step_ms: float
+    loss_scale: float = 1.0
+    """What backward started from; other than 1 only with fp16."""
+    is_left_out: bool = False
+    """The gradients overflowed fp16: the weights were not touched."""
 
 
 class Trainer:
@@ -57,6 +62,7 @@ class Trainer:
         self.workload = workload
         self.device = device
         self.meter = meter
+        self.precision = Precision(plan.weights, device=device)
         self.tiers = Tiers(device=device, meter=meter)
         self._backbone, _ = find_backbone_and_head(model)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
@@ -106,18 +112,35 @@ class Trainer:
         with self.metered():
             loss = self.accumulate(micro_batches)
             self._mark("gradient clipping")
-            grad_norm = self.gradients.clip_(self.workload.max_grad_norm)
-            result_loss, result_norm = float(loss), float(grad_norm)
-            _check_finite(result_loss, result_norm)
-            self._mark("optimizer step")
-            self.optimizer.step(learning_rate)
+            loss_scale = self.precision.scale
+            clipped = self.gradients.clip_(self.workload.max_grad_norm, loss_scale=loss_scale)
+            result_loss, result_norm = float(loss), float(clipped.norm)
+            is_left_out = self._is_left_out(result_loss, result_norm)
+            if not is_left_out:
+                self._mark("optimizer step")
+                self.optimizer.step(learning_rate, grad_factor=clipped.factor)
             self.optimizer.zero_grad()
             self.assign_optimizer_state()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
             if self.meter is not None:
                 self.meter.check_peak()
-        return StepResult(loss=result_loss, grad_norm=result_norm, step_ms=(time.perf_counter() - start_s) * 1000)
+        return StepResult(
+            loss=result_loss,
+            grad_norm=result_norm,
+            step_ms=(time.perf_counter() - start_s) * 1000,
+            loss_scale=loss_scale,
+            is_left_out=is_left_out,
+        )
+
+    def _is_left_out(self, loss: float, grad_norm: float) -> bool:
+        """Whether fp16 overflowed in this step. Without a loss scale numbers that are not finite end the run."""
+        if not self.precision.scales_loss:
+            _check_finite(loss, grad_norm)
+            return False
+        overflowed = not (math.isfinite(loss) and math.isfinite(grad_norm))
+        self.precision.update(overflowed=overflowed)
+        return overflowed
 
     def accumulate(self, micro_batches: Sequence[MicroBatch]) -> torch.Tensor:
         """Forward and backward of each micro-batch into ``param.grad``; returns the mean loss, a scalar tensor."""
@@ -125,7 +148,7 @@ class Trainer:
         for ids, labels in micro_batches:
             loss = self._loss(ids, labels) / len(micro_batches)
             self._mark("backward of head and loss")
-            loss.backward()  # type: ignore[no-untyped-call]
+            self.precision.backward(loss)
             self._region("temporaries")
             total = loss.detach() if total is None else total + loss.detach()
         if total is None:
@@ -153,14 +176,16 @@ class Trainer:
             self.meter.assign(ids, "temporaries")
             self.meter.assign(labels, "temporaries")
         self._region("activations")
-        hidden = self._backbone(input_ids=ids, use_cache=False).last_hidden_state
+        with self.precision.autocast():
+            hidden = self._backbone(input_ids=ids, use_cache=False).last_hidden_state
         # Before the largest tensors of the step: what blocks have offloaded is let go.
         self.tiers.settle()
         self._mark("head and loss")
         self._region("logits_and_loss")
         if hidden.requires_grad and self.meter is not None:
             hidden.register_hook(self._backbone_backward_begins)
-        return compute_loss(self.model, hidden, labels, plan=self.plan.logits_and_loss)
+        with self.precision.autocast():
+            return compute_loss(self.model, hidden, labels, plan=self.plan.logits_and_loss)
 
     def _backbone_backward_begins(self, gradient: torch.Tensor) -> None:
         self._mark("backward")
