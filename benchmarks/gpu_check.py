@@ -259,7 +259,7 @@ def measured(
         "measured_by_category": measurement.device_bytes_by_category,
         "measured_moment": measurement.peak_moment,
         "measured_host_bytes": measurement.host_peak_bytes,
-        "to_host_bytes": measurement.to_host_bytes,
+        "copied_bytes": measurement.copied_bytes,
         "measured_ms": round(measurement.step_ms, 2),
         "time_error": round(prediction.step_ms / measurement.step_ms - 1, 4),
         "kept_under_cap": measurement.device_peak_bytes <= goal.device_budget_bytes,

@@ -14,6 +14,8 @@ HeadroomError
 │   ├── OutOfDeviceMemory     carries the bytes by category at that moment
 │   └── OutOfHostMemory
 ├── DiskFull
+├── RemoteStoreFull
+├── RemoteStoreLost           gone, restarted or refusing
 ├── LossNotFinite
 └── CheckpointInvalid
 
@@ -185,6 +187,18 @@ class DiskFull(HeadroomError):
     """A write found no room; nothing half-written is left behind."""
 
     code = "disk_full"
+
+
+class RemoteStoreFull(HeadroomError):
+    """The store of the remote tier takes no more."""
+
+    code = "remote_store_full"
+
+
+class RemoteStoreLost(HeadroomError):
+    """The store of the remote tier does not answer, refuses, or has lost what was written to it."""
+
+    code = "remote_store_lost"
 
 
 class LossNotFinite(HeadroomError):

@@ -31,8 +31,11 @@ class StepMeasurement:
     peak_moment: str
     step_ms: float
     """Median of the steps after the first, without the one whose timeline was noted when there are others."""
-    to_host_bytes: int
-    """Offloaded per step."""
+    copied_bytes: dict[str, int]
+    """In that step by link; links without traffic left out."""
+    disk_peak_bytes: int
+    """Most in use in the scratch file, as the next in the remote store."""
+    remote_peak_bytes: int
     timeline: list[TimelinePoint]
     """``(offset_ms, device bytes by category)`` of the last step."""
 
@@ -89,7 +92,8 @@ def _measure(trainer: Trainer, meter: Meter, num_steps: int) -> StepMeasurement:
     step_ms: list[float] = []
     for index in range(num_steps):
         batches = make_synthetic_batches(trainer.model, plan=trainer.plan, workload=trainer.workload)
-        moved_before_bytes = trainer.tiers.to_host_bytes
+        before_bytes = dict(trainer.tiers.copied_bytes)
+        trainer.tiers.reset_peak()
         if index == num_steps - 1:
             meter.start_timeline()
         step_ms.append(trainer.step(batches, learning_rate=trainer.workload.learning_rate).step_ms)
@@ -101,6 +105,12 @@ def _measure(trainer: Trainer, meter: Meter, num_steps: int) -> StepMeasurement:
         host_peak_bytes=peak.host_bytes,
         peak_moment=peak.moment,
         step_ms=statistics.median(step_ms[1:-1] or step_ms[1:]),
-        to_host_bytes=trainer.tiers.to_host_bytes - moved_before_bytes,
+        copied_bytes={
+            link: num_bytes - before_bytes[link]
+            for link, num_bytes in trainer.tiers.copied_bytes.items()
+            if num_bytes > before_bytes[link]
+        },
+        disk_peak_bytes=trainer.tiers.disk_peak_bytes,
+        remote_peak_bytes=trainer.tiers.remote_peak_bytes,
         timeline=timeline,
     )

@@ -241,13 +241,14 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def moment(self) -> str:
         return self._describe(self._phase, self._block)
 
-    def assign(self, tensor: torch.Tensor, category: Category) -> None:
-        """Count the tensor's storage on the device as ``category``, whether it was seen before or not."""
+    def assign(self, tensor: torch.Tensor, category: Category, *, tier: Tier = "device") -> None:
+        """Count the tensor's storage on its tier as ``category``, whether it was seen before (on that tier) or not."""
+        slot = _SLOT[category] + (NUM_CATEGORIES if tier == "host" else 0)
         allocation = self._live.get(tensor.untyped_storage()._cdata)
         if allocation is None:
-            self._see(tensor, _SLOT[category])
+            self._see(tensor, slot)
         else:
-            self._move(allocation, _SLOT[category])
+            self._move(allocation, slot)
 
     def resized(self, tensor: torch.Tensor, category: Category) -> None:
         """Read the size of the tensor's storage again, after ``resize_``, and count it as ``category``."""

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -50,10 +51,18 @@ class Trainer:
     """A model, its optimizer and its plan, ready to step. Call ``close`` to leave the model as it was.
 
     meter: None runs without counting and without a cap; with activations all kept, nothing at all is then wrapped.
+    scratch: folder of the disk tier's file; the system's temporary folder unless given.
     """
 
     def __init__(
-        self, model: nn.Module, *, plan: Plan, workload: TrainingWorkload, device: torch.device, meter: Meter | None
+        self,
+        model: nn.Module,
+        *,
+        plan: Plan,
+        workload: TrainingWorkload,
+        device: torch.device,
+        meter: Meter | None,
+        scratch: Path | None = None,
     ) -> None:
         blocks = find_blocks(model)
         plan.check(num_blocks=len(blocks), workload=workload)
@@ -63,7 +72,7 @@ class Trainer:
         self.device = device
         self.meter = meter
         self.precision = Precision(plan.weights, device=device)
-        self.tiers = Tiers(device=device, meter=meter)
+        self.tiers = Tiers(device=device, meter=meter, scratch=scratch)
         self._backbone, _ = find_backbone_and_head(model)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._undo_activations: Callable[[], None] = lambda: None
@@ -94,6 +103,7 @@ class Trainer:
         self._undo_activations()
         for handle in self._handles:
             handle.remove()
+        self.tiers.close()
 
     def assign_optimizer_state(self) -> None:
         """Tell the meter which tensors are optimizer state; they come to be in the first step or from a checkpoint."""

@@ -1,7 +1,13 @@
-"""Moves whole storages between the device tier and the host tier, and counts what each copy moved.
+"""Moves bytes between the device, the host, a disk and a remote store, and counts what each link carried.
 
-On the CPU device both tiers are ordinary memory and a copy is a real ``memcpy``. On CUDA the host side is pinned and all
-copies run in order on one side stream, so that compute goes on. Three rules keep that right without the host ever waiting:
+For what appears and goes with a step (activations): ``offload`` a storage, ``prefetch`` it, ``fetch`` it; it goes with its copy.
+For what stays (weights, gradients, optimizer state): ``host_buffer`` and ``disk_buffer``, and copies of ranges between them.
+
+Device and stores never meet: a copy to the disk or a remote store goes through one of a few host buffers (``STAGING_BYTES`` in
+all, whatever passes), which threads of their own write and read while compute goes on; both links count.
+
+On the CPU device the host side is ordinary memory and a copy to or from it a real ``memcpy`` that ends before it returns. On CUDA
+the host side is pinned and all copies run in order on one side stream. Three rules keep that right without the host waiting:
 
 - Device bytes that are on their way out stay allocated until the compute stream has been told to wait for the copy, at the
   latest when the block after next begins or the backbone ends (``settle``). Then they can be used again at once.
@@ -12,92 +18,68 @@ copies run in order on one side stream, so that compute goes on. Three rules kee
 Knows nothing of blocks or autograd; that is ``activations.py``.
 """
 
+import contextlib
+import tempfile
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
 
 import torch
 
-from optimizer.categories import Category
-from optimizer.errors import OutOfHostMemory
+from optimizer.categories import LINKS, Category, Link
+from optimizer.errors import OutOfHostMemory, RemoteStoreLost
+from optimizer.packing import STAGING_BYTES
+from optimizer.plan.activations import Compression
+from optimizer.runtime.compression import Packing, Scratch
+from optimizer.runtime.host_memory import HostArena, PinnedBuffers, Staging
 from optimizer.runtime.meter import Meter
-from optimizer.units import MIB
+from optimizer.runtime.store_disk import DiskStore
+from optimizer.runtime.store_remote import URL_VARIABLE, RemoteStore, remote_url
+from optimizer.runtime.stores import Store
+from optimizer.runtime.transfers import Background, StoredBuffer, StoredCopy, Transfer
 
-SLAB_BYTES = 16 * MIB
-"""Pinned memory is taken in pieces of this size. A power of two, because torch rounds each piece up to one."""
-_ALIGNMENT_BYTES = 512
+OffloadPlace = Literal["host", "disk", "remote"]
 _MAX_LEAVING = 1
 """Groups beside the current one whose device bytes wait for their copies."""
-
-
-class HostArena:
-    """Pinned memory cut into buffers one after another, across slabs, and used again by exact size.
-
-    A step asks for the same sizes as the one before, so nothing is taken after the first. Nothing is given back to the
-    system until the arena goes.
-    """
-
-    def __init__(self, *, slab_bytes: int = SLAB_BYTES, pinned: bool = True) -> None:
-        self._slab_bytes = slab_bytes
-        self._pinned = pinned
-        self._slabs: list[torch.Tensor] = []
-        self._used_bytes = 0
-        """Of the newest slab."""
-        self._free: dict[int, list[tuple[torch.Tensor, ...]]] = {}
-
-    @property
-    def taken_bytes(self) -> int:
-        """Of the system, whole slabs."""
-        return len(self._slabs) * self._slab_bytes
-
-    def take(self, num_bytes: int) -> tuple[torch.Tensor, ...]:
-        """Bytes on the host in as many pieces as slabs they lie in."""
-        free = self._free.get(num_bytes)
-        return free.pop() if free else tuple(self._cut(num_bytes))
-
-    def give_back(self, pieces: tuple[torch.Tensor, ...], num_bytes: int) -> None:
-        self._free.setdefault(num_bytes, []).append(pieces)
-
-    def _cut(self, num_bytes: int) -> Iterator[torch.Tensor]:
-        left_bytes = num_bytes
-        while left_bytes > 0:
-            if not self._slabs or self._used_bytes == self._slab_bytes:
-                self._slabs.append(torch.empty(self._slab_bytes, dtype=torch.uint8, pin_memory=self._pinned))
-                self._used_bytes = 0
-            start = self._used_bytes
-            size = min(left_bytes, self._slab_bytes - start)
-            yield self._slabs[-1][start : start + size]
-            left_bytes -= size
-            end = start + size
-            self._used_bytes = min(self._slab_bytes, -(-end // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)
+_MAX_COPIES_OUT = 4
+"""Sources of ``copy_to_host`` that are kept for their copies."""
 
 
 class HostCopy:
     """The bytes of one storage on the host tier. Pinned ones go back to their arena with it."""
 
-    __slots__ = ("_arena", "num_bytes", "pieces")
+    __slots__ = ("_arena", "packing", "pieces")
 
-    def __init__(self, pieces: tuple[torch.Tensor, ...], num_bytes: int, arena: HostArena | None) -> None:
+    def __init__(self, pieces: tuple[torch.Tensor, ...], packing: Packing, arena: HostArena | None) -> None:
         self.pieces = pieces
-        self.num_bytes = num_bytes
+        self.packing = packing
         self._arena = arena
 
     def __del__(self) -> None:
         if self._arena is not None:
-            self._arena.give_back(self.pieces, self.num_bytes)
+            self._arena.give_back(self.pieces, self.packing.packed_bytes)
+
+
+OffloadedCopy = HostCopy | StoredCopy
 
 
 class DeviceCopy:
     """The bytes of one storage back on the device; ``wait`` before use."""
 
-    __slots__ = ("data", "ready")
+    __slots__ = ("coming", "data", "ready")
 
-    def __init__(self, data: torch.Tensor, ready: torch.cuda.Event | None) -> None:
+    def __init__(self, data: torch.Tensor, ready: torch.cuda.Event | None, coming: Transfer | None = None) -> None:
         self.data = data
         self.ready = ready
+        self.coming = coming
 
     def wait(self) -> torch.Tensor:
-        """The bytes, safe for the current stream to read."""
+        """The bytes, safe for the current stream to read. Raises what reading them from a store raised."""
+        if self.coming is not None:
+            coming, self.coming = self.coming, None
+            self.ready = coming.wait()
         if self.ready is not None:
             torch.cuda.current_stream(self.data.device).wait_event(self.ready)
             self.ready = None
@@ -105,7 +87,44 @@ class DeviceCopy:
 
     def __del__(self) -> None:
         # Never used after all: its memory must not be handed out while the copy still writes to it.
-        self.wait()
+        with contextlib.suppress(Exception):
+            self.wait()
+
+
+class Copy:
+    """A copy of a range between device and host; on the CPU device it is done."""
+
+    __slots__ = ("_device", "_done", "_source", "coming")
+
+    def __init__(
+        self,
+        device: torch.device,
+        done: torch.cuda.Event | None,
+        source: torch.Tensor | None,
+        coming: Transfer | None = None,
+    ) -> None:
+        self._device = device
+        self._done = done
+        self._source = source
+        self.coming = coming
+
+    def wait(self) -> None:
+        """Have compute queued from now on run after the copy. The host does not wait, but for a store."""
+        if self.coming is not None:
+            coming, self.coming = self.coming, None
+            self._done = coming.wait()
+        if self._done is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._done)
+        self._source = None
+
+    def finish(self) -> None:
+        """Wait until the bytes are there: before the host reads what came, or writes over what went."""
+        if self.coming is not None:
+            coming, self.coming = self.coming, None
+            self._done = coming.wait()
+        if self._done is not None:
+            self._done.synchronize()
+        self._source = None
 
 
 class _Leaving:
@@ -117,26 +136,152 @@ class _Leaving:
 
 
 class Tiers:
-    """The device tier and the host tier of one run."""
+    """The tiers of one run. ``close`` it: scratch on the disk and in the remote store goes with it."""
 
-    def __init__(self, *, device: torch.device, meter: Meter | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        device: torch.device,
+        meter: Meter | None = None,
+        scratch: Path | None = None,
+        remote_url: str | None = None,
+    ) -> None:
+        """scratch: folder for the disk tier's file, made when first needed; the system's temporary folder unless given.
+        remote_url: of the remote tier's store; ``HEADROOM_REMOTE_URL`` unless given.
+        """
         self.device = device
         self.meter = meter
-        self.to_host_bytes = 0
-        """Moved from device to host since the start."""
-        self.to_device_bytes = 0
+        self.copied_bytes: dict[Link, int] = dict.fromkeys(LINKS, 0)
+        """Moved over each link since the start."""
+        self._scratch_folder = scratch
+        self._remote_url = remote_url
         self._copy_stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._arena = HostArena()
+        self._pinned = PinnedBuffers()
         self._leaving: deque[_Leaving] = deque()
+        self._copies_out: deque[Copy] = deque()
+        self._packing_scratch: dict[Compression, Scratch] = {}
+        self._stores: dict[OffloadPlace, Store] = {}
+        self._background: Background | None = None
+
+    # What is in use.
+
+    @property
+    def disk_bytes(self) -> int:
+        """In use in the scratch file now."""
+        return self._used_bytes("disk")
+
+    @property
+    def remote_bytes(self) -> int:
+        return self._used_bytes("remote")
+
+    @property
+    def disk_peak_bytes(self) -> int:
+        """Most in use since the last ``reset_peak``."""
+        return self._peak_bytes("disk")
+
+    @property
+    def remote_peak_bytes(self) -> int:
+        return self._peak_bytes("remote")
+
+    def reset_peak(self) -> None:
+        for store in self._stores.values():
+            store.room.reset_peak()
 
     @property
     def is_asynchronous(self) -> bool:
-        """Whether copies run beside compute, so that fetching ahead gains something."""
+        """Whether copies between device and host run beside compute, so that fetching ahead gains something."""
         return self._copy_stream is not None
 
     def is_on_device(self, tensor: torch.Tensor) -> bool:
         """Not so for the random seeds that CUDA's attention kernels save: those are on the host already."""
         return tensor.device.type == self.device.type
+
+    def close(self) -> None:
+        """Stop the threads, remove the scratch file, delete the remote keys. Copies must not be used after."""
+        if self._background is not None:
+            self._background.close()
+        for store in self._stores.values():
+            store.close()
+        self._stores.clear()
+        if self._copy_stream is not None:
+            self._copy_stream.synchronize()
+        self._copies_out.clear()
+        self._pinned.close()
+
+    # Buffers that stay, and copies of ranges.
+
+    def host_buffer(self, size: Sequence[int] | int, *, dtype: torch.dtype, category: Category) -> torch.Tensor:
+        """A contiguous tensor on the host tier, counted there under ``category`` as long as it lives; pinned on CUDA.
+
+        Not initialized. On CUDA it must live no longer than the tiers. Raises OutOfHostMemory.
+        """
+        with self._region(category, on_host=True):
+            if self._copy_stream is None:
+                buffer = torch.empty(size, dtype=dtype)
+            else:
+                shape = torch.Size((size,) if isinstance(size, int) else tuple(size))
+                buffer = self._pinned.make(shape.numel() * dtype.itemsize).view(dtype).view(shape)
+        if self.meter is not None:
+            self.meter.assign(buffer, category, tier="host")
+        return buffer
+
+    def disk_buffer(self, num_bytes: int) -> StoredBuffer:
+        """Room on the disk tier, preallocated, written and read by ranges of host tensors. Raises DiskFull at once."""
+        return self._threads().buffer(self._store("disk"), num_bytes)
+
+    def copy_to_host(self, source: torch.Tensor, target: torch.Tensor) -> Copy:
+        """Copy a device tensor over a host tensor of the same bytes, both contiguous; autograd's versions do not move.
+
+        On CUDA it runs beside compute after what is queued now; the source's memory is kept for it, even when the caller drops
+        it. ``finish`` it before the host reads the target.
+        """
+        data, home = as_bytes(source), as_bytes(target)
+        self._count("device_to_host", home.nbytes)
+        if self._copy_stream is None:
+            home.copy_(data)
+            return Copy(self.device, None, None)
+        with self._on_copy_stream():
+            home.copy_(data, non_blocking=True)
+            copy = Copy(self.device, self._copy_stream.record_event(), data)
+        self._copies_out.append(copy)
+        while len(self._copies_out) > _MAX_COPIES_OUT:
+            self._copies_out.popleft().wait()
+        return copy
+
+    def copy_to_device(self, source: torch.Tensor, target: torch.Tensor) -> Copy:
+        """The way back. On CUDA ``wait`` before compute uses the target, ``finish`` before the host writes to the source."""
+        home, data = as_bytes(source), as_bytes(target)
+        self._count("host_to_device", data.nbytes)
+        if self._copy_stream is None:
+            data.copy_(home)
+            return Copy(self.device, None, None)
+        with self._on_copy_stream():
+            data.copy_(home, non_blocking=True)
+            return Copy(self.device, self._copy_stream.record_event(), data)
+
+    def load(self, buffer: StoredBuffer, target: torch.Tensor, *, offset_bytes: int = 0) -> Copy:
+        """Copy from the disk to a contiguous device tensor, through staging, in the background on CUDA. ``wait`` before use.
+
+        What was written to the range before is waited for.
+        """
+        data = as_bytes(target)
+        packing = Packing(data.nbytes, dtype=torch.uint8)
+        coming = self._read_units(buffer.part(packing, offset_bytes), data)
+        return Copy(self.device, None, data if coming is not None else None, coming)
+
+    def save(self, source: torch.Tensor, buffer: StoredBuffer, *, offset_bytes: int = 0) -> None:
+        """Copy a contiguous device tensor to the disk, through staging; written in the background, and waited for by what
+        reads the range next. The source may be dropped or written to (by compute queued later) at once.
+        """
+        data = as_bytes(source)
+        copy = buffer.part(Packing(data.nbytes, dtype=torch.uint8), offset_bytes)
+        self._write_units(copy, data)
+        buffer.note_writes(copy)
+        if self._copy_stream is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self._copy_stream)
+
+    # Storages that leave and come back.
 
     def begin_group(self) -> None:
         """What is offloaded from here on belongs together; of what was before, one group more may still be leaving."""
@@ -151,39 +296,170 @@ class Tiers:
             if group.left is not None:
                 torch.cuda.current_stream(self.device).wait_event(group.left)
 
-    def offload(self, storage: torch.UntypedStorage, *, category: Category) -> HostCopy:
-        """Copy a device storage to the host tier. On CUDA its device bytes are let go by ``begin_group`` and ``settle``."""
-        source = _as_bytes(storage, self.device)
-        num_bytes = storage.nbytes()
-        self.to_host_bytes += num_bytes
-        if self._copy_stream is None:
-            with self._region(category, on_host=True):
-                data = torch.empty(num_bytes, dtype=torch.uint8)
-            data.copy_(source)
-            return HostCopy((data,), num_bytes, None)
-        copy = HostCopy(self._take_pinned(num_bytes, category), num_bytes, self._arena)
-        if not self._leaving:
-            self._leaving.append(_Leaving())
-        self._copy_stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self._copy_stream):
-            _copy_pieces(copy.pieces, source, to_host=True)
+    def prepare_compression(self, compress: Compression) -> None:
+        """Make the packer's buffers now, counted as temporaries on the device: they stay as long as the run."""
+        if compress == "none" or compress in self._packing_scratch:
+            return
+        with self._region("temporaries", on_host=False):
+            scratch = Scratch(compress, device=self.device)
+        if self.meter is not None:
+            for tensor in (scratch.packed, scratch.wide):
+                if tensor.nbytes:
+                    self.meter.assign(tensor, "temporaries")
+        self._packing_scratch[compress] = scratch
+
+    def open_store(self, place: OffloadPlace) -> None:
+        """Open what ``place`` needs now, so that what is missing is named before the run: a folder, a store, a package."""
+        if place != "host":
+            self._store(place)
+
+    def offload(
+        self,
+        storage: torch.UntypedStorage,
+        *,
+        category: Category,
+        dtype: torch.dtype = torch.uint8,
+        place: OffloadPlace = "host",
+        compress: Compression = "none",
+    ) -> OffloadedCopy:
+        """Copy a device storage away. On CUDA its device bytes are let go by ``begin_group`` and ``settle``.
+
+        dtype: of the tensors over it; decides what ``compress`` makes of it.
+        Raises OutOfHostMemory, DiskFull, RemoteStoreFull, RemoteStoreLost, and so may ``fetch`` for what was written meanwhile.
+        """
+        self.prepare_compression(compress)
+        scratch = self._packing_scratch.get(compress)
+        packing = Packing(storage.nbytes(), dtype=dtype, compress=compress, scratch=scratch)
+        source = _bytes_of(storage, self.device)
+        copy: OffloadedCopy
+        if place == "host":
+            copy = self._offload_to_host(source, packing, category)
+        else:
+            copy = self._threads().copy(self._store(place), packing)
+            self._write_units(copy, source)
+        if self._copy_stream is not None:
+            if not self._leaving:
+                self._leaving.append(_Leaving())
             self._leaving[-1].left = self._copy_stream.record_event()
-        self._leaving[-1].sources.append(source)
+            self._leaving[-1].sources.append(source)
         return copy
 
-    def fetch(self, copy: HostCopy, *, category: Category) -> DeviceCopy:
-        """Copy host bytes back to the device, under ``category``."""
+    def prefetch(self, copies: Sequence[OffloadedCopy]) -> None:
+        """Read ahead from the stores into staging, in this order, as far as it goes. Of no effect on what is on the host.
+
+        For the CPU device; on CUDA ``fetch`` itself runs in the background.
+        """
+        stored = [copy for copy in copies if isinstance(copy, StoredCopy)]
+        if stored and not self.is_asynchronous:
+            self._threads().read_ahead(stored)
+
+    def fetch(self, copy: OffloadedCopy, *, category: Category) -> DeviceCopy:
+        """Copy bytes back to the device, under ``category``."""
+        packing = copy.packing
         with self._region(category, on_host=False):
-            data = torch.empty(copy.num_bytes, dtype=torch.uint8, device=self.device)
-        self.to_device_bytes += copy.num_bytes
+            data = torch.empty(packing.num_bytes, dtype=torch.uint8, device=self.device)
+        if isinstance(copy, StoredCopy):
+            return DeviceCopy(data, None, self._read_units(copy, data))
+        self._count("host_to_device", packing.packed_bytes)
         if self._copy_stream is None:
-            data.copy_(copy.pieces[0])
+            if packing.compress == "none":
+                typed(data, packing.dtype).copy_(copy.pieces[0])
+            else:
+                packing.unpack(copy.pieces, data)
             return DeviceCopy(data, None)
-        # The block just handed out may still be read by compute queued on the main stream.
-        self._copy_stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self._copy_stream):
-            _copy_pieces(copy.pieces, data, to_host=False)
+        with self._on_copy_stream():
+            packing.unpack(copy.pieces, data)
             return DeviceCopy(data, self._copy_stream.record_event())
+
+    # Helpers.
+
+    def _offload_to_host(self, source: torch.Tensor, packing: Packing, category: Category) -> HostCopy:
+        self._count("device_to_host", packing.packed_bytes)
+        if self._copy_stream is not None:
+            copy = HostCopy(self._take_pinned(packing.packed_bytes, category), packing, self._arena)
+            with self._on_copy_stream():
+                packing.pack(source, copy.pieces)
+            return copy
+        is_packed = packing.compress != "none"
+        # What is not packed is copied as what it is, so that a trace shows what could be.
+        source = source if is_packed else typed(source, packing.dtype)
+        size = packing.packed_bytes if is_packed else source.numel()
+        with self._region(category, on_host=True):
+            data = torch.empty(size, dtype=source.dtype)
+        if is_packed:
+            packing.pack(source, (data,))
+        else:
+            data.copy_(source)
+        return HostCopy((data,), packing, None)
+
+    def _write_units(self, copy: StoredCopy, source: torch.Tensor) -> None:
+        """Through the slabs to the store: the device's part here, the store's part in the background."""
+        background = self._threads()
+        for unit in copy.units:
+            slab = background.slab_to_fill()
+            num_bytes = unit.packed_end - unit.packed_start
+            pieces = (slab.data[:num_bytes],)
+            filled: torch.cuda.Event | None = None
+            if self._copy_stream is None:
+                copy.packing.pack(source[unit.start : unit.end], pieces)
+            else:
+                with self._on_copy_stream():
+                    copy.packing.pack(source[unit.start : unit.end], pieces)
+                    filled = self._copy_stream.record_event()
+            self._count("device_to_host", num_bytes)
+            self._count(copy.store.write_link, num_bytes)
+            background.write(copy, unit, slab, after=filled)
+
+    def _read_units(self, copy: StoredCopy, data: torch.Tensor) -> Transfer | None:
+        """From the store through the slabs: on CUDA all of it in the background."""
+        background = self._threads()
+        self._count(copy.store.read_link, copy.packing.packed_bytes)
+        self._count("host_to_device", copy.packing.packed_bytes)
+        if self._copy_stream is not None:
+            # The memory just handed out may still be read by compute queued on the main stream.
+            after = torch.cuda.current_stream(self.device).record_event()
+            return background.fetch(copy, data, stream=self._copy_stream, after=after)
+        for unit in copy.units:
+            slab = background.read_now(copy, unit)
+            copy.packing.unpack((slab.data[: unit.packed_end - unit.packed_start],), data[unit.start : unit.end])
+            background.done_reading(slab)
+        return None
+
+    def _threads(self) -> Background:
+        if self._background is None:
+            with self._region("temporaries", on_host=True):
+                pinned = self._copy_stream is not None
+                memory = torch.empty(STAGING_BYTES, dtype=torch.uint8, pin_memory=pinned)
+            if self.meter is not None:
+                self.meter.assign(memory, "temporaries", tier="host")
+            self._background = Background(Staging(memory), count=self._count)
+        return self._background
+
+    def _store(self, place: OffloadPlace) -> Store:
+        if place not in self._stores:
+            if place == "disk":
+                self._stores[place] = DiskStore(self._scratch_folder or Path(tempfile.gettempdir()))
+            else:
+                self._stores[place] = RemoteStore(self._address())
+        return self._stores[place]
+
+    def _address(self) -> str:
+        url = self._remote_url or remote_url()
+        if url is None:
+            raise RemoteStoreLost(
+                f"the plan uses the remote tier; {URL_VARIABLE} is not set",
+                hint=f"Set {URL_VARIABLE} (redis://host:6379/0), or choose a plan without the remote tier.",
+            )
+        return url
+
+    def _used_bytes(self, place: OffloadPlace) -> int:
+        return self._stores[place].room.used_bytes if place in self._stores else 0
+
+    def _peak_bytes(self, place: OffloadPlace) -> int:
+        return self._stores[place].room.peak_bytes if place in self._stores else 0
+
+    def _count(self, link: Link, num_bytes: int) -> None:
+        self.copied_bytes[link] += num_bytes
 
     def _take_pinned(self, num_bytes: int, category: Category) -> tuple[torch.Tensor, ...]:
         try:
@@ -192,12 +468,20 @@ class Tiers:
         except RuntimeError as error:
             # The driver's refusal to pin more; the meter's own refusal is another type and passes.
             raise OutOfHostMemory(
-                requested_bytes=SLAB_BYTES,
+                requested_bytes=self._arena.slab_bytes,
                 in_use_bytes=self._arena.taken_bytes,
                 budget_bytes=self._arena.taken_bytes,
                 bytes_by_category={category: self._arena.taken_bytes},
                 hint=f"The driver pins no more memory ({str(error).partition(chr(10))[0]}). Offload less.",
             ) from error
+
+    @contextmanager
+    def _on_copy_stream(self) -> Iterator[None]:
+        """After all that compute has queued so far."""
+        assert self._copy_stream is not None
+        self._copy_stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._copy_stream):
+            yield
 
     @contextmanager
     def _region(self, category: Category, *, on_host: bool) -> Iterator[None]:
@@ -206,17 +490,6 @@ class Tiers:
             return
         with self.meter.region(category, tier="host" if on_host else "device"):
             yield
-
-
-def _copy_pieces(pieces: tuple[torch.Tensor, ...], data: torch.Tensor, *, to_host: bool) -> None:
-    start = 0
-    for piece in pieces:
-        part = data[start : start + piece.numel()]
-        if to_host:
-            piece.copy_(part, non_blocking=True)
-        else:
-            part.copy_(piece, non_blocking=True)
-        start += piece.numel()
 
 
 def view_of(data: torch.Tensor, *, like: "Layout") -> torch.Tensor:
@@ -237,5 +510,23 @@ class Layout:
         self.offset = tensor.storage_offset()
 
 
-def _as_bytes(storage: torch.UntypedStorage, device: torch.device) -> torch.Tensor:
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """A flat view of a contiguous tensor's bytes with a version counter of its own, so that autograd sees no writes to it."""
+    if not tensor.is_contiguous():
+        raise ValueError(f"only contiguous tensors are copied by range; this one has strides {tensor.stride()}")
+    start = tensor.storage_offset() * tensor.element_size()
+    flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return flat.set_(tensor.untyped_storage(), start, (tensor.nbytes,), (1,))
+
+
+def typed(data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The whole of a storage as a flat tensor of ``dtype``; as bytes where they do not divide."""
+    storage = data.untyped_storage()
+    if storage.nbytes() % dtype.itemsize:
+        return data
+    num_elements = storage.nbytes() // dtype.itemsize
+    return torch.empty(0, dtype=dtype, device=data.device).set_(storage, 0, (num_elements,), (1,))
+
+
+def _bytes_of(storage: torch.UntypedStorage, device: torch.device) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)

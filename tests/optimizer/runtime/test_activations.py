@@ -56,8 +56,8 @@ def test_dropout_is_on_in_the_comparison():
 
 def test_offload_moves_each_storage_out_and_back_once():
     _, _, _, trainer = run_steps("llama", ("offload",), num_steps=1)
-    assert trainer.tiers.to_host_bytes > 0
-    assert trainer.tiers.to_device_bytes == trainer.tiers.to_host_bytes
+    assert trainer.tiers.copied_bytes["device_to_host"] > 0
+    assert trainer.tiers.copied_bytes["host_to_device"] == trainer.tiers.copied_bytes["device_to_host"]
 
 
 def test_after_backward_nothing_is_left_on_the_host():
@@ -92,7 +92,7 @@ def test_a_storage_saved_through_several_views_is_copied_once():
     expected = torch.autograd.grad(block(hidden).sum(), hidden)[0]
     assert torch.equal(hidden.grad, expected)
     product_bytes = hidden.nbytes
-    assert tiers.to_host_bytes == product_bytes
+    assert tiers.copied_bytes["device_to_host"] == product_bytes
 
 
 def test_a_tensor_written_to_after_it_was_saved_is_copied_as_it_was():
@@ -111,7 +111,7 @@ def test_without_gradients_nothing_is_moved_or_recomputed():
     apply_activations(find_blocks(model), ActivationsPlan(per_block=MIXED), tiers)
     with torch.no_grad():
         model(torch.zeros(1, 8, dtype=torch.long))
-    assert tiers.to_host_bytes == 0
+    assert tiers.copied_bytes["device_to_host"] == 0
 
 
 def test_keep_wraps_nothing_and_undo_leaves_the_blocks_as_they_were():

@@ -75,8 +75,8 @@ def test_recompute_and_offload_give_the_bits_of_keep_on_a_card(name, dtype):
 # Twin: test_activations.test_offload_moves_each_storage_out_and_back_once
 def test_offload_moves_each_storage_out_and_back_once_on_a_card():
     _, _, _, trainer = run_steps("llama", ("offload",), num_steps=3)
-    assert trainer.tiers.to_host_bytes > 0
-    assert trainer.tiers.to_device_bytes == trainer.tiers.to_host_bytes
+    assert trainer.tiers.copied_bytes["device_to_host"] > 0
+    assert trainer.tiers.copied_bytes["host_to_device"] == trainer.tiers.copied_bytes["device_to_host"]
 
 
 # Twin: test_tiers.test_an_arena_takes_nothing_more_for_sizes_it_had_before

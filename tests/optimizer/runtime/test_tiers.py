@@ -6,8 +6,9 @@ import torch
 from optimizer.models.build import build_model, find_blocks
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.runtime.activations import apply_activations
+from optimizer.runtime.host_memory import HostArena
 from optimizer.runtime.meter import Meter
-from optimizer.runtime.tiers import HostArena, Tiers
+from optimizer.runtime.tiers import Tiers
 from tests.optimizer.runtime.tiny import make_spec
 
 CPU = torch.device("cpu")
@@ -58,7 +59,7 @@ def test_bytes_come_back_as_they_left():
     copy = tiers.offload(source.untyped_storage(), category="activations")
     fetched = tiers.fetch(copy, category="activations").wait()
     assert torch.equal(fetched, source.view(torch.uint8))
-    assert (tiers.to_host_bytes, tiers.to_device_bytes) == (4000, 4000)
+    assert tiers.copied_bytes["device_to_host"] == tiers.copied_bytes["host_to_device"] == 4000
 
 
 class Stream:
@@ -138,8 +139,8 @@ def test_offloading_beside_compute_gives_the_bits_of_keeping_and_uses_its_buffer
     expected, _, _ = gradients("keep")
     found, taken, tiers = gradients("offload")
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
-    assert taken[0] == taken[-1] >= tiers.to_host_bytes / 3
-    assert tiers.to_host_bytes == tiers.to_device_bytes
+    assert taken[0] == taken[-1] >= tiers.copied_bytes["device_to_host"] / 3
+    assert tiers.copied_bytes["device_to_host"] == tiers.copied_bytes["host_to_device"]
 
 
 def test_at_most_two_offloaded_blocks_are_back_at_once(stream):
@@ -148,11 +149,11 @@ def test_at_most_two_offloaded_blocks_are_back_at_once(stream):
     tiers = make_asynchronous_tiers(stream)
     apply_activations(blocks, ActivationsPlan(per_block=("offload",) * len(blocks)), tiers)
     loss = model(torch.arange(64).view(2, 32)).logits.square().mean()
-    per_block_bytes = tiers.to_host_bytes // len(blocks)
+    per_block_bytes = tiers.copied_bytes["device_to_host"] // len(blocks)
     fetched_when = []
     for block in blocks:
         block.input_layernorm.weight.register_post_accumulate_grad_hook(
-            lambda _: fetched_when.append(tiers.to_device_bytes // per_block_bytes)
+            lambda _: fetched_when.append(tiers.copied_bytes["host_to_device"] // per_block_bytes)
         )
     loss.backward()
     # When a block's backward ends, itself and those after it are back, and the one before it is fetched ahead.

@@ -1,0 +1,128 @@
+"""The disk tier: one scratch file that is preallocated, read and written by position, and gone when the run is.
+
+The file has no name (it is unlinked as soon as it is open), so that nothing is left of it however the process ends, and it
+grows in steps whose blocks are claimed from the file system before anything is written to them: a full disk is met when room
+is asked for, not when bytes are on their way. File systems that copy on write (btrfs) may still refuse a write later; that is
+DiskFull as well.
+"""
+
+import errno
+import os
+import tempfile
+import threading
+from pathlib import Path
+from typing import ClassVar
+
+from optimizer.categories import Link, Tier
+from optimizer.errors import DiskFull
+from optimizer.runtime.stores import Place, Room
+from optimizer.units import MIB, format_bytes
+
+GROWTH_BYTES = 64 * MIB
+_ALIGNMENT_BYTES = 4096
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""No space, no quota, no larger file allowed."""
+
+
+class DiskStore:
+    """Scratch in a folder. Raises OSError where the folder cannot be written to."""
+
+    tier: ClassVar[Tier] = "disk"
+    write_link: ClassVar[Link] = "host_to_disk"
+    read_link: ClassVar[Link] = "disk_to_host"
+
+    def __init__(self, folder: Path, *, growth_bytes: int = GROWTH_BYTES) -> None:
+        self.folder = folder
+        self.room = Room()
+        self._growth_bytes = growth_bytes
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = tempfile.TemporaryFile(dir=folder, prefix="headroom-scratch-", buffering=0)  # noqa: SIM115 closed by close
+        self._lock = threading.Lock()
+        self._end = 0
+        self._file_bytes = 0
+        self._free: dict[int, list[int]] = {}
+
+    @property
+    def file_bytes(self) -> int:
+        """Claimed from the file system."""
+        return self._file_bytes
+
+    def reserve(self, num_bytes: int) -> None:
+        """Claim room for so many bytes in all, so that a full disk is met now."""
+        with self._lock:
+            self._grow_to(num_bytes)
+
+    def take(self, num_bytes: int) -> Place:
+        with self._lock:
+            free = self._free.get(num_bytes)
+            if free:
+                offset = free.pop()
+            else:
+                offset = self._end
+                end = offset + -(-num_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+                if end > self._file_bytes:
+                    self._grow_to(end)
+                self._end = end
+        self.room.add(num_bytes)
+        return Place(offset, num_bytes)
+
+    def give_back(self, place: Place) -> None:
+        with self._lock:
+            self._free.setdefault(place.num_bytes, []).append(place.index)
+        self.room.add(-place.num_bytes)
+
+    def write(self, place: Place, data: memoryview, *, offset: int) -> None:
+        position, left = place.index + offset, data
+        while left:
+            try:
+                written = os.pwrite(self._file.fileno(), left, position)
+            except OSError as error:
+                raise self._translated(error, len(left)) from error
+            position, left = position + written, left[written:]
+
+    def read(self, place: Place, into: memoryview, *, offset: int) -> None:
+        position, left = place.index + offset, into
+        while left:
+            num_read = os.preadv(self._file.fileno(), [left], position)
+            if num_read == 0:
+                raise EOFError(
+                    f"the scratch file ends at {position:,}, {len(left):,} bytes before what was written to it"
+                )
+            position, left = position + num_read, left[num_read:]
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _grow_to(self, num_bytes: int) -> None:
+        """In steps; where the disk has no room for a whole step, by what is needed."""
+        needed_bytes = num_bytes - self._file_bytes
+        if needed_bytes <= 0:
+            return
+        stepped_bytes = -(-needed_bytes // self._growth_bytes) * self._growth_bytes
+        try:
+            os.posix_fallocate(self._file.fileno(), self._file_bytes, stepped_bytes)
+            self._file_bytes += stepped_bytes
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            try:
+                os.posix_fallocate(self._file.fileno(), self._file_bytes, needed_bytes)
+            except OSError as exact_error:
+                raise self._translated(exact_error, needed_bytes) from exact_error
+            self._file_bytes += needed_bytes
+
+    def _translated(self, error: OSError, needed_bytes: int) -> Exception:
+        if error.errno not in _FULL:
+            return error
+        return DiskFull(
+            f"the disk of the scratch folder {self.folder} is full: {format_bytes(needed_bytes)} more were needed, "
+            f"{format_bytes(self._file_bytes)} were claimed, {format_bytes(self._free_bytes())} are free ({error.strerror})",
+            hint="Free the disk, name another scratch folder, or choose a plan that keeps less on disk.",
+            folder=str(self.folder),
+            requested_bytes=needed_bytes,
+            in_use_bytes=self._file_bytes,
+        )
+
+    def _free_bytes(self) -> int:
+        status = os.statvfs(self.folder)
+        return status.f_bavail * status.f_frsize

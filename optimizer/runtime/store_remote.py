@@ -1,0 +1,196 @@
+"""The remote tier: the memory of another machine, behind a store that speaks the Redis protocol (Redis, Valkey).
+
+The address comes from ``HEADROOM_REMOTE_URL`` (``redis://host:port/0``, ``rediss://`` for TLS, ``unix:///path``). Every key
+begins with the run's own prefix, expires, and is deleted when its bytes are no longer needed, at the latest at close; values are
+pieces of at most VALUE_BYTES. The package ``redis`` is imported when a store is opened.
+"""
+
+import contextlib
+import importlib
+import itertools
+import os
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+from optimizer.categories import Link, Tier
+from optimizer.errors import InvalidInput, MissingExtra, RemoteStoreFull, RemoteStoreLost
+from optimizer.runtime.stores import Place, Room
+from optimizer.units import MIB, format_bytes
+
+URL_VARIABLE = "HEADROOM_REMOTE_URL"
+VALUE_BYTES = 2 * MIB
+"""Of one value: large enough that a round trip costs little, small enough that the store answers others in between."""
+EXPIRY_S = 3600
+"""After this long without being written, a value goes by itself: what a killed run leaves behind."""
+TIMEOUT_S = 20.0
+_DELETED_AT_ONCE = 500
+
+
+class RemoteStore:
+    """Bytes under keys of one run.
+
+    Raises MissingExtra without the package ``redis``, InvalidInput for an address that is none, RemoteStoreLost where nothing
+    answers.
+    """
+
+    tier: ClassVar[Tier] = "remote"
+    write_link: ClassVar[Link] = "host_to_remote"
+    read_link: ClassVar[Link] = "remote_to_host"
+
+    def __init__(self, url: str, *, run_id: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
+        self.room = Room()
+        self.prefix = f"headroom:{run_id or secrets.token_hex(8)}:"
+        self._address = _without_password(url)
+        self._errors, self._client = _connect(url, timeout_s=timeout_s)
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._live: dict[int, int] = {}
+        self._dead: list[str] = []
+        with self._translating(0):
+            self._client.ping()
+
+    def take(self, num_bytes: int) -> Place:
+        place = Place(next(self._numbers), num_bytes)
+        with self._lock:
+            self._live[place.index] = num_bytes
+        self.room.add(num_bytes)
+        return place
+
+    def give_back(self, place: Place) -> None:
+        with self._lock:
+            if self._live.pop(place.index, None) is not None:
+                # Deleted by the next write: whoever lets go of bytes does not wait for the network.
+                self._dead += self._keys(place.index, place.num_bytes)
+        self.room.add(-place.num_bytes)
+
+    def write(self, place: Place, data: memoryview, *, offset: int) -> None:
+        self._bury()
+        for key, within, start, end in self._pieces(place, offset, len(data)):
+            piece = data[start:end]
+            is_whole = within == 0 and len(piece) == self._piece_bytes(place, offset + start)
+            with self._translating(len(piece)):
+                if is_whole:
+                    self._client.set(key, piece, ex=EXPIRY_S)
+                else:
+                    self._client.setrange(key, within, piece)
+                    self._client.expire(key, EXPIRY_S)
+
+    def read(self, place: Place, into: memoryview, *, offset: int) -> None:
+        for key, within, start, end in self._pieces(place, offset, len(into)):
+            is_whole = within == 0 and end - start == self._piece_bytes(place, offset + start)
+            with self._translating(end - start):
+                value = (
+                    self._client.get(key) if is_whole else self._client.getrange(key, within, within + end - start - 1)
+                )
+            if value is None or len(value) != end - start:
+                raise RemoteStoreLost(
+                    f"the remote store at {self._address} no longer holds {format_bytes(end - start)} that this run wrote to it; "
+                    "it was restarted, or evicts keys, or they expired",
+                    hint="Use a store that evicts nothing (maxmemory-policy noeviction), or a plan without the remote tier.",
+                    address=self._address,
+                )
+            into[start:end] = value
+
+    def free_bytes(self) -> int | None:
+        """Room left under the store's own limit, or on its machine where it has none; None where it does not say."""
+        with self._translating(0):
+            memory: dict[str, Any] = self._client.info("memory")
+        limit_bytes = memory.get("maxmemory") or memory.get("total_system_memory")
+        used_bytes = memory.get("used_memory")
+        return max(0, limit_bytes - used_bytes) if limit_bytes and used_bytes is not None else None
+
+    def close(self) -> None:
+        with self._lock:
+            live, self._live = self._live, {}
+            self._dead += [key for index, num_bytes in live.items() for key in self._keys(index, num_bytes)]
+        # What cannot be deleted now expires.
+        with contextlib.suppress(RemoteStoreLost):
+            self._bury()
+        self._client.close()
+
+    def _bury(self) -> None:
+        with self._lock:
+            dead, self._dead = self._dead, []
+        with self._translating(0):
+            for start in range(0, len(dead), _DELETED_AT_ONCE):
+                self._client.unlink(*dead[start : start + _DELETED_AT_ONCE])
+
+    def _keys(self, index: int, num_bytes: int) -> list[str]:
+        return [f"{self.prefix}{index}:{piece}" for piece in range(-(-num_bytes // VALUE_BYTES))]
+
+    def _pieces(self, place: Place, offset: int, num_bytes: int) -> Iterator[tuple[str, int, int, int]]:
+        """For each value touched: its key, where in it, and which part of the caller's bytes."""
+        start = 0
+        while start < num_bytes:
+            piece, within = divmod(offset + start, VALUE_BYTES)
+            end = min(num_bytes, start + VALUE_BYTES - within)
+            yield f"{self.prefix}{place.index}:{piece}", within, start, end
+            start = end
+
+    def _piece_bytes(self, place: Place, offset: int) -> int:
+        """Of the value that holds ``offset``; the last one of a place is shorter."""
+        first = offset // VALUE_BYTES * VALUE_BYTES
+        return min(VALUE_BYTES, place.num_bytes - first)
+
+    @contextlib.contextmanager
+    def _translating(self, num_bytes: int) -> Iterator[None]:
+        try:
+            yield
+        except (self._errors.ConnectionError, self._errors.TimeoutError, OSError) as error:
+            raise RemoteStoreLost(
+                f"the remote store at {self._address} does not answer: {error}",
+                hint=f"Start it again, set {URL_VARIABLE} to one that runs, or choose a plan without the remote tier.",
+                address=self._address,
+            ) from error
+        except self._errors.ResponseError as error:
+            if not _is_full(str(error)):
+                raise RemoteStoreLost(
+                    f"the remote store at {self._address} refuses a command: {error}",
+                    hint="Check its access rules and that it is writable.",
+                    address=self._address,
+                ) from error
+            raise RemoteStoreFull(
+                f"the remote store at {self._address} is full: {format_bytes(num_bytes)} more were needed, "
+                f"{format_bytes(self.room.used_bytes)} are this run's ({error})",
+                hint="Raise the store's maxmemory, or choose a plan that keeps less there.",
+                address=self._address,
+                requested_bytes=num_bytes,
+                in_use_bytes=self.room.used_bytes,
+            ) from error
+
+
+def remote_url() -> str | None:
+    """The configured store's address; None where there is none."""
+    return os.environ.get(URL_VARIABLE) or None
+
+
+def _connect(url: str, *, timeout_s: float) -> tuple[Any, Any]:
+    try:
+        redis: Any = importlib.import_module("redis")
+    except ImportError as error:
+        raise MissingExtra("redis", needed_for="the remote tier") from error
+    from_url: Callable[..., Any] = redis.Redis.from_url
+    try:
+        client = from_url(url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s)
+    except ValueError as error:
+        raise InvalidInput(
+            f"{URL_VARIABLE} is {_without_password(url)!r}, which is no address of a store: {error}",
+            field=URL_VARIABLE,
+            value=_without_password(url),
+            allowed="redis://, rediss:// or unix://",
+        ) from error
+    return redis.exceptions, client
+
+
+def _is_full(answer: str) -> bool:
+    """Redis says ``OOM command not allowed when used memory > 'maxmemory'``; redis-py drops the first word in some versions."""
+    return "OOM" in answer or "maxmemory" in answer
+
+
+def _without_password(url: str) -> str:
+    """For messages."""
+    parts = urlsplit(url)
+    return url.replace(f":{parts.password}@", ":***@") if parts.password else url

@@ -1,0 +1,366 @@
+"""The threads that write to and read from the stores while compute goes on, and what they have under way.
+
+Memory is bounded by the slabs of ``Staging``: who fills one waits until a writer has emptied one, and reading ahead stops when
+none is free. What a thread meets (a full disk, a store that is gone) is raised where the next slab is asked for, or the bytes.
+"""
+
+import contextlib
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from optimizer.categories import Link
+from optimizer.packing import SLAB_BYTES
+from optimizer.runtime.compression import Packing, Unit
+from optimizer.runtime.host_memory import Slab, Staging, host_view
+from optimizer.runtime.stores import Place, Store
+
+_NUM_THREADS_EACH_WAY = 2
+_Written = list[Future[None]]
+
+
+class Transfer:
+    """Something that threads do meanwhile."""
+
+    __slots__ = ("_futures",)
+
+    def __init__(self, futures: "Sequence[Future[torch.cuda.Event | None]] | Sequence[Future[None]]") -> None:
+        self._futures = futures
+
+    def wait(self) -> torch.cuda.Event | None:
+        """Until it is done; the event, if any, after which a copy on CUDA is. Raises what the threads met."""
+        event: torch.cuda.Event | None = None
+        for future in self._futures:
+            event = future.result()
+        return event
+
+
+class StoredCopy:
+    """The bytes of one storage in a store, or on their way there. Their room is given back with it."""
+
+    __slots__ = ("__weakref__", "_release", "ahead", "base", "packing", "place", "store", "units", "wanted", "writes")
+
+    def __init__(
+        self,
+        store: Store,
+        place: Place,
+        packing: Packing,
+        *,
+        base: int = 0,
+        writes: _Written | None = None,
+        release: "Callable[[StoredCopy], None] | None" = None,
+    ) -> None:
+        self.store = store
+        self.place = place
+        self.packing = packing
+        self.base = base
+        """Where in the place it begins."""
+        self.units = packing.units(SLAB_BYTES)
+        self.writes: _Written = [] if writes is None else writes
+        """To be waited for before it is read."""
+        self.ahead: dict[int, Future[Slab]] = {}
+        """Units being read before they are asked for, by number."""
+        self.wanted: set[int] = set()
+        """Units that are to be read ahead."""
+        self._release = release
+
+    def __del__(self) -> None:
+        if self._release is not None:
+            with contextlib.suppress(Exception):
+                self._release(self)
+
+
+class StoredBuffer:
+    """Room in a store that stays until ``close`` of the tiers, written and read by ranges of contiguous host tensors."""
+
+    def __init__(self, background: "Background", store: Store, place: Place) -> None:
+        self._background = background
+        self._store = store
+        self._place = place
+        self._writes: list[tuple[int, int, Future[None]]] = []
+
+    @property
+    def num_bytes(self) -> int:
+        return self._place.num_bytes
+
+    def write(self, source: torch.Tensor, *, offset_bytes: int = 0) -> Transfer:
+        """Begin to write a host tensor; it must not change until the transfer is waited for.
+
+        Writes to one range happen in the order in which they were begun. Raises ValueError beyond the buffer's end.
+        """
+        data = _view(source)
+        self._check_range(offset_bytes, len(data))
+        earlier = self.pending(offset_bytes, len(data))
+        future = self._background.write_range(self._store, self._place, data, offset=offset_bytes, after=earlier)
+        self._note(offset_bytes, len(data), future)
+        return Transfer([future])
+
+    def read(self, target: torch.Tensor, *, offset_bytes: int = 0) -> Transfer:
+        """Begin to read into a host tensor, which holds the bytes when the transfer has been waited for.
+
+        Waits itself for writes to the range that were begun before; a write begun after must wait for this.
+        """
+        data = _view(target)
+        self._check_range(offset_bytes, len(data))
+        earlier = self.pending(offset_bytes, len(data))
+        return Transfer(
+            [self._background.read_range(self._store, self._place, data, offset=offset_bytes, after=earlier)]
+        )
+
+    def part(self, packing: Packing, offset_bytes: int) -> StoredCopy:
+        """A range to copy to or from the device."""
+        self._check_range(offset_bytes, packing.packed_bytes)
+        pending = self.pending(offset_bytes, packing.packed_bytes)
+        return StoredCopy(self._store, self._place, packing, base=offset_bytes, writes=pending)
+
+    def note_writes(self, part: StoredCopy) -> None:
+        """Of a part that was written."""
+        for future in part.writes:
+            self._note(part.base, part.packing.packed_bytes, future)
+
+    def pending(self, offset_bytes: int, num_bytes: int) -> _Written:
+        """Writes that touch the range and are not done, or that failed."""
+        self._writes = [write for write in self._writes if not write[2].done() or write[2].exception() is not None]
+        end = offset_bytes + num_bytes
+        return [future for low, high, future in self._writes if low < end and offset_bytes < high]
+
+    def _note(self, offset_bytes: int, num_bytes: int, future: Future[None]) -> None:
+        self._writes.append((offset_bytes, offset_bytes + num_bytes, future))
+
+    def _check_range(self, offset_bytes: int, num_bytes: int) -> None:
+        if offset_bytes < 0 or offset_bytes + num_bytes > self.num_bytes:
+            raise ValueError(f"bytes {offset_bytes} to {offset_bytes + num_bytes} of a buffer of {self.num_bytes}")
+
+
+class Background:
+    """Two threads that write, two that read, and the slabs between."""
+
+    def __init__(self, staging: Staging, *, count: Callable[[Link, int], None]) -> None:
+        self._staging = staging
+        self._count = count
+        self._writers = ThreadPoolExecutor(_NUM_THREADS_EACH_WAY, thread_name_prefix="headroom-write")
+        self._readers = ThreadPoolExecutor(_NUM_THREADS_EACH_WAY, thread_name_prefix="headroom-read")
+        self._failure: BaseException | None = None
+        self._to_read: deque[tuple[weakref.ref[StoredCopy], int]] = deque()
+        self._ahead: deque[tuple[weakref.ref[StoredCopy], int]] = deque()
+        self._is_closed = False
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._writers.shutdown(cancel_futures=True)
+        self._readers.shutdown(cancel_futures=True)
+
+    def copy(self, store: Store, packing: Packing) -> StoredCopy:
+        """Room for a storage, still empty."""
+        return StoredCopy(store, store.take(packing.packed_bytes), packing, release=self._release)
+
+    def buffer(self, store: Store, num_bytes: int) -> StoredBuffer:
+        return StoredBuffer(self, store, store.take(num_bytes))
+
+    # Writing.
+
+    def slab_to_fill(self) -> Slab:
+        """Waits for a writer where all are full. Raises what a writer met."""
+        slab = self._staging.writing.take()
+        if self._failure is not None:
+            self._staging.writing.give_back(slab)
+            raise self._failure
+        return slab
+
+    def write(self, copy: StoredCopy, unit: Unit, slab: Slab, *, after: torch.cuda.Event | None) -> None:
+        """Begin to write a slab that was filled, or is once ``after`` has happened."""
+        # The copy itself is not held: its room is given back when its owner drops it, not when a thread does.
+        data = slab.view[: unit.packed_end - unit.packed_start]
+        offset = copy.base + unit.packed_start
+        earlier = list(copy.writes) if copy.base else []
+        future = self._writers.submit(self._write, copy.store, copy.place, data, offset, slab, after, earlier)
+        copy.writes.append(future)
+
+    def _write(
+        self,
+        store: Store,
+        place: Place,
+        data: memoryview,
+        offset: int,
+        slab: Slab,
+        after: torch.cuda.Event | None,
+        earlier: _Written,
+    ) -> None:
+        try:
+            _wait_for(earlier)
+            if after is not None:
+                after.synchronize()
+            store.write(place, data, offset=offset)
+        except BaseException as error:
+            self._failure = self._failure or error
+            raise
+        finally:
+            self._staging.writing.give_back(slab)
+
+    # Reading on the CPU device: ahead into slabs, from which the caller copies.
+
+    def read_ahead(self, copies: Sequence[StoredCopy]) -> None:
+        """Queue what is not queued yet."""
+        for copy in copies:
+            for number in range(len(copy.units)):
+                if number not in copy.ahead and number not in copy.wanted:
+                    copy.wanted.add(number)
+                    self._to_read.append((weakref.ref(copy), number))
+        self._read_on()
+
+    def read_now(self, copy: StoredCopy, unit: Unit) -> Slab:
+        """A slab with the unit's bytes; to be given to ``done_reading``."""
+        number = copy.units.index(unit)
+        copy.wanted.discard(number)
+        future = copy.ahead.pop(number, None)
+        if future is not None:
+            return future.result()
+        slab = self._slab_to_read()
+        return self._read(copy.store, copy.place, copy.base, unit, slab, copy.writes)
+
+    def done_reading(self, slab: Slab) -> None:
+        self._staging.reading.give_back(slab)
+        self._read_on()
+
+    def _read_on(self) -> None:
+        """Start reading what is queued, as far as slabs are free."""
+        while self._to_read:
+            slab = self._staging.reading.take_if_free()
+            if slab is None:
+                return
+            entry = self._to_read.popleft()
+            copy = entry[0]()
+            if copy is None or entry[1] not in copy.wanted:
+                self._staging.reading.give_back(slab)
+                continue
+            number = entry[1]
+            copy.wanted.discard(number)
+            unit = copy.units[number]
+            copy.ahead[number] = self._readers.submit(
+                self._read, copy.store, copy.place, copy.base, unit, slab, list(copy.writes)
+            )
+            self._ahead.append(entry)
+
+    def _slab_to_read(self) -> Slab:
+        """Where all hold what was read ahead, the one that was read last."""
+        while True:
+            slab = self._staging.reading.take_if_free()
+            if slab is not None or not self._ahead:
+                return slab or self._staging.reading.take()
+            reference, number = self._ahead.pop()
+            copy = reference()
+            future = copy.ahead.pop(number, None) if copy is not None else None
+            if copy is not None and future is not None:
+                copy.wanted.add(number)
+                self._to_read.appendleft((reference, number))
+                return future.result()
+
+    def _read(self, store: Store, place: Place, base: int, unit: Unit, slab: Slab, writes: _Written) -> Slab:
+        try:
+            _wait_for(writes)
+            store.read(place, slab.view[: unit.packed_end - unit.packed_start], offset=base + unit.packed_start)
+        except BaseException:
+            self._staging.reading.give_back(slab)
+            raise
+        return slab
+
+    # Reading on CUDA: all the way to the device, in the background.
+
+    def fetch(
+        self, copy: StoredCopy, data: torch.Tensor, *, stream: torch.cuda.Stream, after: torch.cuda.Event
+    ) -> Transfer:
+        """Begin to bring a copy's bytes into device memory that is free to be written to once ``after`` has happened."""
+        future = self._readers.submit(
+            self._fetch,
+            copy.store,
+            copy.place,
+            copy.base,
+            copy.units,
+            copy.packing,
+            list(copy.writes),
+            data,
+            stream,
+            after,
+        )
+        return Transfer([future])
+
+    def _fetch(
+        self,
+        store: Store,
+        place: Place,
+        base: int,
+        units: list[Unit],
+        packing: Packing,
+        writes: _Written,
+        data: torch.Tensor,
+        stream: torch.cuda.Stream,
+        after: torch.cuda.Event,
+    ) -> torch.cuda.Event | None:
+        done: torch.cuda.Event | None = None
+        with torch.cuda.stream(stream):
+            stream.wait_event(after)
+            for unit in units:
+                slab = self._read(store, place, base, unit, self._staging.reading.take(), writes)
+                packing.unpack((slab.data[: unit.packed_end - unit.packed_start],), data[unit.start : unit.end])
+                done = stream.record_event()
+                self._staging.reading.give_back(slab, after=done)
+        return done
+
+    # Ranges of host tensors.
+
+    def write_range(
+        self, store: Store, place: Place, data: memoryview, *, offset: int, after: _Written
+    ) -> Future[None]:
+        self._count(store.write_link, len(data))
+        return self._writers.submit(_run_after, after, lambda: store.write(place, data, offset=offset))
+
+    def read_range(self, store: Store, place: Place, data: memoryview, *, offset: int, after: _Written) -> Future[None]:
+        self._count(store.read_link, len(data))
+        return self._readers.submit(_run_after, after, lambda: store.read(place, data, offset=offset))
+
+    def _release(self, copy: StoredCopy) -> None:
+        for future in copy.ahead.values():
+            future.add_done_callback(self._give_back_unread)
+        pending: list[Future[Any]] = [*copy.writes, *copy.ahead.values()]
+        pending = [future for future in pending if not future.done()]
+        store, place = copy.store, copy.place
+        if not pending:
+            store.give_back(place)
+        elif not self._is_closed:
+            self._readers.submit(_give_back_after, pending, store, place)
+
+    def _give_back_unread(self, future: Future[Slab]) -> None:
+        if not future.cancelled() and future.exception() is None:
+            self._staging.reading.give_back(future.result())
+
+
+def _wait_for(writes: Sequence[Future[None]]) -> None:
+    for future in writes:
+        future.result()
+
+
+def _run_after(writes: _Written, run: Callable[[], None]) -> None:
+    _wait_for(writes)
+    run()
+
+
+def _give_back_after(pending: Sequence[Future[Any]], store: Store, place: Place) -> None:
+    for future in pending:
+        future.exception()
+    store.give_back(place)
+
+
+def _view(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a contiguous host tensor, the tensor kept alive by them."""
+    if not tensor.is_contiguous():
+        raise ValueError(
+            f"only contiguous tensors are written and read by range; this one has strides {tensor.stride()}"
+        )
+    flat = torch.empty(0, dtype=torch.uint8).set_(
+        tensor.untyped_storage(), tensor.storage_offset() * tensor.element_size(), (tensor.nbytes,), (1,)
+    )
+    return host_view(flat)
