@@ -9,8 +9,10 @@ parts and fits the sizes.
 Nothing is allocated and nothing computed, but for the values of small integer tensors.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import nn
@@ -22,42 +24,60 @@ from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan.activations import ActivationsPlan, BlockChoice
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.plan import Plan
+from optimizer.plan.weights import FrozenFormat, WeightsPlan
 from optimizer.profile.assemble import PartTables, assemble_regime
 from optimizer.profile.dataless import Ops, pretend_cpu
 from optimizer.profile.depth import shorten_blocks
 from optimizer.profile.events import Began, Held, Input, Trace
-from optimizer.profile.profile import BLOCK_CHOICES, Profile, Regime, Tensors, TensorSize
+from optimizer.profile.profile import (
+    BLOCK_CHOICES,
+    FrozenBytes,
+    Profile,
+    Regime,
+    Tensors,
+    TensorSize,
+    profile_fingerprint,
+)
 from optimizer.profile.ranges import ShapeRange, plan_ranges
 from optimizer.profile.recorder import Recorder
 from optimizer.profile.sizes import Shape
+from optimizer.runtime.frozen import prepare_model
 from optimizer.runtime.step import Trainer
-from optimizer.workload import TrainingWorkload
+from optimizer.runtime.weights import torch_dtype
+from optimizer.workload import Adapter, TrainingWorkload
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _CPU = torch.device("cpu")
 
 
-def profile_model(spec: ModelSpec) -> Profile:
-    """Trace each distinct block once, in fp32 and bf16. Seconds, whatever the depth and width; no weights are allocated.
+def profile_model(spec: ModelSpec, *, adapter: Adapter | None = None) -> Profile:
+    """Trace each distinct block once in each representation. Seconds, whatever the depth and width; no weights are allocated.
 
-    Raises InvalidModel where an operation cannot be traced, or a size is no polynomial in micro-batch and sequence length.
+    adapter: of the workload; the profile is then of the model with these adapters, its frozen weights packed or not.
+    Raises InvalidModel where an operation cannot be traced, or a size is no polynomial in micro-batch and sequence length,
+    InvalidWorkload for adapters that the model cannot have, MissingExtra without peft.
     """
     short_kinds, instances = shorten_blocks(_block_kinds(spec))
     short_spec = _with_blocks(spec, short_kinds)
     ranges = plan_ranges(max_sequence_length=spec.max_sequence_length, sequence_limits=_sequence_limits(spec))
     regimes: dict[str, tuple[Regime, ...]] = {}
     buffer_bytes: dict[str, int] = {}
+    frozen: dict[str, FrozenBytes] = {}
     tensors: Tensors | None = None
     tables, ops = PartTables(), Ops()
-    for name, dtype in _DTYPES.items():
-        model = build_model(short_spec, dtype=dtype, device="meta")
-        regimes[name] = tuple(_trace_range(model, place, instances, tables=tables, ops=ops) for place in ranges)
-        buffers = {b.untyped_storage()._cdata: b.untyped_storage().nbytes() for b in model.buffers()}
-        buffer_bytes[name] = sum(buffers.values())
+    workload = TrainingWorkload(adapter=adapter)
+    for weights in _list_representations(adapter):
+        model = build_model(short_spec, dtype=torch_dtype(weights), device="meta")
+        prepare_model(model, weights=weights, workload=workload)
+        subject = _Subject(model, weights, adapter, tuple(instances))
+        name = weights.representation
+        regimes[name] = tuple(_trace_range(subject, place, tables=tables, ops=ops) for place in ranges)
+        buffer_bytes[weights.dtype] = _storage_bytes(model.buffers())
         tensors = _list_tensors(model, instances)
+        if adapter is not None:
+            frozen[name] = _frozen_bytes(model)
     assert tensors is not None
     return Profile(
-        model_fingerprint=spec.fingerprint,
+        model_fingerprint=profile_fingerprint(spec.fingerprint, adapter),
         model_type=spec.model_type,
         num_blocks=spec.num_blocks,
         hidden_size=spec.hidden_size,
@@ -66,11 +86,31 @@ def profile_model(spec: ModelSpec) -> Profile:
         torch_version=torch.__version__,
         tensors=tensors,
         buffer_bytes=buffer_bytes,
+        frozen=frozen,
         ops=tables.ops,
         changes=tables.changes,
         parts=tables.parts,
         regimes=regimes,
     )
+
+
+def _list_representations(adapter: Adapter | None) -> list[WeightsPlan]:
+    """Those that a plan can choose on this machine: nf4 is bitsandbytes' business."""
+    computed = [WeightsPlan(dtype="fp32"), WeightsPlan(dtype="bf16")]
+    if adapter is None:
+        return computed
+    forms = [form for form in get_args(FrozenFormat) if form != "nf4" or find_spec("bitsandbytes") is not None]
+    return [replace(weights, frozen=form) for weights in computed for form in forms]
+
+
+class _Subject(NamedTuple):
+    """What is traced."""
+
+    model: nn.Module
+    weights: WeightsPlan
+    adapter: Adapter | None
+    instances: tuple[int, ...]
+    """For each block of the whole model, which block of this one it is like."""
 
 
 # A short model that shows every distinct block.
@@ -107,6 +147,8 @@ def _list_tensors(model: nn.Module, instances: Sequence[int]) -> Tensors:
     after: list[TensorSize] = []
     by_block: list[list[TensorSize]] = [[] for _ in blocks]
     for parameter in model.parameters():
+        if not parameter.requires_grad:
+            continue
         size = TensorSize(num_elements=parameter.numel(), is_matrix=parameter.dim() >= 2)
         index = owner.get(id(parameter))
         if index is not None:
@@ -121,28 +163,43 @@ def _list_tensors(model: nn.Module, instances: Sequence[int]) -> Tensors:
     )
 
 
+def _frozen_bytes(model: nn.Module) -> FrozenBytes:
+    blocks = find_blocks(model)
+    in_blocks = {id(parameter) for block in blocks for parameter in block.parameters()}
+    return FrozenBytes(
+        outside=_storage_bytes(p for p in model.parameters() if not p.requires_grad and id(p) not in in_blocks),
+        by_block=tuple(_storage_bytes(p for p in block.parameters() if not p.requires_grad) for block in blocks),
+    )
+
+
+def _storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values())
+
+
 # Running the step.
 
 
-def _trace_range(
-    model: nn.Module, place: ShapeRange, instances: Sequence[int], *, tables: PartTables, ops: Ops
-) -> Regime:
+def _trace_range(subject: _Subject, place: ShapeRange, *, tables: PartTables, ops: Ops) -> Regime:
     """The whole at one shape; at the others one micro-batch of the plain plan, which shows how every size grows."""
-    whole = {choice: _trace_step(model, place.shape, choice, num_micro_batches=2, ops=ops) for choice in BLOCK_CHOICES}
-    growth = {shape: _trace_step(model, shape, "keep", num_micro_batches=1, ops=ops) for shape in place.more_shapes}
-    return assemble_regime(whole, growth, place=place, block_templates=tuple(instances), tables=tables)
+    whole = {choice: _trace_step(subject, place.shape, choice, num_micro_batches=2, ops=ops) for choice in BLOCK_CHOICES}
+    growth = {shape: _trace_step(subject, shape, "keep", num_micro_batches=1, ops=ops) for shape in place.more_shapes}
+    return assemble_regime(whole, growth, place=place, block_templates=subject.instances, tables=tables)
 
 
-def _trace_step(model: nn.Module, shape: Shape, choice: BlockChoice, *, num_micro_batches: int, ops: Ops) -> Trace:
+def _trace_step(subject: _Subject, shape: Shape, choice: BlockChoice, *, num_micro_batches: int, ops: Ops) -> Trace:
     """One or two micro-batches through the runtime's own step."""
     batch, sequence = shape
+    model = subject.model
     recorder = Recorder(ops)
     blocks = find_blocks(model)
     plan = Plan(
         batch=BatchPlan(micro_batch_size=batch, accumulation_steps=num_micro_batches),
+        weights=subject.weights,
         activations=ActivationsPlan(per_block=(choice,) * len(blocks)),
     )
-    workload = TrainingWorkload(sequence_length=sequence, global_batch_size=num_micro_batches * batch)
+    workload = TrainingWorkload(
+        sequence_length=sequence, global_batch_size=num_micro_batches * batch, adapter=subject.adapter
+    )
     with pretend_cpu(ops):
         trainer = Trainer(model, plan=plan, workload=workload, device=_CPU, meter=recorder)
         handles = _watch_holds(blocks, recorder, choice)

@@ -1,0 +1,191 @@
+"""Low-rank adapters (LoRA, Hu et al. 2021) beside a model's frozen matrices, with peft's modules and under peft's names.
+
+The model stays what it was: its class, its blocks, its backbone and head. Only its matrices inside the blocks are wrapped, and
+only the adapters are trained. Mixtral's experts are adapted as peft does (``ParamWrapper``: one pair for each expert, the
+factors added to the stacked weights); its router is not, since peft knows no adapter for it.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from optimizer.errors import InvalidWorkload, MissingExtra
+from optimizer.models.build import find_blocks
+from optimizer.models.targets import dropout_on_experts
+from optimizer.workload import Adapter
+
+ADAPTER_NAME = "default"
+"""peft's; left out of the names in saved files."""
+_SEED_OFFSET = 0x10A4
+"""So that adapters are not drawn from the numbers that the model's own weights were drawn from."""
+_MAX_SEED = 2**63
+
+
+class Site(NamedTuple):
+    """One matrix that has an adapter."""
+
+    name: str
+    """Of the parameter in the model without adapters: ``model.layers.0.self_attn.q_proj.weight``."""
+    layer: Any
+    """peft's module."""
+
+
+def attach_adapters(model: nn.Module, adapter: Adapter, *, seed: int) -> None:
+    """Add adapters in place and freeze everything else; the first product of each pair is random, the second zero.
+
+    The adapters have the dtype and the device of what they stand beside, and depend on ``seed`` only; the caller's random
+    state is left as it was.
+
+    Raises InvalidWorkload that names a target which is not there, or a module that cannot have an adapter; MissingExtra.
+    """
+    inject, config_class = _peft()
+    modules, parameters = _choose(model, adapter)
+    config = config_class(
+        r=adapter.rank,
+        lora_alpha=adapter.alpha,
+        lora_dropout=adapter.dropout,
+        target_modules=sorted({_short(name) for name, _ in modules}) or None,
+        target_parameters=sorted({".".join(name.split(".")[-2:]) for name in parameters}) or None,
+        fan_in_fan_out=any(_is_transposed(module) for _, module in modules),
+        task_type="CAUSAL_LM",
+    )
+    is_meta = next(model.parameters()).is_meta
+    with _seeded(seed), torch.device("meta" if is_meta else "cpu"):
+        inject(config, model, adapter_name=ADAPTER_NAME)
+    found = {site.name for site in list_sites(model)}
+    wanted = {f"{name}.weight" for name, _ in modules} | set(parameters)
+    if found != wanted:
+        raise RuntimeError(f"adapters were asked for at {sorted(wanted)} and came to be at {sorted(found)}")
+
+
+def has_adapters(model: nn.Module) -> bool:
+    return getattr(model, "peft_config", None) is not None
+
+
+def list_sites(model: nn.Module) -> list[Site]:
+    """Every matrix that has an adapter, in the model's order; empty without adapters."""
+    if not has_adapters(model):
+        return []
+    sites = []
+    for name, module in model.named_modules():
+        if hasattr(module, "lora_A") and ADAPTER_NAME in module.lora_A:
+            parameter = getattr(module, "parameter_name", "weight")
+            sites.append(Site(f"{base_name(name)}.{parameter}", module))
+    return sites
+
+
+def base_name(name: str) -> str:
+    """The name a module or parameter has in the model without adapters."""
+    return ".".join(part for part in name.split(".") if part != "base_layer")
+
+
+def add_adapter(weight: torch.Tensor, site: Site, factors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """``weight`` with what the adapter adds, in fp32, as peft merges; a new tensor.
+
+    factors: the adapter's two matrices, in any dtype.
+    """
+    layer = site.layer
+    low, high = (factor.to(torch.float32) for factor in factors)
+    scaling = layer.scaling[ADAPTER_NAME]
+    weight = weight.to(torch.float32)
+    if weight.dim() == 3:
+        low, high = expert_factors(low, high, num_experts=weight.shape[0])
+        return torch.baddbmm(weight, high, low, alpha=scaling)
+    delta = high @ low
+    merged: torch.Tensor = weight + (delta.T if layer.fan_in_fan_out else delta) * scaling
+    return merged
+
+
+def expert_factors(
+    low: torch.Tensor, high: torch.Tensor, *, num_experts: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``lora_A`` and ``lora_B`` of stacked experts as ``[experts, rank, in]`` and ``[experts, out, rank]``."""
+    low = low.reshape(num_experts, -1, low.shape[-1])
+    return low, high.reshape(high.shape[0], -1, num_experts).permute(2, 0, 1)
+
+
+def adapter_file_name(parameter_name: str) -> str:
+    """The name that peft gives an adapter's tensor in ``adapter_model.safetensors``."""
+    parts = [part for part in parameter_name.split(".") if part != ADAPTER_NAME]
+    return "base_model.model." + ".".join(parts)
+
+
+def adapter_config(model: nn.Module) -> dict[str, Any]:
+    """What ``adapter_config.json`` holds, as peft reads it; the same model gives the same document."""
+    config: dict[str, Any] = model.peft_config[ADAPTER_NAME].to_dict()  # type: ignore[union-attr,index]
+    plain = {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()}
+    return {key: getattr(value, "value", value) for key, value in plain.items()} | {"inference_mode": True}
+
+
+# Helpers.
+
+
+def _peft() -> tuple[Any, Any]:
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError as error:
+        raise MissingExtra("peft", needed_for="training adapters") from error
+    return inject_adapter_in_model, LoraConfig
+
+
+def _choose(model: nn.Module, adapter: Adapter) -> tuple[list[tuple[str, nn.Module]], list[str]]:
+    """The modules to adapt, by full name, and the parameters of stacked experts, likewise."""
+    modules, experts, others = _list_candidates(model)
+    names = {_short(name) for name, _ in modules} | {_short(name) for name in experts}
+    for target in adapter.targets:
+        if target not in names:
+            raise _no_such_target(target, names, others)
+    chosen = set(adapter.targets or names)
+    parameters = [name for name in experts if _short(name) in chosen]
+    if parameters and adapter.dropout:
+        raise dropout_on_experts(adapter, parameters[0])
+    return [(name, module) for name, module in modules if _short(name) in chosen], parameters
+
+
+def _list_candidates(model: nn.Module) -> tuple[list[tuple[str, nn.Module]], list[str], dict[str, nn.Module]]:
+    """Inside the blocks: what peft wraps as a module, parameters of stacked experts, and the modules that are neither."""
+    in_blocks = {id(module) for block in find_blocks(model) for module in block.modules()}
+    modules: list[tuple[str, nn.Module]] = []
+    experts: list[str] = []
+    others: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        if id(module) not in in_blocks:
+            continue
+        if isinstance(module, nn.Linear) or _is_transposed(module):
+            modules.append((name, module))
+            continue
+        stacked = [key for key, value in module.named_parameters(recurse=False) if value.dim() == 3]
+        experts += [f"{name}.{key}" for key in stacked]
+        if not stacked:
+            others.setdefault(_short(name), module)
+    return modules, experts, others
+
+
+def _no_such_target(target: str, names: set[str], others: dict[str, nn.Module]) -> InvalidWorkload:
+    module = others.get(target)
+    what = f"a {type(module).__name__}, which can have no adapter" if module is not None else "not in the model's blocks"
+    return InvalidWorkload(
+        f"workload.adapter.targets names {target!r:.80}, {what}; allowed: {', '.join(sorted(names))}",
+        field="workload.adapter.targets",
+        value=str(target)[:80],
+        allowed=sorted(names),
+    )
+
+
+def _is_transposed(module: nn.Module) -> bool:
+    """GPT-2's ``Conv1D``: a linear layer whose weight is ``[in, out]``."""
+    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
+
+
+def _short(name: str) -> str:
+    return name.rsplit(".", 1)[-1]
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed((seed + _SEED_OFFSET) % _MAX_SEED)
+        yield
