@@ -15,6 +15,7 @@ from optimizer.categories import CATEGORIES, Category
 from optimizer.estimate.batch import estimate_input_bytes, inputs_pile_up
 from optimizer.estimate.compiled import Bytes, CompiledShape, PartBytes, PartName, PartTime
 from optimizer.estimate.gradients import estimate_clip_bytes, estimate_clip_ms
+from optimizer.estimate.logits_and_loss import ChunkedHead, estimate_chunked_head
 from optimizer.estimate.optimizer_state import estimate_update_ms, list_update_changes
 from optimizer.hardware.machine import Machine
 from optimizer.plan.plan import Plan
@@ -60,7 +61,8 @@ def build_schedule(
     profile: Profile, compiled: CompiledShape, *, plan: Plan, workload: TrainingWorkload, machine: Machine
 ) -> Schedule:
     rates_key = repr(machine.rates)
-    layout = _Layout(compiled, plan, machine, rates_key)
+    head = estimate_chunked_head(profile, compiled, plan=plan, rates=machine.rates)
+    layout = _Layout(compiled, plan, machine, rates_key, head=head)
     num_later = plan.batch.accumulation_steps - 1
     input_bytes = estimate_input_bytes(plan.batch, sequence_length=workload.sequence_length)
     inputs_stay = inputs_pile_up(machine.device)
@@ -74,7 +76,10 @@ def build_schedule(
 class _Layout:
     """Puts the parts of one shape in order under one plan."""
 
-    def __init__(self, compiled: CompiledShape, plan: Plan, machine: Machine, rates_key: str) -> None:
+    def __init__(
+        self, compiled: CompiledShape, plan: Plan, machine: Machine, rates_key: str, *, head: ChunkedHead | None
+    ) -> None:
+        self._head = head
         self._compiled = compiled
         self._choices = plan.activations.per_block
         self._machine = machine
@@ -98,7 +103,9 @@ class _Layout:
         if not inputs_stay:
             yield move_task("backward", "end of the micro-batch", single("temporaries", -input_bytes))
 
-    def _task(self, phase: str, name: str, part: PartName) -> Task:
+    def _task(self, phase: str, name: str, part: str) -> Task:
+        if self._head is not None and part in self._head.bytes:
+            return Task(phase=phase, block=-1, name=name, bytes=self._head.bytes[part], time=self._head.time[part])
         time = self._compiled.part_time(part, self._machine.rates, rates_key=self._rates_key)
         return Task(phase=phase, block=-1, name=name, bytes=self._compiled.part_bytes(part), time=time)
 

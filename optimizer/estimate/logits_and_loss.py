@@ -1,0 +1,348 @@
+"""What head and loss cost when they are made in chunks: bytes and time in place of the profile's three head parts.
+
+The number of chunks is no polynomial in micro-batch and sequence, so these parts are not traced but written down from what
+``runtime/logits_and_loss.py`` allocates, in its order; what the head is like (width, bias, soft cap, frozen, tied) is read off
+the traced ones. Every tensor counts, small ones too, so that the bytes are the meter's. One chunk is the traced head.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from optimizer.categories import CATEGORIES, Category
+from optimizer.estimate.compiled import CompiledShape, PartBytes, PartTime
+from optimizer.hardware.machine import Rates
+from optimizer.plan.plan import Plan
+from optimizer.profile.profile import Op, Part, Profile
+from optimizer.profile.sizes import evaluate
+
+HEAD_PARTS: Final = ("head", "head_backward_first", "head_backward_accumulate")
+"""Parts of a profile's regime that are replaced."""
+
+ByteChange = tuple[Category, int]
+"""Bytes that come (positive) or go on the device."""
+
+_WIDE_BYTES = 4
+_LABEL_BYTES = _COUNT_BYTES = 8
+_BF16_BYTES = 2
+_SMALL_OPS_PER_CHUNK = 20
+"""On one number per token each: they cost their overhead."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """The output projection and what comes before and after it in a micro-batch of one shape."""
+
+    num_tokens: int
+    width: int
+    vocabulary: int
+    product_bytes: int
+    """Per element of the product's dtype; less than ``hidden_element_bytes`` under autocast."""
+    hidden_element_bytes: int
+    weight_element_bytes: int
+    has_cap: bool
+    has_bias: bool
+    trains_weight: bool
+    trains_bias: bool
+    is_tied: bool
+    """The weight's gradient waits for the embedding's."""
+    plain_loss_bytes: int
+    """Of the loss as the traced parts know it: what they free later."""
+
+    @property
+    def rounds_shares(self) -> bool:
+        """Whether a chunk's share of the weight's gradient is made in a buffer first, and added in fp32."""
+        return self.trains_weight and self.product_bytes < self.wide_bytes
+
+    @property
+    def is_autocast(self) -> bool:
+        return self.product_bytes != self.hidden_element_bytes
+
+    @property
+    def wide_bytes(self) -> int:
+        """Per element of sums."""
+        return max(_WIDE_BYTES, self.product_bytes)
+
+    @property
+    def logit_bytes(self) -> int:
+        """Per element of what the softmax works on."""
+        return self.wide_bytes if self.is_autocast else self.product_bytes
+
+    @property
+    def hidden_bytes(self) -> int:
+        return self.num_tokens * self.width * self.hidden_element_bytes
+
+    @property
+    def weight_elements(self) -> int:
+        return self.width * self.vocabulary
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkedHead:
+    """Prices of the three parts that replace the traced ones of the same names."""
+
+    changes: dict[str, tuple[ByteChange, ...]]
+    """By HEAD_PARTS; in order, all on the device."""
+    bytes: dict[str, PartBytes]
+    time: dict[str, PartTime]
+
+
+def estimate_chunked_head(profile: Profile, compiled: CompiledShape, *, plan: Plan, rates: Rates) -> ChunkedHead | None:
+    """The head parts of one micro-batch; None for one chunk, where the traced parts hold.
+
+    *Not modelled*: what a kernel allocates and frees inside itself; an embedding whose gradient is sparse.
+    """
+    num_chunks = plan.logits_and_loss.num_chunks
+    if num_chunks == 1:
+        return None
+    head = read_head(profile, compiled, weight_element_bytes=plan.weights.bytes_per_element)
+    changes: dict[str, tuple[ByteChange, ...]] = {
+        "head": tuple(list_forward(head, num_chunks)),
+        "head_backward_first": tuple(list_backward(head, adds=False)),
+        "head_backward_accumulate": tuple(list_backward(head, adds=True)),
+    }
+    clock = _Clock(rates, compiled.compute_dtype)
+    times: dict[str, float] = {
+        "head": _forward_s(head, num_chunks, clock),
+        "head_backward_first": _backward_s(head, clock, adds=False),
+        "head_backward_accumulate": _backward_s(head, clock, adds=True),
+    }
+    return ChunkedHead(
+        changes=changes,
+        bytes={name: _sum_changes(found) for name, found in changes.items()},
+        time={name: PartTime(compute_ms=s * 1000, copy_out_ms=0.0, copy_in_ms=0.0) for name, s in times.items()},
+    )
+
+
+def chunk_length(num_tokens: int, num_chunks: int) -> int:
+    """Tokens of every chunk but the last."""
+    return math.ceil(num_tokens / num_chunks)
+
+
+# What the head is like.
+
+
+def read_head(profile: Profile, compiled: CompiledShape, *, weight_element_bytes: int) -> Head:
+    """From the traced parts, at the shape of ``compiled``."""
+    regime, shape = compiled.regime, compiled.shape
+    num_tokens = shape[0] * shape[1]
+    forward, first = (profile.parts[regime.parts[name]] for name in ("head", "head_backward_first"))
+    product = next(op for op in _ops(profile, forward) if op.kind == "matmul")
+    width = evaluate(product.flops, shape) // (2 * num_tokens * profile.vocab_size)
+    product_bytes = evaluate(product.written_bytes, shape) // (num_tokens * profile.vocab_size)
+    hidden_bytes = -sum(_changes(profile, part, compiled, "activations") for part in (forward, first))
+    num_products = sum(op.kind == "matmul" for op in _ops(profile, first))
+    gradient_bytes = _changes(profile, first, compiled, "gradients")
+    weight_bytes = width * profile.vocab_size * weight_element_bytes
+    has_bias = product.name.startswith("aten.addmm")
+    trains_weight = num_products == 2
+    return Head(
+        num_tokens=num_tokens,
+        width=width,
+        vocabulary=profile.vocab_size,
+        product_bytes=product_bytes,
+        hidden_element_bytes=hidden_bytes // (num_tokens * width) or weight_element_bytes,
+        weight_element_bytes=weight_element_bytes,
+        has_cap=any(op.name.startswith("aten.tanh.") for op in _ops(profile, forward)),
+        has_bias=has_bias,
+        trains_weight=trains_weight,
+        trains_bias=has_bias and trains_weight,
+        is_tied=trains_weight and gradient_bytes < weight_bytes,
+        plain_loss_bytes=evaluate(_ops(profile, forward)[-1].written_bytes, shape),
+    )
+
+
+def _ops(profile: Profile, part: Part) -> list[Op]:
+    return [profile.ops[index] for index in part.ops]
+
+
+def _changes(profile: Profile, part: Part, compiled: CompiledShape, category: Category) -> int:
+    """What a part leaves behind in one category on the device."""
+    changes = (profile.changes[index] for index in part.changes)
+    return sum(
+        evaluate(change.num_bytes, compiled.shape)
+        for change in changes
+        if change.category == category and change.tier == "device"
+    )
+
+
+# Bytes, in the order of the runtime.
+
+
+class _Ledger:
+    """Changes in order, written as tensors that come and go by name."""
+
+    def __init__(self) -> None:
+        self.changes: list[ByteChange] = []
+        self._live: dict[str, int] = {}
+
+    def take(self, **sizes: int) -> None:
+        for name, num_bytes in sizes.items():
+            if num_bytes:
+                self._live[name] = num_bytes
+                self.changes.append(("logits_and_loss", num_bytes))
+
+    def free(self, *names: str) -> None:
+        """Those that were never taken are passed over."""
+        for name in names:
+            num_bytes = self._live.pop(name, 0)
+            if num_bytes:
+                self.changes.append(("logits_and_loss", -num_bytes))
+
+    def free_since(self, mark: set[str]) -> None:
+        self.free(*(name for name in list(self._live) if name not in mark))
+
+    def mark(self) -> set[str]:
+        return set(self._live)
+
+
+def list_forward(head: Head, num_chunks: int) -> list[ByteChange]:
+    length = chunk_length(head.num_tokens, num_chunks)
+    wide = head.wide_bytes
+    ledger = _Ledger()
+    ledger.take(loss_sum=wide, num_counted=_COUNT_BYTES)
+    ledger.take(hidden_gradient=head.hidden_bytes, weight_sum=head.weight_elements * wide * head.trains_weight)
+    ledger.take(bias_sum=head.vocabulary * wide * head.trains_bias)
+    before = ledger.mark()
+    _take_buffers(ledger, head, length)
+    _run_chunk(ledger, head, length)
+    ledger.free_since(before)
+    ledger.take(loss=wide)
+    ledger.changes.append(("activations", -head.hidden_bytes))
+    ledger.take(divided_loss=wide)
+    ledger.free("loss")
+    return ledger.changes
+
+
+def _take_buffers(ledger: _Ledger, head: Head, length: int) -> None:
+    """What all chunks of a micro-batch share."""
+    size = head.product_bytes
+    logits = length * head.vocabulary
+    if head.is_autocast:
+        ledger.take(weight=head.weight_elements * size, bias=head.vocabulary * size * head.has_bias)
+    ledger.take(logits=logits * size)
+    spare_elements = 0
+    if head.is_autocast:
+        ledger.take(probabilities=logits * head.wide_bytes)
+        spare_elements = logits * head.wide_bytes // size
+    elif head.has_cap:
+        ledger.take(probabilities=logits * size)
+        spare_elements = logits
+    ledger.take(one=size * head.has_cap)
+    if head.rounds_shares and spare_elements < head.width:
+        ledger.take(spare=size * min(max(logits, head.width), head.weight_elements))
+
+
+def _run_chunk(ledger: _Ledger, head: Head, length: int) -> None:
+    """A chunk of full length; none that is shorter is higher."""
+    wide, logit = head.wide_bytes, head.logit_bytes
+    is_narrow = logit < wide
+    hidden_bytes = length * head.width * head.product_bytes
+    ledger.take(hidden=hidden_bytes * head.is_autocast)
+    inside = ledger.mark()
+    ledger.take(counts=length, labels=length * _LABEL_BYTES, target=length * logit)
+    if is_narrow:
+        ledger.take(wide_target=length * wide)
+        ledger.free("target")
+    ledger.take(highest=length * logit, total=length * wide, losses=length * wide)
+    ledger.take(ignored=length, sum=wide)
+    ledger.free("ignored", "sum")
+    ledger.take(count=_COUNT_BYTES)
+    ledger.free("count")
+    ledger.take(scale=length * logit * (logit == _BF16_BYTES))
+    ledger.free("scale")
+    ledger.take(at_label=length * logit, ones=length * logit)
+    ledger.free_since(inside)
+    ledger.take(hidden_share=hidden_bytes * head.is_autocast)
+    ledger.free("hidden_share")
+    ledger.take(bias_share=head.vocabulary * wide * head.trains_bias)
+    ledger.free("bias_share", "hidden")
+
+
+def list_backward(head: Head, *, adds: bool) -> list[ByteChange]:
+    """adds: the weight has a gradient already."""
+    wide, size = head.wide_bytes, head.weight_element_bytes
+    weight_bytes = head.weight_elements * size * head.trains_weight
+    bias_bytes = head.vocabulary * size * head.trains_bias
+    own: list[ByteChange] = [("logits_and_loss", wide)] * 3  # the root, the quotient's gradient, the factor
+    if size < wide:
+        own += [("logits_and_loss", weight_bytes), ("logits_and_loss", bias_bytes)]
+        own.append(("logits_and_loss", -(head.weight_elements * head.trains_weight + bias_bytes // size) * wide))
+    own.append(("logits_and_loss", -3 * wide - _COUNT_BYTES))  # all but the root, and the two sums of the forward
+    became = bias_bytes if head.is_tied else weight_bytes + bias_bytes
+    own.append(("logits_and_loss", -became))
+    if not adds:
+        own.append(("gradients", became))
+        return [change for change in own if change[1]]
+    # The root and the loss go in parts that were traced with plain training's dtype; so that nothing piles up, they go
+    # here as far as they are wider.
+    own.append(("logits_and_loss", 2 * (head.plain_loss_bytes - wide)))
+    return [change for change in own if change[1]]
+
+
+def _sum_changes(changes: Sequence[ByteChange]) -> PartBytes:
+    levels = np.zeros((len(changes) + 1, len(CATEGORIES)), dtype=np.int64)
+    for row, (category, num_bytes) in enumerate(changes, start=1):
+        levels[row, CATEGORIES.index(category)] = num_bytes
+    levels = levels.cumsum(axis=0)
+    totals = levels.sum(axis=1)
+    top = int(totals.argmax())
+    return PartBytes(net=levels[-1], rise=int(totals[top]), at_rise=levels[top], host_net=0, host_rise=0)
+
+
+# Time: each op the longer of moving its bytes and computing, as in the traced parts.
+
+
+class _Clock:
+    """Seconds of ops at one machine's rates."""
+
+    def __init__(self, rates: Rates, dtype: str) -> None:
+        self._rates = rates
+        self._flops_per_s = rates.matmul_flops_per_s.get(dtype, rates.matmul_flops_per_s["fp32"])
+
+    def product_s(self, rows: int, inner: int, columns: int, *, moved_bytes: int) -> float:
+        """A product ``[rows, inner] @ [inner, columns]``."""
+        compute_s = 2 * rows * inner * columns / self._flops_per_s
+        return max(compute_s, moved_bytes / self._rates.memory_bytes_per_s) + self._rates.op_overhead_s
+
+    def memory_s(self, moved_bytes: int, *, num_ops: int) -> float:
+        return moved_bytes / self._rates.memory_bytes_per_s + num_ops * self._rates.op_overhead_s
+
+
+def _forward_s(head: Head, num_chunks: int, clock: _Clock) -> float:
+    length = chunk_length(head.num_tokens, num_chunks)
+    num_full, last = divmod(head.num_tokens, length)
+    return num_full * _chunk_s(head, length, clock) + (_chunk_s(head, last, clock) if last else 0.0)
+
+
+def _chunk_s(head: Head, length: int, clock: _Clock) -> float:
+    size, logit, width, vocabulary = head.product_bytes, head.logit_bytes, head.width, head.vocabulary
+    product_bytes = (length * width + width * vocabulary + length * vocabulary) * size
+    # The maximum reads once, the sum once; subtracting, exponents and scaling read and write.
+    passes_bytes, num_passes = 8 * logit, 5
+    if head.has_cap:
+        passes_bytes, num_passes = passes_bytes + 8 * size + 3 * logit, num_passes + 5
+    if head.is_autocast:
+        passes_bytes, num_passes = passes_bytes + 2 * (size + logit), num_passes + 2
+    seconds = clock.memory_s(length * vocabulary * passes_bytes, num_ops=num_passes + _SMALL_OPS_PER_CHUNK)
+    seconds += 2 * clock.product_s(length, width, vocabulary, moved_bytes=product_bytes)
+    if head.trains_weight:
+        share_bytes = product_bytes if head.rounds_shares else product_bytes + head.weight_elements * size
+        seconds += clock.product_s(vocabulary, length, width, moved_bytes=share_bytes)
+    if head.rounds_shares:
+        seconds += clock.memory_s(head.weight_elements * (2 * head.wide_bytes + size), num_ops=1)
+    return seconds
+
+
+def _backward_s(head: Head, clock: _Clock, *, adds: bool) -> float:
+    moved_bytes = 2 * head.hidden_bytes
+    if head.trains_weight:
+        moved_bytes += 2 * head.weight_elements * head.wide_bytes
+        if head.weight_element_bytes < head.wide_bytes:
+            moved_bytes += head.weight_elements * (head.wide_bytes + head.weight_element_bytes)
+        if adds and not head.is_tied:
+            moved_bytes += 3 * head.weight_elements * head.weight_element_bytes
+    return clock.memory_s(moved_bytes, num_ops=8)
