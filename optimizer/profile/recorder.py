@@ -109,6 +109,8 @@ class Recorder(Meter):  # type: ignore[no-untyped-call]
             target_on_host, source_on_host = (self._is_on_host(tensor) for tensor in inputs[:2])
             if target_on_host or source_on_host:
                 num_bytes = inputs[0].nbytes
+                # By dtype, which decides what compression would make of it.
+                name = f"copy.{str(inputs[0].dtype).removeprefix('torch.')}"
                 return Ran(name, "copy_out" if target_on_host else "copy_in", 0, num_bytes, num_bytes)
         is_causal = kind == "attention" and any(argument is True for argument in args)
         return Ran(
