@@ -1,6 +1,28 @@
-"""Tests marked gpu run where there is a CUDA device; elsewhere they are left out, not skipped: each has a twin on the CPU."""
+"""Tests marked gpu run where there is a CUDA device; elsewhere they are left out, not skipped: each has a twin on the CPU.
+A real store for the remote tier is started once for all tests that use one.
+"""
+
+import pytest
 
 _left_out = []
+
+
+@pytest.fixture(scope="session")
+def _shared_valkey():
+    from tests.optimizer.valkey import Valkey
+
+    server = Valkey()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def remote(_shared_valkey, monkeypatch):
+    """A running store that the remote tier is configured for, empty."""
+    monkeypatch.setenv("HEADROOM_REMOTE_URL", _shared_valkey.url)
+    with _shared_valkey.client() as client:
+        client.flushall()
+    return _shared_valkey
 
 
 def pytest_collection_modifyitems(config, items):

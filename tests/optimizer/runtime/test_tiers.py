@@ -4,11 +4,13 @@ import pytest
 import torch
 
 from optimizer.models.build import build_model, find_blocks
+from optimizer.packing import STAGING_BYTES, scratch_bytes
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.runtime.activations import apply_activations
 from optimizer.runtime.host_memory import HostArena
 from optimizer.runtime.meter import Meter
 from optimizer.runtime.tiers import Tiers
+from optimizer.units import MIB
 from tests.optimizer.runtime.tiny import make_spec
 
 CPU = torch.device("cpu")
@@ -60,6 +62,168 @@ def test_bytes_come_back_as_they_left():
     fetched = tiers.fetch(copy, category="activations").wait()
     assert torch.equal(fetched, source.view(torch.uint8))
     assert tiers.copied_bytes["device_to_host"] == tiers.copied_bytes["host_to_device"] == 4000
+
+
+@pytest.fixture
+def tiers(tmp_path):
+    opened = Tiers(device=CPU, meter=Meter(device=CPU), scratch=tmp_path)
+    yield opened
+    opened.close()
+
+
+@pytest.mark.parametrize("place", ["host", "disk", "remote"])
+@pytest.mark.parametrize("num_elements", [0, 1, 1000, 3_000_001])
+def test_bytes_come_back_from_every_place(remote, tiers, place, num_elements):
+    source = torch.randn(num_elements)
+    copy = tiers.offload(source.untyped_storage(), category="activations", dtype=source.dtype, place=place)
+    fetched = tiers.fetch(copy, category="activations").wait()
+    assert torch.equal(fetched.view(torch.float32), source)
+
+
+def test_each_link_of_the_way_counts(remote, tiers):
+    storage = torch.randn(1000).untyped_storage()
+    for place in ("host", "disk", "remote"):
+        copy = tiers.offload(storage, category="activations", dtype=torch.float32, place=place, compress="bf16")
+        tiers.fetch(copy, category="activations")
+    assert tiers.copied_bytes == {
+        "device_to_host": 3 * 2000,
+        "host_to_device": 3 * 2000,
+        "host_to_disk": 2000,
+        "disk_to_host": 2000,
+        "host_to_remote": 2000,
+        "remote_to_host": 2000,
+    }
+
+
+@pytest.mark.parametrize("place", ["disk", "remote"])
+def test_a_store_holds_what_is_offloaded_as_long_as_its_copy_lives(remote, tiers, place):
+    copies = [
+        tiers.offload(torch.ones(size).untyped_storage(), category="activations", place=place) for size in (10, 20)
+    ]
+    for copy in copies:
+        tiers.fetch(copy, category="activations")
+    used = {"disk": lambda: tiers.disk_bytes, "remote": lambda: tiers.remote_bytes}[place]
+    assert used() == 120
+    copies.pop()
+    del copy
+    assert used() == 40
+    copies.clear()
+    assert used() == 0
+
+
+def test_the_host_holds_only_the_staging_buffers_however_much_passes(tiers):
+    with tiers.meter:
+        copies = []
+        for _ in range(5):
+            copies.append(tiers.offload(torch.ones(MIB).untyped_storage(), category="activations", place="disk"))
+            assert tiers.meter.host_bytes == STAGING_BYTES
+        tiers.prefetch(copies)
+        for copy in copies:
+            tiers.fetch(copy, category="activations")
+        assert tiers.meter.peak().host_bytes == STAGING_BYTES
+    assert tiers.disk_peak_bytes == 5 * 4 * MIB
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1)])
+def test_reading_ahead_more_than_fits_or_in_another_order_changes_no_bytes(tiers, order):
+    sources = [torch.randn(MIB + index) for index in range(4)]
+    copies = [
+        tiers.offload(source.untyped_storage(), category="activations", dtype=source.dtype, place="disk")
+        for source in sources
+    ]
+    tiers.prefetch(copies)
+    for index in order:
+        fetched = tiers.fetch(copies[index], category="activations").wait()
+        assert torch.equal(fetched.view(torch.float32), sources[index])
+        tiers.prefetch(copies)
+
+
+def test_what_was_read_ahead_and_dropped_gives_its_slabs_back(tiers):
+    for _ in range(3):
+        copies = [
+            tiers.offload(torch.ones(MIB).untyped_storage(), category="activations", place="disk") for _ in range(3)
+        ]
+        tiers.prefetch(copies)
+        del copies
+    source = torch.randn(4 * MIB)
+    copy = tiers.offload(source.untyped_storage(), category="activations", place="disk")
+    assert torch.equal(tiers.fetch(copy, category="activations").wait().view(torch.float32), source)
+
+
+def test_a_host_buffer_counts_on_the_host_as_long_as_it_lives(tiers):
+    buffer = tiers.host_buffer((10, 3), dtype=torch.bfloat16, category="gradients")
+    assert (buffer.shape, buffer.dtype) == ((10, 3), torch.bfloat16)
+    assert tiers.meter.bytes_by_category(tier="host")["gradients"] == 60
+    assert tiers.meter.device_bytes == 0
+    del buffer
+    assert tiers.meter.host_bytes == 0
+
+
+def test_ranges_are_copied_between_device_and_host_without_autograd_seeing_it(tiers):
+    parameter = torch.nn.Parameter(torch.randn(6, 4))
+    home = tiers.host_buffer(100, dtype=torch.float32, category="weights")
+    version = parameter._version
+    tiers.copy_to_host(parameter, home[8:32]).finish()
+    assert torch.equal(home[8:32], parameter.detach().view(-1))
+    home[8:32] = 2.0
+    tiers.copy_to_device(home[8:32], parameter).wait()
+    assert bool((parameter == 2).all())
+    assert parameter._version == version
+    assert tiers.copied_bytes["device_to_host"] == tiers.copied_bytes["host_to_device"] == 96
+
+
+def test_only_contiguous_tensors_are_copied_by_range(tiers):
+    home = tiers.host_buffer(24, dtype=torch.float32, category="weights")
+    with pytest.raises(ValueError, match=r"strides \(1, 6\)"):
+        tiers.copy_to_host(torch.ones(4, 6).T, home)
+
+
+def test_a_disk_buffer_is_written_and_read_by_ranges_in_the_order_asked_for(tiers):
+    buffer = tiers.disk_buffer(4 * 1000)
+    assert tiers.disk_bytes == buffer.num_bytes == 4000
+    expected = torch.zeros(1000)
+    for value in range(50):
+        chunk = torch.full((300,), float(value))
+        start = 13 * value
+        buffer.write(chunk, offset_bytes=4 * start)
+        expected[start : start + 300] = chunk
+    found = torch.empty(937)
+    buffer.read(found).wait()
+    assert torch.equal(found, expected[:937])
+    assert tiers.copied_bytes["host_to_disk"] == 50 * 1200
+    assert tiers.copied_bytes["disk_to_host"] == 937 * 4
+
+
+def test_a_disk_buffer_has_an_end(tiers):
+    buffer = tiers.disk_buffer(100)
+    with pytest.raises(ValueError, match="bytes 80 to 120 of a buffer of 100"):
+        buffer.write(torch.ones(10), offset_bytes=80)
+
+
+def test_device_tensors_are_saved_to_the_disk_and_loaded_through_staging(tiers):
+    source = torch.randn(3 * MIB + 1)
+    buffer = tiers.disk_buffer(4 * source.nbytes)
+    for index in range(4):
+        tiers.save(source + index, buffer, offset_bytes=index * source.nbytes)
+    target = torch.empty_like(source)
+    for index in (2, 0, 3):
+        tiers.load(buffer, target, offset_bytes=index * source.nbytes).wait()
+        assert torch.equal(target, source + index)
+    tiers.save(source * 2, buffer)
+    tiers.load(buffer, target).wait()
+    assert torch.equal(target, source * 2)
+    moved_out, moved_in = 5 * source.nbytes, 4 * source.nbytes
+    assert (tiers.copied_bytes["device_to_host"], tiers.copied_bytes["host_to_disk"]) == (moved_out, moved_out)
+    assert (tiers.copied_bytes["disk_to_host"], tiers.copied_bytes["host_to_device"]) == (moved_in, moved_in)
+
+
+def test_the_packers_buffers_count_once_and_stay(tiers):
+    storage = torch.ones(100_000).untyped_storage()
+    with tiers.meter:
+        for _ in range(3):
+            copy = tiers.offload(storage, category="activations", dtype=torch.float32, compress="int8")
+    assert tiers.meter.bytes_by_category()["temporaries"] == scratch_bytes("int8", device_kind="cpu")
+    assert tiers.meter.bytes_by_category(tier="host")["activations"] == copy.packing.packed_bytes < 110_000
 
 
 class Stream:

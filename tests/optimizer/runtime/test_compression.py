@@ -1,0 +1,97 @@
+"""Packing for a trip: what comes back, how far off it is, and that its sizes are those that the estimate uses."""
+
+import pytest
+import torch
+
+from optimizer.packing import SLAB_BYTES, chunk_elements, packed_bytes, scratch_bytes
+from optimizer.runtime.compression import Packing, Scratch
+
+CPU = torch.device("cpu")
+SIZES = [1, 5, 255, 256, 257, 65_536, 65_537, 200_003]
+INT8_BOUND = 1 / 253
+"""Half a step of a 127th, and the rounding of the scale itself."""
+
+
+def travel(tensor, compress):
+    """Out and back, through two pieces on the host."""
+    scratch = Scratch(compress, device=CPU)
+    packing = Packing(tensor.nbytes, dtype=tensor.dtype, compress=compress, scratch=scratch)
+    middle = packing.packed_bytes // 3
+    host = torch.empty(packing.packed_bytes, dtype=torch.uint8)
+    pieces = (host[:middle], host[middle:])
+    packing.pack(tensor.contiguous().view(-1).view(torch.uint8), pieces)
+    back = torch.empty(tensor.nbytes, dtype=torch.uint8)
+    packing.unpack(pieces, back)
+    return back.view(tensor.dtype), packing.packed_bytes
+
+
+@pytest.mark.parametrize("num_elements", SIZES)
+def test_bf16_rounds_each_value_once(num_elements):
+    values = torch.randn(num_elements) * 100
+    back, num_bytes = travel(values, "bf16")
+    assert torch.equal(back, values.bfloat16().float())
+    assert num_bytes == 2 * num_elements
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("num_elements", [257, 65_537])
+def test_int8_is_off_by_half_a_step_of_its_blocks_largest(num_elements, dtype):
+    values = (torch.randn(num_elements) * torch.linspace(0.01, 10, num_elements)).to(dtype)
+    back, num_bytes = travel(values, "int8")
+    padded = torch.nn.functional.pad(values.double(), (0, -num_elements % 256)).view(-1, 256)
+    largest = padded.abs().amax(dim=1).repeat_interleave(256)[:num_elements]
+    rounding = back.double().abs() * torch.finfo(dtype).eps
+    assert bool(((back.double() - values.double()).abs() <= largest * INT8_BOUND + rounding).all())
+    assert num_bytes == num_elements + 4 * -(-num_elements // 256)
+
+
+@pytest.mark.parametrize("compress", ["bf16", "int8"])
+def test_zeros_stay_zeros_and_what_is_not_finite_stays_so(compress):
+    values = torch.zeros(1024)
+    values[300] = float("nan")
+    values[600] = float("inf")
+    back, _ = travel(values, compress)
+    assert torch.equal(back[:256], torch.zeros(256))
+    assert not back[300].isfinite()
+    assert not back[600].isfinite()
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.uint8])
+def test_what_is_no_floating_point_number_travels_as_it_is(dtype):
+    values = torch.randint(0, 2, (5000,)).to(dtype)
+    back, num_bytes = travel(values, "int8")
+    assert torch.equal(back, values)
+    assert num_bytes == values.nbytes
+
+
+def test_what_would_not_become_smaller_travels_as_it_is():
+    values = torch.randn(1000).bfloat16()
+    back, _ = travel(values, "bf16")
+    assert torch.equal(back, values)
+    lone = torch.randn(1)
+    assert torch.equal(travel(lone, "int8")[0], lone)
+
+
+def test_a_storage_is_cut_only_between_chunks():
+    scratch = Scratch("int8", device=CPU)
+    packing = Packing(40_000_004, dtype=torch.float32, compress="int8", scratch=scratch)
+    units = packing.units(SLAB_BYTES)
+    assert [unit.start for unit in units[1:]] == [unit.end for unit in units[:-1]]
+    assert [unit.packed_start for unit in units[1:]] == [unit.packed_end for unit in units[:-1]]
+    assert (units[-1].end, units[-1].packed_end) == (packing.num_bytes, packing.packed_bytes)
+    assert all(unit.packed_end - unit.packed_start <= SLAB_BYTES for unit in units)
+    assert all(unit.start % (4 * chunk_elements("cpu")) == 0 for unit in units)
+
+
+@pytest.mark.parametrize("device_kind", ["cpu", "cuda"])
+@pytest.mark.parametrize("compress", ["bf16", "int8"])
+def test_a_packed_chunk_fits_a_slab(compress, device_kind):
+    num_elements = chunk_elements(device_kind)
+    assert packed_bytes(4 * num_elements, dtype="float32", compress=compress) <= SLAB_BYTES
+    assert packed_bytes(8 * num_elements, dtype="float64", compress=compress) <= SLAB_BYTES
+
+
+@pytest.mark.parametrize("compress", ["bf16", "int8"])
+def test_the_scratch_is_what_the_estimate_counts(compress):
+    scratch = Scratch(compress, device=CPU)
+    assert scratch.packed.nbytes + scratch.wide.nbytes == scratch_bytes(compress, device_kind="cpu")

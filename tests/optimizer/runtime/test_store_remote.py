@@ -1,0 +1,155 @@
+import sys
+
+import pytest
+import torch
+
+from optimizer.errors import InvalidInput, MissingExtra, RemoteStoreFull, RemoteStoreLost
+from optimizer.runtime.store_remote import EXPIRY_S, VALUE_BYTES, RemoteStore
+from optimizer.runtime.tiers import Tiers
+from optimizer.units import MIB
+from tests.optimizer.valkey import Valkey
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def store(remote):
+    opened = RemoteStore(remote.url, run_id="test")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def mortal():
+    """A store of the test's own, which it may kill or fill."""
+    server = Valkey()
+    yield server
+    server.close()
+
+
+def read(store, place, num_bytes, *, offset=0):
+    into = bytearray(num_bytes)
+    store.read(place, memoryview(into), offset=offset)
+    return bytes(into)
+
+
+def test_bytes_come_back_through_values_of_limited_size(remote, store):
+    data = torch.randint(256, (2 * VALUE_BYTES + 1000,), dtype=torch.uint8).numpy().tobytes()
+    place = store.take(len(data))
+    store.write(place, memoryview(data), offset=0)
+    assert read(store, place, len(data)) == data
+    assert len(remote.keys()) == 3
+    with remote.client() as client:
+        assert max(client.strlen(key) for key in client.keys()) == VALUE_BYTES
+
+
+def test_ranges_across_values_are_written_and_read(store):
+    place = store.take(2 * VALUE_BYTES)
+    store.write(place, memoryview(b"a" * 2 * VALUE_BYTES), offset=0)
+    store.write(place, memoryview(b"b" * 100), offset=VALUE_BYTES - 50)
+    assert read(store, place, 120, offset=VALUE_BYTES - 60) == b"a" * 10 + b"b" * 100 + b"a" * 10
+
+
+def test_keys_are_the_runs_own_and_expire(remote, store):
+    store.write(store.take(10), memoryview(bytes(10)), offset=0)
+    (key,) = remote.keys()
+    assert key.startswith(b"headroom:test:")
+    with remote.client() as client:
+        assert 0 < client.ttl(key) <= EXPIRY_S
+
+
+def test_what_is_given_back_is_deleted_by_the_next_write(remote, store):
+    first, second = store.take(10), store.take(10)
+    store.write(first, memoryview(bytes(10)), offset=0)
+    store.give_back(first)
+    assert store.room.used_bytes == 10
+    store.write(second, memoryview(bytes(10)), offset=0)
+    assert len(remote.keys()) == 1
+
+
+def test_closing_deletes_this_runs_keys_and_no_others(remote):
+    first, second = RemoteStore(remote.url), RemoteStore(remote.url)
+    for opened in (first, second):
+        opened.write(opened.take(3 * VALUE_BYTES), memoryview(bytes(3 * VALUE_BYTES)), offset=0)
+    assert len(remote.keys()) == 6
+    first.close()
+    assert {key.decode().startswith(second.prefix) for key in remote.keys()} == {True}
+    second.close()
+    assert remote.keys() == []
+
+
+def test_a_full_store_is_named_with_what_was_needed(mortal):
+    store = RemoteStore(mortal.url)
+    with mortal.client() as client:
+        client.config_set("maxmemory", client.info("memory")["used_memory"] + 3 * MIB)
+    place = store.take(8 * MIB)
+    with pytest.raises(
+        RemoteStoreFull, match=r"is full: 2\.00 MiB more were needed, 8\.00 MiB are this run's"
+    ) as caught:
+        store.write(place, memoryview(bytes(8 * MIB)), offset=0)
+    assert caught.value.code == "remote_store_full"
+    store.close()
+    assert mortal.keys() == []
+
+
+def test_free_room_is_the_stores_limit_less_what_it_uses(mortal):
+    store = RemoteStore(mortal.url)
+    with mortal.client() as client:
+        client.config_set("maxmemory", 64 * MIB)
+    assert 32 * MIB < store.free_bytes() < 64 * MIB
+    store.close()
+
+
+def test_a_store_that_is_killed_is_named_and_closing_still_works(mortal):
+    store = RemoteStore(mortal.url, timeout_s=1)
+    place = store.take(100)
+    store.write(place, memoryview(bytes(100)), offset=0)
+    mortal.kill()
+    with pytest.raises(RemoteStoreLost, match="does not answer") as caught:
+        read(store, place, 100)
+    assert caught.value.code == "remote_store_lost"
+    store.close()
+
+
+def test_a_store_that_forgot_is_named(remote, store):
+    place = store.take(100)
+    store.write(place, memoryview(bytes(100)), offset=0)
+    with remote.client() as client:
+        client.flushall()
+    with pytest.raises(RemoteStoreLost, match="no longer holds 100 B that this run wrote"):
+        read(store, place, 100)
+
+
+def test_a_store_that_is_lost_in_the_middle_of_a_step_stops_it(mortal):
+    tiers = Tiers(device=CPU, remote_url=mortal.url)
+    copy = tiers.offload(torch.ones(1000).untyped_storage(), category="activations", place="remote")
+    tiers.fetch(copy, category="activations").wait()
+    mortal.kill()
+    with pytest.raises(RemoteStoreLost, match="does not answer"):
+        tiers.fetch(copy, category="activations")
+    tiers.close()
+
+
+def test_without_an_address_the_variable_is_named(monkeypatch):
+    monkeypatch.delenv("HEADROOM_REMOTE_URL", raising=False)
+    with pytest.raises(RemoteStoreLost, match="HEADROOM_REMOTE_URL is not set"):
+        Tiers(device=CPU).open_store("remote")
+
+
+def test_an_address_that_is_none_is_refused_without_its_password():
+    with pytest.raises(InvalidInput, match="no address of a store") as caught:
+        RemoteStore("http://user:secret@host:1/0")
+    assert "secret" not in caught.value.message
+    assert "secret" not in str(caught.value.fields)
+
+
+def test_nothing_that_answers_is_named_before_the_run(tmp_path):
+    with pytest.raises(RemoteStoreLost, match="does not answer"):
+        RemoteStore(f"unix://{tmp_path}/none.sock", timeout_s=1)
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "redis", None)
+    with pytest.raises(MissingExtra, match="the remote tier needs the package 'redis'") as caught:
+        RemoteStore("redis://127.0.0.1:1/0")
+    assert caught.value.hint == "pip install 'headroom[redis]'"

