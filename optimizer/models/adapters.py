@@ -55,7 +55,10 @@ def attach_adapters(model: nn.Module, adapter: Adapter, *, seed: int) -> None:
     is_meta = next(model.parameters()).is_meta
     with _seeded(seed), torch.device("meta" if is_meta else "cpu"):
         inject(config, model, adapter_name=ADAPTER_NAME)
-    found = {site.name for site in list_sites(model)}
+    sites = list_sites(model)
+    if is_meta:
+        _cast_to_bases(model, sites)
+    found = {site.name for site in sites}
     wanted = {f"{name}.weight" for name, _ in modules} | set(parameters)
     if found != wanted:
         raise RuntimeError(f"adapters were asked for at {sorted(wanted)} and came to be at {sorted(found)}")
@@ -143,6 +146,14 @@ def _choose(model: nn.Module, adapter: Adapter) -> tuple[list[tuple[str, nn.Modu
     if parameters and adapter.dropout:
         raise dropout_on_experts(adapter, parameters[0])
     return [(name, module) for name, module in modules if _short(name) in chosen], parameters
+
+
+def _cast_to_bases(model: nn.Module, sites: Sequence[Site]) -> None:
+    """As peft does by itself, but not on ``meta``."""
+    dtypes = {base_name(name): parameter.dtype for name, parameter in model.named_parameters()}
+    for site in sites:
+        for pair in (site.layer.lora_A, site.layer.lora_B):
+            pair[ADAPTER_NAME].to(dtypes[site.name])
 
 
 def _list_candidates(model: nn.Module) -> tuple[list[tuple[str, nn.Module]], list[str], dict[str, nn.Module]]:

@@ -41,7 +41,7 @@ from optimizer.profile.profile import (
 from optimizer.profile.ranges import ShapeRange, plan_ranges
 from optimizer.profile.recorder import Recorder
 from optimizer.profile.sizes import Shape
-from optimizer.runtime.frozen import prepare_model
+from optimizer.runtime.prepare import prepare_model
 from optimizer.runtime.step import Trainer
 from optimizer.runtime.weights import torch_dtype
 from optimizer.workload import Adapter, TrainingWorkload

@@ -25,31 +25,19 @@ import torch.nn.functional as F
 from torch import nn
 
 from optimizer.errors import MissingExtra
-from optimizer.models.adapters import ADAPTER_NAME, attach_adapters, expert_factors, has_adapters
+from optimizer.models.adapters import ADAPTER_NAME, expert_factors, has_adapters
 from optimizer.models.build import find_blocks
-from optimizer.plan.weights import FrozenFormat, WeightsPlan
-from optimizer.workload import TrainingWorkload
+from optimizer.plan.weights import FrozenFormat
 
 NF4_BLOCK_ELEMENTS = 64
 _INT8_MAX = 127
 
 
-def prepare_model(
-    model: nn.Module, *, weights: WeightsPlan, workload: TrainingWorkload, device: torch.device | None = None
-) -> None:
-    """Attach the workload's adapters and pack what stays frozen, in place; does nothing where every weight is trained.
-
-    Call after weights were loaded, before anything wraps or moves the model. device: where to pack, one matrix at a time;
-    results return to where the matrix was. Raises InvalidWorkload for targets, MissingExtra for peft and bitsandbytes.
-    """
-    if workload.adapter is None:
-        return
-    attach_adapters(model, workload.adapter, seed=workload.seed)
-    freeze_base(model, weights.frozen, device=device)
-
-
 def freeze_base(model: nn.Module, form: FrozenFormat, *, device: torch.device | None = None) -> None:
-    """Pack every matrix inside the blocks that is not trained. ``same`` packs none."""
+    """Pack every matrix inside the blocks that is not trained. ``same`` packs none.
+
+    device: where to pack, one matrix at a time; the results return to where the matrix was. Raises MissingExtra.
+    """
     for block in find_blocks(model):
         for parent in list(block.modules()):
             if hasattr(parent, "parameter_name"):

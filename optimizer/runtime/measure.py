@@ -9,14 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from optimizer.models.build import build_model
 from optimizer.models.spec import ModelSpec
 from optimizer.plan import Plan
 from optimizer.runtime.device import check_dtype, prepared_device
 from optimizer.runtime.meter import Meter
+from optimizer.runtime.prepare import build_prepared
 from optimizer.runtime.step import MicroBatch, Trainer
 from optimizer.runtime.timeline import TimelinePoint
-from optimizer.runtime.weights import torch_dtype
 from optimizer.workload import TrainingWorkload
 
 
@@ -64,7 +63,7 @@ def measure_step(
         meter = Meter(device=device, cap_bytes=cap_bytes)
         with meter.translating():
             if isinstance(model_or_spec, ModelSpec):
-                model = build_model(model_or_spec, dtype=torch_dtype(plan.weights), device=device, seed=workload.seed)
+                model = build_prepared(model_or_spec, weights=plan.weights, workload=workload, device=device)
             else:
                 model = model_or_spec
             trainer = Trainer(model, plan=plan, workload=workload, device=device, meter=meter)
