@@ -20,7 +20,7 @@ from optimizer.runtime.host_memory import Slab, Staging, host_view
 from optimizer.runtime.stores import Place, Store
 
 _NUM_THREADS_EACH_WAY = 2
-_Written = list[Future[None]]
+Written = Sequence[Future[None]]
 
 
 class Transfer:
@@ -42,7 +42,19 @@ class Transfer:
 class StoredCopy:
     """The bytes of one storage in a store, or on their way there. Their room is given back with it."""
 
-    __slots__ = ("__weakref__", "_release", "ahead", "base", "packing", "place", "store", "units", "wanted", "writes")
+    __slots__ = (
+        "__weakref__",
+        "_release",
+        "after",
+        "ahead",
+        "base",
+        "packing",
+        "place",
+        "store",
+        "units",
+        "wanted",
+        "writes",
+    )
 
     def __init__(
         self,
@@ -51,7 +63,7 @@ class StoredCopy:
         packing: Packing,
         *,
         base: int = 0,
-        writes: _Written | None = None,
+        after: Written = (),
         release: "Callable[[StoredCopy], None] | None" = None,
     ) -> None:
         self.store = store
@@ -60,13 +72,19 @@ class StoredCopy:
         self.base = base
         """Where in the place it begins."""
         self.units = packing.units(SLAB_BYTES)
-        self.writes: _Written = [] if writes is None else writes
-        """To be waited for before it is read."""
+        self.after = after
+        """Earlier writes to the same range."""
+        self.writes: list[Future[None]] = []
+        """Its own."""
         self.ahead: dict[int, Future[Slab]] = {}
         """Units being read before they are asked for, by number."""
         self.wanted: set[int] = set()
         """Units that are to be read ahead."""
         self._release = release
+
+    def written(self) -> Written:
+        """What has to be done before it is read."""
+        return [*self.after, *self.writes]
 
     def __del__(self) -> None:
         if self._release is not None:
@@ -115,14 +133,14 @@ class StoredBuffer:
         """A range to copy to or from the device."""
         self._check_range(offset_bytes, packing.packed_bytes)
         pending = self.pending(offset_bytes, packing.packed_bytes)
-        return StoredCopy(self._store, self._place, packing, base=offset_bytes, writes=pending)
+        return StoredCopy(self._store, self._place, packing, base=offset_bytes, after=pending)
 
     def note_writes(self, part: StoredCopy) -> None:
         """Of a part that was written."""
         for future in part.writes:
             self._note(part.base, part.packing.packed_bytes, future)
 
-    def pending(self, offset_bytes: int, num_bytes: int) -> _Written:
+    def pending(self, offset_bytes: int, num_bytes: int) -> Written:
         """Writes that touch the range and are not done, or that failed."""
         self._writes = [write for write in self._writes if not write[2].done() or write[2].exception() is not None]
         end = offset_bytes + num_bytes
@@ -176,8 +194,7 @@ class Background:
         # The copy itself is not held: its room is given back when its owner drops it, not when a thread does.
         data = slab.view[: unit.packed_end - unit.packed_start]
         offset = copy.base + unit.packed_start
-        earlier = list(copy.writes) if copy.base else []
-        future = self._writers.submit(self._write, copy.store, copy.place, data, offset, slab, after, earlier)
+        future = self._writers.submit(self._write, copy.store, copy.place, data, offset, slab, after, copy.after)
         copy.writes.append(future)
 
     def _write(
@@ -188,7 +205,7 @@ class Background:
         offset: int,
         slab: Slab,
         after: torch.cuda.Event | None,
-        earlier: _Written,
+        earlier: Written,
     ) -> None:
         try:
             _wait_for(earlier)
@@ -220,7 +237,7 @@ class Background:
         if future is not None:
             return future.result()
         slab = self._slab_to_read()
-        return self._read(copy.store, copy.place, copy.base, unit, slab, copy.writes)
+        return self._read(copy.store, copy.place, copy.base, unit, slab, copy.written())
 
     def done_reading(self, slab: Slab) -> None:
         self._staging.reading.give_back(slab)
@@ -241,7 +258,7 @@ class Background:
             copy.wanted.discard(number)
             unit = copy.units[number]
             copy.ahead[number] = self._readers.submit(
-                self._read, copy.store, copy.place, copy.base, unit, slab, list(copy.writes)
+                self._read, copy.store, copy.place, copy.base, unit, slab, copy.written()
             )
             self._ahead.append(entry)
 
@@ -259,7 +276,7 @@ class Background:
                 self._to_read.appendleft((reference, number))
                 return future.result()
 
-    def _read(self, store: Store, place: Place, base: int, unit: Unit, slab: Slab, writes: _Written) -> Slab:
+    def _read(self, store: Store, place: Place, base: int, unit: Unit, slab: Slab, writes: Written) -> Slab:
         try:
             _wait_for(writes)
             store.read(place, slab.view[: unit.packed_end - unit.packed_start], offset=base + unit.packed_start)
@@ -281,7 +298,7 @@ class Background:
             copy.base,
             copy.units,
             copy.packing,
-            list(copy.writes),
+            copy.written(),
             data,
             stream,
             after,
@@ -295,7 +312,7 @@ class Background:
         base: int,
         units: list[Unit],
         packing: Packing,
-        writes: _Written,
+        writes: Written,
         data: torch.Tensor,
         stream: torch.cuda.Stream,
         after: torch.cuda.Event,
@@ -312,13 +329,11 @@ class Background:
 
     # Ranges of host tensors.
 
-    def write_range(
-        self, store: Store, place: Place, data: memoryview, *, offset: int, after: _Written
-    ) -> Future[None]:
+    def write_range(self, store: Store, place: Place, data: memoryview, *, offset: int, after: Written) -> Future[None]:
         self._count(store.write_link, len(data))
         return self._writers.submit(_run_after, after, lambda: store.write(place, data, offset=offset))
 
-    def read_range(self, store: Store, place: Place, data: memoryview, *, offset: int, after: _Written) -> Future[None]:
+    def read_range(self, store: Store, place: Place, data: memoryview, *, offset: int, after: Written) -> Future[None]:
         self._count(store.read_link, len(data))
         return self._readers.submit(_run_after, after, lambda: store.read(place, data, offset=offset))
 
@@ -338,12 +353,12 @@ class Background:
             self._staging.reading.give_back(future.result())
 
 
-def _wait_for(writes: Sequence[Future[None]]) -> None:
+def _wait_for(writes: Written) -> None:
     for future in writes:
         future.result()
 
 
-def _run_after(writes: _Written, run: Callable[[], None]) -> None:
+def _run_after(writes: Written, run: Callable[[], None]) -> None:
     _wait_for(writes)
     run()
 

@@ -39,9 +39,9 @@ class Valkey:
     def client(self):
         return redis.Redis.from_url(self.url)
 
-    def keys(self):
+    def list_keys(self):
         with self.client() as client:
-            return client.keys()
+            return list(client.scan_iter())
 
     def kill(self):
         self._process.send_signal(signal.SIGKILL)

@@ -38,9 +38,9 @@ def test_bytes_come_back_through_values_of_limited_size(remote, store):
     place = store.take(len(data))
     store.write(place, memoryview(data), offset=0)
     assert read(store, place, len(data)) == data
-    assert len(remote.keys()) == 3
+    assert len(remote.list_keys()) == 3
     with remote.client() as client:
-        assert max(client.strlen(key) for key in client.keys()) == VALUE_BYTES
+        assert max(client.strlen(key) for key in client.scan_iter()) == VALUE_BYTES
 
 
 def test_ranges_across_values_are_written_and_read(store):
@@ -52,7 +52,7 @@ def test_ranges_across_values_are_written_and_read(store):
 
 def test_keys_are_the_runs_own_and_expire(remote, store):
     store.write(store.take(10), memoryview(bytes(10)), offset=0)
-    (key,) = remote.keys()
+    (key,) = remote.list_keys()
     assert key.startswith(b"headroom:test:")
     with remote.client() as client:
         assert 0 < client.ttl(key) <= EXPIRY_S
@@ -64,18 +64,18 @@ def test_what_is_given_back_is_deleted_by_the_next_write(remote, store):
     store.give_back(first)
     assert store.room.used_bytes == 10
     store.write(second, memoryview(bytes(10)), offset=0)
-    assert len(remote.keys()) == 1
+    assert len(remote.list_keys()) == 1
 
 
 def test_closing_deletes_this_runs_keys_and_no_others(remote):
     first, second = RemoteStore(remote.url), RemoteStore(remote.url)
     for opened in (first, second):
         opened.write(opened.take(3 * VALUE_BYTES), memoryview(bytes(3 * VALUE_BYTES)), offset=0)
-    assert len(remote.keys()) == 6
+    assert len(remote.list_keys()) == 6
     first.close()
-    assert {key.decode().startswith(second.prefix) for key in remote.keys()} == {True}
+    assert {key.decode().startswith(second.prefix) for key in remote.list_keys()} == {True}
     second.close()
-    assert remote.keys() == []
+    assert remote.list_keys() == []
 
 
 def test_a_full_store_is_named_with_what_was_needed(mortal):
@@ -89,7 +89,7 @@ def test_a_full_store_is_named_with_what_was_needed(mortal):
         store.write(place, memoryview(bytes(8 * MIB)), offset=0)
     assert caught.value.code == "remote_store_full"
     store.close()
-    assert mortal.keys() == []
+    assert mortal.list_keys() == []
 
 
 def test_free_room_is_the_stores_limit_less_what_it_uses(mortal):
