@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from optimizer.data.batches import Batches
 from optimizer.data.token_file import TokenFile
 from optimizer.errors import CheckpointInvalid
-from optimizer.models.build import build_model, load_weights
 from optimizer.models.spec import ModelSpec
 from optimizer.plan import Plan
 from optimizer.runtime.allocator import apply_allocator, release_unused
@@ -30,10 +30,11 @@ from optimizer.runtime.batch import BatchReader, read_validation_batches
 from optimizer.runtime.checkpoint import Checkpoint, find_resumable, read_checkpoint, write_checkpoint
 from optimizer.runtime.device import check_dtype, prepared_device
 from optimizer.runtime.finish import Artifact, leave_artifacts
+from optimizer.runtime.frozen import hash_frozen
 from optimizer.runtime.meter import Meter
 from optimizer.runtime.optimizer_state import learning_rate_at
+from optimizer.runtime.prepare import build_prepared
 from optimizer.runtime.step import StepResult, Trainer
-from optimizer.runtime.weights import torch_dtype
 from optimizer.serialize import to_json
 from optimizer.units import format_bytes
 from optimizer.workload import Goal, TrainingWorkload
@@ -178,11 +179,15 @@ class _Job:
     def _build(self) -> Trainer:
         run = self.run
         with self.meter.translating():
-            model = build_model(
-                run.spec, dtype=torch_dtype(run.plan.weights), device=self.device, seed=self.workload.seed
+            model = build_prepared(
+                run.spec,
+                weights=run.plan.weights,
+                workload=self.workload,
+                device=self.device,
+                weights_folder=run.weights_folder,
             )
-            if run.weights_folder is not None:
-                load_weights(model, run.weights_folder)
+            # Before anything moves or streams; empty where every weight is trained.
+            self.frozen_sha256 = hash_frozen(model)
             return Trainer(model, plan=run.plan, workload=self.workload, device=self.device, meter=self.meter)
 
     def _one_step(self) -> None:
@@ -222,6 +227,7 @@ class _Job:
             device_peak_bytes=peak.device_bytes,
             device_bytes=peak.device_bytes_by_category,
             host_bytes=peak.host_bytes,
+            **self._scaling_fields(result),
         )
         if self._attempt_steps == 0 and self.workload.num_steps > 1:
             return
@@ -237,6 +243,12 @@ class _Job:
             step_ms=statistics.median(self._step_ms),
             num_steps=self.measured.num_steps + 1,
         )
+
+    def _scaling_fields(self, result: StepResult) -> dict[str, Any]:
+        """Told of runs that scale their loss."""
+        if not self.trainer.precision.scales_loss:
+            return {}
+        return {"loss_scale": result.loss_scale, "is_left_out": result.is_left_out}
 
     def _evaluate(self) -> float:
         self._phase("evaluating", f"validation loss at step {self.step}")
@@ -258,14 +270,16 @@ class _Job:
             fence=self.run.fence,
             plan_fingerprint=self.run.plan.fingerprint,
             tensors={
-                "model": dict(self.trainer.model.named_parameters()),
+                "model": self._trained_parameters(),
                 "optimizer": optimizer_tensors,
                 "random": _random_states(self.device),
             },
             facts={
                 "optimizer_scalars": optimizer_scalars,
+                "frozen_sha256": self.frozen_sha256,
                 "weights_dtype": self.run.plan.weights.dtype,
                 "optimizer_bits": self.run.plan.optimizer_state.bits,
+                "loss_scale": self.trainer.precision.export_state(),
                 "validation_loss_start": self.validation_loss_start,
                 "loss": self.last.loss if self.last else None,
                 "measured": to_json(self.measured),
@@ -291,9 +305,16 @@ class _Job:
                 f"the plan wants {wanted[0]} and {wanted[1]} bits",
                 hint="Resume with a plan of the same representation.",
             )
+        if facts.get("frozen_sha256", "") != self.frozen_sha256:
+            raise CheckpointInvalid(
+                f"checkpoint {checkpoint.folder.name} was trained on other frozen weights than those of this model and plan",
+                hint="Resume with the model, the seed and plan.weights.frozen that the checkpoint was made with.",
+            )
         self._fill_model(checkpoint)
         self.trainer.optimizer.import_state(checkpoint.load("optimizer"), facts["optimizer_scalars"])
         self.trainer.assign_optimizer_state()
+        if "loss_scale" in facts:
+            self.trainer.precision.import_state(facts["loss_scale"])
         _set_random_states(checkpoint.load("random"), self.device)
         self.step = self._saved_step = checkpoint.manifest.step
         self.validation_loss_start = facts["validation_loss_start"]
@@ -310,7 +331,7 @@ class _Job:
 
     @torch.no_grad()
     def _fill_model(self, checkpoint: Checkpoint) -> None:
-        parameters = dict(self.trainer.model.named_parameters())
+        parameters = self._trained_parameters()
         stored = checkpoint.load("model")
         if stored.keys() != parameters.keys():
             raise CheckpointInvalid(
@@ -319,6 +340,10 @@ class _Job:
             )
         for name, parameter in parameters.items():
             parameter.copy_(stored[name])
+
+    def _trained_parameters(self) -> dict[str, nn.Parameter]:
+        """What a checkpoint holds of the model: frozen weights are made again from where they came."""
+        return {name: p for name, p in self.trainer.model.named_parameters() if p.requires_grad}
 
     def _drained(self) -> TrainingResult:
         return TrainingResult(
