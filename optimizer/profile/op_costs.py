@@ -11,6 +11,7 @@ from optimizer.profile.profile import OpKind
 
 _MATMULS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_grouped_mm"})
 _ATTENTION_PREFIX = "_scaled_dot_product"
+_ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
 
 Dims = Sequence[int]
 
@@ -30,6 +31,8 @@ def count_flops(name: str, inputs: Sequence[Dims], outputs: Sequence[Dims], *, i
         return _matmul_flops(base, inputs)
     if base.startswith(_ATTENTION_PREFIX):
         return _attention_flops(base, inputs, is_causal=is_causal)
+    if base in _ALLOCATIONS:
+        return 0
     return sum(math.prod(dims) for dims in outputs)
 
 
