@@ -1,9 +1,10 @@
+import dataclasses
 import gc
 
 import pytest
 import torch
 
-from optimizer.errors import InvalidPlan
+from optimizer.errors import DiskFull, InvalidPlan, RemoteStoreLost
 from optimizer.models.build import build_model, find_blocks
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.runtime.activations import apply_activations
@@ -11,16 +12,20 @@ from optimizer.runtime.measure import make_synthetic_batches
 from optimizer.runtime.meter import Meter
 from optimizer.runtime.step import Trainer
 from optimizer.runtime.tiers import Tiers
+from optimizer.units import KIB
+from tests.optimizer.runtime.test_store_disk import largest_file
 from tests.optimizer.runtime.tiny import NUM_BLOCKS, make_plan, make_spec, make_workload
 
 CPU = torch.device("cpu")
 MIXED = ("offload", "keep", "recompute")
 
 
-def run_steps(name, choices, *, num_steps=2):
+def run_steps(name, choices, *, num_steps=2, compress="none"):
     """Losses, the last gradients and the weights after some steps from the same start."""
     model = build_model(make_spec(name), seed=3)
     plan, workload = make_plan(*choices, accumulation_steps=2), make_workload(global_batch_size=4)
+    activations = dataclasses.replace(plan.activations, compress=compress)
+    plan = dataclasses.replace(plan, activations=activations)
     trainer = Trainer(model, plan=plan, workload=workload, device=CPU, meter=Meter(device=CPU))
     torch.manual_seed(5)
     losses = []
@@ -45,6 +50,106 @@ def test_recompute_and_offload_give_the_bits_of_keep(name):
         for key in weights:
             assert torch.equal(other_gradients[key], gradients[key]), (choices, key)
             assert torch.equal(other_weights[key], weights[key]), (choices, key)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "mixtral"])
+def test_offloading_to_the_disk_and_to_a_remote_store_gives_the_bits_of_keep(remote, name):
+    losses, gradients, weights, _ = run_steps(name, ("keep",))
+    for choices in (("offload_disk",), ("offload_remote",), ("offload_disk", "offload", "offload_remote")):
+        other_losses, other_gradients, other_weights, trainer = run_steps(name, choices)
+        assert other_losses == losses, choices
+        assert trainer.tiers.copied_bytes["disk_to_host"] + trainer.tiers.copied_bytes["remote_to_host"] > 0
+        for key in weights:
+            assert torch.equal(other_gradients[key], gradients[key]), (choices, key)
+            assert torch.equal(other_weights[key], weights[key]), (choices, key)
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        ("offload_disk", "recompute", "offload_remote"),
+        ("keep", "offload_disk", "recompute"),
+        ("offload_remote", "offload_remote", "keep"),
+        ("recompute", "offload", "offload_disk"),
+    ],
+    ids="-".join,
+)
+def test_places_mix_with_keeping_and_recomputing(remote, choices):
+    losses, gradients, _, _ = run_steps("gpt2", ("keep",))
+    other_losses, other_gradients, _, _ = run_steps("gpt2", choices)
+    assert other_losses == losses
+    assert all(torch.equal(other_gradients[key], gradients[key]) for key in gradients)
+
+
+@pytest.mark.parametrize("choice", ["offload", "offload_disk", "offload_remote"])
+@pytest.mark.parametrize(("compress", "bound"), [("bf16", 0.01), ("int8", 0.1)])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
+def test_compressed_trips_leave_the_loss_and_keep_gradients_within_their_bound(remote, name, choice, compress, bound):
+    losses, gradients, _, _ = run_steps(name, ("keep",), num_steps=1)
+    other_losses, other_gradients, _, _ = run_steps(name, (choice,), num_steps=1, compress=compress)
+    assert other_losses == losses
+    error, norm = (
+        torch.stack([tensor.norm() for tensor in tensors]).norm()
+        for tensors in ([other_gradients[key] - gradients[key] for key in gradients], gradients.values())
+    )
+    assert 0 < error < bound * norm
+
+
+@pytest.mark.parametrize("compress", ["none", "bf16", "int8"])
+@pytest.mark.parametrize("choice", ["offload", "offload_disk", "offload_remote"])
+def test_what_goes_out_comes_back_over_every_link(remote, choice, compress):
+    _, _, _, trainer = run_steps("gpt2", (choice,), num_steps=1, compress=compress)
+    copied = trainer.tiers.copied_bytes
+    assert copied["device_to_host"] == copied["host_to_device"] > 0
+    stored = {"offload": 0, "offload_disk": copied["host_to_disk"], "offload_remote": copied["host_to_remote"]}[choice]
+    assert copied["host_to_disk"] == copied["disk_to_host"]
+    assert copied["host_to_remote"] == copied["remote_to_host"]
+    assert stored == (0 if choice == "offload" else copied["device_to_host"])
+
+
+def test_after_backward_the_stores_hold_nothing_and_after_closing_no_trace_is_left(remote):
+    _, _, _, trainer = run_steps("llama", ("offload_disk", "offload_remote", "offload"))
+    assert remote.list_keys() == []
+    assert (trainer.tiers.disk_bytes, trainer.tiers.remote_bytes) == (0, 0)
+
+
+def test_the_order_of_backward_is_learnt_in_the_first_step(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(Tiers, "prefetch", lambda self, copies: asked.append(list(copies)))
+    fetched = []
+    fetch = Tiers.fetch
+    monkeypatch.setattr(
+        Tiers, "fetch", lambda self, copy, **options: (fetched.append(copy), fetch(self, copy, **options))[1]
+    )
+    run_steps("llama", ("offload_disk", "keep", "keep"), num_steps=1)
+    # Two micro-batches: the second asks for all in the order in which the first came to them.
+    first, second = (len(copies) for copies in asked)
+    assert first == second == len(fetched) // 2
+    assert asked[1] == fetched[len(fetched) // 2 :]
+    assert asked[0] != fetched[: len(fetched) // 2]
+
+
+def test_a_full_disk_stops_a_step_by_its_name_and_leaves_nothing_behind(tmp_path):
+    model = build_model(make_spec(), seed=3)
+    plan, workload = make_plan("offload_disk"), make_workload()
+    trainer = Trainer(
+        model, plan=plan, workload=workload, device=CPU, meter=Meter(device=CPU), scratch=tmp_path / "scratch"
+    )
+    batches = make_synthetic_batches(model, plan=plan, workload=workload)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    with largest_file(64 * KIB), pytest.raises(DiskFull, match="the disk of the scratch folder"):
+        trainer.step(batches, learning_rate=1e-3)
+    trainer.close()
+    assert list((tmp_path / "scratch").iterdir()) == []
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(model.parameters(), before, strict=True))
+
+
+def test_a_missing_store_is_named_before_the_run(monkeypatch):
+    monkeypatch.delenv("HEADROOM_REMOTE_URL", raising=False)
+    model = build_model(make_spec())
+    plan = make_plan("offload_remote", "keep", "keep")
+    with pytest.raises(RemoteStoreLost, match="HEADROOM_REMOTE_URL is not set"):
+        Trainer(model, plan=plan, workload=make_workload(), device=CPU, meter=None)
 
 
 def test_dropout_is_on_in_the_comparison():
