@@ -6,7 +6,7 @@ of these, and which memory category each part counts as, is the schedule that th
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +20,15 @@ from optimizer.errors import LossNotFinite
 from optimizer.models.build import find_backbone_and_head, find_blocks
 from optimizer.plan import Plan
 from optimizer.runtime.activations import apply_activations
-from optimizer.runtime.gradients import Gradients
+from optimizer.runtime.gradients import ConsumedGradients, Gradients, HostGradients
+from optimizer.runtime.homes import HomeTensor
 from optimizer.runtime.logits_and_loss import compute_loss
 from optimizer.runtime.meter import Meter
 from optimizer.runtime.optimizer_state import Optimizer
 from optimizer.runtime.precision import Precision
 from optimizer.runtime.tiers import Tiers
+from optimizer.runtime.weights import StreamedWeights
+from optimizer.runtime.worker import Worker
 from optimizer.workload import TrainingWorkload
 
 MicroBatch = tuple[torch.Tensor, torch.Tensor]
@@ -63,6 +66,7 @@ class Trainer:
         device: torch.device,
         meter: Meter | None,
         scratch: Path | None = None,
+        updates_on_thread: bool | None = None,
     ) -> None:
         blocks = find_blocks(model)
         plan.check(num_blocks=len(blocks), workload=workload)
@@ -73,19 +77,64 @@ class Trainer:
         self.meter = meter
         self.precision = Precision(plan.weights, device=device)
         self.tiers = Tiers(device=device, meter=meter, scratch=scratch)
+        is_threaded = device.type == "cuda" if updates_on_thread is None else updates_on_thread
+        self._worker = Worker(name="host-update", device=device, is_threaded=is_threaded)
         self._backbone, _ = find_backbone_and_head(model)
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._undo_activations: Callable[[], None] = lambda: None
         self._handles: list[RemovableHandle] = []
-        if meter is not None:
-            meter.assign_module(model)
-            self._handles += meter.watch_gradients(self._parameters)
-            self._handles += meter.watch_blocks(blocks)
+        try:
+            self._prepare(blocks)
+        except BaseException:
+            self.close(keep_weights=False)
+            raise
+
+    def _prepare(self, blocks: Sequence[nn.Module]) -> None:
+        """Send away what does not stay on the device, count what does, and hook in. Raises DiskFull, OutOfHostMemory and
+        OutOfDeviceMemory: what the plan needs between steps is taken here, not in the midst of the run.
+        """
+        model, plan, workload = self.model, self.plan, self.workload
+        self.weights = StreamedWeights(
+            model, blocks=blocks, plan=plan.weights, trains_all=workload.adapter is None, tiers=self.tiers
+        )
+        named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        if self.meter is not None:
+            self.meter.assign_module(model)
+            self._handles += self.meter.watch_gradients(named.values())
+            self._handles += self.meter.watch_blocks(blocks)
         with self.metered():
-            self.optimizer = Optimizer(model, plan=plan.optimizer_state, workload=workload)
+            self.optimizer = Optimizer(
+                model,
+                plan=plan.optimizer_state,
+                workload=workload,
+                tiers=self.tiers,
+                home_of=self.weights.home_of,
+                worker=self._worker,
+            )
         self.assign_optimizer_state()
-        self.gradients = Gradients(self._parameters)
+        self.gradients = self._make_gradients(named)
+        self._handles += self.gradients.watch()
         self._undo_activations = apply_activations(blocks, plan.activations, self.tiers)
+        self._handles += self.weights.watch(self._backbone, blocks, updates=self.optimizer)
+        self._handles += self.optimizer.watch(model, blocks=blocks, backbone=self._backbone)
+
+    def _make_gradients(self, named: Mapping[str, nn.Parameter]) -> Gradients:
+        if self.plan.gradients.choice == "consume":
+            return ConsumedGradients(named, tiers=self.tiers, step_one=self.optimizer.step_one)
+        if self.plan.gradients.choice == "keep":
+            return Gradients(list(named.values()))
+        # Clipping needs all gradients first, and so does leaving out a step that overflowed.
+        in_backward = (
+            self._worker.is_threaded and self.workload.max_grad_norm is None and not self.precision.scales_loss
+        )
+        return HostGradients(
+            named,
+            tiers=self.tiers,
+            worker=self._worker,
+            accumulates=self.plan.batch.accumulation_steps > 1,
+            wait=self.optimizer.wait,
+            begin_update=self.optimizer.begin_update if in_backward else None,
+            update=self.optimizer.update,
+        )
 
     @contextmanager
     def metered(self) -> Iterator[None]:
@@ -98,12 +147,45 @@ class Trainer:
             yield
             self.meter.set_region("temporaries")
 
-    def close(self) -> None:
-        """Take the wrapping and the hooks off the model."""
+    def close(self, *, keep_weights: bool = True) -> None:
+        """Take the wrapping and the hooks off the model, and end threads and scratch.
+
+        keep_weights: weights that streamed become the model's again, in host memory; else they are gone.
+        """
+        if keep_weights:
+            self.optimizer.join()
+        self._worker.close()
+        if keep_weights:
+            self.weights.bind_homes()
         self._undo_activations()
         for handle in self._handles:
             handle.remove()
         self.tiers.close()
+
+    def join(self) -> None:
+        """Wait until the last step's updates are done, wherever they run. ``step`` and ``evaluate`` wait by themselves."""
+        self.optimizer.join()
+
+    def named_weights(self) -> dict[str, torch.Tensor | HomeTensor]:
+        """The trained tensors as they are after the last step, the live ones; those that stream are read when asked for."""
+        self.join()
+        return {
+            name: self.weights.home_tensor(name) or parameter.detach()
+            for name, parameter in self.model.named_parameters()
+            if parameter.requires_grad
+        }
+
+    @torch.no_grad()
+    def set_weights(self, stored: Mapping[str, torch.Tensor]) -> None:
+        """Replace trained tensors by name, wherever they live; state that goes with them follows by ``import_state``."""
+        self.join()
+        for name, parameter in self.model.named_parameters():
+            if name in stored:
+                if self.weights.home_of(name) is None:
+                    parameter.copy_(stored[name])
+                else:
+                    self.weights.write(name, stored[name])
+                self.optimizer.set_weight(name, stored[name])
 
     def assign_optimizer_state(self) -> None:
         """Tell the meter which tensors are optimizer state; they come to be in the first step or from a checkpoint."""
@@ -120,6 +202,7 @@ class Trainer:
         if self.meter is not None:
             self.meter.reset_peak()
         with self.metered():
+            self.optimizer.learning_rate = learning_rate
             loss = self.accumulate(micro_batches)
             self._mark("gradient clipping")
             loss_scale = self.precision.scale
@@ -128,8 +211,9 @@ class Trainer:
             is_left_out = self._is_left_out(result_loss, result_norm)
             if not is_left_out:
                 self._mark("optimizer step")
-                self.optimizer.step(learning_rate, grad_factor=clipped.factor)
+                self._update(learning_rate, clipped.factor)
             self.optimizer.zero_grad()
+            self.gradients.clear()
             self.assign_optimizer_state()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -143,10 +227,15 @@ class Trainer:
             is_left_out=is_left_out,
         )
 
+    def _update(self, learning_rate: float, factor: torch.Tensor | None) -> None:
+        on_host = self.gradients if isinstance(self.gradients, HostGradients) else None
+        if self.plan.gradients.choice != "consume":
+            self.optimizer.step(learning_rate, grad_factor=factor, host_gradients=on_host)
+
     def _is_left_out(self, loss: float, grad_norm: float) -> bool:
         """Whether fp16 overflowed in this step. Without a loss scale numbers that are not finite end the run."""
         if not self.precision.scales_loss:
-            _check_finite(loss, grad_norm)
+            _check_finite(loss, grad_norm=grad_norm)
             return False
         overflowed = not (math.isfinite(loss) and math.isfinite(grad_norm))
         self.precision.update(overflowed=overflowed)
@@ -155,10 +244,15 @@ class Trainer:
     def accumulate(self, micro_batches: Sequence[MicroBatch]) -> torch.Tensor:
         """Forward and backward of each micro-batch into ``param.grad``; returns the mean loss, a scalar tensor."""
         total: torch.Tensor | None = None
-        for ids, labels in micro_batches:
+        for index, (ids, labels) in enumerate(micro_batches):
             loss = self._loss(ids, labels) / len(micro_batches)
+            if self.plan.gradients.choice == "consume":
+                # Backward changes weights.
+                _check_finite(float(loss.detach()), grad_norm=0.0)
+            self.gradients.begin_micro_batch(is_last=index == len(micro_batches) - 1)
             self._mark("backward of head and loss")
             self.precision.backward(loss)
+            self.weights.release_all()
             self._region("temporaries")
             total = loss.detach() if total is None else total + loss.detach()
         if total is None:
@@ -168,6 +262,7 @@ class Trainer:
     @torch.no_grad()
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> float:
         """Mean loss without dropout or gradients; lower in memory than a training step of the same micro-batch."""
+        self.join()
         self.model.eval()
         try:
             with self.metered():
@@ -210,7 +305,7 @@ class Trainer:
             self.meter.mark(phase)
 
 
-def _check_finite(loss: float, grad_norm: float) -> None:
+def _check_finite(loss: float, *, grad_norm: float) -> None:
     if not math.isfinite(loss):
         raise LossNotFinite(
             f"the loss became {loss}", hint="Lower the learning rate or clip gradients.", loss=str(loss)

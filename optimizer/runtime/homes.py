@@ -1,0 +1,88 @@
+"""Where bytes live that are not on the device for good: a piece of host memory or a place in the scratch file.
+
+A home is flat bytes; what they mean is its owner's business. It is made once and stays until the run ends. Knows nothing of
+blocks, gradients or optimizers; the copying is ``tiers.py``'s.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Final
+
+import torch
+
+from optimizer.categories import Category
+from optimizer.runtime.tiers import Copy, Tiers
+from optimizer.runtime.transfers import StoredBuffer
+
+PIECE_ELEMENTS: Final = 1 << 20
+"""What is worked on or converted at once. A multiple of the 16 floats in which fused AdamW cuts its work, so that pieces give
+the bits of the whole; small enough that a piece is still in the processor's cache when its gradient is scaled and used."""
+
+
+class Home:
+    """``num_bytes`` on the host (``data``) or in the scratch file (``stored``)."""
+
+    def __init__(self, tiers: Tiers, num_bytes: int, *, place: str, category: Category) -> None:
+        """Host: counted under ``category``, not initialized. Disk: reads as zeros until written. Raises DiskFull."""
+        self._tiers = tiers
+        self.num_bytes = num_bytes
+        self.data: torch.Tensor | None = None
+        self.stored: StoredBuffer | None = None
+        if place == "disk":
+            # The file is new, and nothing has given room back to it yet, so what is taken was never written to.
+            self.stored = tiers.disk_buffer(num_bytes)
+        else:
+            self.data = tiers.host_buffer(num_bytes, dtype=torch.uint8, category=category)
+
+    def fetch(self, target: torch.Tensor) -> Copy:
+        """Start to copy all of it over a contiguous device tensor."""
+        if self.stored is not None:
+            return self._tiers.load(self.stored, target)
+        return self._tiers.copy_to_device(self.read(), target)
+
+    def read(self) -> torch.Tensor:
+        """All bytes in host memory: the home itself, not a copy, where it is on the host."""
+        if self.data is not None:
+            return self.data
+        assert self.stored is not None
+        with on_host(self._tiers, "temporaries"):
+            data = torch.empty(self.num_bytes, dtype=torch.uint8)
+        self.stored.read(data).wait()
+        return data
+
+    def write(self, source: torch.Tensor, *, dtype: torch.dtype) -> None:
+        """Replace all by the numbers of a contiguous tensor, as ``dtype``, a piece at a time."""
+        flat = source.detach().view(-1)
+        for start, end in pieces(flat.numel()):
+            with on_host(self._tiers, "temporaries"):
+                # A copy: what is lent to a file can never be resized again, and a parameter must be.
+                piece = flat[start:end].to(device="cpu", dtype=dtype, copy=True).view(torch.uint8)
+            if self.data is not None:
+                self.data[start * dtype.itemsize : end * dtype.itemsize].copy_(piece)
+            elif self.stored is not None:
+                self.stored.write(piece, offset_bytes=start * dtype.itemsize).wait()
+
+
+class HomeTensor:
+    """A tensor at home, read when it is asked for: what a checkpoint writes one by one."""
+
+    def __init__(self, home: Home, *, dtype: torch.dtype, shape: torch.Size) -> None:
+        self._home = home
+        self.dtype = dtype
+        self.shape = shape
+        self.nbytes = home.num_bytes
+
+    def load(self) -> torch.Tensor:
+        """In host memory; not to be written to."""
+        return self._home.read().view(self.dtype).view(self.shape)
+
+
+def pieces(num_elements: int) -> Iterator[tuple[int, int]]:
+    """Ranges of at most ``PIECE_ELEMENTS``, in order."""
+    for start in range(0, num_elements, PIECE_ELEMENTS):
+        yield start, min(start + PIECE_ELEMENTS, num_elements)
+
+
+def on_host(tiers: Tiers, category: Category) -> AbstractContextManager[None]:
+    """What ops make inside counts on the host tier."""
+    return nullcontext() if tiers.meter is None else tiers.meter.region(category, tier="host")
