@@ -66,10 +66,23 @@ def report_machine(machine: Machine) -> str:
             (f"optimizer {kind}", f"{rate / 1e6:,.0f} M elements/s")
             for kind, rate in rates.optimizer_elements_per_s.items()
         ),
+        *_store_rows("disk", rates.disk_write_bytes_per_s, rates.disk_read_bytes_per_s, machine.disk_free_bytes),
+        *_store_rows(
+            "remote store", rates.remote_write_bytes_per_s, rates.remote_read_bytes_per_s, machine.remote_free_bytes
+        ),
         ("rates", rates.source),
         *machine.facts.items(),
     ]
     return _pairs(rows)
+
+
+def _store_rows(
+    name: str, write_bytes_per_s: float | None, read_bytes_per_s: float | None, free_bytes: int
+) -> list[tuple[str, str]]:
+    if write_bytes_per_s is None or read_bytes_per_s is None:
+        return []
+    speeds = f"{format_bytes(round(write_bytes_per_s))}/s written, {format_bytes(round(read_bytes_per_s))}/s read"
+    return [(name, f"{speeds}, {format_bytes(free_bytes)} free")]
 
 
 def format_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> str:

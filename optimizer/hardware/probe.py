@@ -2,20 +2,25 @@
 
 Each rate is a median over repeats of what training does: matrix products in their forward and both backward forms,
 fused attention forward and backward, element-wise kernels that allocate their result, a chain of tiny ops under
-autograd, copies as the offloader makes them, AdamW as the optimizer runs it. On CUDA under the settings of a run
-(deterministic, no TF32), timed by events. Neither threads nor random state of the process are changed. Needs torch; the
-result does not.
+autograd, copies as the offloader makes them, AdamW as the optimizer runs it, on the device and on the host, and the stores'
+own reads and writes: of the disk to the disk and from it, past the page cache, which what does not fit in memory cannot count
+on; of the remote store where one is configured. On CUDA under the settings of a run (deterministic, no TF32), timed by events.
+Neither threads nor random state of the process are changed. Needs torch; the result does not.
 
-*Not modelled*: clocks that sink after minutes of load, other tenants of the link. Finished runs correct both
-(``calibration.py``).
+*Not modelled*: clocks that sink after minutes of load, other tenants of the link, a page cache that takes what the disk would.
+Finished runs correct them (``calibration.py``).
 """
 
 import gc
 import importlib.util
 import platform
+import shutil
 import socket
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,10 +28,14 @@ from typing import Any
 import torch
 from torch.nn.functional import gelu, layer_norm, scaled_dot_product_attention
 
-from optimizer.errors import InvalidInput
+from optimizer.errors import DiskFull, HeadroomError, InvalidInput
 from optimizer.hardware.machine import Device, Machine, Rates
 from optimizer.hardware.memory import available_memory_bytes
+from optimizer.packing import SLAB_BYTES
 from optimizer.runtime.device import has_bf16, prepared_device, reserve_workspaces
+from optimizer.runtime.store_disk import DiskStore
+from optimizer.runtime.store_remote import RemoteStore, remote_url
+from optimizer.runtime.stores import Store
 from optimizer.units import MIB
 
 MAX_PROBE_S = 8.0
@@ -47,18 +56,39 @@ _ELEMENTWISE_SHAPE = {"cpu": (2048, 1024), "cuda": (8192, 4096)}
 _COPY_BYTES = {"cpu": 16 * MIB, "cuda": 256 * MIB}
 _OPTIMIZER_ELEMENTS = {"cpu": 4 * 1024 * 1024, "cuda": 64 * 1024 * 1024}
 _NUM_TINY_OPS = 200
+_STORED_BYTES = 4 * SLAB_BYTES
+_REMOTE_TIMEOUT_S = 2.0
+_CPU = torch.device("cpu")
 
 
-def probe_machine(*, name: str | None = None, device: str | None = None, max_s: float = MAX_PROBE_S) -> Machine:
+@dataclass(frozen=True, kw_only=True)
+class _Stored:
+    """What a store does; nothing where there is none."""
+
+    write_bytes_per_s: float | None = None
+    read_bytes_per_s: float | None = None
+    free_bytes: int = 0
+    fault: str = ""
+    """Why a store that should be there is not."""
+
+
+def probe_machine(
+    *, name: str | None = None, device: str | None = None, max_s: float = MAX_PROBE_S, scratch: Path | None = None
+) -> Machine:
     """Measure this machine with one device.
 
     name: how the machine is listed; its host name unless given.
     device: ``cpu``, ``cuda`` or ``cuda:1``; CUDA where there is one unless given. InvalidInput where it is not there.
     max_s: how long to measure; less makes the medians rougher, never the shapes smaller than the first of each list.
+    scratch: folder whose disk is the disk tier; the system's temporary folder unless given. The remote tier is the store that
+    HEADROOM_REMOTE_URL names; one that does not answer is noted among the facts, and there is no remote tier.
     """
     chosen = _choose_device(device)
+    share_s = max_s / _NUM_SHARES
+    disk = _probe_disk(scratch or Path(tempfile.gettempdir()), max_s=share_s)
+    remote = _probe_remote(max_s=share_s)
     with prepared_device(chosen):
-        rates = _measure_rates(chosen, max_s=max_s)
+        rates = _measure_rates(chosen, share_s=share_s, disk=disk, remote=remote)
         workspace_bytes = reserve_workspaces(chosen)
         host_bytes = available_memory_bytes()
         described = _describe_device(chosen, host_bytes=host_bytes)
@@ -67,8 +97,10 @@ def probe_machine(*, name: str | None = None, device: str | None = None, max_s: 
         device=described,
         host_memory_bytes=host_bytes - described.memory_bytes if described.kind == "cpu" else host_bytes,
         rates=rates,
+        disk_free_bytes=disk.free_bytes,
+        remote_free_bytes=remote.free_bytes,
         num_threads=torch.get_num_threads(),
-        facts=_facts(chosen, workspace_bytes=workspace_bytes),
+        facts=_facts(chosen, workspace_bytes=workspace_bytes) | _faults(disk=disk, remote=remote),
     )
 
 
@@ -96,20 +128,86 @@ def _unknown_device(device: str | None) -> InvalidInput:
     )
 
 
-def _measure_rates(device: torch.device, *, max_s: float) -> Rates:
-    share = max_s / 16
+_NUM_SHARES = 20
+"""Of the time: one for each of the tiny ops, the copies of each way, the host's optimizer, each way of each store, and two for
+each of the rest."""
+
+
+def _measure_rates(device: torch.device, *, share_s: float, disk: _Stored, remote: _Stored) -> Rates:
     # Without a rate for bf16 no plan takes it: a card that emulates it gains nothing.
     dtypes = {name: dtype for name, dtype in _DTYPES.items() if name != "bf16" or has_bf16(device)}
+    optimizers = _optimizer_rates(device, max_s=2 * share_s)
     return Rates(
-        matmul_flops_per_s={name: _matmul_rate(device, dtype, max_s=2 * share) for name, dtype in dtypes.items()},
-        attention_flops_per_s={name: _attention_rate(device, dtype, max_s=2 * share) for name, dtype in dtypes.items()},
-        memory_bytes_per_s=_memory_rate(device, max_s=2 * share),
-        op_overhead_s=_op_overhead_s(device, max_s=share),
-        device_to_host_bytes_per_s=_copy_rate(device, to_host=True, max_s=share),
-        host_to_device_bytes_per_s=_copy_rate(device, to_host=False, max_s=share),
-        optimizer_elements_per_s=_optimizer_rates(device, max_s=2 * share),
+        matmul_flops_per_s={name: _matmul_rate(device, dtype, max_s=2 * share_s) for name, dtype in dtypes.items()},
+        attention_flops_per_s={
+            name: _attention_rate(device, dtype, max_s=2 * share_s) for name, dtype in dtypes.items()
+        },
+        memory_bytes_per_s=_memory_rate(device, max_s=2 * share_s),
+        op_overhead_s=_op_overhead_s(device, max_s=share_s),
+        device_to_host_bytes_per_s=_copy_rate(device, to_host=True, max_s=share_s),
+        host_to_device_bytes_per_s=_copy_rate(device, to_host=False, max_s=share_s),
+        optimizer_elements_per_s=optimizers,
         source="measured",
+        host_optimizer_elements_per_s=_host_optimizer_rate(optimizers, device, max_s=share_s),
+        disk_write_bytes_per_s=disk.write_bytes_per_s,
+        disk_read_bytes_per_s=disk.read_bytes_per_s,
+        remote_write_bytes_per_s=remote.write_bytes_per_s,
+        remote_read_bytes_per_s=remote.read_bytes_per_s,
     )
+
+
+def _probe_disk(folder: Path, *, max_s: float) -> _Stored:
+    """Nothing where the folder cannot be written to or its disk is full."""
+    try:
+        store = DiskStore(folder)
+        with _closing(store):
+            free_bytes = shutil.disk_usage(folder).free
+            return _store_rates(store, store.flush, max_s=max_s, free_bytes=free_bytes)
+    except (OSError, DiskFull) as error:
+        return _Stored(fault=str(error))
+
+
+def _probe_remote(*, max_s: float) -> _Stored:
+    url = remote_url()
+    if url is None:
+        return _Stored()
+    try:
+        store = RemoteStore(url, timeout_s=_REMOTE_TIMEOUT_S)
+        with _closing(store):
+            return _store_rates(store, lambda: None, max_s=max_s, free_bytes=store.free_bytes() or 0)
+    except HeadroomError as error:
+        return _Stored(fault=str(error))
+
+
+def _store_rates(store: Store, flush: Callable[[], None], *, max_s: float, free_bytes: int) -> _Stored:
+    """flush: until what was written has arrived and what is read next comes from there."""
+    place = store.take(_STORED_BYTES)
+    data = memoryview(bytearray(_STORED_BYTES))
+
+    def write() -> None:
+        for start in range(0, _STORED_BYTES, SLAB_BYTES):
+            store.write(place, data[start : start + SLAB_BYTES], offset=start)
+        flush()
+
+    def read() -> None:
+        for start in range(0, _STORED_BYTES, SLAB_BYTES):
+            store.read(place, data[start : start + SLAB_BYTES], offset=start)
+        flush()
+
+    rates = [_STORED_BYTES / _median_s(run, _CPU, max_s=max_s) for run in (write, read)]
+    return _Stored(write_bytes_per_s=rates[0], read_bytes_per_s=rates[1], free_bytes=free_bytes)
+
+
+@contextmanager
+def _closing(store: Store) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        store.close()
+
+
+def _faults(**stored: _Stored) -> dict[str, str]:
+    return {name: found.fault for name, found in stored.items() if found.fault}
 
 
 def _matmul_rate(device: torch.device, dtype: torch.dtype, *, max_s: float) -> float:
@@ -176,9 +274,9 @@ def _copy_rate(device: torch.device, *, to_host: bool, max_s: float) -> float:
 
 def _optimizer_rates(device: torch.device, *, max_s: float) -> dict[str, float]:
     num_elements = _OPTIMIZER_ELEMENTS[device.type]
-    parameter = torch.nn.Parameter(_random((num_elements // 1024, 1024), device, torch.float32))
-    parameter.grad = _random((num_elements // 1024, 1024), device, torch.float32)
-    optimizers: dict[str, Any] = {"adamw_32": torch.optim.AdamW([parameter], lr=1e-6, fused=True)}
+    adamw = _make_adamw(num_elements, device)
+    parameter = adamw.param_groups[0]["params"][0]
+    optimizers: dict[str, Any] = {"adamw_32": adamw}
     if importlib.util.find_spec("bitsandbytes") is not None:
         import bitsandbytes
 
@@ -188,6 +286,21 @@ def _optimizer_rates(device: torch.device, *, max_s: float) -> dict[str, float]:
         kind: num_elements / _median_s(optimizer.step, device, max_s=max_s / len(optimizers))
         for kind, optimizer in optimizers.items()
     }
+
+
+def _host_optimizer_rate(on_device: dict[str, float], device: torch.device, *, max_s: float) -> float:
+    """Of 32-bit AdamW; the CPU device's own is the host's."""
+    if device.type == "cpu":
+        return on_device["adamw_32"]
+    num_elements = _OPTIMIZER_ELEMENTS["cpu"]
+    optimizer = _make_adamw(num_elements, _CPU)
+    return num_elements / _median_s(optimizer.step, _CPU, max_s=max_s)
+
+
+def _make_adamw(num_elements: int, device: torch.device) -> torch.optim.Optimizer:
+    parameter = torch.nn.Parameter(_random((num_elements // 1024, 1024), device, torch.float32))
+    parameter.grad = _random((num_elements // 1024, 1024), device, torch.float32)
+    return torch.optim.AdamW([parameter], lr=1e-6, fused=True)
 
 
 def _rate_over_shapes(

@@ -90,6 +90,11 @@ class DiskStore:
                 )
             position, left = position + num_read, left[num_read:]
 
+    def flush(self) -> None:
+        """Wait until all that was written is on the disk, and have the kernel forget it: what is read next comes from there."""
+        os.fdatasync(self._file.fileno())
+        os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
     def close(self) -> None:
         self._file.close()
 

@@ -48,6 +48,43 @@ def test_threads_are_those_of_the_process_and_facts_name_the_software(machine):
     assert machine.facts["processor"]
 
 
+def test_the_hosts_optimizer_is_the_cpu_devices_own(machine):
+    assert machine.rates.host_optimizer_elements_per_s == machine.rates.optimizer_elements_per_s["adamw_32"]
+
+
+def test_the_disk_of_the_scratch_folder_is_measured_and_left_as_it_was(machine, tmp_path):
+    assert 1e6 < machine.rates.disk_write_bytes_per_s < 1e12
+    assert 1e6 < machine.rates.disk_read_bytes_per_s < 1e12
+    assert machine.disk_free_bytes > 0
+    probe_machine(device="cpu", max_s=0.01, scratch=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_used_means_no_disk_tier_and_says_why(tmp_path):
+    (tmp_path / "file").touch()
+    found = probe_machine(device="cpu", max_s=0.01, scratch=tmp_path / "file")
+    assert (found.disk_free_bytes, found.rates.disk_write_bytes_per_s) == (0, None)
+    assert "file" in found.facts["disk"]
+
+
+def test_a_remote_store_is_measured_where_one_is_configured(remote):
+    found = probe_machine(device="cpu", max_s=0.01)
+    assert 1e6 < found.rates.remote_write_bytes_per_s < 1e12
+    assert 1e6 < found.rates.remote_read_bytes_per_s < 1e12
+    assert found.remote_free_bytes > 0
+    assert remote.list_keys() == []
+    assert Machine.from_json(found.to_json()) == found
+
+
+def test_no_remote_tier_without_a_store_and_one_that_is_gone_is_named(monkeypatch, machine, tmp_path):
+    assert (machine.remote_free_bytes, machine.rates.remote_read_bytes_per_s) == (0, None)
+    assert "remote" not in machine.facts
+    monkeypatch.setenv("HEADROOM_REMOTE_URL", f"unix://{tmp_path}/none.sock")
+    found = probe_machine(device="cpu", max_s=0.01)
+    assert (found.remote_free_bytes, found.rates.remote_read_bytes_per_s) == (0, None)
+    assert "does not answer" in found.facts["remote"]
+
+
 def test_a_probed_machine_crosses_json(machine):
     assert Machine.from_json(machine.to_json()) == machine
 
