@@ -1,7 +1,8 @@
-"""Writes a trained model as a folder that ``AutoModelForCausalLM.from_pretrained`` loads without this program.
+"""Writes a trained model as a folder that ``AutoModelForCausalLM.from_pretrained`` loads without this program, and adapters as
+one that peft's ``PeftModel.from_pretrained`` does.
 
-The folder appears complete or not at all; each file comes back with its size and sha256. Tied weights are written once, and
-experts under the names that published checkpoints use (transformers' own ``save_pretrained`` sees to both).
+A folder appears complete or not at all; each file comes back with its size and sha256. Tied weights are written once, and
+Mixtral's experts one by one, under the names that published checkpoints use.
 """
 
 import errno
@@ -9,8 +10,10 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,8 +22,9 @@ from torch import nn
 
 from optimizer.data.tokenizer import load_tokenizer
 from optimizer.errors import DiskFull
-from optimizer.models.build import go_offline
+from optimizer.models.adapters import adapter_config, adapter_file_name
 from optimizer.models.spec import ModelSpec
+from optimizer.models.tensor_files import TensorEntry, write_tensors
 
 ExportDtype = Literal["fp32", "bf16", "fp16"]
 
@@ -43,27 +47,65 @@ def export_model(
     *,
     folder: str | Path,
     dtype: ExportDtype = "fp32",
+    tensors: Sequence[TensorEntry] | None = None,
+    max_shard_bytes: int | None = None,
     tokenizer_file: str | Path | None = None,
     chat_template: str | None = None,
 ) -> list[ExportedFile]:
-    """Write config.json, generation_config.json, model.safetensors and, where given, the tokenizer, into a new ``folder``.
+    """Write config.json, generation_config.json, the weights and, where given, the tokenizer, into a new ``folder``.
 
-    The model is only read; its weights may be on any device, and one copy of them in ``dtype`` is held on the host meanwhile.
+    The model is only read, one tensor at a time; its weights may be on any device.
+    tensors: what to write in place of the model's own parameters, under the model's names, each already in its dtype.
+    max_shard_bytes: weights beyond it are spread over several files with an index; None for one file.
     tokenizer_file: the tokenizer the model was trained with, the bundled one included.
     Raises FileExistsError where ``folder`` exists, DiskFull.
     """
-    folder = Path(folder)
+    entries = list_parameters(model, dtype=export_dtype(dtype)) if tensors is None else tensors
+    with _staged(Path(folder)) as stage:
+        end_of_text_id = _write_tokenizer(stage, spec, tokenizer_file, chat_template) if tokenizer_file else None
+        published = [part for entry in entries for part in _published_parts(entry, spec.model_type)]
+        write_tensors(published, folder=stage, max_shard_bytes=max_shard_bytes)
+        _write_json(stage / "config.json", _loadable_config(spec, dtype, end_of_text_id))
+        _write_json(stage / "generation_config.json", _generation_config(spec, end_of_text_id))
+    return _describe_all(Path(folder))
+
+
+def export_adapters(
+    model: nn.Module, *, folder: str | Path, tensors: Sequence[TensorEntry]
+) -> list[ExportedFile]:
+    """Write adapter_config.json and adapter_model.safetensors, which peft reads only whole, into a new ``folder``.
+
+    tensors: of the adapters alone, under the model's names. Raises as ``export_model``.
+    """
+    with _staged(Path(folder)) as stage:
+        named = [replace(entry, name=adapter_file_name(entry.name)) for entry in tensors]
+        write_tensors(named, folder=stage, stem="adapter_model")
+        _write_json(stage / "adapter_config.json", adapter_config(model))
+    return _describe_all(Path(folder))
+
+
+def export_dtype(name: ExportDtype) -> torch.dtype:
+    return _DTYPES[name]
+
+
+def list_parameters(model: nn.Module, *, dtype: torch.dtype) -> list[TensorEntry]:
+    """Every parameter as it is now, tied ones once."""
+    return [
+        TensorEntry(name=name, shape=tuple(parameter.shape), dtype=dtype, read=parameter.detach)
+        for name, parameter in model.named_parameters()
+    ]
+
+
+@contextmanager
+def _staged(folder: Path) -> Iterator[Path]:
+    """A folder beside ``folder`` that takes its place at the end, synced; gone where anything failed."""
     if folder.exists():
         raise FileExistsError(f"{folder} exists; export writes a new folder")
     stage = folder.with_name(f".{folder.name}.stage")
     shutil.rmtree(stage, ignore_errors=True)
     stage.mkdir(parents=True)
     try:
-        end_of_text_id = _write_tokenizer(stage, spec, tokenizer_file, chat_template) if tokenizer_file else None
-        _write_weights(stage, model, dtype)
-        _write_json(stage / "config.json", _loadable_config(spec, dtype, end_of_text_id))
-        _write_json(stage / "generation_config.json", _generation_config(spec, end_of_text_id))
-        files = [_describe(path) for path in sorted(stage.iterdir())]
+        yield stage
         _sync((*stage.iterdir(), stage))
         stage.rename(folder)
         _sync((folder.parent,))
@@ -77,20 +119,44 @@ def export_model(
     except BaseException:
         shutil.rmtree(stage, ignore_errors=True)
         raise
-    return files
 
 
-def _write_weights(stage: Path, model: nn.Module, dtype: ExportDtype) -> None:
-    go_offline()
-    converted: dict[int, torch.Tensor] = {}
-    state: dict[str, torch.Tensor] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        # One copy per parameter, so that tied names stay tied and are written once.
-        if id(tensor) not in converted:
-            target = _DTYPES[dtype] if tensor.is_floating_point() else tensor.dtype
-            converted[id(tensor)] = tensor.detach().to(device="cpu", dtype=target).contiguous()
-        state[name] = converted[id(tensor)]
-    model.save_pretrained(stage, state_dict=state, max_shard_size="10TB")  # type: ignore[operator]
+def _published_parts(entry: TensorEntry, model_type: str) -> list[TensorEntry]:
+    """What published checkpoints hold in the entry's place (``load.py`` reads them back)."""
+    if model_type != "mixtral" or ".mlp." not in entry.name:
+        return [entry]
+    layer, _, rest = entry.name.partition(".mlp.")
+    if rest == "gate.weight":
+        return [replace(entry, name=f"{layer}.block_sparse_moe.gate.weight")]
+    num_experts, num_rows, num_columns = entry.shape
+    names = ("w1", "w3") if rest == "experts.gate_up_proj" else ("w2",)
+    num_rows //= len(names)
+    whole = _ReadOnce(entry.read, num_uses=num_experts * len(names))
+    return [
+        replace(
+            entry,
+            name=f"{layer}.block_sparse_moe.experts.{expert}.{name}.weight",
+            shape=(num_rows, num_columns),
+            read=partial(whole.rows, expert, slice(part * num_rows, (part + 1) * num_rows)),
+        )
+        for expert in range(num_experts)
+        for part, name in enumerate(names)
+    ]
+
+
+class _ReadOnce:
+    """A tensor that several entries are cut from: read with the first, dropped with the last."""
+
+    def __init__(self, read: Callable[[], torch.Tensor], *, num_uses: int) -> None:
+        self._read = read
+        self._num_left = num_uses
+        self._tensor: torch.Tensor | None = None
+
+    def rows(self, expert: int, rows: slice) -> torch.Tensor:
+        tensor = self._read() if self._tensor is None else self._tensor
+        self._num_left -= 1
+        self._tensor = tensor if self._num_left else None
+        return tensor[expert][rows]
 
 
 def _loadable_config(spec: ModelSpec, dtype: ExportDtype, end_of_text_id: int | None) -> dict[str, Any]:
@@ -130,6 +196,10 @@ def _write_tokenizer(stage: Path, spec: ModelSpec, tokenizer_file: str | Path, c
 
 def _write_json(path: Path, document: dict[str, Any]) -> None:
     path.write_text(json.dumps(document, indent=2, sort_keys=True) + "\n")
+
+
+def _describe_all(folder: Path) -> list[ExportedFile]:
+    return [_describe(path) for path in sorted(folder.iterdir())]
 
 
 def _describe(path: Path) -> ExportedFile:

@@ -1,4 +1,4 @@
-"""What a finished job leaves: the model folder, a sample of its text, and a hash of everything."""
+"""What a finished job leaves: the model's folder, its adapters' own, a sample of its text, and a hash of everything."""
 
 import hashlib
 import shutil
@@ -9,9 +9,10 @@ from pathlib import Path
 from optimizer.data.batches import Batches
 from optimizer.data.bundled import TOKENIZER_FILE
 from optimizer.data.tokenizer import load_tokenizer
-from optimizer.models.export import export_model
+from optimizer.models.export import ExportedFile, export_adapters, export_dtype, export_model
 from optimizer.models.spec import ModelSpec
 from optimizer.runtime.checkpoint import hash_file
+from optimizer.runtime.final import FinalWeights
 from optimizer.runtime.generate import generate_tokens
 from optimizer.runtime.step import Trainer
 
@@ -25,7 +26,7 @@ class Artifact:
     """One file that is left."""
 
     kind: str
-    """model or sample."""
+    """model, adapter or sample."""
     name: str
     file: str
     """Relative to the job's folder."""
@@ -42,33 +43,13 @@ def leave_artifacts(
     job_folder: Path,
     enter_phase: Callable[[str, str], None],
 ) -> tuple[list[Artifact], str]:
-    """Write the artifacts; returns them and the sha256 of the weights.
+    """Write the artifacts that ``workload.export`` asks for; returns them and the sha256 of the weights.
 
-    The weights' hash is that of the safetensors file, or of the files' hashes in order of name when there are several.
+    The weights' hash is that of the safetensors file, or of the files' hashes in order when there are several.
     """
     folder = job_folder / ARTIFACTS_FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    enter_phase("saving", "exporting the model")
-    model_folder = folder / "model"
-    # An attempt that was killed after its export leaves the folder; the same weights are written again.
-    shutil.rmtree(model_folder, ignore_errors=True)
-    files = export_model(
-        trainer.model,
-        spec,
-        folder=model_folder,
-        dtype=trainer.plan.weights.dtype,
-        tokenizer_file=tokenizer_file or TOKENIZER_FILE,
-    )
-    artifacts = [
-        Artifact(
-            kind="model",
-            name=file.name,
-            file=f"{ARTIFACTS_FOLDER}/model/{file.name}",
-            num_bytes=file.num_bytes,
-            sha256=file.sha256,
-        )
-        for file in files
-    ]
+    artifacts = _export(trainer, spec=spec, tokenizer_file=tokenizer_file, folder=folder, enter_phase=enter_phase)
     if trainer.workload.sample_tokens:
         enter_phase("sampling", "writing a sample")
         path = folder / "sample.txt"
@@ -85,6 +66,57 @@ def leave_artifacts(
     hashes = [artifact.sha256 for artifact in artifacts if artifact.name.endswith(".safetensors")]
     weights_sha256 = hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
     return artifacts, weights_sha256
+
+
+def _export(
+    trainer: Trainer,
+    *,
+    spec: ModelSpec,
+    tokenizer_file: Path | None,
+    folder: Path,
+    enter_phase: Callable[[str, str], None],
+) -> list[Artifact]:
+    export, has_adapters = trainer.workload.export, trainer.workload.adapter is not None
+    dtype = trainer.plan.weights.dtype if export.dtype == "same" else export.dtype
+    final = FinalWeights(trainer)
+    artifacts: list[Artifact] = []
+    if not has_adapters or export.adapter in ("merged", "both"):
+        enter_phase("saving", "exporting the model" if not has_adapters else "exporting the model with its adapters added")
+        files = export_model(
+            trainer.model,
+            spec,
+            folder=_fresh(folder / "model"),
+            dtype=dtype,
+            tensors=final.model_tensors(dtype=export_dtype(dtype)),
+            max_shard_bytes=export.max_shard_bytes,
+            tokenizer_file=tokenizer_file or TOKENIZER_FILE,
+        )
+        artifacts += [_artifact("model", file) for file in files]
+    if has_adapters and export.adapter in ("alone", "both"):
+        enter_phase("saving", "exporting the adapters")
+        files = export_adapters(
+            trainer.model,
+            folder=_fresh(folder / "adapter"),
+            tensors=final.adapter_tensors(dtype=export_dtype(dtype)),
+        )
+        artifacts += [_artifact("adapter", file) for file in files]
+    return artifacts
+
+
+def _fresh(folder: Path) -> Path:
+    """An attempt that was killed after its export leaves the folder; the same weights are written again."""
+    shutil.rmtree(folder, ignore_errors=True)
+    return folder
+
+
+def _artifact(kind: str, file: ExportedFile) -> Artifact:
+    return Artifact(
+        kind=kind,
+        name=file.name,
+        file=f"{ARTIFACTS_FOLDER}/{kind}/{file.name}",
+        num_bytes=file.num_bytes,
+        sha256=file.sha256,
+    )
 
 
 def _sample_text(trainer: Trainer, *, spec: ModelSpec, batches: Batches, tokenizer_file: Path | None) -> str:

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from optimizer.errors import MissingExtra
-from optimizer.models.adapters import ADAPTER_NAME, expert_factors, has_adapters
+from optimizer.models.adapters import ADAPTER_NAME, base_name, expert_factors, has_adapters
 from optimizer.models.build import find_blocks
 from optimizer.plan.weights import FrozenFormat
 
@@ -57,8 +57,47 @@ def hash_frozen(model: nn.Module) -> str:
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)};".encode())
-            digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).reshape(-1).numpy().data)
+            # A copy: a storage that numpy was shown can never be resized again, and weights that stream must be.
+            flat = parameter.detach().to(device="cpu", copy=True).contiguous().reshape(-1)
+            digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseTensor:
+    """One tensor of the model as it is without adapters, and the parameters it is held in."""
+
+    name: str
+    """In the model without adapters."""
+    shape: tuple[int, ...]
+    sources: tuple[str, ...]
+    """Names of parameters: itself, or packed bytes and scales."""
+    form: "PackedForm | None"
+
+    def make(self, sources: Sequence[torch.Tensor]) -> torch.Tensor:
+        """From the sources' values, in their order."""
+        return sources[0] if self.form is None else unpack(sources[0], sources[1], self.form)
+
+
+def list_base_tensors(model: nn.Module) -> Iterator[BaseTensor]:
+    """All but adapters, in the model's order, tied ones once."""
+    seen: set[int] = set()
+    for module_name, module in model.named_modules():
+        packed: dict[str, PackedForm] = getattr(module, "packed_forms", {})
+        for key, parameter in module.named_parameters(recurse=False):
+            name = f"{module_name}.{key}"
+            stem = key.removesuffix("_packed")
+            if id(parameter) in seen or _is_of_adapter(name) or key.removesuffix("_scales") in packed:
+                continue
+            seen.add(id(parameter))
+            form = packed.get(stem) if stem != key else None
+            sources = (name,) if form is None else (name, f"{module_name}.{stem}_scales")
+            shape = tuple(parameter.shape) if form is None else form.shape
+            yield BaseTensor(name=base_name(f"{module_name}.{stem}"), shape=shape, sources=sources, form=form)
+
+
+def _is_of_adapter(name: str) -> bool:
+    return any(part in ("lora_A", "lora_B") for part in name.split("."))
 
 
 # Packing.
@@ -131,21 +170,22 @@ class PackedLinear(nn.Module):
         super().__init__()
         weight: torch.Tensor = linear.weight  # type: ignore[assignment]
         self.is_transposed = not isinstance(linear, nn.Linear)
-        self.packed, self.scales, self.form = _packed_parameters(
+        self.weight_packed, self.weight_scales, self.form = _packed_parameters(
             weight, form, input_dim=0 if self.is_transposed else -1, device=device
         )
+        self.packed_forms = {"weight": self.form}
         self.bias: torch.Tensor | None = linear.bias  # type: ignore[assignment]
         self.out_features, self.in_features = reversed(weight.shape) if self.is_transposed else weight.shape
 
     @property
     def weight(self) -> torch.Tensor:
         """Unpacked, anew each time."""
-        return unpack(self.packed, self.scales, self.form)
+        return unpack(self.weight_packed, self.weight_scales, self.form)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         dtype = _product_dtype(hidden)
         result: torch.Tensor = _Product.apply(  # type: ignore[no-untyped-call]
-            hidden, self.packed, self.scales, self.bias, self.form, self.is_transposed, dtype
+            hidden, self.weight_packed, self.weight_scales, self.bias, self.form, self.is_transposed, dtype
         )
         return result
 
@@ -325,15 +365,18 @@ def _take_over_experts(outer: nn.Module, form: FrozenFormat, *, device: torch.de
     if form == "same" and not adapters:
         return
     experts = _Experts(layer, adapters)
+    forms: dict[str, PackedForm] = {}
     for name, parameter in list(layer.named_parameters(recurse=False)):
         packed_form = None
         if form != "same" and parameter.dim() == 3:
             packed, scales, packed_form = _packed_parameters(parameter, form, input_dim=-1, device=device)
+            forms[name] = packed_form
             del layer._parameters[name]
             layer.register_parameter(f"{name}_packed", packed)
             layer.register_parameter(f"{name}_scales", scales)
         adapter: Any = adapters.get(name)
         scaling = None if adapter is None else float(adapter.scaling[ADAPTER_NAME])
         experts.stacks.append(_Stack(name=name, form=packed_form, scaling=scaling))
+    layer.packed_forms = forms  # type: ignore[assignment]
     # On the instance, like the wrapping of blocks: the class's own forward is what ``_Experts`` runs.
     outer.forward = experts.__call__
