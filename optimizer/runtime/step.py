@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -175,6 +175,12 @@ class Trainer:
             if parameter.requires_grad
         }
 
+    def read_weight(self, name: str) -> torch.Tensor:
+        """One parameter, trained or not, wherever it lives; on the host where it streams. Not to be written to."""
+        self.optimizer.wait(name)
+        home = self.weights.home_tensor(name)
+        return home.load() if home is not None else self.model.get_parameter(name).detach()
+
     @torch.no_grad()
     def set_weights(self, stored: Mapping[str, torch.Tensor]) -> None:
         """Replace trained tensors by name, wherever they live; state that goes with them follows by ``import_state``."""
@@ -204,27 +210,31 @@ class Trainer:
         with self.metered():
             self.optimizer.learning_rate = learning_rate
             loss = self.accumulate(micro_batches)
-            self._mark("gradient clipping")
-            loss_scale = self.precision.scale
-            clipped = self.gradients.clip_(self.workload.max_grad_norm, loss_scale=loss_scale)
-            result_loss, result_norm = float(loss), float(clipped.norm)
-            is_left_out = self._is_left_out(result_loss, result_norm)
-            if not is_left_out:
-                self._mark("optimizer step")
-                self._update(learning_rate, clipped.factor)
-            self.optimizer.zero_grad()
-            self.gradients.clear()
-            self.assign_optimizer_state()
+            updated = self.update(loss, learning_rate=learning_rate)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
             if self.meter is not None:
                 self.meter.check_peak()
+        return replace(updated, step_ms=(time.perf_counter() - start_s) * 1000)
+
+    def update(self, loss: torch.Tensor, *, learning_rate: float) -> StepResult:
+        """Clip, update and drop the gradients, once backward is done; ``step_ms`` is left at 0.
+
+        loss: the mean over the step's tokens, for the result and for the check that it is finite.
+        """
+        self._mark("gradient clipping")
+        loss_scale = self.precision.scale
+        clipped = self.gradients.clip_(self.workload.max_grad_norm, loss_scale=loss_scale)
+        result_loss, result_norm = float(loss), float(clipped.norm)
+        is_left_out = self._is_left_out(result_loss, result_norm)
+        if not is_left_out:
+            self._mark("optimizer step")
+            self._update(learning_rate, clipped.factor)
+        self.optimizer.zero_grad()
+        self.gradients.clear()
+        self.assign_optimizer_state()
         return StepResult(
-            loss=result_loss,
-            grad_norm=result_norm,
-            step_ms=(time.perf_counter() - start_s) * 1000,
-            loss_scale=loss_scale,
-            is_left_out=is_left_out,
+            loss=result_loss, grad_norm=result_norm, step_ms=0.0, loss_scale=loss_scale, is_left_out=is_left_out
         )
 
     def _update(self, learning_rate: float, factor: torch.Tensor | None) -> None:
@@ -245,19 +255,27 @@ class Trainer:
         """Forward and backward of each micro-batch into ``param.grad``; returns the mean loss, a scalar tensor."""
         total: torch.Tensor | None = None
         for index, (ids, labels) in enumerate(micro_batches):
-            loss = self._loss(ids, labels) / len(micro_batches)
+            loss = self.compute_loss(ids, labels) / len(micro_batches)
             if self.plan.gradients.choice == "consume":
                 # Backward changes weights.
                 _check_finite(float(loss.detach()), grad_norm=0.0)
-            self.gradients.begin_micro_batch(is_last=index == len(micro_batches) - 1)
-            self._mark("backward of head and loss")
+            self.begin_backward(is_last=index == len(micro_batches) - 1)
             self.precision.backward(loss)
-            self.weights.release_all()
-            self._region("temporaries")
+            self.end_backward()
             total = loss.detach() if total is None else total + loss.detach()
         if total is None:
             raise ValueError("a step needs at least one micro-batch")
         return total
+
+    def begin_backward(self, *, is_last: bool) -> None:
+        """Before the backward of each micro-batch of a step."""
+        self.gradients.begin_micro_batch(is_last=is_last)
+        self._mark("backward of head and loss")
+
+    def end_backward(self) -> None:
+        """After it."""
+        self.weights.release_all()
+        self._region("temporaries")
 
     @torch.no_grad()
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> float:
@@ -267,22 +285,29 @@ class Trainer:
         try:
             with self.metered():
                 self._mark("evaluation")
-                losses = [float(self._loss(ids, labels)) for ids, labels in micro_batches]
+                losses = [float(self.compute_loss(ids, labels)) for ids, labels in micro_batches]
         finally:
             self.model.train()
         return math.fsum(losses) / len(losses)
 
-    def _loss(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Leaves the meter in the region of the head and the loss, where backward begins."""
+    def compute_loss(
+        self, ids: torch.Tensor, labels: torch.Tensor, *, attention_mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Mean loss over the tokens that count, in the graph.
+
+        Leaves the meter in the region of the head and the loss, where backward begins. attention_mask: [batch, sequence], of
+        padded sequences; packed ones need none.
+        """
         self._mark("forward")
         self._region("temporaries")
         ids, labels = (tensor.to(self.device, non_blocking=True) for tensor in (ids, labels))
         if self.meter is not None:
             self.meter.assign(ids, "temporaries")
             self.meter.assign(labels, "temporaries")
+        masks = {} if attention_mask is None else {"attention_mask": attention_mask.to(self.device)}
         self._region("activations")
         with self.precision.autocast():
-            hidden = self._backbone(input_ids=ids, use_cache=False).last_hidden_state
+            hidden = self._backbone(input_ids=ids, use_cache=False, **masks).last_hidden_state
         # Before the largest tensors of the step: what blocks have offloaded is let go.
         self.tiers.settle()
         self._mark("head and loss")
