@@ -34,7 +34,7 @@ def make_brief(attempt: Attempt, *, folder: Path, home: Path, device: str) -> di
         "config": job.model.config,
     }
     if job.kind == Kind.PROFILE:
-        return {**brief, "profile_file": str(folder / "profile.json")}
+        return {**brief, "adapter": job.spec.get("adapter"), "profile_file": str(folder / "profile.json")}
     return {**brief, **_training_part(attempt, home=home)}
 
 

@@ -5,12 +5,18 @@ from pathlib import Path
 from typing import Any
 
 
-def profile_to_file(config: dict[str, Any], file: Path) -> None:
-    """Trace the model that ``config`` describes; the profile's JSON appears at ``file``, whole or not at all."""
+def profile_to_file(config: dict[str, Any], file: Path, *, adapter: dict[str, Any] | None = None) -> None:
+    """Trace the model that ``config`` describes; the profile's JSON appears at ``file``, whole or not at all.
+
+    adapter: a workload's; the profile is then of the model with these adapters.
+    """
     from optimizer.models.spec import read_model_spec
     from optimizer.profile.trace import profile_model
+    from optimizer.serialize import from_json
+    from optimizer.workload import Adapter
 
-    document = profile_model(read_model_spec(config)).to_json()
+    read = None if adapter is None else from_json(Adapter, adapter, path="adapter")
+    document = profile_model(read_model_spec(config), adapter=read).to_json()
     staged = file.with_name(f".{file.name}")
     staged.write_text(json.dumps(document))
     staged.replace(file)

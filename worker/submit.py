@@ -69,7 +69,7 @@ def read_job_file(file: Path) -> Row:
         raise UsageError(f"{file} is not a job: expected names with values, such as model, dataset, workload, goal")
     workload, goal = document.get("workload"), document.get("goal")
     if isinstance(workload, dict):
-        document["workload"] = {name: _number_as_written(value) for name, value in workload.items()}
+        document["workload"] = _numbers_as_written(workload)
     for name in ("device_budget_bytes", "host_budget_bytes"):
         if isinstance(goal, dict) and isinstance(goal.get(name), str):
             try:
@@ -77,6 +77,14 @@ def read_job_file(file: Path) -> Row:
             except ValueError as error:
                 raise UsageError(f"{file}: goal.{name}: {error}") from error
     return document
+
+
+def _numbers_as_written(document: Row) -> Row:
+    """Also of what is nested in it: a workload's adapters."""
+    return {
+        name: _numbers_as_written(value) if isinstance(value, dict) else _number_as_written(value)
+        for name, value in document.items()
+    }
 
 
 def _number_as_written(value: Any) -> Any:

@@ -21,10 +21,12 @@ from django.utils import timezone
 
 from optimizer.estimate.prediction import Prediction
 from optimizer.hardware.calibration import update_calibration
+from optimizer.profile.profile import profile_fingerprint
 from webapp.catalog.actions import keep_profile, keep_profile_error
 from webapp.catalog.models import Machine, Profile
 from webapp.jobs.models import Artifact, Attempt, Job, Kind, Outbox, Reason, State
 from webapp.jobs.moves import from_now, held_by, move_job
+from webapp.jobs.spec import read_adapter
 
 logger = logging.getLogger(__name__)
 
@@ -270,15 +272,20 @@ def _read_profile(attempt: Attempt) -> dict[str, Any] | None:
 
 
 def _has_profile(job: Job) -> bool:
-    return Profile.objects.filter(fingerprint=job.model.fingerprint, document__isnull=False).exists()
+    return Profile.objects.filter(fingerprint=_fingerprint(job), document__isnull=False).exists()
+
+
+def _fingerprint(job: Job) -> str:
+    """Of what a profile job traces."""
+    return profile_fingerprint(job.model.fingerprint, read_adapter(job.spec.get("adapter")))
 
 
 def _keep_profile(job: Job, end: End, profile: dict[str, Any] | None, result: dict[str, Any] | None) -> None:
     if end.state == State.SUCCEEDED and profile is not None:
-        keep_profile(job.model.fingerprint, profile)
+        keep_profile(_fingerprint(job), profile)
     elif end.state in (State.FAILED, State.CANCELLED):
         error = (result or {}).get("error") or {"code": end.reason, "message": end.message, "hint": "", "fields": {}}
-        keep_profile_error(job.model.fingerprint, error)
+        keep_profile_error(_fingerprint(job), error)
 
 
 def _calibrate(attempt: Attempt, result: dict[str, Any] | None) -> None:

@@ -93,7 +93,7 @@ def price_spec(user: Any, spec: dict[str, Any]) -> PlanAnswer:
 
 
 def price_job_spec(user: Any, spec: JobSpec) -> PlanAnswer:
-    profile = request_profile(spec.model)
+    profile = request_profile(spec.model, adapter=spec.workload.adapter)
     if profile.error is not None and not profile.document_sha256:
         raise ProfileFailed(str(profile.error.get("message")), hint=str(profile.error.get("hint") or ""))
     if not profile.document_sha256:
@@ -244,7 +244,7 @@ def _given_offer(user: Any, spec: JobSpec, plan_id: str) -> PlanOffer:
     priced = {key: offer.spec[key] for key in ("model", "dataset", "workload", "goal")}
     if priced != spec.priced_part():
         raise PlanStale(f"plan {offer.label} was priced for another spec", hint=_PRICE_AGAIN)
-    profile = Profile.objects.defer("document").filter(fingerprint=spec.model.fingerprint).first()
+    profile = Profile.objects.defer("document").filter(fingerprint=spec.profile_fingerprint).first()
     if profile is None or not profile.document_sha256 or offer.basis != basis_of(profile, offer.machine):
         raise PlanStale(
             f"plan {offer.label} no longer holds on {offer.machine.name}: "

@@ -1,12 +1,18 @@
-"""Asks for profiles by jobs, once for each architecture. What such a job leaves is kept by ``webapp/catalog/actions.py``."""
+"""Asks for profiles by jobs, once for each architecture, and for each kind of adapters on it.
+
+What such a job leaves is kept by ``webapp/catalog/actions.py``.
+"""
 
 from datetime import timedelta
+from typing import Any
 
 from django.db import transaction
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from optimizer.profile.profile import PROFILE_VERSION
+from optimizer.profile.profile import PROFILE_VERSION, profile_fingerprint
+from optimizer.serialize import to_json
+from optimizer.workload import Adapter
 from webapp.catalog.models import Model, Profile
 from webapp.jobs.actions import create_job
 
@@ -15,7 +21,7 @@ _MODEL_FAULTS = ("bad_model", "unsupported_model_type")
 _TRY_AGAIN_AFTER = timedelta(minutes=1)
 
 
-def request_profile(model: Model) -> Profile:
+def request_profile(model: Model, *, adapter: Adapter | None = None) -> Profile:
     """The profile's row without its document, and a job that makes it unless there is one.
 
     Asked for again are a profile of another version of the program, and one whose making failed for a reason that lies not in
@@ -23,13 +29,13 @@ def request_profile(model: Model) -> Profile:
     """
     with transaction.atomic():
         profile, created = Profile.objects.defer("document").get_or_create(
-            fingerprint=model.fingerprint, defaults={"version": PROFILE_VERSION}
+            fingerprint=profile_fingerprint(model.fingerprint, adapter), defaults={"version": PROFILE_VERSION}
         )
         if not created and not (_is_due(profile) and _reset(profile)):
             return profile
         job = create_job(
             owner=model.owner,
-            spec={"name": f"profile of {model.name}", "model": model.pk},
+            spec=_spec(model, adapter),
             model=model,
             dataset=None,
             plan=None,
@@ -41,6 +47,12 @@ def request_profile(model: Model) -> Profile:
         Profile.objects.filter(pk=profile.pk).update(job_id=job.pk)
         profile.job_id = job.pk
     return profile
+
+
+def _spec(model: Model, adapter: Adapter | None) -> dict[str, Any]:
+    if adapter is None:
+        return {"name": f"profile of {model.name}", "model": model.pk}
+    return {"name": f"profile of {model.name} with adapters", "model": model.pk, "adapter": to_json(adapter)}
 
 
 def _is_due(profile: Profile) -> bool:

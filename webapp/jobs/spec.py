@@ -3,17 +3,22 @@
 import dataclasses
 import reprlib
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.db.models import QuerySet
 
 from optimizer.errors import InvalidInput, InvalidWorkload
 from optimizer.models.spec import read_model_spec
+from optimizer.models.targets import check_targets
+from optimizer.profile.profile import profile_fingerprint
 from optimizer.serialize import from_json, shown, to_json
 from optimizer.units import parse_bytes
-from optimizer.workload import Goal, TrainingWorkload
+from optimizer.workload import Adapter, Export, Goal, TrainingWorkload
 from webapp.catalog.models import Dataset, Model
 from webapp.catalog.queries import datasets_visible_to, models_visible_to
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 SPEC_FIELDS = ("name", "model", "dataset", "workload", "goal", "plan")
 _MAX_NAME_CHARACTERS = 200
@@ -33,6 +38,11 @@ class JobSpec:
     goal: Goal
     plan_label: str
     """``chosen``, or the baseline that is asked for."""
+
+    @property
+    def profile_fingerprint(self) -> str:
+        """Of the profile that prices it: of the model, or of the model with the workload's adapters."""
+        return profile_fingerprint(self.model.fingerprint, self.workload.adapter)
 
     def to_json(self) -> dict[str, Any]:
         """Normalized: ids for names, bytes for sizes, every default written out."""
@@ -101,12 +111,33 @@ def _find(rows: "QuerySet[R]", wanted: Any, *, field: str) -> R:
     return found
 
 
+def read_adapter(document: Any) -> Adapter | None:
+    """Of a profile job's spec: the adapters whose model it profiles; jobs of earlier versions name none."""
+    return None if document is None else from_json(Adapter, document, path="adapter", error=InvalidWorkload)
+
+
 def _read_workload(document: Any) -> TrainingWorkload:
     if isinstance(document, dict):
-        floats = {f.name for f in dataclasses.fields(TrainingWorkload) if f.type in (float, float | None)}
-        # YAML reads 3e-4 as text
-        document = {key: _as_number(value) if key in floats else value for key, value in document.items()}
+        document = _with_numbers(document, TrainingWorkload)
+        if isinstance(document.get("adapter"), dict):
+            document["adapter"] = _with_numbers(document["adapter"], Adapter)
+        if isinstance(document.get("export"), dict):
+            document["export"] = _with_sizes(document["export"], Export)
     return from_json(TrainingWorkload, document, path="workload", error=InvalidWorkload)
+
+
+def _with_numbers(document: dict[str, Any], kind: "type[DataclassInstance]") -> dict[str, Any]:
+    """YAML reads 3e-4 as text."""
+    floats = {f.name for f in dataclasses.fields(kind) if f.type in (float, float | None)}
+    return {key: _as_number(value) if key in floats else value for key, value in document.items()}
+
+
+def _with_sizes(document: dict[str, Any], kind: "type[DataclassInstance]") -> dict[str, Any]:
+    sizes = {f.name for f in dataclasses.fields(kind) if f.name.endswith("_bytes")}
+    return {
+        key: _as_bytes(value, field=f"workload.export.{key}") if key in sizes else value
+        for key, value in document.items()
+    }
 
 
 def _as_number(value: Any) -> Any:
@@ -150,6 +181,8 @@ def _check_against_model(workload: TrainingWorkload, model: Model) -> None:
             value=workload.sequence_length,
             allowed={"minimum": 8, "maximum": longest},
         )
+    if workload.adapter is not None:
+        check_targets(workload.adapter, model.model_type)
     if workload.mode == "finetune" and not model.has_weights:
         raise InvalidWorkload(
             f"workload.mode is 'finetune'; {model.name} has no weights, allowed: pretrain",

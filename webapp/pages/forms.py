@@ -9,8 +9,9 @@ from typing import Any, cast
 from django import forms
 
 from optimizer.errors import HeadroomError
+from optimizer.serialize import to_json
 from optimizer.units import format_bytes, parse_bytes
-from optimizer.workload import TrainingWorkload
+from optimizer.workload import Adapter, TrainingWorkload
 from webapp.catalog.models import Dataset, Model
 
 FORM_ID = "job-form"
@@ -22,6 +23,7 @@ TECHNIQUES = [
     ("accumulate", "split the batch (accumulate)"),
     ("bf16", "bf16 weights"),
     ("8bit_optimizer", "8-bit optimizer state"),
+    ("quantize_frozen", "8- or 4-bit frozen weights"),
 ]
 WORKLOAD_FIELDS = (
     "mode",
@@ -40,6 +42,7 @@ WORKLOAD_FIELDS = (
     "sample_tokens",
 )
 _DEFAULTS = TrainingWorkload()
+_ADAPTER_DEFAULTS = Adapter()
 
 
 class BytesField(forms.CharField):
@@ -89,6 +92,38 @@ class JobForm(forms.Form):
     sample_tokens = forms.IntegerField(
         label="Text sample", help_text="tokens at the end", initial=_DEFAULTS.sample_tokens
     )
+    use_adapters = forms.BooleanField(
+        label="Train low-rank adapters (LoRA) and leave the model's own weights as they are", required=False
+    )
+    rank = forms.IntegerField(label="Rank", initial=_ADAPTER_DEFAULTS.rank, required=False)
+    alpha = forms.FloatField(
+        label="Alpha", help_text="their product counts alpha / rank", initial=_ADAPTER_DEFAULTS.alpha, required=False
+    )
+    dropout = forms.FloatField(
+        label="Dropout", help_text="on their input", initial=_ADAPTER_DEFAULTS.dropout, required=False
+    )
+    targets = forms.CharField(
+        label="Matrices",
+        help_text="names such as q_proj, v_proj; empty: every matrix in the blocks",
+        max_length=1000,
+        required=False,
+    )
+    export_adapter = forms.ChoiceField(
+        label="Save",
+        choices=[
+            ("both", "the adapters, and the model with them added"),
+            ("alone", "the adapters alone"),
+            ("merged", "the model with the adapters added"),
+        ],
+        initial=_DEFAULTS.export.adapter,
+        required=False,
+    )
+    export_dtype = forms.ChoiceField(
+        label="Save weights as",
+        choices=[("same", "as they are trained"), ("fp32", "fp32"), ("bf16", "bf16"), ("fp16", "fp16")],
+        initial=_DEFAULTS.export.dtype,
+        required=False,
+    )
     device_budget = BytesField(label="Device memory budget", help_text="such as 360 MiB or 12 GiB", initial="360 MiB")
     host_budget = BytesField(label="Host memory budget", help_text="empty: what the machine has free", required=False)
     allow_lossy = forms.BooleanField(label="Allow choices that change the numbers (bf16, 8-bit state)", required=False)
@@ -102,7 +137,7 @@ class JobForm(forms.Form):
         _choices(self, "dataset", [(row.pk, row.name) for row in datasets], nothing="no dataset yet: upload one")
         for field in self.fields.values():
             field.widget.attrs["form"] = FORM_ID
-        for name in ("learning_rate", "weight_decay", "max_grad_norm"):
+        for name in ("learning_rate", "weight_decay", "max_grad_norm", "alpha", "dropout"):
             # a text field: the browser's number field drops what it cannot parse, and people write 1e-3
             self.fields[name].widget = forms.TextInput(attrs={"form": FORM_ID, "inputmode": "decimal"})
 
@@ -118,10 +153,25 @@ class JobForm(forms.Form):
             "name": data["name"],
             "model": data["model"],
             "dataset": data["dataset"],
-            "workload": {name: data[name] for name in WORKLOAD_FIELDS},
+            "workload": {
+                **{name: data[name] for name in WORKLOAD_FIELDS},
+                "adapter": self._adapter() if data["use_adapters"] else None,
+                "export": self._export(),
+            },
             "goal": goal,
             "plan": "chosen",
         }
+
+    def _adapter(self) -> dict[str, Any]:
+        """A number that was left empty is the default."""
+        data = self.cleaned_data
+        given = {name: data[name] for name in ("rank", "alpha", "dropout") if data[name] is not None}
+        targets = [name for name in data["targets"].replace(",", " ").split() if name]
+        return {**to_json(_ADAPTER_DEFAULTS), **given, "targets": targets}
+
+    def _export(self) -> dict[str, Any]:
+        data = self.cleaned_data
+        return {name: data[f"export_{name}"] for name in ("dtype", "adapter") if data[f"export_{name}"]}
 
     def put_error(self, error: HeadroomError) -> bool:
         """Put an error of the library beside the field it names. False when it names none of this form's."""
@@ -134,8 +184,11 @@ class JobForm(forms.Form):
 
 def initial_from_spec(spec: dict[str, Any]) -> dict[str, Any]:
     """What the form shows for a spec: a clone of a job."""
-    goal = spec.get("goal", {})
-    initial = {**spec.get("workload", {}), **{name: spec.get(name) for name in ("name", "model", "dataset")}}
+    goal, workload = spec.get("goal", {}), spec.get("workload", {})
+    initial = {**workload, **{name: spec.get(name) for name in ("name", "model", "dataset")}}
+    if (adapter := workload.get("adapter")) is not None:
+        initial |= {**adapter, "use_adapters": True, "targets": ", ".join(adapter.get("targets", ()))}
+    initial |= {f"export_{name}": value for name, value in workload.get("export", {}).items()}
     if (budget_bytes := goal.get("device_budget_bytes")) is not None:
         initial["device_budget"] = exact_bytes(budget_bytes)
     if (budget_bytes := goal.get("host_budget_bytes")) is not None:
@@ -152,7 +205,9 @@ def exact_bytes(num_bytes: int) -> str:
 
 
 def field_of(path: str) -> str:
-    """The form's field for a field of the API: ``workload.warmup_steps`` and ``goal.device_budget_bytes``."""
+    """The form's field for one of the API: ``workload.adapter.rank``, ``goal.device_budget_bytes``, ``workload.export.dtype``."""
+    if ".export." in path:
+        return f"export_{path.rsplit('.', 1)[-1]}"
     return path.rsplit(".", 1)[-1].removesuffix("_bytes")
 
 

@@ -12,8 +12,8 @@ from optimizer.categories import CATEGORIES, CATEGORY_LABELS
 from optimizer.errors import HeadroomError, NoFeasiblePlan
 from optimizer.units import MIB
 from webapp.catalog.models import Profile
-from webapp.catalog.queries import models_visible_to
 from webapp.jobs.planning import PlanAnswer, price_spec
+from webapp.jobs.spec import read_spec
 from webapp.pages.forms import exact_bytes, field_of
 from webapp.pages.presentation import BLOCK_CHOICES, StackedBar, largest_part, stacked_bar
 
@@ -95,14 +95,14 @@ def price_for_page(user: Any, spec: dict[str, Any], *, selected: str = "") -> tu
         return pricing, FieldProblem(field=field, error=error) if field else None
     pricing = _answered(answer, budget_bytes=budget_bytes, selected=selected)
     if pricing.kind == "pending":
-        pricing = replace(pricing, since=_asked_at(user, spec["model"]))
+        pricing = replace(pricing, since=_asked_at(user, spec))
     return pricing, None
 
 
-def _asked_at(user: Any, model_id: str) -> datetime | None:
-    """Since when the model's profile has been waited for."""
-    fingerprints = models_visible_to(user).filter(pk=model_id).values("fingerprint")
-    return Profile.objects.filter(fingerprint__in=fingerprints).values_list("created_at", flat=True).first()
+def _asked_at(user: Any, spec: dict[str, Any]) -> datetime | None:
+    """Since when the profile that the spec needs has been waited for."""
+    rows = Profile.objects.filter(fingerprint=read_spec(user, spec).profile_fingerprint)
+    return rows.values_list("created_at", flat=True).first()
 
 
 def _answered(answer: PlanAnswer, *, budget_bytes: int, selected: str) -> Pricing:

@@ -27,7 +27,9 @@ ADVANCED = (
     "eval_batches",
     "checkpoint_every_steps",
     "sample_tokens",
+    "export_dtype",
 )
+ADAPTERS = ("rank", "alpha", "dropout", "targets", "export_adapter")
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -106,6 +108,8 @@ def _page(request: HttpRequest, form: JobForm, pricing: Pricing) -> HttpResponse
         "dataset_upload": DatasetUploadForm(auto_id="dataset_upload_%s"),
         "advanced": [form[name] for name in ADVANCED],
         "advanced_errors": any(name in form.errors for name in ADVANCED) if form.is_bound else False,
+        "adapters": [form[name] for name in ADAPTERS],
+        "adapters_open": form["use_adapters"].value() or (form.is_bound and any(name in form.errors for name in ADAPTERS)),
     }
     return render(request, "jobs/new.html", context)
 
