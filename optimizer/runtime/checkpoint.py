@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
 
 from optimizer.errors import CheckpointInvalid, DiskFull, InvalidInput
+from optimizer.models.tensor_files import TensorEntry, write_tensors
+from optimizer.runtime.homes import HomeTensor
 from optimizer.serialize import from_json, to_json
 from optimizer.units import MIB, format_bytes
 
@@ -35,7 +36,7 @@ _FACTS = "facts.json"
 _STAGED_PREFIX = ".tmp-"
 _NAME = re.compile(r"step-(\d{6,})-f(\d+)")
 
-TensorGroups = Mapping[str, Mapping[str, torch.Tensor]]
+TensorGroups = Mapping[str, Mapping[str, torch.Tensor | HomeTensor]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,9 +79,27 @@ class Checkpoint:
     manifest: Manifest
     facts: dict[str, Any]
 
-    def load(self, group: str) -> dict[str, torch.Tensor]:
-        """The tensors of one group, in host memory; they may be views of one buffer, so copy what is to stay."""
-        return load_file(self.folder / f"{group}.safetensors")
+    def load(self, group: str) -> Mapping[str, torch.Tensor]:
+        """The tensors of one group, each read when it is asked for; copy what is to stay."""
+        return _TensorFile(self.folder / f"{group}.safetensors")
+
+
+class _TensorFile(Mapping[str, torch.Tensor]):
+    """A safetensors file, of which one tensor at a time is in host memory."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: Any = safe_open(path, framework="pt", device="cpu")
+        self._names: list[str] = sorted(self._file.keys())  # type: ignore[no-untyped-call]
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        tensor: torch.Tensor = self._file.get_tensor(name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def write_checkpoint(
@@ -94,7 +113,7 @@ def write_checkpoint(
 ) -> WrittenCheckpoint:
     """Write one, then drop all but the newest ``NUM_KEPT``. Raises DiskFull and leaves nothing half-written.
 
-    tensors: by group, each a file; no two tensors of a group may share a storage. facts: JSON-able.
+    tensors: by group, each a file; written one by one, so that no more than one is copied at a time. facts: JSON-able.
     """
     parent = job_folder / CHECKPOINTS_FOLDER
     parent.mkdir(parents=True, exist_ok=True)
@@ -180,7 +199,7 @@ def _write_files(
     files: dict[str, FileEntry] = {}
     for group, members in tensors.items():
         path = staged / f"{group}.safetensors"
-        save_file({name: tensor.detach().contiguous() for name, tensor in members.items()}, path)
+        write_tensors([_entry(name, members[name]) for name in sorted(members)], folder=staged, stem=group)
         files[path.name] = _settle(path)
     path = staged / _FACTS
     path.write_text(json.dumps(facts, sort_keys=True))
@@ -194,6 +213,11 @@ def _write_files(
     _settle(path)
     sync_folder(staged)
     return content
+
+
+def _entry(name: str, tensor: torch.Tensor | HomeTensor) -> TensorEntry:
+    read = tensor.load if isinstance(tensor, HomeTensor) else tensor.detach
+    return TensorEntry(name=name, shape=tuple(tensor.shape), dtype=tensor.dtype, read=read)
 
 
 def _settle(path: Path) -> FileEntry:
@@ -242,17 +266,10 @@ def _require_free(parent: Path, needed_bytes: int) -> None:
 def _disk_full_is_named(parent: Path, needed_bytes: int) -> Iterator[None]:
     try:
         yield
-    except (OSError, SafetensorError) as error:
-        if not _says_full(error):
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise _disk_full(shutil.disk_usage(parent).free, needed_bytes) from error
-
-
-def _says_full(error: Exception) -> bool:
-    if isinstance(error, OSError):
-        return error.errno in (errno.ENOSPC, errno.EDQUOT)
-    # safetensors writes in Rust and passes on only the text of the system's error.
-    return any(f"os error {number}" in str(error) for number in (errno.ENOSPC, errno.EDQUOT))
 
 
 def _disk_full(free_bytes: int, needed_bytes: int) -> DiskFull:

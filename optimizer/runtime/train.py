@@ -8,17 +8,17 @@ Reported messages are those of the pipe in docs/architecture.md: ``started``, ``
 the telemetry record's fields beside ``type``.
 """
 
+import contextlib
 import math
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
 
 from optimizer.data.batches import Batches
 from optimizer.data.token_file import TokenFile
@@ -27,7 +27,13 @@ from optimizer.models.spec import ModelSpec
 from optimizer.plan import Plan
 from optimizer.runtime.allocator import apply_allocator, release_unused
 from optimizer.runtime.batch import BatchReader, read_validation_batches
-from optimizer.runtime.checkpoint import Checkpoint, find_resumable, read_checkpoint, write_checkpoint
+from optimizer.runtime.checkpoint import (
+    Checkpoint,
+    TensorGroups,
+    find_resumable,
+    read_checkpoint,
+    write_checkpoint,
+)
 from optimizer.runtime.device import check_dtype, prepared_device
 from optimizer.runtime.finish import Artifact, leave_artifacts
 from optimizer.runtime.frozen import hash_frozen
@@ -66,6 +72,8 @@ class TrainingRun:
     """``newest`` (or nothing when there is none yet), the path of a checkpoint, or None for a fresh start."""
     earlier_job_folders: tuple[Path, ...] = ()
     """Of jobs that this one retries, the last first: with ``newest``, where to look when this one has no checkpoint."""
+    scratch_folder: Path | None = None
+    """For what the plan keeps on the disk while the job runs; None: a folder in the job's, gone with the run."""
     timeline_every_s: float = 10.0
     """A timeline of one step is reported this often."""
 
@@ -77,6 +85,8 @@ class Measured:
     device_peak_bytes: int = 0
     device_bytes_by_category: dict[str, int] = field(default_factory=dict)
     host_peak_bytes: int = 0
+    disk_peak_bytes: int = 0
+    """In the scratch file."""
     allocator_slack_bytes: int = 0
     """Most that torch's allocator had reserved beyond what was allocated: fragmentation; 0 on the CPU device."""
     step_ms: float = 0.0
@@ -143,10 +153,10 @@ class _Job:
         )
         token_file = TokenFile.open(run.token_file)
         self.batches = Batches(token_file, sequence_length=run.workload.sequence_length, seed=run.workload.seed)
+        self.trainer = self._build()
         self.reader = BatchReader(
             self.batches, plan=run.plan.batch, num_steps=run.workload.num_steps, device=self.device
         )
-        self.trainer = self._build()
         self.last: StepResult | None = None
         self.validation_loss_start: float | None = None
         self.validation_loss: float | None = None
@@ -174,7 +184,12 @@ class _Job:
 
     def close(self) -> None:
         self.reader.close()
-        self.trainer.close()
+        # What was trained is in the checkpoints and the artifacts by now.
+        self.trainer.close(keep_weights=False)
+        if self.run.scratch_folder is None:
+            # The scratch file in it had no name; there is a folder only where the plan used the disk.
+            with contextlib.suppress(OSError):
+                self._scratch_folder.rmdir()
 
     def _build(self) -> Trainer:
         run = self.run
@@ -188,7 +203,18 @@ class _Job:
             )
             # Before anything moves or streams; empty where every weight is trained.
             self.frozen_sha256 = hash_frozen(model)
-            return Trainer(model, plan=run.plan, workload=self.workload, device=self.device, meter=self.meter)
+            return Trainer(
+                model,
+                plan=run.plan,
+                workload=self.workload,
+                device=self.device,
+                meter=self.meter,
+                scratch=self._scratch_folder,
+            )
+
+    @property
+    def _scratch_folder(self) -> Path:
+        return self.run.scratch_folder or self.run.job_folder / "scratch"
 
     def _one_step(self) -> None:
         batches = self.reader.read(self.step)
@@ -239,6 +265,7 @@ class _Job:
                 peak.device_bytes_by_category if is_higher else self.measured.device_bytes_by_category
             ),
             host_peak_bytes=max(peak.host_bytes, self.measured.host_peak_bytes),
+            disk_peak_bytes=max(self.trainer.tiers.disk_peak_bytes, self.measured.disk_peak_bytes),
             allocator_slack_bytes=max(peak.slack_bytes, self.measured.allocator_slack_bytes),
             step_ms=statistics.median(self._step_ms),
             num_steps=self.measured.num_steps + 1,
@@ -263,17 +290,20 @@ class _Job:
         """A checkpoint of this step, unless there is one from this attempt."""
         if self._saved_step == self.step:
             return
+        # The same tensors under the same names, wherever the plan keeps them.
+        weights = self.trainer.named_weights()
         optimizer_tensors, optimizer_scalars = self.trainer.optimizer.export_state()
+        groups: TensorGroups = {
+            "model": weights,
+            "optimizer": optimizer_tensors,
+            "random": _random_states(self.device),
+        }
         written = write_checkpoint(
             self.run.job_folder,
             step=self.step,
             fence=self.run.fence,
             plan_fingerprint=self.run.plan.fingerprint,
-            tensors={
-                "model": self._trained_parameters(),
-                "optimizer": optimizer_tensors,
-                "random": _random_states(self.device),
-            },
+            tensors=groups,
             facts={
                 "optimizer_scalars": optimizer_scalars,
                 "frozen_sha256": self.frozen_sha256,
@@ -329,21 +359,16 @@ class _Job:
             return next((found for folder in folders if (found := find_resumable(folder))), None)
         return read_checkpoint(Path(self.run.resume_from))
 
-    @torch.no_grad()
     def _fill_model(self, checkpoint: Checkpoint) -> None:
-        parameters = self._trained_parameters()
+        """Of the model a checkpoint holds what is trained; frozen weights are made again from where they came."""
+        names = self.trainer.named_weights().keys()
         stored = checkpoint.load("model")
-        if stored.keys() != parameters.keys():
+        if stored.keys() != names:
             raise CheckpointInvalid(
-                f"checkpoint {checkpoint.folder.name} holds {len(stored)} tensors; the model has {len(parameters)}, "
+                f"checkpoint {checkpoint.folder.name} holds {len(stored)} tensors; the model has {len(names)}, "
                 "or of other names"
             )
-        for name, parameter in parameters.items():
-            parameter.copy_(stored[name])
-
-    def _trained_parameters(self) -> dict[str, nn.Parameter]:
-        """What a checkpoint holds of the model: frozen weights are made again from where they came."""
-        return {name: p for name, p in self.trainer.model.named_parameters() if p.requires_grad}
+        self.trainer.set_weights(stored)
 
     def _drained(self) -> TrainingResult:
         return TrainingResult(
@@ -405,7 +430,7 @@ def _random_states(device: torch.device) -> dict[str, torch.Tensor]:
     return states
 
 
-def _set_random_states(states: dict[str, torch.Tensor], device: torch.device) -> None:
+def _set_random_states(states: Mapping[str, torch.Tensor], device: torch.device) -> None:
     torch.set_rng_state(states["cpu"].clone())
     if device.type == "cuda" and "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"].clone(), device)

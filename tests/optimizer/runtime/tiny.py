@@ -10,6 +10,7 @@ from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan import Plan
 from optimizer.plan.activations import ActivationsPlan, BlockChoice
 from optimizer.plan.batch import BatchPlan
+from optimizer.plan.gradients import GradientsPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import TrainingWorkload
@@ -60,13 +61,19 @@ def make_plan(
     bits: int = 32,
     micro_batch_size: int = 2,
     accumulation_steps: int = 1,
+    gradients: str = "keep",
+    state_place: str = "device",
+    fraction: float = 1.0,
+    weights_place: str = "device",
+    prefetch: int = 1,
 ) -> Plan:
     """One choice stands for every block."""
     per_block = choices if len(choices) == NUM_BLOCKS else (choices or ("keep",)) * NUM_BLOCKS
     return Plan(
         batch=BatchPlan(micro_batch_size=micro_batch_size, accumulation_steps=accumulation_steps),
-        weights=WeightsPlan(dtype=dtype),
-        optimizer_state=OptimizerStatePlan(bits=bits),
+        weights=WeightsPlan(dtype=dtype, place=weights_place, prefetch=prefetch),
+        gradients=GradientsPlan(choice=gradients),
+        optimizer_state=OptimizerStatePlan(bits=bits, place=state_place, fraction=fraction),
         activations=ActivationsPlan(per_block=per_block),
     )
 
