@@ -10,6 +10,7 @@ import errno
 import os
 import tempfile
 import threading
+import weakref
 from pathlib import Path
 from typing import ClassVar
 
@@ -36,7 +37,10 @@ class DiskStore:
         self.room = Room()
         self._growth_bytes = growth_bytes
         folder.mkdir(parents=True, exist_ok=True)
-        self._file = tempfile.TemporaryFile(dir=folder, prefix="headroom-scratch-", buffering=0)  # noqa: SIM115 closed by close
+        with tempfile.TemporaryFile(dir=folder, prefix="headroom-scratch-", buffering=0) as file:
+            self._file = os.dup(file.fileno())
+        # Also where nobody calls ``close``, because what was to call it failed to come to be.
+        self._close = weakref.finalize(self, os.close, self._file)
         self._lock = threading.Lock()
         self._end = 0
         self._file_bytes = 0
@@ -75,7 +79,7 @@ class DiskStore:
         position, left = place.index + offset, data
         while left:
             try:
-                written = os.pwrite(self._file.fileno(), left, position)
+                written = os.pwrite(self._file, left, position)
             except OSError as error:
                 raise self._translated(error, len(left)) from error
             position, left = position + written, left[written:]
@@ -83,7 +87,7 @@ class DiskStore:
     def read(self, place: Place, into: memoryview, *, offset: int) -> None:
         position, left = place.index + offset, into
         while left:
-            num_read = os.preadv(self._file.fileno(), [left], position)
+            num_read = os.preadv(self._file, [left], position)
             if num_read == 0:
                 raise EOFError(
                     f"the scratch file ends at {position:,}, {len(left):,} bytes before what was written to it"
@@ -92,11 +96,11 @@ class DiskStore:
 
     def flush(self) -> None:
         """Wait until all that was written is on the disk, and have the kernel forget it: what is read next comes from there."""
-        os.fdatasync(self._file.fileno())
-        os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        os.fdatasync(self._file)
+        os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
-        self._file.close()
+        self._close()
 
     def _grow_to(self, num_bytes: int) -> None:
         """In steps; where the disk has no room for a whole step, by what is needed."""
@@ -105,13 +109,13 @@ class DiskStore:
             return
         stepped_bytes = -(-needed_bytes // self._growth_bytes) * self._growth_bytes
         try:
-            os.posix_fallocate(self._file.fileno(), self._file_bytes, stepped_bytes)
+            os.posix_fallocate(self._file, self._file_bytes, stepped_bytes)
             self._file_bytes += stepped_bytes
         except OSError as error:
             if error.errno not in _FULL:
                 raise
             try:
-                os.posix_fallocate(self._file.fileno(), self._file_bytes, needed_bytes)
+                os.posix_fallocate(self._file, self._file_bytes, needed_bytes)
             except OSError as exact_error:
                 raise self._translated(exact_error, needed_bytes) from exact_error
             self._file_bytes += needed_bytes

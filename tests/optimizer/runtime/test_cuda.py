@@ -13,11 +13,13 @@ from optimizer.errors import OutOfDeviceMemory
 from optimizer.hardware.probe import probe_machine
 from optimizer.models.build import build_model
 from optimizer.models.spec import read_model_spec
+from optimizer.packing import STAGING_BYTES
 from optimizer.runtime.device import prepared_device
+from optimizer.runtime.host_memory import ARENA_SLAB_BYTES
 from optimizer.runtime.measure import make_synthetic_batches, measure_step
 from optimizer.runtime.meter import Meter
 from optimizer.runtime.step import Trainer
-from optimizer.runtime.tiers import SLAB_BYTES, Tiers
+from optimizer.runtime.tiers import Tiers
 from optimizer.runtime.train import TrainingRun, train
 from optimizer.runtime.weights import torch_dtype
 from optimizer.units import MIB
@@ -41,9 +43,10 @@ def _prepared():
     torch.cuda.empty_cache()
 
 
-def run_steps(name, choices, *, dtype="fp32", num_steps=2):
+def run_steps(name, choices, *, dtype="fp32", num_steps=2, compress="none"):
     """Losses, the last gradients and the weights after some steps from the same start."""
     plan, workload = make_plan(*choices, dtype=dtype, accumulation_steps=2), make_workload(global_batch_size=4)
+    plan = dataclasses.replace(plan, activations=dataclasses.replace(plan.activations, compress=compress))
     model = build_model(make_spec(name), dtype=torch_dtype(plan.weights), device=CUDA, seed=3)
     trainer = Trainer(model, plan=plan, workload=workload, device=CUDA, meter=Meter(device=CUDA))
     torch.manual_seed(5)
@@ -72,6 +75,76 @@ def test_recompute_and_offload_give_the_bits_of_keep_on_a_card(name, dtype):
             assert torch.equal(other_weights[key], weights[key]), (choices, key)
 
 
+# Twin: test_activations.test_offloading_to_the_disk_and_to_a_remote_store_gives_the_bits_of_keep
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_offloading_to_the_disk_gives_the_bits_of_keep_on_a_card(name):
+    losses, gradients, weights, _ = run_steps(name, ("keep",))
+    for choices in (("offload_disk",), ("offload_disk", "recompute", "offload")):
+        other_losses, other_gradients, other_weights, trainer = run_steps(name, choices)
+        assert other_losses == losses, choices
+        for key in weights:
+            assert torch.equal(other_gradients[key], gradients[key]), (choices, key)
+            assert torch.equal(other_weights[key], weights[key]), (choices, key)
+        assert trainer.tiers.copied_bytes["disk_to_host"] == trainer.tiers.copied_bytes["host_to_disk"] > 0
+
+
+# Twin: test_activations.test_compressed_trips_leave_the_loss_and_keep_gradients_within_their_bound
+@pytest.mark.parametrize("choice", ["offload", "offload_disk"])
+@pytest.mark.parametrize(("compress", "bound"), [("bf16", 0.01), ("int8", 0.1)])
+def test_compressed_trips_keep_gradients_within_their_bound_on_a_card(choice, compress, bound):
+    losses, gradients, _, _ = run_steps("llama", ("keep",), num_steps=1)
+    other_losses, other_gradients, _, _ = run_steps("llama", (choice,), num_steps=1, compress=compress)
+    assert other_losses == losses
+    error, norm = (
+        torch.stack([tensor.norm() for tensor in tensors]).norm()
+        for tensors in ([other_gradients[key] - gradients[key] for key in gradients], gradients.values())
+    )
+    assert 0 < error < bound * norm
+
+
+# Twin: test_tiers.test_ranges_are_copied_between_device_and_host_without_autograd_seeing_it
+def test_buffers_that_stay_are_pinned_to_the_byte_and_copied_beside_compute(tmp_path):
+    tiers = Tiers(device=CUDA, meter=Meter(device=CUDA), scratch=tmp_path)
+    home = tiers.host_buffer((1000, 1000), dtype=torch.float32, category="weights")
+    other = tiers.host_buffer(10, dtype=torch.bfloat16, category="gradients")
+    assert home.is_pinned()
+    assert other.is_pinned()
+    assert tiers.meter.host_bytes == 4_000_256 + 512
+    busy = torch.randn(4096, 4096, device=CUDA)
+    for value in range(20):
+        busy = busy @ busy.T / 4096
+        source = torch.full((1000, 1000), float(value), device=CUDA)
+        copy = tiers.copy_to_host(source, home)
+        del source
+        torch.full((1000, 1000), -1.0, device=CUDA)
+        copy.finish()
+        assert bool((home == value).all())
+        target = torch.empty(1000, 1000, device=CUDA)
+        tiers.copy_to_device(home, target).wait()
+        assert bool((target == value).all())
+    tiers.close()
+
+
+# Twin: test_tiers.test_device_tensors_are_saved_to_the_disk_and_loaded_through_staging
+def test_device_tensors_are_saved_to_the_disk_and_loaded_while_the_card_is_kept_busy(tmp_path):
+    tiers = Tiers(device=CUDA, meter=Meter(device=CUDA), scratch=tmp_path)
+    source = torch.randn(10_000_001, device=CUDA)
+    buffer = tiers.disk_buffer(4 * source.nbytes)
+    busy = torch.randn(4096, 4096, device=CUDA)
+    with tiers.meter:
+        for index in range(4):
+            busy = busy @ busy.T / 4096
+            tiers.save(source + index, buffer, offset_bytes=index * source.nbytes)
+        for index in (2, 0, 3):
+            target = torch.empty_like(source)
+            copy = tiers.load(buffer, target, offset_bytes=index * source.nbytes)
+            busy = busy @ busy.T / 4096
+            copy.wait()
+            assert torch.equal(target, source + index)
+    assert tiers.meter.host_bytes == STAGING_BYTES
+    tiers.close()
+
+
 # Twin: test_activations.test_offload_moves_each_storage_out_and_back_once
 def test_offload_moves_each_storage_out_and_back_once_on_a_card():
     _, _, _, trainer = run_steps("llama", ("offload",), num_steps=3)
@@ -85,7 +158,7 @@ def test_pinned_memory_is_counted_as_it_is_taken_and_taken_once():
     _, _, _, often = run_steps("llama", ("offload",), num_steps=4)
     assert once.tiers._arena.taken_bytes == often.tiers._arena.taken_bytes
     assert often.meter.peak().host_bytes == often.tiers._arena.taken_bytes
-    assert often.meter.peak().host_bytes % SLAB_BYTES == 0
+    assert often.meter.peak().host_bytes % ARENA_SLAB_BYTES == 0
     assert often.tiers._arena._slabs[-1].is_pinned()
 
 
@@ -95,7 +168,7 @@ def test_bytes_come_back_as_they_left_while_the_card_is_kept_busy():
     busy = torch.randn(4096, 4096, device=CUDA)
     generator = torch.Generator(CUDA).manual_seed(1)
     for _ in range(8):
-        sizes = (SLAB_BYTES - 512, 3 * SLAB_BYTES + 40, 12, 5_000_001)
+        sizes = (ARENA_SLAB_BYTES - 512, 3 * ARENA_SLAB_BYTES + 40, 12, 5_000_001)
         sources = [torch.randint(256, (size,), dtype=torch.uint8, device=CUDA, generator=generator) for size in sizes]
         expected = [source.clone() for source in sources]
         tiers.begin_group()

@@ -3,14 +3,17 @@ import contextlib
 import pytest
 import torch
 
+from optimizer.errors import DiskFull
 from optimizer.models.build import build_model, find_blocks
 from optimizer.packing import STAGING_BYTES, scratch_bytes
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.runtime.activations import apply_activations
-from optimizer.runtime.host_memory import HostArena
+from optimizer.runtime.host_memory import HostArena, Staging
 from optimizer.runtime.meter import Meter
 from optimizer.runtime.tiers import Tiers
+from optimizer.runtime.transfers import Background
 from optimizer.units import MIB
+from tests.optimizer.runtime.test_store_disk import largest_file
 from tests.optimizer.runtime.tiny import make_spec
 
 CPU = torch.device("cpu")
@@ -226,6 +229,13 @@ def test_the_packers_buffers_count_once_and_stay(tiers):
     assert tiers.meter.bytes_by_category(tier="host")["activations"] == copy.packing.packed_bytes < 110_000
 
 
+class Event(str):
+    __slots__ = ()
+
+    def synchronize(self):
+        """The copies of this stream are done when they return."""
+
+
 class Stream:
     """Stands for the two streams of a card where there is none: copies run at once, and what waits for what is noted."""
 
@@ -240,7 +250,10 @@ class Stream:
 
     def record_event(self):
         self.notes.append("copy")
-        return f"copy {self.notes.count('copy')}"
+        return Event(f"copy {self.notes.count('copy')}")
+
+    def synchronize(self):
+        """For closing."""
 
 
 @pytest.fixture
@@ -255,6 +268,7 @@ def make_asynchronous_tiers(stream, meter=None):
     tiers = Tiers(device=CPU, meter=meter)
     tiers._copy_stream = stream
     tiers._arena = make_arena()
+    tiers._background = Background(Staging(torch.empty(STAGING_BYTES, dtype=torch.uint8)), count=tiers._count)
     return tiers
 
 
@@ -283,7 +297,63 @@ def test_a_fetched_copy_that_nobody_used_is_waited_for_before_it_goes(stream):
     assert stream.notes[-1] == "compute waits for copy 2"
 
 
-def test_offloading_beside_compute_gives_the_bits_of_keeping_and_uses_its_buffers_again(stream):
+@pytest.mark.parametrize("place", ["disk", "remote"])
+def test_what_is_fetched_from_a_store_comes_in_the_background_and_is_waited_for(remote, stream, place):
+    tiers = make_asynchronous_tiers(stream)
+    sources = [torch.randn(MIB + index) for index in range(6)]
+    copies = [
+        tiers.offload(
+            source.untyped_storage(), category="activations", dtype=source.dtype, place=place, compress="bf16"
+        )
+        for source in sources
+    ]
+    fetched = [tiers.fetch(copy, category="activations") for copy in reversed(copies)]
+    del copies
+    for source, copy in zip(reversed(sources), fetched, strict=True):
+        arrived = copy.coming.wait()
+        assert torch.equal(copy.wait().view(torch.float32), source.bfloat16().float())
+        assert f"compute waits for {arrived}" in stream.notes
+    tiers.close()
+
+
+def test_a_store_that_fails_in_the_background_is_named_where_its_bytes_are_used(stream, tmp_path):
+    tiers = make_asynchronous_tiers(stream)
+    tiers._scratch_folder = tmp_path
+    copy = tiers.offload(torch.ones(MIB).untyped_storage(), category="activations", place="disk")
+    tiers.fetch(copy, category="activations").wait()
+    del copy
+    with largest_file(MIB):
+        copy = tiers.offload(torch.ones(MIB).untyped_storage(), category="activations", place="disk")
+        with pytest.raises(DiskFull):
+            tiers.fetch(copy, category="activations").wait()
+    tiers.close()
+
+
+def test_saving_and_loading_beside_compute_keep_to_the_order_they_were_asked_in(stream, tmp_path):
+    tiers = make_asynchronous_tiers(stream)
+    tiers._scratch_folder = tmp_path
+    buffer = tiers.disk_buffer(4 * 3 * MIB)
+    source, target = torch.randn(3 * MIB), torch.empty(3 * MIB)
+    for value in range(3):
+        tiers.save(source + value, buffer)
+        tiers.load(buffer, target).wait()
+        assert torch.equal(target, source + value)
+    tiers.close()
+
+
+def test_the_sources_of_copies_to_the_host_are_kept_for_a_few_copies_only(stream):
+    meter = Meter(device=CPU)
+    tiers = make_asynchronous_tiers(stream, meter)
+    home = torch.empty(1000)
+    with meter:
+        for value in range(10):
+            tiers.copy_to_host(torch.full((1000,), float(value)), home)
+        assert meter.device_bytes == 4 * 4000
+    assert bool((home == 9).all())
+
+
+@pytest.mark.parametrize("choice", ["offload", "offload_disk", "offload_remote"])
+def test_offloading_beside_compute_gives_the_bits_of_keeping_and_uses_its_buffers_again(remote, stream, choice):
     def gradients(choice, steps=3):
         model = build_model(make_spec("gpt2"), seed=3)
         blocks = find_blocks(model)
@@ -301,9 +371,11 @@ def test_offloading_beside_compute_gives_the_bits_of_keeping_and_uses_its_buffer
         return [parameter.grad for parameter in model.parameters()], taken, tiers
 
     expected, _, _ = gradients("keep")
-    found, taken, tiers = gradients("offload")
+    found, taken, tiers = gradients(choice)
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
-    assert taken[0] == taken[-1] >= tiers.copied_bytes["device_to_host"] / 3
+    tiers.close()
+    if choice == "offload":
+        assert taken[0] == taken[-1] >= tiers.copied_bytes["device_to_host"] / 3
     assert tiers.copied_bytes["device_to_host"] == tiers.copied_bytes["host_to_device"]
 
 
