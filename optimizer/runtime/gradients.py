@@ -164,7 +164,7 @@ class HostGradients(Gradients):
         self._staging: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
         for _ in range(NUM_STAGING[worker.is_threaded] if accumulates else 0):
             self._staging.put(tiers.host_buffer(largest_bytes, dtype=torch.uint8, category="gradients"))
-        self._norms = tiers.host_buffer(len(named), dtype=torch.float32, category="gradients")
+        self._norms = tiers.host_buffer(len(named), dtype=torch.float32, category="gradients", pinned=False)
         self._index = {name: index for index, name in enumerate(named)}
         self._arrived: set[str] = set()
         self._complete: set[str] = set()

@@ -22,8 +22,13 @@ the bits of the whole; small enough that a piece is still in the processor's cac
 class Home:
     """``num_bytes`` on the host (``data``) or in the scratch file (``stored``)."""
 
-    def __init__(self, tiers: Tiers, num_bytes: int, *, place: str, category: Category) -> None:
-        """Host: counted under ``category``, not initialized. Disk: reads as zeros until written. Raises DiskFull."""
+    def __init__(
+        self, tiers: Tiers, num_bytes: int, *, place: str, category: Category, meets_device: bool = True
+    ) -> None:
+        """Host: counted under ``category``, not initialized. Disk: reads as zeros until written. Raises DiskFull.
+
+        meets_device: whether a host home is ever copied to the device.
+        """
         self._tiers = tiers
         self.num_bytes = num_bytes
         self.data: torch.Tensor | None = None
@@ -32,7 +37,7 @@ class Home:
             # The file is new, and nothing has given room back to it yet, so what is taken was never written to.
             self.stored = tiers.disk_buffer(num_bytes)
         else:
-            self.data = tiers.host_buffer(num_bytes, dtype=torch.uint8, category=category)
+            self.data = tiers.host_buffer(num_bytes, dtype=torch.uint8, category=category, pinned=meets_device)
 
     def fetch(self, target: torch.Tensor) -> Copy:
         """Start to copy all of it over a contiguous device tensor."""

@@ -168,14 +168,22 @@ class HostState:
         if home is not None and parameter.dtype == torch.float32:
             parts[MASTER] = home
         else:
-            master = parts[MASTER] = Home(self._tiers, num_bytes, place=place, category="optimizer_state")
+            master = parts[MASTER] = Home(
+                self._tiers,
+                num_bytes,
+                place=place,
+                category="optimizer_state",
+                meets_device=parameter.dtype == torch.float32,
+            )
             weight = parameter.detach() if home is None else home.read().view(parameter.dtype)
             master.write(weight.contiguous(), dtype=torch.float32)
         for key in _MOMENTS:
-            moment = parts[key] = Home(self._tiers, num_bytes, place=place, category="optimizer_state")
+            moment = parts[key] = Home(
+                self._tiers, num_bytes, place=place, category="optimizer_state", meets_device=False
+            )
             if moment.data is not None:
                 moment.data.zero_()
-        num_steps = self._tiers.host_buffer((), dtype=torch.float32, category="optimizer_state").zero_()
+        num_steps = self._tiers.host_buffer((), dtype=torch.float32, category="optimizer_state", pinned=False).zero_()
         return _Leaving(
             name=name,
             parameter=parameter,
@@ -188,7 +196,9 @@ class HostState:
     def _make_gradient_scratch(self) -> torch.Tensor | None:
         if not any(tensor.is_below_fp32 for tensor in self._tensors.values()):
             return None
-        return self._tiers.host_buffer(self._num_piece_elements, dtype=torch.float32, category="gradients")
+        return self._tiers.host_buffer(
+            self._num_piece_elements, dtype=torch.float32, category="gradients", pinned=False
+        )
 
     def _make_slot(self) -> "_Slot":
         tensors = self._tensors.values()
@@ -281,7 +291,9 @@ class HostState:
         if slot.weights is not None and tensor.is_below_fp32:
             new = slot.weights[: piece.num_elements].copy_(master)
         if home is None:
-            copy = self._tiers.copy_to_device(new, tensor.parameter.data.view(-1)[piece.start : piece.end])
+            target = tensor.parameter.data.view(-1)[piece.start : piece.end]
+            # Its gradient is on the host, so backward no longer needs the weight, and the next forward waits for it.
+            copy = self._tiers.copy_to_device(new, target, behind_compute=False)
             self._copies[tensor.name].append(copy)
             if new is not master or tensor.parts[MASTER].stored is not None:
                 slot.leaving.append(copy)

@@ -82,10 +82,13 @@ class Trainer:
         self._backbone, _ = find_backbone_and_head(model)
         self._undo_activations: Callable[[], None] = lambda: None
         self._handles: list[RemovableHandle] = []
+        self._has_failed = False
+        self.weights = StreamedWeights(self.tiers, plan=plan.weights)
         try:
             self._prepare(blocks)
         except BaseException:
-            self.close(keep_weights=False)
+            self._has_failed = True
+            self.close()
             raise
 
     def _prepare(self, blocks: Sequence[nn.Module]) -> None:
@@ -93,9 +96,7 @@ class Trainer:
         OutOfDeviceMemory: what the plan needs between steps is taken here, not in the midst of the run.
         """
         model, plan, workload = self.model, self.plan, self.workload
-        self.weights = StreamedWeights(
-            model, blocks=blocks, plan=plan.weights, trains_all=workload.adapter is None, tiers=self.tiers
-        )
+        self.weights.send_home(model, blocks=blocks, trains_all=workload.adapter is None)
         named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         if self.meter is not None:
             self.meter.assign_module(model)
@@ -150,17 +151,22 @@ class Trainer:
     def close(self, *, keep_weights: bool = True) -> None:
         """Take the wrapping and the hooks off the model, and end threads and scratch.
 
-        keep_weights: weights that streamed become the model's again, in host memory; else they are gone.
+        keep_weights: weights that streamed become the model's again, in host memory; else they are gone. Raises what an
+        update that was still under way met.
         """
-        if keep_weights:
-            self.optimizer.join()
-        self._worker.close()
-        if keep_weights:
-            self.weights.bind_homes()
-        self._undo_activations()
-        for handle in self._handles:
-            handle.remove()
-        self.tiers.close()
+        try:
+            if keep_weights and not self._has_failed:
+                self.join()
+        finally:
+            self._worker.close()
+            self._undo_activations()
+            for handle in self._handles:
+                handle.remove()
+            try:
+                if keep_weights:
+                    self.weights.bind_homes()
+            finally:
+                self.tiers.close()
 
     def join(self) -> None:
         """Wait until the last step's updates are done, wherever they run. ``step`` and ``evaluate`` wait by themselves."""
@@ -207,6 +213,8 @@ class Trainer:
         start_s = time.perf_counter()
         if self.meter is not None:
             self.meter.reset_peak()
+        # Until it is done, so that ``close`` after an error does not wait for what met it.
+        self._has_failed = True
         with self.metered():
             self.optimizer.learning_rate = learning_rate
             loss = self.accumulate(micro_batches)

@@ -20,6 +20,7 @@ Knows nothing of blocks or autograd; that is ``activations.py``.
 
 import contextlib
 import tempfile
+import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -153,6 +154,7 @@ class Tiers:
         self.meter = meter
         self.copied_bytes: dict[Link, int] = dict.fromkeys(LINKS, 0)
         """Moved over each link since the start."""
+        self._count_lock = threading.Lock()
         self._scratch_folder = scratch
         self._remote_url = remote_url
         self._copy_stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
@@ -211,13 +213,16 @@ class Tiers:
 
     # Buffers that stay, and copies of ranges.
 
-    def host_buffer(self, size: Sequence[int] | int, *, dtype: torch.dtype, category: Category) -> torch.Tensor:
-        """A contiguous tensor on the host tier, counted there under ``category`` as long as it lives; pinned on CUDA.
+    def host_buffer(
+        self, size: Sequence[int] | int, *, dtype: torch.dtype, category: Category, pinned: bool = True
+    ) -> torch.Tensor:
+        """A contiguous tensor on the host tier, counted there under ``category`` as long as it lives; on CUDA pinned, unless
+        nothing is copied between it and the device.
 
-        Not initialized. On CUDA it must live no longer than the tiers. Raises OutOfHostMemory.
+        Not initialized. Pinned it must live no longer than the tiers. Raises OutOfHostMemory.
         """
         with self._region(category, on_host=True):
-            if self._copy_stream is None:
+            if self._copy_stream is None or not pinned:
                 buffer = torch.empty(size, dtype=dtype)
             else:
                 shape = torch.Size((size,) if isinstance(size, int) else tuple(size))
@@ -249,14 +254,17 @@ class Tiers:
             self._copies_out.popleft().wait()
         return copy
 
-    def copy_to_device(self, source: torch.Tensor, target: torch.Tensor) -> Copy:
-        """The way back. On CUDA ``wait`` before compute uses the target, ``finish`` before the host writes to the source."""
+    def copy_to_device(self, source: torch.Tensor, target: torch.Tensor, *, behind_compute: bool = True) -> Copy:
+        """The way back. On CUDA ``wait`` before compute uses the target, ``finish`` before the host writes to the source.
+
+        behind_compute: False where nothing queued so far uses the target's memory, so that the copy need not wait for it.
+        """
         home, data = as_bytes(source), as_bytes(target)
         self._count("host_to_device", data.nbytes)
         if self._copy_stream is None:
             data.copy_(home)
             return Copy(self.device, None, None)
-        with self._on_copy_stream():
+        with self._on_copy_stream() if behind_compute else torch.cuda.stream(self._copy_stream):
             data.copy_(home, non_blocking=True)
             return Copy(self.device, self._copy_stream.record_event(), data)
 
@@ -459,7 +467,9 @@ class Tiers:
         return self._stores[place].room.peak_bytes if place in self._stores else 0
 
     def _count(self, link: Link, num_bytes: int) -> None:
-        self.copied_bytes[link] += num_bytes
+        # Updates on the host count from a thread of their own.
+        with self._count_lock:
+            self.copied_bytes[link] += num_bytes
 
     def _take_pinned(self, num_bytes: int, category: Category) -> tuple[torch.Tensor, ...]:
         try:

@@ -86,20 +86,21 @@ class Updates(Protocol):
 class StreamedWeights:
     """The weights of one model's blocks; with ``place`` device all stay where they are and nothing is done."""
 
-    def __init__(
-        self, model: nn.Module, *, blocks: Sequence[nn.Module], plan: WeightsPlan, trains_all: bool, tiers: Tiers
-    ) -> None:
+    def __init__(self, tiers: Tiers, *, plan: WeightsPlan) -> None:
         self._tiers = tiers
         self._plan = plan
         self._by_block: list[list[_Streamed]] = []
         self._by_name: dict[str, _Streamed] = {}
         self._present: list[int] = []
         self._updates: Updates | None = None
-        if plan.place == "device":
+
+    def send_home(self, model: nn.Module, *, blocks: Sequence[nn.Module], trains_all: bool) -> None:
+        """Take the blocks' weights off the device, and have everything else there. Raises DiskFull, OutOfHostMemory."""
+        if self._plan.place == "device":
             return
         for named in list_streamed(model, blocks, trains_all=trains_all):
-            self._by_block.append([self._send_home(name, parameter) for name, parameter in named.items()])
-        _move_rest(model, tiers.device, staying={id(s.parameter) for s in self._by_name.values()})
+            self._by_block.append([self._leave(name, parameter) for name, parameter in named.items()])
+        _move_rest(model, self._tiers.device, staying={id(s.parameter) for s in self._by_name.values()})
 
     @property
     def is_streaming(self) -> bool:
@@ -153,7 +154,7 @@ class StreamedWeights:
         for streamed in self._by_name.values():
             streamed.parameter.data = streamed.home_tensor().load()
 
-    def _send_home(self, name: str, parameter: nn.Parameter) -> _Streamed:
+    def _leave(self, name: str, parameter: nn.Parameter) -> _Streamed:
         data = parameter.data
         home = Home(self._tiers, data.nbytes, place=self._plan.place, category="weights")
         home.write(data.contiguous(), dtype=data.dtype)
