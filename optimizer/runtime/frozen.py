@@ -141,7 +141,7 @@ def _pack_int8(weight: torch.Tensor, input_dim: int) -> tuple[torch.Tensor, torc
     largest = weight.abs().amax(dim=input_dim, keepdim=True)
     scales = (largest.to(torch.float32) / _INT8_MAX).to(weight.dtype)
     divisor = torch.where(scales == 0, torch.ones_like(scales), scales).to(torch.float32)
-    packed = weight.to(torch.float32).div_(divisor).round_().clamp_(-_INT8_MAX, _INT8_MAX)
+    packed = weight.to(torch.float32).div(divisor).round_().clamp_(-_INT8_MAX, _INT8_MAX)
     return packed.to(torch.int8), scales
 
 
