@@ -48,6 +48,7 @@ class StoredCopy:
         "after",
         "ahead",
         "base",
+        "fetches",
         "packing",
         "place",
         "store",
@@ -78,6 +79,8 @@ class StoredCopy:
         """Its own."""
         self.ahead: dict[int, Future[Slab]] = {}
         """Units being read before they are asked for, by number."""
+        self.fetches: list[Future[torch.cuda.Event | None]] = []
+        """Ways back that are under way."""
         self.wanted: set[int] = set()
         """Units that are to be read ahead."""
         self._release = release
@@ -164,7 +167,8 @@ class Background:
         self._readers = ThreadPoolExecutor(_NUM_THREADS_EACH_WAY, thread_name_prefix="headroom-read")
         self._failure: BaseException | None = None
         self._to_read: deque[tuple[weakref.ref[StoredCopy], int]] = deque()
-        self._ahead: deque[tuple[weakref.ref[StoredCopy], int]] = deque()
+        self._ahead: dict[Future[Slab], tuple[weakref.ref[StoredCopy], int]] = {}
+        """What is being read ahead or was, oldest first."""
         self._is_closed = False
 
     def close(self) -> None:
@@ -235,6 +239,7 @@ class Background:
         copy.wanted.discard(number)
         future = copy.ahead.pop(number, None)
         if future is not None:
+            self._ahead.pop(future, None)
             return future.result()
         slab = self._slab_to_read()
         return self._read(copy.store, copy.place, copy.base, unit, slab, copy.written())
@@ -257,10 +262,9 @@ class Background:
             number = entry[1]
             copy.wanted.discard(number)
             unit = copy.units[number]
-            copy.ahead[number] = self._readers.submit(
-                self._read, copy.store, copy.place, copy.base, unit, slab, copy.written()
-            )
-            self._ahead.append(entry)
+            future = self._readers.submit(self._read, copy.store, copy.place, copy.base, unit, slab, copy.written())
+            copy.ahead[number] = future
+            self._ahead[future] = entry
 
     def _slab_to_read(self) -> Slab:
         """Where all hold what was read ahead, the one that was read last."""
@@ -268,10 +272,10 @@ class Background:
             slab = self._staging.reading.take_if_free()
             if slab is not None or not self._ahead:
                 return slab or self._staging.reading.take()
-            reference, number = self._ahead.pop()
+            future, (reference, number) = self._ahead.popitem()
             copy = reference()
-            future = copy.ahead.pop(number, None) if copy is not None else None
-            if copy is not None and future is not None:
+            # Where it has gone, its slab comes back by itself.
+            if copy is not None and copy.ahead.pop(number, None) is not None:
                 copy.wanted.add(number)
                 self._to_read.appendleft((reference, number))
                 return future.result()
@@ -303,6 +307,7 @@ class Background:
             stream,
             after,
         )
+        copy.fetches.append(future)
         return Transfer([future])
 
     def _fetch(
@@ -339,8 +344,9 @@ class Background:
 
     def _release(self, copy: StoredCopy) -> None:
         for future in copy.ahead.values():
+            self._ahead.pop(future, None)
             future.add_done_callback(self._give_back_unread)
-        pending: list[Future[Any]] = [*copy.writes, *copy.ahead.values()]
+        pending: list[Future[Any]] = [*copy.writes, *copy.ahead.values(), *copy.fetches]
         pending = [future for future in pending if not future.done()]
         store, place = copy.store, copy.place
         if not pending:
