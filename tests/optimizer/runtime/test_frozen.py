@@ -27,6 +27,7 @@ from tests.optimizer.models.small_configs import SMALL_CONFIGS
 from tests.optimizer.runtime.tiny import make_workload
 
 CPU = torch.device("cpu")
+ADAPTER = Adapter(rank=4)
 NUM_BLOCKS = 3
 PRECISIONS = {
     "fp32": WeightsPlan(),
@@ -35,7 +36,7 @@ PRECISIONS = {
 }
 
 
-def make_model(model_type, weights, *, adapter=Adapter(rank=4)):
+def make_model(model_type, weights, *, adapter=ADAPTER):
     spec = read_model_spec(SMALL_CONFIGS[model_type])
     model = build_prepared(spec, weights=weights, workload=make_workload(adapter=adapter), device=CPU)
     give_values(model)
