@@ -1,0 +1,93 @@
+"""Predicted bytes of training adapters, packed or not, equal what the runtime's meter counts."""
+
+import pytest
+
+from optimizer.estimate.training import estimate_training
+from optimizer.models.spec import read_model_spec
+from optimizer.plan.activations import ActivationsPlan
+from optimizer.plan.batch import BatchPlan
+from optimizer.plan.optimizer_state import OptimizerStatePlan
+from optimizer.plan.plan import Plan
+from optimizer.plan.weights import WeightsPlan
+from optimizer.profile.profile import Profile, profile_fingerprint
+from optimizer.profile.trace import profile_model
+from optimizer.runtime.measure import measure_step
+from optimizer.workload import Adapter, TrainingWorkload
+from tests.optimizer.models.small_configs import SMALL_CONFIGS
+
+ADAPTER = Adapter(rank=4)
+SCALAR_BYTES = 16
+"""Losses of two micro-batches, counted in one category or its neighbour."""
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return read_model_spec(SMALL_CONFIGS["llama"])
+
+
+@pytest.fixture(scope="module")
+def adapted(llama):
+    return profile_model(llama, adapter=ADAPTER)
+
+
+def make_workload(plan):
+    return TrainingWorkload(
+        sequence_length=40, global_batch_size=plan.batch.global_batch_size, adapter=ADAPTER
+    )
+
+
+@pytest.mark.parametrize("per_block", [("keep",) * 3, ("offload", "recompute", "selective")], ids=["kept", "each"])
+@pytest.mark.parametrize("accumulation_steps", [1, 2])
+@pytest.mark.parametrize("form", ["same", "int8", "nf4"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_the_peak_is_what_the_meter_counts(llama, adapted, machine, dtype, form, accumulation_steps, per_block):
+    plan = Plan(
+        batch=BatchPlan(micro_batch_size=2, accumulation_steps=accumulation_steps),
+        weights=WeightsPlan(dtype=dtype, frozen=form),
+        activations=ActivationsPlan(per_block=per_block),
+    )
+    predicted = estimate_training(adapted, plan=plan, workload=make_workload(plan), machine=machine)
+    measured = measure_step(llama, plan=plan, workload=make_workload(plan))
+    assert predicted.host_peak_bytes == measured.host_peak_bytes
+    assert abs(predicted.device_peak_bytes - measured.device_peak_bytes) <= SCALAR_BYTES
+    for category, num_bytes in measured.device_bytes_by_category.items():
+        assert abs(predicted.device_bytes_by_category[category] - num_bytes) <= SCALAR_BYTES, category
+
+
+def test_eight_bit_state_of_adapters_is_predicted_too(llama, adapted, machine):
+    plan = Plan(
+        batch=BatchPlan(micro_batch_size=2, accumulation_steps=1),
+        weights=WeightsPlan(frozen="nf4"),
+        optimizer_state=OptimizerStatePlan(bits=8),
+        activations=ActivationsPlan(per_block=("recompute",) * 3),
+    )
+    predicted = estimate_training(adapted, plan=plan, workload=make_workload(plan), machine=machine)
+    measured = measure_step(llama, plan=plan, workload=make_workload(plan))
+    assert abs(predicted.device_peak_bytes - measured.device_peak_bytes) <= SCALAR_BYTES
+
+
+def test_a_profile_with_adapters_holds_them_alone_and_weighs_the_rest(llama, adapted):
+    num_adapters = 3 * 4 * (4 * 32 + 32 + 16 + 16 + 32 + 3 * (32 + 48))
+    assert adapted.num_parameters == num_adapters
+    assert adapted.total_frozen_bytes("fp32") == 4 * llama.num_parameters
+    assert adapted.total_frozen_bytes("bf16") == adapted.total_frozen_bytes("fp16") == 2 * llama.num_parameters
+    block, packed = (adapted.frozen_bytes(form).by_block[0] for form in ("bf16", "bf16/nf4"))
+    norms_bytes = 2 * 2 * 32
+    num_matrix_elements = (block - norms_bytes) // 2
+    # Half a byte an element, and one fp32 scale for each 64.
+    assert packed - norms_bytes == num_matrix_elements // 2 + num_matrix_elements // 64 * 4
+    assert adapted.frozen_bytes("bf16/nf4").outside == adapted.frozen_bytes("bf16").outside
+
+
+def test_the_profile_of_each_kind_of_adapter_has_its_own_name(llama, adapted):
+    assert adapted.model_fingerprint == profile_fingerprint(llama.fingerprint, ADAPTER)
+    assert profile_fingerprint("f", None) == "f"
+    kinds = [ADAPTER, Adapter(rank=8), Adapter(rank=4, dropout=0.1), Adapter(rank=4, targets=("q_proj",))]
+    assert len({profile_fingerprint("f", kind) for kind in kinds}) == len(kinds)
+    assert profile_fingerprint("f", Adapter(rank=4, alpha=1.0)) == profile_fingerprint("f", ADAPTER)
+    same = Adapter(rank=4, targets=("v_proj", "q_proj")), Adapter(rank=4, targets=("q_proj", "v_proj"))
+    assert profile_fingerprint("f", same[0]) == profile_fingerprint("f", same[1])
+
+
+def test_a_profile_with_adapters_goes_through_json(adapted):
+    assert Profile.from_json(adapted.to_json()) == adapted
