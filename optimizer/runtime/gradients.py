@@ -31,8 +31,9 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from optimizer.errors import LossNotFinite
+from optimizer.runtime.copies import Copy
 from optimizer.runtime.homes import on_host
-from optimizer.runtime.tiers import Copy, Tiers
+from optimizer.runtime.tiers import Tiers
 from optimizer.runtime.worker import Worker
 
 NUM_STAGING = {False: 1, True: 2}
@@ -88,9 +89,7 @@ class ConsumedGradients(Gradients):
     CUDA at the end of the step; tensors before it are updated by then.
     """
 
-    def __init__(
-        self, named: Mapping[str, nn.Parameter], *, tiers: Tiers, step_one: Callable[[str], None]
-    ) -> None:
+    def __init__(self, named: Mapping[str, nn.Parameter], *, tiers: Tiers, step_one: Callable[[str], None]) -> None:
         super().__init__(list(named.values()))
         self._named = named
         self._step_one = step_one

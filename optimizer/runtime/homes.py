@@ -11,7 +11,8 @@ from typing import Final
 import torch
 
 from optimizer.categories import Category
-from optimizer.runtime.tiers import Copy, Tiers
+from optimizer.runtime.copies import Copy
+from optimizer.runtime.tiers import Tiers
 from optimizer.runtime.transfers import StoredBuffer
 
 PIECE_ELEMENTS: Final = 1 << 20

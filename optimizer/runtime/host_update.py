@@ -27,8 +27,9 @@ import torch
 from torch import nn
 
 from optimizer.plan.optimizer_state import OptimizerStatePlan
+from optimizer.runtime.copies import Copy
 from optimizer.runtime.homes import PIECE_ELEMENTS, Home, HomeTensor, pieces
-from optimizer.runtime.tiers import Copy, Tiers
+from optimizer.runtime.tiers import Tiers
 from optimizer.runtime.transfers import Transfer
 from optimizer.workload import TrainingWorkload
 

@@ -18,7 +18,6 @@ the host side is pinned and all copies run in order on one side stream. Three ru
 Knows nothing of blocks or autograd; that is ``activations.py``.
 """
 
-import contextlib
 import tempfile
 import threading
 from collections import deque
@@ -34,6 +33,7 @@ from optimizer.errors import OutOfHostMemory, RemoteStoreLost
 from optimizer.packing import STAGING_BYTES
 from optimizer.plan.activations import Compression
 from optimizer.runtime.compression import Packing, Scratch
+from optimizer.runtime.copies import Copy, DeviceCopy, HostCopy, Leaving, OffloadedCopy, as_bytes, bytes_of, typed
 from optimizer.runtime.host_memory import HostArena, PinnedBuffers, Staging
 from optimizer.runtime.meter import Meter
 from optimizer.runtime.store_disk import DiskStore
@@ -46,94 +46,6 @@ _MAX_LEAVING = 1
 """Groups beside the current one whose device bytes wait for their copies."""
 _MAX_COPIES_OUT = 4
 """Sources of ``copy_to_host`` that are kept for their copies."""
-
-
-class HostCopy:
-    """The bytes of one storage on the host tier. Pinned ones go back to their arena with it."""
-
-    __slots__ = ("_arena", "packing", "pieces")
-
-    def __init__(self, pieces: tuple[torch.Tensor, ...], packing: Packing, arena: HostArena | None) -> None:
-        self.pieces = pieces
-        self.packing = packing
-        self._arena = arena
-
-    def __del__(self) -> None:
-        if self._arena is not None:
-            self._arena.give_back(self.pieces, self.packing.packed_bytes)
-
-
-OffloadedCopy = HostCopy | StoredCopy
-
-
-class DeviceCopy:
-    """The bytes of one storage back on the device; ``wait`` before use."""
-
-    __slots__ = ("coming", "data", "ready")
-
-    def __init__(self, data: torch.Tensor, ready: torch.cuda.Event | None, coming: Transfer | None = None) -> None:
-        self.data = data
-        self.ready = ready
-        self.coming = coming
-
-    def wait(self) -> torch.Tensor:
-        """The bytes, safe for the current stream to read. Raises what reading them from a store raised."""
-        if self.coming is not None:
-            coming, self.coming = self.coming, None
-            self.ready = coming.wait()
-        if self.ready is not None:
-            torch.cuda.current_stream(self.data.device).wait_event(self.ready)
-            self.ready = None
-        return self.data
-
-    def __del__(self) -> None:
-        # Never used after all: its memory must not be handed out while the copy still writes to it.
-        with contextlib.suppress(Exception):
-            self.wait()
-
-
-class Copy:
-    """A copy of a range between device and host; on the CPU device it is done."""
-
-    __slots__ = ("_device", "_done", "_source", "coming")
-
-    def __init__(
-        self,
-        device: torch.device,
-        done: torch.cuda.Event | None,
-        source: torch.Tensor | None,
-        coming: Transfer | None = None,
-    ) -> None:
-        self._device = device
-        self._done = done
-        self._source = source
-        self.coming = coming
-
-    def wait(self) -> None:
-        """Have compute queued from now on run after the copy. The host does not wait, but for a store."""
-        if self.coming is not None:
-            coming, self.coming = self.coming, None
-            self._done = coming.wait()
-        if self._done is not None:
-            torch.cuda.current_stream(self._device).wait_event(self._done)
-        self._source = None
-
-    def finish(self) -> None:
-        """Wait until the bytes are there: before the host reads what came, or writes over what went."""
-        if self.coming is not None:
-            coming, self.coming = self.coming, None
-            self._done = coming.wait()
-        if self._done is not None:
-            self._done.synchronize()
-        self._source = None
-
-
-class _Leaving:
-    """Device bytes on their way out, and the event after which the last of them has left."""
-
-    def __init__(self) -> None:
-        self.sources: list[torch.Tensor] = []
-        self.left: torch.cuda.Event | None = None
 
 
 class Tiers:
@@ -160,7 +72,7 @@ class Tiers:
         self._copy_stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._arena = HostArena()
         self._pinned = PinnedBuffers()
-        self._leaving: deque[_Leaving] = deque()
+        self._leaving: deque[Leaving] = deque()
         self._copies_out: deque[Copy] = deque()
         self._packing_scratch: dict[Compression, Scratch] = {}
         self._stores: dict[OffloadPlace, Store] = {}
@@ -295,7 +207,7 @@ class Tiers:
         """What is offloaded from here on belongs together; of what was before, one group more may still be leaving."""
         if self._copy_stream is not None:
             self.settle(keep=_MAX_LEAVING)
-            self._leaving.append(_Leaving())
+            self._leaving.append(Leaving())
 
     def settle(self, *, keep: int = 0) -> None:
         """Let go of device bytes that were offloaded, but for the newest ``keep`` groups."""
@@ -338,7 +250,7 @@ class Tiers:
         self.prepare_compression(compress)
         scratch = self._packing_scratch.get(compress)
         packing = Packing(storage.nbytes(), dtype=dtype, compress=compress, scratch=scratch)
-        source = _bytes_of(storage, self.device)
+        source = bytes_of(storage, self.device)
         copy: OffloadedCopy
         if place == "host":
             copy = self._offload_to_host(source, packing, category)
@@ -347,7 +259,7 @@ class Tiers:
             self._write_units(copy, source)
         if self._copy_stream is not None:
             if not self._leaving:
-                self._leaving.append(_Leaving())
+                self._leaving.append(Leaving())
             self._leaving[-1].left = self._copy_stream.record_event()
             self._leaving[-1].sources.append(source)
         return copy
@@ -500,43 +412,3 @@ class Tiers:
             return
         with self.meter.region(category, tier="host" if on_host else "device"):
             yield
-
-
-def view_of(data: torch.Tensor, *, like: "Layout") -> torch.Tensor:
-    """The tensor that had this layout, over bytes that came back."""
-    empty = torch.empty(0, dtype=like.dtype, device=data.device)
-    return empty.set_(data.untyped_storage(), like.offset, like.size, like.stride)
-
-
-class Layout:
-    """What a tensor is besides its bytes: dtype, size, stride and offset in the storage."""
-
-    __slots__ = ("dtype", "offset", "size", "stride")
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.dtype = tensor.dtype
-        self.size = tensor.size()
-        self.stride = tensor.stride()
-        self.offset = tensor.storage_offset()
-
-
-def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """A flat view of a contiguous tensor's bytes with a version counter of its own, so that autograd sees no writes to it."""
-    if not tensor.is_contiguous():
-        raise ValueError(f"only contiguous tensors are copied by range; this one has strides {tensor.stride()}")
-    start = tensor.storage_offset() * tensor.element_size()
-    flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    return flat.set_(tensor.untyped_storage(), start, (tensor.nbytes,), (1,))
-
-
-def typed(data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The whole of a storage as a flat tensor of ``dtype``; as bytes where they do not divide."""
-    storage = data.untyped_storage()
-    if storage.nbytes() % dtype.itemsize:
-        return data
-    num_elements = storage.nbytes() // dtype.itemsize
-    return torch.empty(0, dtype=dtype, device=data.device).set_(storage, 0, (num_elements,), (1,))
-
-
-def _bytes_of(storage: torch.UntypedStorage, device: torch.device) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)

@@ -29,10 +29,12 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from optimizer.plan.weights import WeightsPlan
+from optimizer.runtime.copies import Copy
 from optimizer.runtime.homes import Home, HomeTensor
-from optimizer.runtime.tiers import Copy, Tiers
+from optimizer.runtime.tiers import Tiers
 
 _TORCH_DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
 
 def torch_dtype(plan: WeightsPlan) -> torch.dtype:
     """The dtype the model is built in."""

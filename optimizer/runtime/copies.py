@@ -1,0 +1,140 @@
+"""What a copy between tiers leaves in the hand: bytes that are elsewhere or on their way, and views of bytes.
+
+``tiers.py`` makes them. Whoever holds one holds the bytes; what it needs of streams and threads it carries with it.
+"""
+
+import contextlib
+
+import torch
+
+from optimizer.runtime.compression import Packing
+from optimizer.runtime.host_memory import HostArena
+from optimizer.runtime.transfers import StoredCopy, Transfer
+
+
+class HostCopy:
+    """The bytes of one storage on the host tier. Pinned ones go back to their arena with it."""
+
+    __slots__ = ("_arena", "packing", "pieces")
+
+    def __init__(self, pieces: tuple[torch.Tensor, ...], packing: Packing, arena: HostArena | None) -> None:
+        self.pieces = pieces
+        self.packing = packing
+        self._arena = arena
+
+    def __del__(self) -> None:
+        if self._arena is not None:
+            self._arena.give_back(self.pieces, self.packing.packed_bytes)
+
+
+OffloadedCopy = HostCopy | StoredCopy
+
+
+class DeviceCopy:
+    """The bytes of one storage back on the device; ``wait`` before use."""
+
+    __slots__ = ("coming", "data", "ready")
+
+    def __init__(self, data: torch.Tensor, ready: torch.cuda.Event | None, coming: Transfer | None = None) -> None:
+        self.data = data
+        self.ready = ready
+        self.coming = coming
+
+    def wait(self) -> torch.Tensor:
+        """The bytes, safe for the current stream to read. Raises what reading them from a store raised."""
+        if self.coming is not None:
+            coming, self.coming = self.coming, None
+            self.ready = coming.wait()
+        if self.ready is not None:
+            torch.cuda.current_stream(self.data.device).wait_event(self.ready)
+            self.ready = None
+        return self.data
+
+    def __del__(self) -> None:
+        # Never used after all: its memory must not be handed out while the copy still writes to it.
+        with contextlib.suppress(Exception):
+            self.wait()
+
+
+class Copy:
+    """A copy of a range between device and host; on the CPU device it is done."""
+
+    __slots__ = ("_device", "_done", "_source", "coming")
+
+    def __init__(
+        self,
+        device: torch.device,
+        done: torch.cuda.Event | None,
+        source: torch.Tensor | None,
+        coming: Transfer | None = None,
+    ) -> None:
+        self._device = device
+        self._done = done
+        self._source = source
+        self.coming = coming
+
+    def wait(self) -> None:
+        """Have compute queued from now on run after the copy. The host does not wait, but for a store."""
+        if self.coming is not None:
+            coming, self.coming = self.coming, None
+            self._done = coming.wait()
+        if self._done is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._done)
+        self._source = None
+
+    def finish(self) -> None:
+        """Wait until the bytes are there: before the host reads what came, or writes over what went."""
+        if self.coming is not None:
+            coming, self.coming = self.coming, None
+            self._done = coming.wait()
+        if self._done is not None:
+            self._done.synchronize()
+        self._source = None
+
+
+class Leaving:
+    """Device bytes on their way out, and the event after which the last of them has left."""
+
+    def __init__(self) -> None:
+        self.sources: list[torch.Tensor] = []
+        self.left: torch.cuda.Event | None = None
+
+
+def view_of(data: torch.Tensor, *, like: "Layout") -> torch.Tensor:
+    """The tensor that had this layout, over bytes that came back."""
+    empty = torch.empty(0, dtype=like.dtype, device=data.device)
+    return empty.set_(data.untyped_storage(), like.offset, like.size, like.stride)
+
+
+class Layout:
+    """What a tensor is besides its bytes: dtype, size, stride and offset in the storage."""
+
+    __slots__ = ("dtype", "offset", "size", "stride")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.dtype = tensor.dtype
+        self.size = tensor.size()
+        self.stride = tensor.stride()
+        self.offset = tensor.storage_offset()
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """A flat view of a contiguous tensor's bytes with a version counter of its own, so that autograd sees no writes to it."""
+    if not tensor.is_contiguous():
+        raise ValueError(f"only contiguous tensors are copied by range; this one has strides {tensor.stride()}")
+    start = tensor.storage_offset() * tensor.element_size()
+    flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return flat.set_(tensor.untyped_storage(), start, (tensor.nbytes,), (1,))
+
+
+def typed(data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The whole of a storage as a flat tensor of ``dtype``; as bytes where they do not divide."""
+    storage = data.untyped_storage()
+    if storage.nbytes() % dtype.itemsize:
+        return data
+    num_elements = storage.nbytes() // dtype.itemsize
+    return torch.empty(0, dtype=dtype, device=data.device).set_(storage, 0, (num_elements,), (1,))
+
+
+def bytes_of(storage: torch.UntypedStorage, device: torch.device) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
