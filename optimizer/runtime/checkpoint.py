@@ -95,6 +95,10 @@ class _TensorFile(Mapping[str, torch.Tensor]):
         tensor: torch.Tensor = self._file.get_tensor(name)
         return tensor
 
+    def __contains__(self, name: object) -> bool:
+        # A mapping asks for the item otherwise, and reads it, or meets safetensors' own error, which is no KeyError.
+        return name in self._names
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
 

@@ -5,7 +5,6 @@ adapters merged, each base matrix has its adapter added in fp32 and is rounded o
 no more than one tensor of the model, with what it is made of, is in memory at a time.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -26,7 +25,7 @@ class FinalWeights:
         trainer.join()
         self._model = trainer.model
         self._parameters = dict(trainer.model.named_parameters())
-        self._home_of: Callable[[str], Any] = trainer.weights.home_tensor
+        self._read_weight = trainer.read_weight
         state, _ = trainer.optimizer.export_state()
         self._masters: dict[str, Any] = {
             name.removesuffix(_MASTER_SUFFIX): held for name, held in state.items() if name.endswith(_MASTER_SUFFIX)
@@ -34,12 +33,10 @@ class FinalWeights:
 
     def read(self, name: str) -> torch.Tensor:
         """A parameter's newest numbers in host memory, not to be written to; fp32 where there is a master."""
-        held = self._masters.get(name)
-        if held is None:
-            held = self._home_of(name)
-        if held is None:
-            held = self._parameters[name]
-        tensor: torch.Tensor = held.detach() if isinstance(held, torch.Tensor) else held.load()
+        master = self._masters.get(name)
+        if master is None:
+            return self._read_weight(name).cpu()
+        tensor: torch.Tensor = master.detach() if isinstance(master, torch.Tensor) else master.load()
         return tensor.cpu()
 
     def model_tensors(self, *, dtype: torch.dtype) -> list[TensorEntry]:
