@@ -62,8 +62,11 @@ def run_placed(tmp_path, name="llama", *choices, thread=None, max_grad_norm=1.0,
         trainer.close()
 
 
-@pytest.mark.parametrize("thread", [False, True], ids=["at once", "on a thread"])
-@pytest.mark.parametrize("max_grad_norm", [0.1, None], ids=["clipped", "unclipped"])
+@pytest.mark.parametrize(
+    ("thread", "max_grad_norm"),
+    [(False, 0.1), (True, 0.1), (True, None)],
+    ids=["at once", "beside the next forward", "beside backward"],
+)
 @pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
 def test_every_place_gives_the_bits_of_the_device(tmp_path, places, max_grad_norm, thread):
     ran = run_placed(tmp_path, max_grad_norm=max_grad_norm, thread=thread, accumulation_steps=2, **places)

@@ -1,11 +1,16 @@
 import dataclasses
+import errno
 import json
+import multiprocessing
+import os
+import signal
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from optimizer.errors import LossNotFinite, OutOfDeviceMemory
+from optimizer.errors import DiskFull, LossNotFinite, OutOfDeviceMemory
+from optimizer.runtime.checkpoint import find_resumable
 from optimizer.runtime.train import TrainingRun, train
 from optimizer.workload import Goal
 from tests.optimizer.runtime.tiny import make_plan, make_spec, make_workload, write_token_file, write_tokenizer
@@ -108,6 +113,102 @@ def test_a_job_stopped_and_resumed_ends_with_the_same_bits(make_run, name, dtype
     expected_weights = weights_of(whole)
     for key, tensor in weights_of(second).items():
         assert torch.equal(tensor, expected_weights[key]), key
+
+
+ON_HOST = {"gradients": "host", "state_place": "host", "weights_place": "host"}
+ON_DISK = {"gradients": "host", "state_place": "disk", "weights_place": "disk"}
+
+
+@pytest.mark.parametrize("places", [ON_HOST, ON_DISK], ids=["host", "disk"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_job_whose_states_are_elsewhere_ends_with_the_weights_of_plain_training(make_run, places, dtype):
+    """Weights, validation, checkpoints, export and the sample."""
+    plain = train(make_run(folder="plain", plan=make_plan(dtype=dtype)), report=lambda message: None, should_stop=never)
+    run = make_run(folder="placed", plan=make_plan("recompute", dtype=dtype, **places), checkpoint_every_steps=3)
+    placed = train(run, report=lambda message: None, should_stop=never)
+    for key in ("weights_sha256", "validation_loss", "validation_loss_start", "loss"):
+        assert placed.summary[key] == plain.summary[key]
+    hashes = [{a.name: a.sha256 for a in result.artifacts} for result in (placed, plain)]
+    assert hashes[0]["sample.txt"] == hashes[1]["sample.txt"]
+    assert placed.measured.device_peak_bytes < plain.measured.device_peak_bytes
+    assert (placed.measured.disk_peak_bytes > 0) == (places is ON_DISK)
+    assert not (run.job_folder / "scratch").exists()
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_checkpoint_is_the_same_whatever_the_places(make_run, dtype):
+    folders = []
+    for index, places in enumerate(({}, ON_HOST, ON_DISK)):
+        run = make_run(folder=str(index), plan=make_plan(dtype=dtype, **places), checkpoint_every_steps=2, num_steps=2)
+        train(run, report=lambda message: None, should_stop=never)
+        folders.append(run.job_folder / "checkpoints" / "step-000002-f7")
+    for name in ("model.safetensors", "optimizer.safetensors", "random.safetensors"):
+        assert len({(folder / name).read_bytes() for folder in folders}) == 1, name
+
+
+@pytest.mark.parametrize(("before", "after"), [({}, ON_DISK), (ON_HOST, {}), (ON_DISK, ON_HOST)])
+def test_a_job_may_go_on_with_its_states_in_other_places(make_run, before, after):
+    whole = train(make_run(folder="whole"), report=lambda message: None, should_stop=never)
+    stopped, messages = make_run(folder="job", plan=make_plan(**before)), []
+    train(stopped, report=messages.append, should_stop=stop_after(messages, 3))
+    second = make_run(folder="job", plan=make_plan("recompute", **after))
+    result = train(
+        dataclasses.replace(second, resume_from="newest", attempt=2, fence=8),
+        report=lambda message: None,
+        should_stop=never,
+    )
+    assert result.summary["weights_sha256"] == whole.summary["weights_sha256"]
+
+
+def train_until_killed(run, step):
+    """In a process of its own: dies without a word once the record of this step was reported."""
+
+    def report(message):
+        if message.get("kind") == "step" and message["step"] == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    train(run, report=report, should_stop=never)
+
+
+def test_a_killed_job_goes_on_from_its_checkpoint_to_the_same_bits(make_run):
+    plan = make_plan("offload", **ON_DISK)
+    whole = train(make_run(folder="whole", plan=plan), report=lambda message: None, should_stop=never)
+    run = make_run(folder="killed", plan=plan, checkpoint_every_steps=2)
+    process = multiprocessing.get_context("spawn").Process(target=train_until_killed, args=(run, 5))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    # Nothing of the scratch file is left, though nobody could remove it.
+    assert list((run.job_folder / "scratch").glob("*")) == []
+    messages = []
+    result = train(
+        dataclasses.replace(run, resume_from="newest", attempt=2, fence=8), report=messages.append, should_stop=never
+    )
+    assert {"type": "started", "resumed_from_step": 4} in messages
+    assert result.summary["weights_sha256"] == whole.summary["weights_sha256"]
+
+
+def test_a_disk_too_small_for_the_states_is_told_before_the_first_step(make_run, monkeypatch):
+    def refuse(descriptor, offset, length):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.posix_fallocate", refuse)
+    messages = []
+    with pytest.raises(DiskFull, match="the disk of the scratch folder .* is full"):
+        train(make_run(plan=make_plan(**ON_DISK)), report=messages.append, should_stop=never)
+    assert not any(message.get("kind") == "step" for message in messages)
+
+
+def test_a_consumed_gradient_that_is_not_finite_leaves_the_last_checkpoint_as_it_was(make_run):
+    plan = make_plan(gradients="consume")
+    # No clipping and a huge rate: each weight moves by about 1 a step.
+    wild = {"learning_rate": 1.0, "max_grad_norm": None, "num_steps": 40, "epsilon": 1e-30, "beta2": 0.0}
+    run, messages = make_run(plan=plan, checkpoint_every_steps=1, **wild), []
+    with pytest.raises(LossNotFinite):
+        train(run, report=messages.append, should_stop=never)
+    checkpoint = find_resumable(run.job_folder)
+    assert checkpoint.manifest.step == max(m["step"] for m in messages if m.get("kind") == "step")
+    assert all(bool(tensor.isfinite().all()) for tensor in checkpoint.load("model").values())
 
 
 def test_two_runs_of_one_job_end_with_the_same_bits(make_run):
