@@ -186,8 +186,8 @@ class Tiers:
         What was written to the range before is waited for.
         """
         data = as_bytes(target)
-        packing = Packing(data.nbytes, dtype=torch.uint8)
-        coming = self._read_units(buffer.part(packing, offset_bytes), data)
+        with buffer.moving(Packing(data.nbytes, dtype=torch.uint8), offset_bytes, is_write=False) as part:
+            coming = self._read_units(part, data)
         return Copy(self.device, None, data if coming is not None else None, coming)
 
     def save(self, source: torch.Tensor, buffer: StoredBuffer, *, offset_bytes: int = 0) -> None:
@@ -195,9 +195,8 @@ class Tiers:
         reads the range next. The source may be dropped or written to (by compute queued later) at once.
         """
         data = as_bytes(source)
-        copy = buffer.part(Packing(data.nbytes, dtype=torch.uint8), offset_bytes)
-        self._write_units(copy, data)
-        buffer.note_writes(copy)
+        with buffer.moving(Packing(data.nbytes, dtype=torch.uint8), offset_bytes, is_write=True) as part:
+            self._write_units(part, data)
         if self._copy_stream is not None:
             torch.cuda.current_stream(self.device).wait_stream(self._copy_stream)
 

@@ -5,10 +5,12 @@ none is free. What a thread meets (a full disk, a store that is gone) is raised 
 """
 
 import contextlib
+import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,7 +22,7 @@ from optimizer.runtime.host_memory import Slab, Staging, host_view
 from optimizer.runtime.stores import Place, Store
 
 _NUM_THREADS_EACH_WAY = 2
-Written = Sequence[Future[None]]
+Earlier = Sequence[Future[Any]]
 
 
 class Transfer:
@@ -64,7 +66,7 @@ class StoredCopy:
         packing: Packing,
         *,
         base: int = 0,
-        after: Written = (),
+        after: Earlier = (),
         release: "Callable[[StoredCopy], None] | None" = None,
     ) -> None:
         self.store = store
@@ -74,7 +76,7 @@ class StoredCopy:
         """Where in the place it begins."""
         self.units = packing.units(SLAB_BYTES)
         self.after = after
-        """Earlier writes to the same range."""
+        """What was begun before on the same range."""
         self.writes: list[Future[None]] = []
         """Its own."""
         self.ahead: dict[int, Future[Slab]] = {}
@@ -85,8 +87,8 @@ class StoredCopy:
         """Units that are to be read ahead."""
         self._release = release
 
-    def written(self) -> Written:
-        """What has to be done before it is read."""
+    def written(self) -> Earlier:
+        """What has to be done before its own bytes are read."""
         return [*self.after, *self.writes]
 
     def __del__(self) -> None:
@@ -96,13 +98,17 @@ class StoredCopy:
 
 
 class StoredBuffer:
-    """Room in a store that stays until ``close`` of the tiers, written and read by ranges of contiguous host tensors."""
+    """Room in a store that stays until ``close`` of the tiers, written and read by ranges of contiguous host tensors.
+
+    From any thread. What overlaps happens in the order in which it was begun.
+    """
 
     def __init__(self, background: "Background", store: Store, place: Place) -> None:
         self._background = background
         self._store = store
         self._place = place
-        self._writes: list[tuple[int, int, Future[None]]] = []
+        self._lock = threading.Lock()
+        self._under_way: list[_Use] = []
 
     @property
     def num_bytes(self) -> int:
@@ -111,50 +117,67 @@ class StoredBuffer:
     def write(self, source: torch.Tensor, *, offset_bytes: int = 0) -> Transfer:
         """Begin to write a host tensor; it must not change until the transfer is waited for.
 
-        Writes to one range happen in the order in which they were begun. Raises ValueError beyond the buffer's end.
+        Raises ValueError beyond the buffer's end.
         """
         data = _view(source)
-        self._check_range(offset_bytes, len(data))
-        earlier = self.pending(offset_bytes, len(data))
-        future = self._background.write_range(self._store, self._place, data, offset=offset_bytes, after=earlier)
-        self._note(offset_bytes, len(data), future)
+        start, end = self._range(offset_bytes, len(data))
+        with self._lock:
+            after = self._overlapping(start, end, with_reads=True)
+            future = self._background.write_range(self._store, self._place, data, offset=start, after=after)
+            self._under_way.append(_Use(start, end, future, is_write=True))
         return Transfer([future])
 
     def read(self, target: torch.Tensor, *, offset_bytes: int = 0) -> Transfer:
-        """Begin to read into a host tensor, which holds the bytes when the transfer has been waited for.
-
-        Waits itself for writes to the range that were begun before; a write begun after must wait for this.
-        """
+        """Begin to read into a host tensor, which holds the bytes when the transfer has been waited for."""
         data = _view(target)
-        self._check_range(offset_bytes, len(data))
-        earlier = self.pending(offset_bytes, len(data))
-        return Transfer(
-            [self._background.read_range(self._store, self._place, data, offset=offset_bytes, after=earlier)]
-        )
+        start, end = self._range(offset_bytes, len(data))
+        with self._lock:
+            after = self._overlapping(start, end, with_reads=False)
+            future = self._background.read_range(self._store, self._place, data, offset=start, after=after)
+            self._under_way.append(_Use(start, end, future, is_write=False))
+        return Transfer([future])
 
-    def part(self, packing: Packing, offset_bytes: int) -> StoredCopy:
-        """A range to copy to or from the device."""
-        self._check_range(offset_bytes, packing.packed_bytes)
-        pending = self.pending(offset_bytes, packing.packed_bytes)
-        return StoredCopy(self._store, self._place, packing, base=offset_bytes, after=pending)
+    @contextmanager
+    def moving(self, packing: Packing, offset_bytes: int, *, is_write: bool) -> Iterator[StoredCopy]:
+        """A range to be copied from the device (``is_write``) or to it; begin that inside."""
+        start, end = self._range(offset_bytes, packing.packed_bytes)
+        with self._lock:
+            after = self._overlapping(start, end, with_reads=is_write)
+            part = StoredCopy(self._store, self._place, packing, base=start, after=after)
+            yield part
+            futures: list[Future[Any]] = [*part.writes, *part.fetches]
+            self._under_way += [_Use(start, end, future, is_write=is_write) for future in futures]
 
-    def note_writes(self, part: StoredCopy) -> None:
-        """Of a part that was written."""
-        for future in part.writes:
-            self._note(part.base, part.packing.packed_bytes, future)
+    def _overlapping(self, start: int, end: int, *, with_reads: bool) -> list[Future[Any]]:
+        """What touches the range and is not done, or failed."""
+        self._under_way = [use for use in self._under_way if use.is_under_way()]
+        return [
+            use.future
+            for use in self._under_way
+            if use.start < end and start < use.end and (use.is_write or with_reads)
+        ]
 
-    def pending(self, offset_bytes: int, num_bytes: int) -> Written:
-        """Writes that touch the range and are not done, or that failed."""
-        self._writes = [write for write in self._writes if not write[2].done() or write[2].exception() is not None]
+    def _range(self, offset_bytes: int, num_bytes: int) -> tuple[int, int]:
         end = offset_bytes + num_bytes
-        return [future for low, high, future in self._writes if low < end and offset_bytes < high]
+        if offset_bytes < 0 or end > self.num_bytes:
+            raise ValueError(f"bytes {offset_bytes} to {end} of a buffer of {self.num_bytes}")
+        return offset_bytes, end
 
-    def _note(self, offset_bytes: int, num_bytes: int, future: Future[None]) -> None:
-        self._writes.append((offset_bytes, offset_bytes + num_bytes, future))
 
-    def _check_range(self, offset_bytes: int, num_bytes: int) -> None:
-        if offset_bytes < 0 or offset_bytes + num_bytes > self.num_bytes:
-            raise ValueError(f"bytes {offset_bytes} to {offset_bytes + num_bytes} of a buffer of {self.num_bytes}")
+class _Use:
+    """A range of a buffer that is being written or read."""
+
+    __slots__ = ("end", "future", "is_write", "start")
+
+    def __init__(self, start: int, end: int, future: Future[Any], *, is_write: bool) -> None:
+        self.start = start
+        self.end = end
+        self.future = future
+        self.is_write = is_write
+
+    def is_under_way(self) -> bool:
+        """Or was a write that failed, which whoever comes to the range has to hear of."""
+        return not self.future.done() or (self.is_write and self.future.exception() is not None)
 
 
 class Background:
@@ -209,7 +232,7 @@ class Background:
         offset: int,
         slab: Slab,
         after: torch.cuda.Event | None,
-        earlier: Written,
+        earlier: Earlier,
     ) -> None:
         try:
             _wait_for(earlier)
@@ -280,7 +303,7 @@ class Background:
                 self._to_read.appendleft((reference, number))
                 return future.result()
 
-    def _read(self, store: Store, place: Place, base: int, unit: Unit, slab: Slab, writes: Written) -> Slab:
+    def _read(self, store: Store, place: Place, base: int, unit: Unit, slab: Slab, writes: Earlier) -> Slab:
         try:
             _wait_for(writes)
             store.read(place, slab.view[: unit.packed_end - unit.packed_start], offset=base + unit.packed_start)
@@ -317,7 +340,7 @@ class Background:
         base: int,
         units: list[Unit],
         packing: Packing,
-        writes: Written,
+        writes: Earlier,
         data: torch.Tensor,
         stream: torch.cuda.Stream,
         after: torch.cuda.Event,
@@ -334,11 +357,11 @@ class Background:
 
     # Ranges of host tensors.
 
-    def write_range(self, store: Store, place: Place, data: memoryview, *, offset: int, after: Written) -> Future[None]:
+    def write_range(self, store: Store, place: Place, data: memoryview, *, offset: int, after: Earlier) -> Future[None]:
         self._count(store.write_link, len(data))
         return self._writers.submit(_run_after, after, lambda: store.write(place, data, offset=offset))
 
-    def read_range(self, store: Store, place: Place, data: memoryview, *, offset: int, after: Written) -> Future[None]:
+    def read_range(self, store: Store, place: Place, data: memoryview, *, offset: int, after: Earlier) -> Future[None]:
         self._count(store.read_link, len(data))
         return self._readers.submit(_run_after, after, lambda: store.read(place, data, offset=offset))
 
@@ -359,12 +382,12 @@ class Background:
             self._staging.reading.give_back(future.result())
 
 
-def _wait_for(writes: Written) -> None:
+def _wait_for(writes: Earlier) -> None:
     for future in writes:
         future.result()
 
 
-def _run_after(writes: Written, run: Callable[[], None]) -> None:
+def _run_after(writes: Earlier, run: Callable[[], None]) -> None:
     _wait_for(writes)
     run()
 

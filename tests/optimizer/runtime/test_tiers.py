@@ -197,6 +197,18 @@ def test_a_disk_buffer_is_written_and_read_by_ranges_in_the_order_asked_for(tier
     assert tiers.copied_bytes["disk_to_host"] == 937 * 4
 
 
+def test_reads_and_writes_that_overlap_happen_in_the_order_in_which_they_were_begun(tiers):
+    buffer = tiers.disk_buffer(4 * MIB)
+    found = [torch.empty(MIB) for _ in range(20)]
+    transfers = []
+    for value, into in enumerate(found):
+        transfers.append(buffer.write(torch.full((MIB,), float(value))))
+        transfers.append(buffer.read(into))
+    for transfer in transfers:
+        transfer.wait()
+    assert all(bool((into == value).all()) for value, into in enumerate(found))
+
+
 def test_a_disk_buffer_has_an_end(tiers):
     buffer = tiers.disk_buffer(100)
     with pytest.raises(ValueError, match="bytes 80 to 120 of a buffer of 100"):
