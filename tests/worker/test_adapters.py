@@ -1,0 +1,95 @@
+"""A small job that trains adapters, through the attempt's own process: profiled, planned, trained, saved."""
+
+import json
+import subprocess
+
+import pytest
+from safetensors.torch import load_file
+
+from optimizer.estimate.training import estimate_training
+from optimizer.hardware.machine import Machine
+from optimizer.plan.activations import ActivationsPlan
+from optimizer.plan.batch import BatchPlan
+from optimizer.plan.plan import Plan
+from optimizer.plan.weights import WeightsPlan
+from optimizer.profile.profile import Profile
+from optimizer.serialize import to_json
+from optimizer.workload import Adapter, Goal, TrainingWorkload
+from tests.optimizer.models.small_configs import SMALL_CONFIGS
+from tests.optimizer.runtime.tiny import write_tokenizer
+from tests.webapp.conftest import MACHINE_DOCUMENT
+from worker.attempt import read_result
+from worker.child import child_environment, isolated_command
+
+CONFIG = {**SMALL_CONFIGS["llama"], "vocab_size": 512, "num_hidden_layers": 2}
+ADAPTER = Adapter(rank=2, targets=("q_proj", "down_proj"))
+
+
+def run_in_folder(folder, attempt):
+    folder.mkdir()
+    (folder / "attempt.json").write_text(json.dumps({"job_id": "job_1", "attempt": 1, "fence": 1, "device": "cpu", **attempt}))
+    return subprocess.run(
+        isolated_command("worker.runner", str(folder)),
+        cwd=folder,
+        env={**child_environment({}, folder=folder), "HEADROOM_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("profile") / "attempt"
+    file = folder / "profile.json"
+    attempt = {"kind": "profile", "config": CONFIG, "adapter": to_json(ADAPTER), "profile_file": str(file)}
+    ended = run_in_folder(folder, attempt)
+    assert ended.returncode == 0, ended.stderr
+    return Profile.from_json(json.loads(file.read_text()))
+
+
+def test_the_model_with_adapters_is_profiled_in_every_form_of_its_frozen_weights(profile):
+    assert set(profile.frozen) == set(profile.regimes)
+    assert set(profile.frozen) >= {f"{dtype}{form}" for dtype in ("fp32", "bf16") for form in ("", "/int8", "/nf4")}
+
+
+def test_the_job_trains_within_its_price_and_leaves_adapters_that_can_be_read(profile, tmp_path):
+    workload = TrainingWorkload(
+        sequence_length=32, global_batch_size=2, num_steps=3, sample_tokens=0, eval_batches=1, adapter=ADAPTER
+    )
+    plan = Plan(
+        batch=BatchPlan(micro_batch_size=2, accumulation_steps=1),
+        weights=WeightsPlan(frozen="nf4"),
+        activations=ActivationsPlan(per_block=("recompute", "offload")),
+    )
+    predicted = estimate_training(profile, plan=plan, workload=workload, machine=Machine.from_json(MACHINE_DOCUMENT))
+    dataset = tmp_path / "text.txt"
+    dataset.write_text("In the beginning God created the heaven and the earth.\n" * 40)
+    job_folder = tmp_path / "job"
+    attempt = {
+        "kind": "train",
+        "config": CONFIG,
+        "model_folder": str(tmp_path),
+        "has_weights": False,
+        "tokenizer_file": str(write_tokenizer(tmp_path / "tokenizer.json")),
+        "dataset": {"file": str(dataset), "format": "txt"},
+        "tokens_folder": str(tmp_path / "tokens"),
+        "workload": to_json(workload),
+        # The bytes that were promised, and the losses of a step.
+        "goal": to_json(Goal(device_budget_bytes=predicted.device_peak_bytes + 1024)),
+        "plan": plan.to_json(),
+        "prediction": predicted.to_json(),
+        "job_folder": str(job_folder),
+        "resume_from": None,
+        "earlier_job_folders": [],
+    }
+    ended = run_in_folder(tmp_path / "attempt", attempt)
+    assert ended.returncode == 0, ended.stderr
+    result = read_result(tmp_path / "attempt")
+    assert result["outcome"] == "succeeded"
+    assert abs(result["measured"]["device_peak_bytes"] - predicted.device_peak_bytes) <= 16
+    assert {artifact["kind"] for artifact in result["artifacts"]} == {"model", "adapter"}
+    for artifact in result["artifacts"]:
+        assert (job_folder / artifact["file"]).stat().st_size == artifact["num_bytes"]
+    adapters = load_file(job_folder / "artifacts" / "adapter" / "adapter_model.safetensors")
+    assert len(adapters) == 2 * 2 * 2
