@@ -1,0 +1,88 @@
+"""What benchmarks share that run for long: rows printed and written as they come, goals, and what a machine is.
+
+The file holds ``{"machine": ..., "rows": [...], "summary": {goal: {"value", "goal", "met"}}}``.
+"""
+
+import gc
+import json
+import os
+import platform
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from optimizer.units import format_bytes
+
+Row = dict[str, Any]
+
+
+@dataclass(kw_only=True)
+class Record:
+    """The rows so far, printed and written as they come: what came stays when a later one dies."""
+
+    file: Path | None
+    machine: dict[str, Any]
+    rows: list[Row] = field(default_factory=list)
+    summary: dict[str, dict[str, Any]] = field(default_factory=dict)
+    started_s: float = field(default_factory=time.monotonic)
+
+    def add(self, row: Row) -> None:
+        self.rows.append(row)
+        short = {name: value for name, value in row.items() if not isinstance(value, dict) and name != "traceback"}
+        print("  ".join(f"{name}={shown(name, value)}" for name, value in short.items()), flush=True)
+        self._write()
+
+    def add_all(self, what: str, rows: Iterator[Row]) -> None:
+        """The rows, and instead of an error one more that tells it."""
+        try:
+            for row in rows:
+                self.add(row)
+        except Exception as error:
+            self.add({"what": "failed", "of": what, "error": str(error), "traceback": traceback.format_exc()})
+        clear()
+
+    def close(self) -> None:
+        for name, entry in self.summary.items():
+            print(f"{name}: {entry['value']} (goal {entry['goal']}, {'met' if entry['met'] else 'MISSED'})")
+        print(f"took {time.monotonic() - self.started_s:.0f} s")
+        self._write()
+
+    def _write(self) -> None:
+        if self.file is not None:
+            result = {"machine": self.machine, "rows": self.rows, "summary": self.summary}
+            self.file.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def goal(value: object, wanted: object, *, met: bool) -> dict[str, Any]:
+    return {"value": value, "goal": wanted, "met": met}
+
+
+def describe_machine(device: torch.device) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "processor": platform.processor() or platform.machine(),
+        "num_cores": os.cpu_count(),
+        "num_threads": torch.get_num_threads(),
+        "load_average": [round(value, 2) for value in os.getloadavg()],
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        facts |= {"device": properties.name, "device_bytes": properties.total_memory, "cuda": torch.version.cuda}
+    return facts
+
+
+def clear() -> None:
+    """Cycles that hold tensors, and what the allocator keeps cached."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def shown(name: str, value: object) -> object:
+    return format_bytes(value) if name.endswith("_bytes") and isinstance(value, int) else value
