@@ -18,6 +18,7 @@ from optimizer.categories import Link, Tier
 from optimizer.hardware.machine import Rates
 from optimizer.packing import FLOAT_BYTES, STAGING_BYTES, chunk_elements, packed_bytes, scratch_bytes
 from optimizer.plan.activations import ActivationsPlan, BlockChoice, Compression
+from optimizer.plan.plan import Plan
 from optimizer.profile.profile import OpKind
 
 TRACED_CHOICE: dict[BlockChoice, BlockChoice] = {"offload_disk": "offload", "offload_remote": "offload"}
@@ -148,9 +149,10 @@ def estimate_packing_bytes(plan: ActivationsPlan, *, device_kind: str) -> int:
     return scratch_bytes(plan.compress, device_kind=device_kind) if plan.num_offloaded else 0
 
 
-def estimate_staging_bytes(plan: ActivationsPlan) -> int:
-    """On the host, as long as the run, where blocks offload to a store. One staging area serves all that uses a store."""
-    return STAGING_BYTES if plan.count("offload_disk", "offload_remote") else 0
+def estimate_staging_bytes(plan: Plan) -> int:
+    """On the host, as long as the run, where bytes go between the device and a store; one staging area serves all that do."""
+    uses_store = plan.activations.count("offload_disk", "offload_remote") > 0 or plan.weights.place == "disk"
+    return STAGING_BYTES if uses_store else 0
 
 
 class _PackedSizes:

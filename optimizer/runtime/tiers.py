@@ -254,7 +254,7 @@ class Tiers:
         if place == "host":
             copy = self._offload_to_host(source, packing, category)
         else:
-            copy = self._threads().copy(self._store(place), packing)
+            copy = self._staged().copy(self._store(place), packing)
             self._write_units(copy, source)
         if self._copy_stream is not None:
             if not self._leaving:
@@ -270,7 +270,7 @@ class Tiers:
         """
         stored = [copy for copy in copies if isinstance(copy, StoredCopy)]
         if stored and not self.is_asynchronous:
-            self._threads().read_ahead(stored)
+            self._staged().read_ahead(stored)
 
     def fetch(self, copy: OffloadedCopy, *, category: Category) -> DeviceCopy:
         """Copy bytes back to the device, under ``category``."""
@@ -313,7 +313,7 @@ class Tiers:
 
     def _write_units(self, copy: StoredCopy, source: torch.Tensor) -> None:
         """Through the slabs to the store: the device's part here, the store's part in the background."""
-        background = self._threads()
+        background = self._staged()
         for unit in copy.units:
             slab = background.slab_to_fill()
             num_bytes = unit.packed_end - unit.packed_start
@@ -331,7 +331,7 @@ class Tiers:
 
     def _read_units(self, copy: StoredCopy, data: torch.Tensor) -> Transfer | None:
         """From the store through the slabs: on CUDA all of it in the background."""
-        background = self._threads()
+        background = self._staged()
         self._count(copy.store.read_link, copy.packing.packed_bytes)
         self._count("host_to_device", copy.packing.packed_bytes)
         if self._copy_stream is not None:
@@ -346,13 +346,20 @@ class Tiers:
 
     def _threads(self) -> Background:
         if self._background is None:
+            self._background = Background(count=self._count)
+        return self._background
+
+    def _staged(self) -> Background:
+        """The threads, and what they stage through."""
+        background = self._threads()
+        if background.staging is None:
             with self._region("temporaries", on_host=True):
                 pinned = self._copy_stream is not None
                 memory = torch.empty(STAGING_BYTES, dtype=torch.uint8, pin_memory=pinned)
             if self.meter is not None:
                 self.meter.assign(memory, "temporaries", tier="host")
-            self._background = Background(Staging(memory), count=self._count)
-        return self._background
+            background.staging = Staging(memory)
+        return background
 
     def _store(self, place: OffloadPlace) -> Store:
         if place not in self._stores:

@@ -181,10 +181,11 @@ class _Use:
 
 
 class Background:
-    """Two threads that write, two that read, and the slabs between."""
+    """Two threads that write, two that read, and the slabs between them and the device."""
 
-    def __init__(self, staging: Staging, *, count: Callable[[Link, int], None]) -> None:
-        self._staging = staging
+    def __init__(self, *, count: Callable[[Link, int], None]) -> None:
+        self.staging: Staging | None = None
+        """To be set before bytes come from the device or go to it; ranges of host tensors need none."""
         self._count = count
         self._writers = ThreadPoolExecutor(_NUM_THREADS_EACH_WAY, thread_name_prefix="headroom-write")
         self._readers = ThreadPoolExecutor(_NUM_THREADS_EACH_WAY, thread_name_prefix="headroom-read")
@@ -206,13 +207,18 @@ class Background:
     def buffer(self, store: Store, num_bytes: int) -> StoredBuffer:
         return StoredBuffer(self, store, store.take(num_bytes))
 
+    @property
+    def _slabs(self) -> Staging:
+        assert self.staging is not None
+        return self.staging
+
     # Writing.
 
     def slab_to_fill(self) -> Slab:
         """Waits for a writer where all are full. Raises what a writer met."""
-        slab = self._staging.writing.take()
+        slab = self._slabs.writing.take()
         if self._failure is not None:
-            self._staging.writing.give_back(slab)
+            self._slabs.writing.give_back(slab)
             raise self._failure
         return slab
 
@@ -243,7 +249,7 @@ class Background:
             self._failure = self._failure or error
             raise
         finally:
-            self._staging.writing.give_back(slab)
+            self._slabs.writing.give_back(slab)
 
     # Reading on the CPU device: ahead into slabs, from which the caller copies.
 
@@ -268,19 +274,19 @@ class Background:
         return self._read(copy.store, copy.place, copy.base, unit, slab, copy.written())
 
     def done_reading(self, slab: Slab) -> None:
-        self._staging.reading.give_back(slab)
+        self._slabs.reading.give_back(slab)
         self._read_on()
 
     def _read_on(self) -> None:
         """Start reading what is queued, as far as slabs are free."""
         while self._to_read:
-            slab = self._staging.reading.take_if_free()
+            slab = self._slabs.reading.take_if_free()
             if slab is None:
                 return
             entry = self._to_read.popleft()
             copy = entry[0]()
             if copy is None or entry[1] not in copy.wanted:
-                self._staging.reading.give_back(slab)
+                self._slabs.reading.give_back(slab)
                 continue
             number = entry[1]
             copy.wanted.discard(number)
@@ -292,9 +298,9 @@ class Background:
     def _slab_to_read(self) -> Slab:
         """Where all hold what was read ahead, the one that was read last."""
         while True:
-            slab = self._staging.reading.take_if_free()
+            slab = self._slabs.reading.take_if_free()
             if slab is not None or not self._ahead:
-                return slab or self._staging.reading.take()
+                return slab or self._slabs.reading.take()
             future, (reference, number) = self._ahead.popitem()
             copy = reference()
             # Where it has gone, its slab comes back by itself.
@@ -308,7 +314,7 @@ class Background:
             _wait_for(writes)
             store.read(place, slab.view[: unit.packed_end - unit.packed_start], offset=base + unit.packed_start)
         except BaseException:
-            self._staging.reading.give_back(slab)
+            self._slabs.reading.give_back(slab)
             raise
         return slab
 
@@ -349,10 +355,10 @@ class Background:
         with torch.cuda.stream(stream):
             stream.wait_event(after)
             for unit in units:
-                slab = self._read(store, place, base, unit, self._staging.reading.take(), writes)
+                slab = self._read(store, place, base, unit, self._slabs.reading.take(), writes)
                 packing.unpack((slab.data[: unit.packed_end - unit.packed_start],), data[unit.start : unit.end])
                 done = stream.record_event()
-                self._staging.reading.give_back(slab, after=done)
+                self._slabs.reading.give_back(slab, after=done)
         return done
 
     # Ranges of host tensors.
@@ -379,7 +385,7 @@ class Background:
 
     def _give_back_unread(self, future: Future[Slab]) -> None:
         if not future.cancelled() and future.exception() is None:
-            self._staging.reading.give_back(future.result())
+            self._slabs.reading.give_back(future.result())
 
 
 def _wait_for(writes: Earlier) -> None:

@@ -11,7 +11,6 @@ from optimizer.runtime.activations import apply_activations
 from optimizer.runtime.host_memory import HostArena, Staging
 from optimizer.runtime.meter import Meter
 from optimizer.runtime.tiers import Tiers
-from optimizer.runtime.transfers import Background
 from optimizer.units import MIB
 from tests.optimizer.runtime.test_store_disk import largest_file
 from tests.optimizer.runtime.tiny import make_spec
@@ -192,6 +191,7 @@ def test_a_disk_buffer_is_written_and_read_by_ranges_in_the_order_asked_for(tier
         expected[start : start + 300] = chunk
     found = torch.empty(937)
     buffer.read(found).wait()
+    assert tiers.meter.host_bytes == 0
     assert torch.equal(found, expected[:937])
     assert tiers.copied_bytes["host_to_disk"] == 50 * 1200
     assert tiers.copied_bytes["disk_to_host"] == 937 * 4
@@ -280,7 +280,8 @@ def make_asynchronous_tiers(stream, meter=None):
     tiers = Tiers(device=CPU, meter=meter)
     tiers._copy_stream = stream
     tiers._arena = make_arena()
-    tiers._background = Background(Staging(torch.empty(STAGING_BYTES, dtype=torch.uint8)), count=tiers._count)
+    # Without a card nothing can be pinned.
+    tiers._threads().staging = Staging(torch.empty(STAGING_BYTES, dtype=torch.uint8))
     return tiers
 
 
