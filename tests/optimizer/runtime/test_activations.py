@@ -4,7 +4,7 @@ import gc
 import pytest
 import torch
 
-from optimizer.errors import DiskFull, InvalidPlan, RemoteStoreLost
+from optimizer.errors import DiskFull, InvalidPlan, RemoteStoreFull, RemoteStoreLost
 from optimizer.models.build import build_model, find_blocks
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.runtime.activations import apply_activations
@@ -15,6 +15,7 @@ from optimizer.runtime.tiers import Tiers
 from optimizer.units import KIB
 from tests.optimizer.runtime.test_store_disk import largest_file
 from tests.optimizer.runtime.tiny import NUM_BLOCKS, make_plan, make_spec, make_workload
+from tests.optimizer.valkey import Valkey
 
 CPU = torch.device("cpu")
 MIXED = ("offload", "keep", "recompute")
@@ -142,6 +143,22 @@ def test_a_full_disk_stops_a_step_by_its_name_and_leaves_nothing_behind(tmp_path
     trainer.close()
     assert list((tmp_path / "scratch").iterdir()) == []
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(model.parameters(), before, strict=True))
+
+
+def test_a_full_store_stops_a_step_by_its_name_and_is_left_as_it_was(monkeypatch):
+    server = Valkey()
+    with server.client() as client:
+        client.config_set("maxmemory", client.info("memory")["used_memory"] + 100 * KIB)
+    monkeypatch.setenv("HEADROOM_REMOTE_URL", server.url)
+    model = build_model(make_spec(), seed=3)
+    plan, workload = make_plan("offload_remote"), make_workload()
+    trainer = Trainer(model, plan=plan, workload=workload, device=CPU, meter=Meter(device=CPU))
+    batches = make_synthetic_batches(model, plan=plan, workload=workload)
+    with pytest.raises(RemoteStoreFull, match="is full"):
+        trainer.step(batches, learning_rate=1e-3)
+    trainer.close()
+    assert server.list_keys() == []
+    server.close()
 
 
 def test_a_missing_store_is_named_before_the_run(monkeypatch):
