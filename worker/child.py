@@ -30,6 +30,8 @@ ALLOWED_VARIABLES = (
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
     "HEADROOM_NUM_THREADS",
+    # Of a store that lends its memory to jobs; not the service's own, which no job may know.
+    "HEADROOM_REMOTE_URL",
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from worker.config import WorkerConfig
 
 PROBE_TIMEOUT_S = 600
-_CACHE_VERSION = 1
+_CACHE_VERSION = 2
 
 
 def register_this_machine(config: "WorkerConfig") -> "MachineRow":
@@ -75,6 +75,7 @@ def machine_key() -> str:
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "cards": card_names(),
         "visible_cards": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
+        "remote_store": os.environ.get("HEADROOM_REMOTE_URL", ""),
         "torch": metadata.version("torch"),
         "headroom": _program_version(),
     }
@@ -120,10 +121,10 @@ def _program_version() -> str:
 
 
 def main() -> None:
-    """Measure this machine; JSON on standard output."""
+    """Measure this machine, its disk where jobs have theirs; JSON on standard output."""
     from optimizer.hardware.probe import probe_machine
 
-    json.dump(probe_machine().to_json(), sys.stdout)
+    json.dump(probe_machine(scratch=Path.cwd()).to_json(), sys.stdout)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from optimizer.errors import HeadroomError, InvalidDataset, InvalidModel
+from optimizer.errors import HeadroomError, InvalidDataset, InvalidModel, InvalidPlan
 from worker.lifeline import die_with_supervisor
 from worker.pipe import PipeWriter
 from worker.reporter import Reporter, read_json
@@ -32,6 +32,9 @@ REASONS = frozenset(
         "bad_dataset",
         "bad_model",
         "plan_stale",
+        "missing_extra",
+        "remote_store_full",
+        "remote_store_lost",
     }
 )
 """Error codes that are a job's reason as they are (``webapp.jobs.models.Reason``)."""
@@ -121,6 +124,8 @@ def reason_of(error: HeadroomError) -> str:
         return error.code
     if isinstance(error, InvalidModel):
         return "bad_model"
+    if isinstance(error, InvalidPlan):
+        return "plan_stale"
     return "bad_dataset" if isinstance(error, InvalidDataset) else "internal"
 
 

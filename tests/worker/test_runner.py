@@ -14,7 +14,10 @@ from optimizer.errors import (
     InvalidDataset,
     InvalidPlan,
     LossNotFinite,
+    MissingExtra,
     OutOfDeviceMemory,
+    RemoteStoreFull,
+    RemoteStoreLost,
     UnsupportedModelType,
 )
 from webapp.jobs.models import Reason
@@ -40,7 +43,10 @@ def out_of_device_memory():
         (DiskFull("x"), "disk_full"),
         (InvalidDataset("x", field="file"), "bad_dataset"),
         (UnsupportedModelType("x", supported=["llama"]), "bad_model"),
-        (InvalidPlan("x", field="plan"), "internal"),
+        (InvalidPlan("x", field="plan"), "plan_stale"),
+        (MissingExtra("peft", needed_for="adapters"), "missing_extra"),
+        (RemoteStoreFull("x"), "remote_store_full"),
+        (RemoteStoreLost("x"), "remote_store_lost"),
         (HeadroomError("x"), "internal"),
     ],
 )

@@ -40,6 +40,9 @@ class Reason(models.TextChoices):
     NO_PROGRESS = "no_progress"
     MAX_DURATION = "max_duration"
     PLAN_STALE = "plan_stale"
+    MISSING_EXTRA = "missing_extra"
+    REMOTE_STORE_FULL = "remote_store_full"
+    REMOTE_STORE_LOST = "remote_store_lost"
     INTERNAL = "internal"
 
 

@@ -26,6 +26,9 @@ REASON_SENTENCES = {
     Reason.NO_PROGRESS: "No new step was seen for too long.",
     Reason.MAX_DURATION: "The job ran longer than it may.",
     Reason.PLAN_STALE: "The plan no longer holds on this machine.",
+    Reason.MISSING_EXTRA: "The plan needs a package that this machine lacks.",
+    Reason.REMOTE_STORE_FULL: "The store of the remote tier took no more.",
+    Reason.REMOTE_STORE_LOST: "The store of the remote tier did not answer.",
     Reason.INTERNAL: "Headroom itself failed; the log says where.",
 }
 
