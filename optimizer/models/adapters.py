@@ -136,6 +136,7 @@ def _peft() -> tuple[Any, Any]:
 
 def _choose(model: nn.Module, adapter: Adapter) -> tuple[list[tuple[str, nn.Module]], list[str]]:
     """The modules to adapt, by full name, and the parameters of stacked experts, likewise."""
+    _refuse_shared(find_blocks(model))
     modules, experts, others = _list_candidates(model)
     names = {_short(name) for name, _ in modules} | {_short(name) for name in experts}
     for target in adapter.targets:
@@ -154,6 +155,23 @@ def _cast_to_bases(model: nn.Module, sites: Sequence[Site]) -> None:
     for site in sites:
         for pair in (site.layer.lora_A, site.layer.lora_B):
             pair[ADAPTER_NAME].to(dtypes[site.name])
+
+
+def _refuse_shared(blocks: Sequence[nn.Module]) -> None:
+    """One adapter per place beside one weight for several could not be added to that weight in the end."""
+    seen: set[int] = set()
+    for block in blocks:
+        own = {id(parameter): name for name, parameter in block.named_parameters()}
+        shared = next((name for key, name in own.items() if key in seen), None)
+        if shared is not None:
+            raise InvalidWorkload(
+                f"workload.adapter is set; blocks of this model share parameters ({shared}), which can have no adapters",
+                field="workload.adapter",
+                value="set",
+                allowed=None,
+                hint="Train every weight, or take a model whose blocks have weights of their own.",
+            )
+        seen |= own.keys()
 
 
 def _list_candidates(model: nn.Module) -> tuple[list[tuple[str, nn.Module]], list[str], dict[str, nn.Module]]:

@@ -20,6 +20,7 @@ from tests.optimizer.runtime.tiny import write_tokenizer
 from tests.webapp.conftest import MACHINE_DOCUMENT
 from worker.attempt import read_result
 from worker.child import child_environment, isolated_command
+from worker.submit import read_job_file
 
 CONFIG = {**SMALL_CONFIGS["llama"], "vocab_size": 512, "num_hidden_layers": 2}
 ADAPTER = Adapter(rank=2, targets=("q_proj", "down_proj"))
@@ -93,3 +94,10 @@ def test_the_job_trains_within_its_price_and_leaves_adapters_that_can_be_read(pr
         assert (job_folder / artifact["file"]).stat().st_size == artifact["num_bytes"]
     adapters = load_file(job_folder / "artifacts" / "adapter" / "adapter_model.safetensors")
     assert len(adapters) == 2 * 2 * 2
+
+
+def test_a_job_file_may_write_the_numbers_of_adapters_as_people_do(tmp_path):
+    file = tmp_path / "job.yaml"
+    file.write_text("model: m\nworkload: {learning_rate: 1e-3, adapter: {rank: 4, alpha: 1e1, targets: [q_proj]}}\n")
+    workload = read_job_file(file)["workload"]
+    assert workload == {"learning_rate": 1e-3, "adapter": {"rank": 4, "alpha": 10.0, "targets": ["q_proj"]}}

@@ -134,3 +134,11 @@ def test_an_adapter_is_added_as_peft_adds_it(model_type):
         # peft adds experts' adapters in two operations when it merges, and in one, as here, when it computes.
         atol = 1e-7 if weight.dim() == 3 else 0
         torch.testing.assert_close(weight, bases[name].detach(), rtol=0, atol=atol)
+
+
+def test_blocks_that_share_parameters_can_have_no_adapters():
+    model = make_model("llama")
+    first, second, _ = find_blocks(model)
+    second.mlp.up_proj.weight = first.mlp.up_proj.weight
+    with pytest.raises(InvalidWorkload, match=r"blocks of this model share parameters \(mlp\.up_proj\.weight\)"):
+        attach_adapters(model, Adapter(), seed=1)

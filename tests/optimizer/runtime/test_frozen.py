@@ -32,6 +32,7 @@ NUM_BLOCKS = 3
 PRECISIONS = {
     "fp32": WeightsPlan(),
     "bf16": WeightsPlan(dtype="bf16"),
+    "fp16": WeightsPlan(dtype="fp16"),
     "autocast": WeightsPlan(autocast="bf16"),
 }
 
