@@ -1,4 +1,5 @@
 import contextlib
+import random
 
 import pytest
 import torch
@@ -138,6 +139,32 @@ def test_reading_ahead_more_than_fits_or_in_another_order_changes_no_bytes(tiers
         fetched = tiers.fetch(copies[index], category="activations").wait()
         assert torch.equal(fetched.view(torch.float32), sources[index])
         tiers.prefetch(copies)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_order_of_offloading_reading_ahead_fetching_and_dropping_changes_a_byte(remote, tiers, seed):
+    rng = random.Random(seed)
+    held = []
+    for _ in range(250):
+        action = rng.choice(("offload", "offload", "prefetch", "fetch", "fetch", "drop"))
+        if action == "offload":
+            source = torch.full((rng.choice((1, 1000, 600_000, 1_200_000)),), rng.random())
+            source[:: rng.randint(1, 999)] = rng.random()
+            place = rng.choice(("host", "disk", "remote"))
+            storage = source.untyped_storage()
+            copy = tiers.offload(storage, category="activations", dtype=source.dtype, place=place)
+            held.append((source, copy))
+        elif held and action == "prefetch":
+            tiers.prefetch([copy for _, copy in rng.sample(held, rng.randint(1, len(held)))])
+        elif held and action == "fetch":
+            source, copy = rng.choice(held)
+            fetched = tiers.fetch(copy, category="activations").wait()
+            assert torch.equal(fetched.view(torch.float32), source)
+            del copy
+        elif held:
+            held.pop(rng.randrange(len(held)))
+    tiers.close()
+    assert remote.list_keys() == []
 
 
 def test_what_was_read_ahead_and_dropped_gives_its_slabs_back(tiers):
