@@ -10,8 +10,7 @@ import torch.nn.functional as F
 
 from benchmarks.paired import paired_ratio
 from benchmarks.record import Row
-from optimizer.estimate.compiled import compile_shape
-from optimizer.estimate.logits_and_loss import estimate_chunked_head
+from optimizer.estimate.training import estimate_training
 from optimizer.hardware.machine import Machine
 from optimizer.models.spec import read_model_spec
 from optimizer.plan import Plan
@@ -22,6 +21,7 @@ from optimizer.profile.profile import Profile
 from optimizer.profile.trace import profile_model
 from optimizer.runtime.logits_and_loss import chunked_cross_entropy
 from optimizer.runtime.meter import Meter
+from optimizer.workload import TrainingWorkload
 
 CPU = torch.device("cpu")
 
@@ -113,21 +113,15 @@ def _profile_head(shape: HeadShape) -> Profile:
 
 
 def _price(profile: Profile, shape: HeadShape, machine: Machine, num_chunks: int) -> Row:
-    """What the estimator says of the same head."""
+    """What the estimator says of a step of that model: the head's bytes at their most, and the time."""
     plan = Plan(
         batch=BatchPlan(micro_batch_size=1, accumulation_steps=1),
-        activations=ActivationsPlan(per_block=("keep",)),
+        activations=ActivationsPlan(per_block=("recompute",)),
         logits_and_loss=LogitsAndLossPlan(num_chunks=num_chunks),
     )
-    compiled = compile_shape(profile, plan.weights, (1, shape.num_tokens))
-    head = estimate_chunked_head(profile, compiled, plan=plan, rates=machine.rates)
-    names = ("head", "head_backward_first")
-    if head is None:
-        sizes = [compiled.part_bytes(name) for name in names]
-        times = [compiled.part_time(name, machine.rates, rates_key=machine.name) for name in names]
-    else:
-        sizes, times = [head.bytes[name] for name in names], [head.time[name] for name in names]
+    workload = TrainingWorkload(sequence_length=shape.num_tokens, global_batch_size=1)
+    prediction = estimate_training(profile, plan=plan, workload=workload, machine=machine)
     return {
-        "predicted_peak_bytes": max(sizes[0].rise, int(sizes[0].net.sum()) + sizes[1].rise),
-        "predicted_ms": round(sum(found.compute_ms for found in times), 1),
+        "predicted_peak_bytes": max(point.bytes_by_category["logits_and_loss"] for point in prediction.timeline),
+        "predicted_step_ms": round(prediction.step_ms, 1),
     }

@@ -272,10 +272,11 @@ def list_backward(head: Head, *, adds: bool) -> list[ByteChange]:
         own += [("logits_and_loss", weight_bytes), ("logits_and_loss", bias_bytes)]
         own.append(("logits_and_loss", -(head.weight_elements * head.trains_weight + bias_bytes // size) * wide))
     own.append(("logits_and_loss", -3 * wide - _COUNT_BYTES))  # all but the root, and the two sums of the forward
-    became = bias_bytes if head.is_tied else weight_bytes + bias_bytes
-    own.append(("logits_and_loss", -became))
+    for became in (0 if head.is_tied else weight_bytes, bias_bytes):
+        own.append(("logits_and_loss", -became))
+        if not adds:
+            own.append(("gradients", became))
     if not adds:
-        own.append(("gradients", became))
         return [change for change in own if change[1]]
     # The root and the loss go in parts that were traced with plain training's dtype; so that nothing piles up, they go
     # here as far as they are wider.
