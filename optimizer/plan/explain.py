@@ -3,17 +3,33 @@
 Predictions are taken by shape (``Costs``), not by type: plan knows nothing of estimate.
 """
 
+from collections.abc import Iterator, Mapping
 from itertools import groupby
-from typing import Protocol
+from typing import Final, Protocol
 
 from optimizer.plan.activations import BlockChoice
 from optimizer.plan.plan import Plan
 from optimizer.units import format_bytes
+from optimizer.workload import Technique
 
-_VERBS: dict[BlockChoice, tuple[str, str]] = {
+_VERBS: Final[dict[BlockChoice, tuple[str, str]]] = {
     "keep": ("keeps its activations", "keep their activations"),
     "recompute": ("is recomputed in backward", "are recomputed in backward"),
+    "selective": (
+        "keeps products and attention and recomputes the rest",
+        "keep products and attention and recompute the rest",
+    ),
     "offload": ("moves its activations to the host", "move their activations to the host"),
+    "offload_disk": ("moves its activations to disk", "move their activations to disk"),
+    "offload_remote": ("moves its activations to the remote store", "move their activations to the remote store"),
+}
+_LINKS: Final = {
+    "device_to_host": "to the host",
+    "host_to_device": "back to the device",
+    "host_to_disk": "on to disk",
+    "disk_to_host": "from disk",
+    "host_to_remote": "on to the remote store",
+    "remote_to_host": "from the remote store",
 }
 
 
@@ -27,6 +43,12 @@ class Costs(Protocol):
     @property
     def host_peak_bytes(self) -> int: ...
     @property
+    def disk_peak_bytes(self) -> int: ...
+    @property
+    def remote_peak_bytes(self) -> int: ...
+    @property
+    def copied_bytes(self) -> Mapping[str, int]: ...
+    @property
     def peak_moment(self) -> str: ...
     @property
     def step_ms(self) -> float: ...
@@ -34,21 +56,36 @@ class Costs(Protocol):
     def exposed_copy_ms(self) -> float: ...
 
 
-def explain_plan(plan: Plan, *, prediction: Costs, baseline: Costs | None = None) -> list[str]:
-    """Sentences without a final stop, in order: blocks, batch, representation, cost against the baseline, peak, host.
+Without = Mapping[Technique, Costs]
+"""By technique, what the plan would cost with that one left out."""
+
+
+def explain_plan(
+    plan: Plan, *, prediction: Costs, baseline: Costs | None = None, without: Without | None = None
+) -> list[str]:
+    """Sentences without a final stop, in order: blocks, batch, loss, gradients, state, weights, representation, cost against
+    the baseline, peak, other tiers.
 
     baseline: what plain training (keep all, whole batch at once) is predicted to cost; None leaves the comparison out.
     """
-    sentences = [_blocks_sentence(plan.activations.per_block), _batch_sentence(plan), *_precision_sentences(plan)]
+    worth = _Worth(prediction, without or {})
+    sentences = [
+        describe_blocks(plan.activations.per_block),
+        *_compression_sentences(plan, worth),
+        _batch_sentence(plan, worth),
+        *_loss_sentences(plan, worth),
+        *_gradients_sentences(plan, worth),
+        *_state_sentences(plan, worth),
+        *_weights_sentences(plan, worth),
+        *_precision_sentences(plan),
+    ]
     if baseline is not None:
         sentences.append(_cost_sentence(prediction, baseline))
     sentences.append(
         f"the peak of {format_bytes(prediction.device_peak_bytes)} "
         f"(at most {format_bytes(prediction.device_peak_high_bytes)}) falls in {prediction.peak_moment}"
     )
-    if prediction.host_peak_bytes:
-        sentences.append(_host_sentence(prediction))
-    return sentences
+    return [*sentences, *_tiers_sentences(prediction)]
 
 
 def describe_blocks(per_block: tuple[BlockChoice, ...]) -> str:
@@ -58,12 +95,12 @@ def describe_blocks(per_block: tuple[BlockChoice, ...]) -> str:
     if len(runs) == 1:
         verb = _VERBS[per_block[0]][total != 1]
         return f"all {total} blocks {verb}" if total > 1 else f"the only block {verb}"
-    if len(runs) > 3:
+    if len(runs) > 4:
         return _describe_counts(per_block)
     last_choice, last_length = runs[-1]
     parts = [f"{_place('the last', last_length)} of {total} blocks {_VERBS[last_choice][last_length > 1]}"]
-    places = ["the first", "the next"] if len(runs) == 3 else ["the first"]
-    for place, (choice, length) in zip(places, runs[:-1], strict=True):
+    places = ["the first", "the next", "the next"]
+    for place, (choice, length) in zip(places, runs[:-1], strict=False):
         parts.append(f"{_place(place, length)} {_VERBS[choice][length > 1]}")
     return "; ".join(parts)
 
@@ -79,29 +116,100 @@ def _place(place: str, length: int) -> str:
     return f"{place} {length}" if length > 1 else place
 
 
-def _blocks_sentence(per_block: tuple[BlockChoice, ...]) -> str:
-    return describe_blocks(per_block)
+class _Worth:
+    """What single techniques are worth in this plan, as the end of a sentence."""
+
+    def __init__(self, prediction: Costs, without: Without) -> None:
+        self._prediction = prediction
+        self._without = without
+
+    def clause(self, technique: Technique) -> str:
+        """``; without that the peak would be 1.00 GiB higher, the step 3 % shorter``; empty where it is not known."""
+        other = self._without.get(technique)
+        if other is None:
+            return ""
+        more_bytes = other.device_peak_bytes - self._prediction.device_peak_bytes
+        percent = 100 * (1 - other.step_ms / self._prediction.step_ms) if self._prediction.step_ms > 0 else 0.0
+        peak = _change(format_bytes(abs(more_bytes)), "higher" if more_bytes > 0 else "lower", is_any=more_bytes != 0)
+        step = _change(f"{abs(percent):.1f} %", "shorter" if percent > 0 else "longer", is_any=abs(percent) >= 0.05)
+        return f"; without that the peak would be {peak}, the step {step}"
 
 
-def _batch_sentence(plan: Plan) -> str:
+def _change(amount: str, direction: str, *, is_any: bool) -> str:
+    return f"{amount} {direction}" if is_any else "the same"
+
+
+def _compression_sentences(plan: Plan, worth: _Worth) -> Iterator[str]:
+    activations = plan.activations
+    if activations.compress == "none" or not activations.num_offloaded:
+        return
+    scales = ", with a scale for each 256 elements" if activations.compress == "int8" else ""
+    yield f"what moves travels as {activations.compress}{scales}; results differ slightly{worth.clause('compress')}"
+
+
+def _batch_sentence(plan: Plan, worth: _Worth) -> str:
     batch = plan.batch
     if batch.accumulation_steps == 1:
         return f"the whole batch of {batch.global_batch_size} runs at once"
     return (
         f"the batch of {batch.global_batch_size} runs as {batch.accumulation_steps} micro-batches "
-        f"of {batch.micro_batch_size}, whose gradients are summed"
+        f"of {batch.micro_batch_size}, whose gradients are summed{worth.clause('accumulate')}"
     )
 
 
+def _loss_sentences(plan: Plan, worth: _Worth) -> Iterator[str]:
+    count = plan.logits_and_loss.num_chunks
+    if count > 1:
+        yield f"logits and loss are made in {count} chunks, never all at once{worth.clause('chunked_loss')}"
+
+
+def _gradients_sentences(plan: Plan, worth: _Worth) -> Iterator[str]:
+    if plan.gradients.choice == "consume":
+        clause = worth.clause("consume_gradients")
+        yield f"each tensor is updated as soon as its gradient is there, so gradients never stand together{clause}"
+    if plan.gradients.choice == "host":
+        yield f"each gradient moves to the host as it appears{worth.clause('offload_gradients')}"
+
+
+def _state_sentences(plan: Plan, worth: _Worth) -> Iterator[str]:
+    state = plan.optimizer_state
+    if state.place == "device":
+        return
+    share = "the optimizer state" if state.fraction == 1 else f"{100 * state.fraction:.0f} % of the optimizer state"
+    where = (
+        "on the host and is updated there" if state.place == "host" else "in a file on disk and is updated on the host"
+    )
+    yield f"{share} lives {where}{worth.clause('offload_optimizer')}"
+
+
+def _weights_sentences(plan: Plan, worth: _Worth) -> Iterator[str]:
+    weights = plan.weights
+    if weights.place != "device":
+        source = "the host" if weights.place == "host" else "disk"
+        ahead = {0: "none ahead", 1: "one block ahead"}.get(weights.prefetch, f"{weights.prefetch} blocks ahead")
+        yield f"each block's weights come from {source} as they are needed, {ahead}{worth.clause('stream_weights')}"
+
+
 def _precision_sentences(plan: Plan) -> list[str]:
+    weights = plan.weights
     sentences = []
-    if plan.weights.dtype == "bf16":
+    if weights.dtype != "fp32":
+        scaled = ", and the loss is scaled so that small gradients survive" if weights.scales_loss else ""
         sentences.append(
-            "weights, gradients and activations are bf16, beside fp32 master weights; results differ slightly"
+            f"weights, gradients and activations are {weights.dtype}, beside fp32 master weights{scaled}; "
+            "results differ slightly"
         )
+    if weights.autocast != "off":
+        scaled = ", and the loss is scaled so that small gradients survive" if weights.scales_loss else ""
+        sentences.append(
+            f"products and attention run in {weights.autocast} on fp32 weights{scaled}; results differ slightly"
+        )
+    if weights.frozen != "same":
+        sentences.append(f"the matrices under the adapters are held in {weights.frozen}; results differ slightly")
     if plan.optimizer_state.bits == 8:
         sentences.append("the optimizer's moments take 8 bits an element; results differ slightly")
-    return sentences or ["the numbers are those of plain fp32 training"]
+    is_lossy = sentences or not plan.is_lossless
+    return sentences if is_lossy else ["the numbers are those of plain fp32 training"]
 
 
 def _cost_sentence(prediction: Costs, baseline: Costs) -> str:
@@ -114,10 +222,29 @@ def _cost_sentence(prediction: Costs, baseline: Costs) -> str:
     return f"{time} against keep-all, {memory}"
 
 
-def _host_sentence(prediction: Costs) -> str:
-    waits = f"compute waits {prediction.exposed_copy_ms:.1f} ms a step for copies"
-    hidden = "the copies hide behind compute"
-    return (
-        f"{format_bytes(prediction.host_peak_bytes)} of activations pass through host memory; "
-        f"{waits if prediction.exposed_copy_ms >= 0.05 else hidden}"
+def _tiers_sentences(prediction: Costs) -> Iterator[str]:
+    """What the other tiers hold at their most, and what a step moves."""
+    places = {
+        "on the host": prediction.host_peak_bytes,
+        "on disk": prediction.disk_peak_bytes,
+        "in the remote store": prediction.remote_peak_bytes,
+    }
+    held = [f"{format_bytes(num_bytes)} {place}" for place, num_bytes in places.items() if num_bytes]
+    if held:
+        yield f"other memory holds up to {_listed(held)}"
+    moved = describe_copies(prediction.copied_bytes)
+    if moved or held:
+        waits = f"compute waits {prediction.exposed_copy_ms:.1f} ms a step for copies"
+        ending = waits if prediction.exposed_copy_ms >= 0.05 else "the copies hide behind compute"
+        yield f"each step copies {moved}; {ending}" if moved else ending
+
+
+def describe_copies(copied_bytes: Mapping[str, int]) -> str:
+    """``1.20 GiB to the host and 1.20 GiB back to the device``; empty where nothing moves."""
+    return _listed(
+        [f"{format_bytes(copied_bytes[link])} {words}" for link, words in _LINKS.items() if copied_bytes.get(link)]
     )
+
+
+def _listed(parts: list[str]) -> str:
+    return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))

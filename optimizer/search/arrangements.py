@@ -2,13 +2,13 @@
 
 Blocks that keep stand last. A saved byte of the last block lives from the end of forward to the start of backward, one
 of the first block lives through the whole backward, beside gradients that grow; so keeping the tail never has the
-higher peak. Offloaded blocks stand first, where the copy out has the whole of forward to hide in and the copy back the
-whole of backward, or are spread, so that each copy hides behind a neighbour that computes. Which of the two is faster
-depends on the link, so both are tried.
+higher peak; for the same reason selective stands behind recompute. Offloaded blocks stand first, where the copy out has
+the whole of forward to hide in and the copy back the whole of backward, or are spread, so that each copy hides behind a
+neighbour that computes. Which of the two is faster depends on the link, so both are tried.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from optimizer.plan.activations import BlockChoice
 
@@ -18,36 +18,55 @@ PerBlock = tuple[BlockChoice, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """Plans in a row: one more block keeps from each to the next, so bytes go up and time goes down along it."""
+    """Plans in a row: from each to the next one more block does more of its saving on the device, so bytes go up and
+    time goes down along it."""
 
     num_blocks: int
-    arrangement: Arrangement
-    num_offload: int | None
-    """Blocks that offload, the rest recompute; None where all that do not keep offload."""
+    arrangement: Arrangement = "first"
+    num_offload: int | None = 0
+    """Blocks that offload; None where all that do not keep offload."""
+    offload: BlockChoice = "offload"
+    """Where the offloaded ones go."""
+    steps: PerBlock = ("recompute", "keep")
+    """What the other blocks do, from lightest to heaviest: all take the first, then one by one the second, and so on."""
 
     @property
-    def max_keep(self) -> int:
-        return self.num_blocks - (self.num_offload or 0)
-
-    def per_block(self, num_keep: int) -> PerBlock:
+    def length(self) -> int:
+        """Index of the heaviest plan; 0 is the lightest."""
         if self.num_offload is None:
-            return arrange_offload_only(self.num_blocks, num_keep=num_keep, arrangement=self.arrangement)
-        return arrange(self.num_blocks, num_keep=num_keep, num_offload=self.num_offload, arrangement=self.arrangement)
+            return self.num_blocks
+        return (self.num_blocks - self.num_offload) * (len(self.steps) - 1)
+
+    def per_block(self, index: int) -> PerBlock:
+        if self.num_offload is None:
+            return arrange_offload_only(
+                self.num_blocks, num_keep=index, arrangement=self.arrangement, offload=self.offload
+            )
+        num_rest = self.num_blocks - self.num_offload
+        level, num_risen = divmod(index, num_rest) if num_rest else (0, 0)
+        rest = (self.steps[level],) * (num_rest - num_risen)
+        if num_risen:
+            rest = (*rest, *(self.steps[level + 1],) * num_risen)
+        return arrange(rest, num_offload=self.num_offload, arrangement=self.arrangement, offload=self.offload)
 
 
-def arrange(num_blocks: int, *, num_keep: int, num_offload: int, arrangement: Arrangement) -> PerBlock:
-    """The last ``num_keep`` keep; of the others ``num_offload`` offload and the rest recompute."""
-    num_others = num_blocks - num_keep
+def arrange(
+    rest: PerBlock, *, num_offload: int, arrangement: Arrangement, offload: BlockChoice = "offload"
+) -> PerBlock:
+    """``rest`` in its order, and the offloaded blocks first, or in turns with those of the rest that do not keep."""
+    num_keep = rest.count("keep") if rest and rest[-1] == "keep" else 0
+    num_others = len(rest) + num_offload - num_keep
     offloaded = _positions(num_others, num_offload, arrangement)
-    others: list[BlockChoice] = ["offload" if index in offloaded else "recompute" for index in range(num_others)]
-    kept: list[BlockChoice] = ["keep"] * num_keep
-    return (*others, *kept)
+    waiting = iter(rest)
+    return tuple(offload if index in offloaded else next(waiting) for index in range(len(rest) + num_offload))
 
 
-def arrange_offload_only(num_blocks: int, *, num_keep: int, arrangement: Arrangement) -> PerBlock:
+def arrange_offload_only(
+    num_blocks: int, *, num_keep: int, arrangement: Arrangement, offload: BlockChoice = "offload"
+) -> PerBlock:
     """For goals without recompute: spread mixes offloaded blocks with kept ones, behind whose compute they hide."""
     offloaded = _positions(num_blocks, num_blocks - num_keep, arrangement)
-    return tuple("offload" if index in offloaded else "keep" for index in range(num_blocks))
+    return tuple(offload if index in offloaded else "keep" for index in range(num_blocks))
 
 
 def keep_everything(num_blocks: int) -> PerBlock:
@@ -58,8 +77,9 @@ def keep_everything(num_blocks: int) -> PerBlock:
 
 def summarize(per_block: PerBlock) -> str:
     """In a few words: ``keep 4, recompute 8``."""
-    choices: tuple[BlockChoice, ...] = ("keep", "recompute", "offload")
-    return ", ".join(f"{choice} {per_block.count(choice)}" for choice in choices if choice in per_block)
+    choices: PerBlock = get_args(BlockChoice)
+    counts = [(choice, per_block.count(choice)) for choice in choices]
+    return ", ".join(f"{choice.replace('_', ' to ')} {count}" for choice, count in counts if count)
 
 
 def _positions(num_places: int, num_chosen: int, arrangement: Arrangement) -> frozenset[int]:

@@ -7,16 +7,20 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from optimizer.estimate.prediction import Prediction
 from optimizer.plan.explain import explain_plan
+from optimizer.plan.plan import Plan
 from optimizer.search.baselines import BASELINES, price_baselines
 from optimizer.search.frontier import frontier_of, price_spread
+from optimizer.search.polish import polish
 from optimizer.search.pricebook import PriceBook
-from optimizer.search.problem import PricedPlan, SearchProblem
-from optimizer.search.smallest import explain_infeasible
+from optimizer.search.problem import PricedPlan, SearchProblem, Setting, techniques_of
+from optimizer.search.smallest import explain_infeasible, price_floor
 from optimizer.search.solve import solve
 from optimizer.search.verify import VerificationFailed, verify_plan
 from optimizer.serialize import to_json
 from optimizer.units import format_bytes
+from optimizer.workload import Technique
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,11 +29,11 @@ class SearchResult:
 
     chosen: PricedPlan
     baselines: dict[str, PricedPlan]
-    """By label: keep_all, recompute_all, offload_all, every_second, accumulate_all."""
+    """By label, as in ``baselines.BASELINES``."""
     frontier: tuple[PricedPlan, ...]
     """Plans the goal allows of which no other is both smaller and faster, from small to fast; some over the budget."""
     bound_step_ms: float
-    """No allowed plan is faster, whatever the budget: keep everything, in the best setting."""
+    """No allowed plan is faster, whatever the device budget: keep everything, in the best setting."""
     explanation: tuple[str, ...]
     """The chosen plan in sentences."""
 
@@ -50,6 +54,8 @@ def search(problem: SearchProblem) -> SearchResult:
         book.price(*baseline(remembering))
     solve(book)
     if book.best is None:
+        polish(price_floor(book))
+    if book.best is None:
         raise explain_infeasible(remembering)
     bound_step_ms = price_spread(book)
     chosen = _first_verified(book, problem)
@@ -58,7 +64,7 @@ def search(problem: SearchProblem) -> SearchResult:
         baselines=baselines,
         frontier=frontier_of(book),
         bound_step_ms=bound_step_ms,
-        explanation=tuple(_explain(problem, chosen, baselines["keep_all"])),
+        explanation=tuple(_explain(remembering, chosen, baselines["keep_all"])),
     )
 
 
@@ -76,6 +82,35 @@ def _first_verified(book: PriceBook, problem: SearchProblem) -> PricedPlan:
 
 
 def _explain(problem: SearchProblem, chosen: PricedPlan, keep_all: PricedPlan) -> list[str]:
-    sentences = explain_plan(chosen.plan, prediction=chosen.prediction, baseline=keep_all.prediction)
+    sentences = explain_plan(
+        chosen.plan,
+        prediction=chosen.prediction,
+        baseline=keep_all.prediction,
+        without=_price_without(problem, chosen.plan),
+    )
     room_bytes = problem.goal.device_budget_bytes - chosen.prediction.device_peak_high_bytes
     return [*sentences, f"{format_bytes(room_bytes)} of the budget stay free"]
+
+
+def _price_without(problem: SearchProblem, plan: Plan) -> dict[Technique, Prediction]:
+    """What the plan would cost with one of its levers left out, where the others can stand without it."""
+    setting, total = Setting.of(plan), problem.workload.global_batch_size
+    without: dict[Technique, Setting] = {
+        "compress": replace(setting, compress="none"),
+        "accumulate": replace(setting, micro_batch_size=total, accumulation_steps=1),
+        "chunked_loss": replace(setting, num_chunks=1),
+        "consume_gradients": replace(setting, gradients="keep"),
+        "offload_gradients": replace(setting, gradients="keep"),
+        "offload_optimizer": replace(setting, state_place="device"),
+        "stream_weights": replace(setting, weights_place="device"),
+    }
+    plans = {
+        technique: without[technique].plan(plan.activations.per_block)
+        for technique in techniques_of(plan)
+        if technique in without
+    }
+    return {
+        technique: problem.price(other)
+        for technique, other in plans.items()
+        if other.find_conflict(problem.workload) is None
+    }

@@ -1,8 +1,12 @@
 """The frontier: plans of which no other is both smaller and faster, over the whole range of budgets."""
 
+from collections.abc import Iterator
+
 from optimizer.estimate.prediction import Prediction
 from optimizer.plan.plan import Plan
 from optimizer.search.arrangements import Line, keep_everything, summarize
+from optimizer.search.levers import variants_of
+from optimizer.search.lines import all_blocks, pure_choices
 from optimizer.search.pricebook import PriceBook
 from optimizer.search.problem import PricedPlan, Setting
 
@@ -15,26 +19,23 @@ MAX_SETTINGS = 6
 
 def price_spread(book: PriceBook) -> float:
     """Price plans between smallest and fastest, whatever the budget; the step time of the fastest allowed plan of all."""
-    problem, depth = book.problem, book.problem.num_blocks
-    settings = problem.settings()
-    bound_ms = min(book.price(setting, keep_everything(depth)).step_ms for setting in settings)
+    settings = book.problem.settings()
+    for setting in settings:
+        book.price(setting, keep_everything(book.problem.num_blocks))
     for setting in _spread_settings(settings):
-        lines = [Line(num_blocks=depth, arrangement="first", num_offload=0)] if problem.allows("recompute") else []
-        if problem.allows("offload"):
-            lines.append(Line(num_blocks=depth, arrangement="first", num_offload=None))
-        for line in lines:
-            for step in range(NUM_STEPS + 1):
-                book.price(setting, line.per_block(line.max_keep * step // NUM_STEPS))
-    return bound_ms
+        _price_along_lines(book, setting)
+    for setting in {settings[0]: None, settings[-1]: None}:
+        for variant in variants_of(book, setting):
+            for choice in pure_choices(book):
+                book.price(variant, all_blocks(book, choice))
+    return min(prediction.step_ms for _, prediction in book.permitted())
 
 
 def frontier_of(book: PriceBook) -> tuple[PricedPlan, ...]:
     """From small to fast; thinned to MAX_POINTS, the fastest that fits and both ends always kept."""
-    host_ok = [
-        pair for pair in book.permitted() if pair[1].host_peak_bytes <= book.problem.host_budget_bytes
-    ]  # fastest first
+    roomy = [pair for pair in book.permitted() if book.problem.fits_elsewhere(pair[1])]  # fastest first
     points: list[tuple[Plan, Prediction]] = []
-    for plan, prediction in host_ok:
+    for plan, prediction in roomy:
         if not points or prediction.device_peak_high_bytes < points[-1][1].device_peak_high_bytes:
             points.append((plan, prediction))
     points.reverse()
@@ -43,15 +44,42 @@ def frontier_of(book: PriceBook) -> tuple[PricedPlan, ...]:
 
 
 def plan_label(plan: Plan) -> str:
-    """The plan in a few words: ``keep 4, recompute 8, micro-batch 2 x 4, bf16``."""
-    parts = [summarize(plan.activations.per_block)]
+    """The plan in a few words: ``keep 4, recompute 8, micro-batch 2 x 4, bf16, state on host 50 %``."""
+    return ", ".join([summarize(plan.activations.per_block), *_label_outside_blocks(plan)])
+
+
+def _label_outside_blocks(plan: Plan) -> Iterator[str]:
+    weights, state, chunks = plan.weights, plan.optimizer_state, plan.logits_and_loss.num_chunks
+    if plan.activations.num_offloaded and plan.activations.compress != "none":
+        yield f"copies in {plan.activations.compress}"
     if plan.batch.accumulation_steps > 1:
-        parts.append(f"micro-batch {plan.batch.micro_batch_size} x {plan.batch.accumulation_steps}")
-    if plan.weights.dtype != "fp32":
-        parts.append(plan.weights.dtype)
-    if plan.optimizer_state.bits != 32:
-        parts.append(f"{plan.optimizer_state.bits}-bit state")
-    return ", ".join(parts)
+        yield f"micro-batch {plan.batch.micro_batch_size} x {plan.batch.accumulation_steps}"
+    if weights.autocast != "off" or weights.dtype != "fp32":
+        yield weights.dtype if weights.autocast == "off" else f"autocast {weights.autocast}"
+    if weights.frozen != "same":
+        yield f"frozen {weights.frozen}"
+    if state.bits != 32:
+        yield f"{state.bits}-bit state"
+    if chunks > 1:
+        yield f"loss in {chunks} chunks"
+    if plan.gradients.choice == "consume":
+        yield "gradients consumed"
+    if plan.gradients.choice == "host":
+        yield "gradients on host"
+    if state.place != "device":
+        yield f"state on {state.place}" + (f" {100 * state.fraction:.0f} %" if state.fraction < 1 else "")
+    if weights.place != "device":
+        yield f"weights on {weights.place}"
+
+
+def _price_along_lines(book: PriceBook, setting: Setting) -> None:
+    depth = book.problem.num_blocks
+    lines = [Line(num_blocks=depth)] if book.problem.rebuilding else []
+    if book.problem.offloading:
+        lines.append(Line(num_blocks=depth, num_offload=None))
+    for line in lines:
+        for step in range(NUM_STEPS + 1):
+            book.price(setting, line.per_block(line.length * step // NUM_STEPS))
 
 
 def _spread_settings(settings: tuple[Setting, ...]) -> list[Setting]:

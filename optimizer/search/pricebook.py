@@ -4,13 +4,13 @@ from collections.abc import Callable
 
 from optimizer.estimate.prediction import Prediction
 from optimizer.plan.plan import Plan
-from optimizer.search.arrangements import PerBlock
-from optimizer.search.problem import SearchProblem, Setting
+from optimizer.search.arrangements import PerBlock, keep_everything
+from optimizer.search.problem import SearchProblem, Setting, techniques_of
 
 MAX_PRICES = 1500
 """Where a search stops trying to improve: a bound on time that, unlike a clock, gives the same answer on every machine."""
 
-_Key = tuple[float, bool, int, int, tuple[int, int, int], PerBlock]
+_Key = tuple[float, bool, int, int, int, int, str, PerBlock]
 
 
 class PriceBook:
@@ -18,22 +18,25 @@ class PriceBook:
 
     def __init__(self, problem: SearchProblem) -> None:
         self.problem = problem
-        self._priced: dict[tuple[Setting, PerBlock], tuple[Plan, Prediction]] = {}
+        self._priced: dict[Plan, Prediction] = {}
         self._best_key: _Key | None = None
         self._best: tuple[Plan, Prediction] | None = None
 
     def price(self, setting: Setting, per_block: PerBlock) -> Prediction:
-        known = self._priced.get((setting, per_block))
-        if known is not None:
-            return known[1]
         plan = setting.plan(per_block)
-        prediction = self.problem.price(plan)
-        self._priced[setting, per_block] = (plan, prediction)
+        known = self._priced.get(plan)
+        if known is not None:
+            return known
+        prediction = self._priced[plan] = self.problem.price(plan)
         if self.problem.fits(prediction) and self.problem.permits(plan):
             key = order_key(plan, prediction)
             if self._best_key is None or key < self._best_key:
                 self._best_key, self._best = key, (plan, prediction)
         return prediction
+
+    def keep_all_ms(self, setting: Setting) -> float:
+        """A lower bound on every plan of the setting: no choice of a block is faster than to keep."""
+        return self.price(setting, keep_everything(self.problem.num_blocks)).step_ms
 
     @property
     def best(self) -> tuple[Plan, Prediction] | None:
@@ -45,8 +48,12 @@ class PriceBook:
         return self._best[1].step_ms if self._best else float("inf")
 
     @property
+    def num_prices(self) -> int:
+        return len(self._priced)
+
+    @property
     def is_full(self) -> bool:
-        return len(self._priced) >= MAX_PRICES
+        return self.num_prices >= MAX_PRICES
 
     def permitted(self) -> list[tuple[Plan, Prediction]]:
         """All priced plans that the goal allows, fitting or not, best first."""
@@ -54,23 +61,27 @@ class PriceBook:
 
     def feasible(self) -> list[tuple[Plan, Prediction]]:
         """Those that fit, best first."""
-        return self._sorted(lambda plan, prediction: self.problem.permits(plan) and self.problem.fits(prediction))
+        return self._sorted(lambda plan, prediction: self.problem.fits(prediction) and self.problem.permits(plan))
 
     def _sorted(self, wanted: Callable[[Plan, Prediction], bool]) -> list[tuple[Plan, Prediction]]:
-        return sorted((pair for pair in self._priced.values() if wanted(*pair)), key=lambda pair: order_key(*pair))
+        found = [pair for pair in self._priced.items() if wanted(*pair)]
+        return sorted(found, key=lambda pair: order_key(*pair))
 
 
 def order_key(plan: Plan, prediction: Prediction) -> _Key:
-    """Faster first; then lossless, then fewer bytes moved, since a hidden copy still loads the link, then smaller.
+    """Faster first; then lossless, then fewer bytes moved, since a hidden copy still loads the link, then smaller, then with
+    fewer techniques.
 
     The rest only makes the order total, so that a search is deterministic.
     """
-    rest = (plan.batch.accumulation_steps, plan.optimizer_state.bits, plan.weights.bytes_per_element)
+    elsewhere_bytes = prediction.host_peak_bytes + prediction.disk_peak_bytes + prediction.remote_peak_bytes
     return (
         prediction.step_ms,
         not plan.is_lossless,
-        prediction.host_peak_bytes,
+        sum(prediction.copied_bytes.values()) + elsewhere_bytes,
         prediction.device_peak_high_bytes,
-        rest,
+        len(techniques_of(plan)),
+        plan.batch.accumulation_steps,
+        repr(Setting.of(plan)),
         plan.activations.per_block,
     )

@@ -5,15 +5,19 @@ tested against any function, and what it optimizes is by construction what the e
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
 
+from optimizer.errors import InvalidPlan
 from optimizer.estimate.prediction import Prediction, Verdict
-from optimizer.plan.activations import ActivationsPlan, BlockChoice
+from optimizer.plan.activations import ActivationsPlan, BlockChoice, Compression
 from optimizer.plan.batch import BatchPlan
-from optimizer.plan.optimizer_state import OptimizerStatePlan
+from optimizer.plan.gradients import GradientsChoice, GradientsPlan
+from optimizer.plan.logits_and_loss import LogitsAndLossPlan
+from optimizer.plan.optimizer_state import OptimizerStatePlan, StatePlace
 from optimizer.plan.plan import Plan
-from optimizer.plan.weights import WeightsDtype, WeightsPlan
+from optimizer.plan.weights import Autocast, FrozenFormat, WeightsDtype, WeightsPlace, WeightsPlan
+from optimizer.search.arrangements import keep_everything
 from optimizer.serialize import to_json
 from optimizer.workload import Goal, Technique, TrainingWorkload
 
@@ -42,19 +46,73 @@ class PricedPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """The discrete choices outside the blocks."""
+    """The discrete choices outside the blocks, flat. The defaults are plain training's."""
 
     micro_batch_size: int
     accumulation_steps: int
     dtype: WeightsDtype = "fp32"
+    autocast: Autocast = "off"
+    frozen: FrozenFormat = "same"
     bits: StateBits = 32
+    num_chunks: int = 1
+    gradients: GradientsChoice = "keep"
+    state_place: StatePlace = "device"
+    state_fraction: float = 1.0
+    weights_place: WeightsPlace = "device"
+    prefetch: int = 1
+    compress: Compression = "none"
+    """Of offloaded blocks; a plan without any is written down without compression."""
 
     def plan(self, per_block: tuple[BlockChoice, ...]) -> Plan:
+        activations = ActivationsPlan(per_block=per_block, compress=self.compress)
         return Plan(
             batch=BatchPlan(micro_batch_size=self.micro_batch_size, accumulation_steps=self.accumulation_steps),
-            weights=WeightsPlan(dtype=self.dtype),
-            optimizer_state=OptimizerStatePlan(bits=self.bits),
-            activations=ActivationsPlan(per_block=per_block),
+            weights=WeightsPlan(
+                dtype=self.dtype,
+                autocast=self.autocast,
+                frozen=self.frozen,
+                place=self.weights_place,
+                prefetch=self.prefetch if self.weights_place != "device" else 1,
+            ),
+            gradients=GradientsPlan(choice=self.gradients),
+            optimizer_state=OptimizerStatePlan(
+                bits=self.bits,
+                place=self.state_place,
+                fraction=self.state_fraction if self.state_place != "device" else 1.0,
+            ),
+            activations=activations if activations.num_offloaded else ActivationsPlan(per_block=per_block),
+            logits_and_loss=LogitsAndLossPlan(num_chunks=self.num_chunks),
+        )
+
+    @classmethod
+    def of(cls, plan: Plan) -> "Setting":
+        """What a plan decides outside its blocks."""
+        return cls(
+            micro_batch_size=plan.batch.micro_batch_size,
+            accumulation_steps=plan.batch.accumulation_steps,
+            dtype=plan.weights.dtype,
+            autocast=plan.weights.autocast,
+            frozen=plan.weights.frozen,
+            bits=plan.optimizer_state.bits,
+            num_chunks=plan.logits_and_loss.num_chunks,
+            gradients=plan.gradients.choice,
+            state_place=plan.optimizer_state.place,
+            state_fraction=plan.optimizer_state.fraction,
+            weights_place=plan.weights.place,
+            prefetch=plan.weights.prefetch,
+            compress=plan.activations.compress,
+        )
+
+    @property
+    def base(self) -> "Setting":
+        """Its micro-batch and representation alone."""
+        return Setting(
+            micro_batch_size=self.micro_batch_size,
+            accumulation_steps=self.accumulation_steps,
+            dtype=self.dtype,
+            autocast=self.autocast,
+            frozen=self.frozen,
+            bits=self.bits,
         )
 
 
@@ -66,59 +124,122 @@ class SearchProblem:
     workload: TrainingWorkload
     goal: Goal
     host_budget_bytes: int
-    """Cap on offloaded bytes: the goal's, or what the machine has."""
+    """Cap on bytes on the host tier: the goal's, or what the machine has."""
     price: Price
     """Pure: the same plan costs the same, always."""
-    can_bf16: bool = True
-    """Whether the machine has a rate for bf16."""
-    can_8bit: bool = True
-    """Whether the machine has a rate for 8-bit state; without bitsandbytes a measured machine has none."""
+    disk_budget_bytes: int = 0
+    """The same for the disk tier; 0 where there is none."""
+    remote_budget_bytes: int = 0
+    """The same for the remote tier."""
+    unavailable: frozenset[Technique] = frozenset()
+    """What the machine cannot do, or has no rate for; without bitsandbytes a measured machine has none for 8-bit state."""
+    representations: frozenset[str] | None = None
+    """Those that were profiled and have rates (``WeightsPlan.representation``); None for all."""
+    micro_batch_size: int | None = None
+    """Only this one; None for every divisor of the batch."""
 
     def allows(self, technique: Technique) -> bool:
         """Whether the goal and the machine permit it."""
-        if technique in self.goal.forbid or (technique in LOSSY and not self.goal.allow_lossy):
+        if technique in self.goal.forbid or technique in self.unavailable:
             return False
-        return {"bf16": self.can_bf16, "8bit_optimizer": self.can_8bit}.get(technique, True)
+        if technique in LOSSY and not self.goal.allow_lossy:
+            return False
+        if technique == "quantize_frozen":
+            return self.workload.adapter is not None
+        return {"disk": self.disk_budget_bytes > 0, "remote": self.remote_budget_bytes > 0}.get(technique, True)
 
     @property
     def choices(self) -> tuple[BlockChoice, ...]:
         """What a block may do."""
-        recompute: tuple[BlockChoice, ...] = ("recompute",) if self.allows("recompute") else ()
-        offload: tuple[BlockChoice, ...] = ("offload",) if self.allows("offload") else ()
-        return ("keep", *recompute, *offload)
+        return ("keep", *self.rebuilding, *self.offloading)
+
+    @property
+    def rebuilding(self) -> tuple[BlockChoice, ...]:
+        """The choices that run ops again, lightest first."""
+        return ("recompute", "selective") if self.allows("recompute") else ()
+
+    @property
+    def offloading(self) -> tuple[BlockChoice, ...]:
+        """The choices that move bytes away, nearest first."""
+        if not self.allows("offload"):
+            return ()
+        places: tuple[tuple[BlockChoice, bool], ...] = (
+            ("offload", True),
+            ("offload_remote", self.allows("remote")),
+            ("offload_disk", self.allows("disk")),
+        )
+        return tuple(choice for choice, is_allowed in places if is_allowed)
 
     def permits(self, plan: Plan) -> bool:
-        """Whether every technique of the plan is allowed."""
-        return all(self.allows(technique) for technique in techniques_of(plan))
+        """Whether every technique of the plan is allowed, and all of them together can be carried out."""
+        allowed = all(self.allows(technique) for technique in techniques_of(plan))
+        return allowed and plan.find_conflict(self.workload) is None
+
+    def permits_setting(self, setting: Setting) -> bool:
+        """The same for what is decided outside the blocks; False also where that contradicts itself."""
+        try:
+            return self.permits(setting.plan(keep_everything(self.num_blocks)))
+        except InvalidPlan:
+            return False
 
     def settings(self) -> tuple[Setting, ...]:
-        """All of them: representations from lossless to smallest, and in each the micro-batch from small to large."""
-        dtypes: list[WeightsDtype] = ["fp32", "bf16"] if self.allows("bf16") else ["fp32"]
-        widths: list[StateBits] = [32, 8] if self.allows("8bit_optimizer") else [32]
+        """Micro-batches and representations, from lossless to smallest, and in each the micro-batch from small to large.
+
+        All else in them is as in plain training; ``levers.py`` says what can be added.
+        """
         total = self.workload.global_batch_size
         sizes = divisors(total) if self.allows("accumulate") else [total]
-        return tuple(
-            Setting(micro_batch_size=size, accumulation_steps=total // size, dtype=dtype, bits=bits)
-            for dtype in dtypes
-            for bits in widths
+        if self.micro_batch_size is not None:
+            sizes = [size for size in sizes if size == self.micro_batch_size]
+        found = [
+            replace(representation, micro_batch_size=size, accumulation_steps=total // size)
+            for representation in _REPRESENTATIONS
             for size in sizes
-        )
+        ]
+        return tuple(setting for setting in found if self._is_known(setting) and self.permits_setting(setting))
+
+    def _is_known(self, setting: Setting) -> bool:
+        weights = WeightsPlan(dtype=setting.dtype, autocast=setting.autocast, frozen=setting.frozen)
+        return self.representations is None or weights.representation in self.representations
 
     def fits_device(self, prediction: Prediction) -> bool:
         """Whether even the upper end of the interval honours the budget."""
         return prediction.device_peak_high_bytes <= self.goal.device_budget_bytes
 
+    def fits_elsewhere(self, prediction: Prediction) -> bool:
+        """Whether host, disk and remote store have room."""
+        return (
+            prediction.host_peak_bytes <= self.host_budget_bytes
+            and prediction.disk_peak_bytes <= self.disk_budget_bytes
+            and prediction.remote_peak_bytes <= self.remote_budget_bytes
+        )
+
     def fits(self, prediction: Prediction) -> bool:
-        return self.fits_device(prediction) and prediction.host_peak_bytes <= self.host_budget_bytes
+        return self.fits_device(prediction) and self.fits_elsewhere(prediction)
 
     def verdict(self, prediction: Prediction) -> Verdict:
-        """The prediction's own verdict, and ``does_not_fit`` where the host has no room."""
-        if prediction.host_peak_bytes > self.host_budget_bytes:
+        """The prediction's own verdict, and ``does_not_fit`` where another tier has no room."""
+        if not self.fits_elsewhere(prediction):
             return "does_not_fit"
         return prediction.verdict(self.goal.device_budget_bytes)
 
     def priced(self, label: str, plan: Plan, prediction: Prediction) -> PricedPlan:
         return PricedPlan(label=label, plan=plan, prediction=prediction, verdict=self.verdict(prediction))
+
+
+_PLAIN: Final = Setting(micro_batch_size=1, accumulation_steps=1)
+_DTYPES: Final = (
+    _PLAIN,
+    replace(_PLAIN, autocast="bf16"),
+    replace(_PLAIN, autocast="fp16"),
+    replace(_PLAIN, dtype="bf16"),
+    replace(_PLAIN, dtype="fp16"),
+)
+_FROZEN: Final[tuple[FrozenFormat, ...]] = ("same", "int8", "nf4")
+_BITS: Final[tuple[StateBits, ...]] = (32, 8)
+_REPRESENTATIONS: Final = tuple(
+    replace(setting, frozen=frozen, bits=bits) for setting in _DTYPES for frozen in _FROZEN for bits in _BITS
+)
 
 
 def techniques_of(plan: Plan) -> tuple[Technique, ...]:

@@ -1,4 +1,5 @@
-"""``search_plans``: binds the search to the estimator. Torch-free; the estimator takes nearly all of its time."""
+"""``search_plans`` and ``largest_micro_batch``: bind the search to the estimator. Torch-free; the estimator takes nearly all
+of its time."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,8 +10,9 @@ from optimizer.hardware.machine import Machine
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
 from optimizer.search.core import SearchResult, search
+from optimizer.search.largest import find_largest_micro_batch
 from optimizer.search.problem import PricedPlan, SearchProblem
-from optimizer.workload import Goal, TrainingWorkload
+from optimizer.workload import Goal, Technique, TrainingWorkload
 
 
 def search_plans(
@@ -28,6 +30,24 @@ def search_plans(
     return search(training_problem(profile, workload=workload, goal=goal, machine=machine, calibration=calibration))
 
 
+def largest_micro_batch(
+    profile: Profile,
+    *,
+    workload: TrainingWorkload,
+    goal: Goal,
+    machine: Machine,
+    calibration: Mapping[str, Any] | None = None,
+) -> PricedPlan:
+    """The fastest plan with the largest micro-batch for which some permitted plan fits.
+
+    Its ``plan.batch.micro_batch_size`` is that micro-batch, a divisor of the workload's batch. Raises NoFeasiblePlan where none
+    fits.
+    """
+    return find_largest_micro_batch(
+        training_problem(profile, workload=workload, goal=goal, machine=machine, calibration=calibration)
+    )
+
+
 def training_problem(
     profile: Profile,
     *,
@@ -42,15 +62,41 @@ def training_problem(
         return estimate_training(profile, plan=plan, workload=workload, machine=machine, calibration=calibration)
 
     host_budget_bytes = machine.host_memory_bytes if goal.host_budget_bytes is None else goal.host_budget_bytes
+    disk_budget_bytes = machine.disk_free_bytes if goal.disk_budget_bytes is None else goal.disk_budget_bytes
     return SearchProblem(
         num_blocks=profile.num_blocks,
         workload=workload,
         goal=goal,
         host_budget_bytes=host_budget_bytes,
+        disk_budget_bytes=min(disk_budget_bytes, machine.disk_free_bytes),
+        remote_budget_bytes=machine.remote_free_bytes,
         price=price,
-        can_bf16="bf16" in machine.rates.matmul_flops_per_s,
-        can_8bit="adamw_8" in machine.rates.optimizer_elements_per_s,
+        unavailable=_unavailable(machine),
+        representations=_representations(profile, machine),
     )
 
 
-__all__ = ["PricedPlan", "SearchResult", "search_plans", "training_problem"]
+def _representations(profile: Profile, machine: Machine) -> frozenset[str]:
+    """What was profiled, in the dtypes that the machine has a rate for. fp16 has the profile of bf16."""
+    rates = machine.rates.matmul_flops_per_s
+    names = {*profile.regimes, *(name.replace("bf16", "fp16") for name in profile.regimes)}
+    return frozenset(name for name in names if all(dtype in rates for dtype in _dtypes(name)))
+
+
+def _dtypes(representation: str) -> list[str]:
+    return representation.partition("/")[0].split("+")
+
+
+def _unavailable(machine: Machine) -> frozenset[Technique]:
+    """What the machine has no rate for."""
+    rates = machine.rates
+    needed: dict[Technique, tuple[object, ...]] = {
+        "8bit_optimizer": (rates.optimizer_elements_per_s.get("adamw_8"),),
+        "offload_optimizer": (rates.host_optimizer_elements_per_s,),
+        "disk": (rates.disk_write_bytes_per_s, rates.disk_read_bytes_per_s),
+        "remote": (rates.remote_write_bytes_per_s, rates.remote_read_bytes_per_s),
+    }
+    return frozenset(technique for technique, found in needed.items() if not all(found))
+
+
+__all__ = ["PricedPlan", "SearchResult", "largest_micro_batch", "search_plans", "training_problem"]

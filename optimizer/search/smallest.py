@@ -1,28 +1,28 @@
 """Nothing fits: how small the job could be made, what it is then made of, and what else could be allowed."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from optimizer.errors import NoFeasiblePlan
+from optimizer.estimate.prediction import Prediction
+from optimizer.plan.plan import Plan
+from optimizer.search.levers import homes_of, largest_fraction, with_chunks, with_prefetch
+from optimizer.search.lines import lightest_bytes
 from optimizer.search.pricebook import PriceBook
-from optimizer.search.problem import SearchProblem
-from optimizer.search.solve import price_lightest
+from optimizer.search.problem import LOSSY, SearchProblem, Setting
+from optimizer.search.solve import price_lightest, solve
+from optimizer.techniques import TECHNIQUE_LABELS
 from optimizer.units import format_bytes
-from optimizer.workload import Technique
 
-_LEVERS: dict[Technique, str] = {
-    "recompute": "recompute",
-    "offload": "offload",
-    "accumulate": "accumulation",
-    "bf16": "bf16",
-    "8bit_optimizer": "8-bit optimizer state",
-}
+MAX_TIGHTENINGS = 4
+"""Searches below the smallest peak found so far; each has found a smaller one where it is not the last."""
+NUM_LIGHTEST = 3
+"""Settings, lightest first, whose mixtures are priced as well."""
 
 
 def explain_infeasible(problem: SearchProblem) -> NoFeasiblePlan:
     """The error to raise. Its budget is enough: a search with exactly that much succeeds."""
-    book = _priced_floor(problem)
-    fitting_host = [pair for pair in book.permitted() if pair[1].host_peak_bytes <= problem.host_budget_bytes]
-    plan, prediction = min(fitting_host, key=lambda pair: pair[1].device_peak_high_bytes)
+    plan, prediction = find_smallest(problem)
     error = NoFeasiblePlan(
         budget_bytes=problem.goal.device_budget_bytes,
         smallest_feasible_bytes=prediction.device_peak_high_bytes,
@@ -33,33 +33,85 @@ def explain_infeasible(problem: SearchProblem) -> NoFeasiblePlan:
     return error
 
 
-def _priced_floor(problem: SearchProblem) -> PriceBook:
-    """Only the settings that can be smallest: one sequence at a time, and the whole batch, which sums no gradients."""
-    book = PriceBook(problem)
+def find_smallest(problem: SearchProblem) -> tuple[Plan, Prediction]:
+    """The permitted plan with the least upper end of the peak for which the other tiers have room.
+
+    First what must be near the smallest, then searches with a byte less than was found, until one finds nothing.
+    """
+    smallest = _smallest(price_floor(PriceBook(problem)))
+    for _ in range(MAX_TIGHTENINGS):
+        below = PriceBook(_with_budget(problem, smallest[1].device_peak_high_bytes - 1))
+        solve(below)
+        if below.best is None:
+            break
+        smallest = _smallest(below)
+    return smallest
+
+
+def _with_budget(problem: SearchProblem, budget_bytes: int) -> SearchProblem:
+    return replace(problem, goal=replace(problem.goal, device_budget_bytes=budget_bytes))
+
+
+def _smallest(book: PriceBook) -> tuple[Plan, Prediction]:
+    roomy = [pair for pair in book.permitted() if book.problem.fits_elsewhere(pair[1])]
+    return min(roomy, key=lambda pair: pair[1].device_peak_high_bytes)
+
+
+def price_floor(book: PriceBook) -> PriceBook:
+    """Only what can be smallest: one sequence at a time, and the whole batch, which sums no gradients."""
+    problem = book.problem
     sizes = [setting.micro_batch_size for setting in problem.settings()]
-    for setting in problem.settings():
-        if setting.micro_batch_size == min(sizes) or setting.accumulation_steps == 1:
-            price_lightest(book, setting)
+    candidates: dict[Setting, int] = {}
+    for base in problem.settings():
+        if base.micro_batch_size == min(sizes) or base.accumulation_steps == 1:
+            book.keep_all_ms(base)
+            candidates.update({setting: lightest_bytes(book, setting) for setting in _light_settings(book, base)})
+    for setting in sorted(candidates, key=lambda setting: (candidates[setting], repr(setting)))[:NUM_LIGHTEST]:
+        price_lightest(book, setting)
     return book
 
 
+def _light_settings(book: PriceBook, base: Setting) -> Iterator[Setting]:
+    """Every count of chunks at the strongest home; every home at the best of them."""
+    homes = [home for home in (largest_fraction(book, home) for home in homes_of(book, base)) if home is not None]
+    strongest = [fetching for chunked in with_chunks(book, homes[-1]) for fetching in with_prefetch(chunked)]
+    yield from strongest
+    best = min(strongest, key=lambda setting: lightest_bytes(book, setting))
+    for home in homes[:-1]:
+        yield replace(home, num_chunks=best.num_chunks, prefetch=best.prefetch)
+
+
 def _hint(problem: SearchProblem, smallest_bytes: int) -> str:
-    """Ways out, the ones that cost least to the user first."""
+    """Ways out, the ones that cost least to the user first. What is said to help has been priced."""
     ways = [f"Raise the budget to {format_bytes(smallest_bytes)}", "shorten the sequence"]
-    forbidden = [name for technique, name in _LEVERS.items() if technique in problem.goal.forbid]
-    if forbidden:
-        ways.append(f"permit {' or '.join(forbidden)}")
+    ways.extend(_permissions(problem, smallest_bytes))
+    unlimited = replace(problem, host_budget_bytes=2**62)
+    ways.extend(_way("give it more host memory", unlimited, smallest_bytes))
     if not problem.goal.allow_lossy:
-        ways.append(_lossy_way(problem, smallest_bytes))
+        relaxed = replace(problem, goal=replace(problem.goal, allow_lossy=True))
+        ways.extend(_way("allow lossy choices such as bf16 and 8-bit optimizer state", relaxed, smallest_bytes))
     return ", ".join(ways[:-1]) + f", or {ways[-1]}."
 
 
-def _lossy_way(problem: SearchProblem, smallest_bytes: int) -> str:
-    relaxed = replace(problem, goal=replace(problem.goal, allow_lossy=True))
-    peaks = [
-        prediction.device_peak_high_bytes
-        for _, prediction in _priced_floor(relaxed).permitted()
-        if prediction.host_peak_bytes <= problem.host_budget_bytes
+def _permissions(problem: SearchProblem, smallest_bytes: int) -> list[str]:
+    """Each forbidden technique that helps by itself; where none does, all that are forbidden together."""
+    forbidden = [
+        technique
+        for technique in problem.goal.forbid
+        if technique not in problem.unavailable and (technique not in LOSSY or problem.goal.allow_lossy)
     ]
-    gain = f" (smallest peak then {format_bytes(min(peaks))})" if peaks and min(peaks) < smallest_bytes else ""
-    return f"allow lossy choices, bf16 and 8-bit optimizer state{gain}"
+    ways: list[str] = []
+    for technique in forbidden:
+        others = tuple(other for other in problem.goal.forbid if other != technique)
+        relaxed = replace(problem, goal=replace(problem.goal, forbid=others))
+        ways.extend(_way(f"permit '{TECHNIQUE_LABELS[technique]}'", relaxed, smallest_bytes))
+    if forbidden and not ways:
+        relaxed = replace(problem, goal=replace(problem.goal, forbid=()))
+        ways.extend(_way("permit what is forbidden", relaxed, smallest_bytes))
+    return ways
+
+
+def _way(text: str, relaxed: SearchProblem, smallest_bytes: int) -> list[str]:
+    """Empty where it would not help."""
+    relaxed_bytes = _smallest(price_floor(PriceBook(relaxed)))[1].device_peak_high_bytes
+    return [f"{text} (smallest peak then {format_bytes(relaxed_bytes)})"] if relaxed_bytes < smallest_bytes else []

@@ -1,12 +1,14 @@
-"""The solver: for every setting, how many blocks keep, recompute and offload so that the step is fastest within the
-budget.
+"""The solver: for every setting, what its blocks do so that the step is fastest within the budgets.
 
-Method. Identical blocks differ only by position, so a plan is counts and an arrangement. With the number of offloaded
-blocks fixed, each further block that keeps costs bytes and saves time: the best member of such a line is the last that
-fits, found by interpolation and bisection over exact prices (the estimator's own, at every moment of the step). Lines
-differ in the number of offloaded blocks; all are tried on shallow models, on deep ones a grid that narrows around the
-best. A setting is dropped when keeping everything in it would be no faster than a plan already found, which is exact
-because no choice is faster than keeping.
+Method. A base is a micro-batch and a representation; ``levers.py`` says what can be added to it outside the blocks. In each
+such setting identical blocks differ only by position, so a plan is counts and an arrangement (``lines.py``). A share of the
+state that leaves the device is chosen so that it is the least with which some plan fits. Last, the best plan is changed here
+and there while that makes it faster (``polish.py``).
+
+Pruning. A base, or a setting, is dropped when keeping everything in it would be no faster than a plan already found: no
+choice of a block is faster than keeping, and no lever faster than none, but for what is measured at the first base. A home
+of gradients, state and weights is dropped when its lightest plans are far over the budget, and with it the weaker homes
+and, where gradients accumulate, the larger micro-batches.
 
 Assumes: along a line bytes do not fall and time does not rise. Where an estimator breaks this slightly, the plan found
 still fits (its own price says so) but may miss the optimum by a block. *Not modelled*: blocks of different kinds; they
@@ -14,190 +16,174 @@ are treated as alike.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
-from optimizer.search.arrangements import Arrangement, Line, PerBlock, keep_everything
+from optimizer.search.levers import (
+    has_free_fraction,
+    homes_of,
+    is_weaker,
+    largest_fraction,
+    smallest_fraction,
+    variants_of,
+    with_chunks,
+    with_prefetch,
+)
+from optimizer.search.lines import (
+    INFINITE_MS,
+    lightest_bytes,
+    mixed_lines,
+    plain_lines,
+    pure_choices,
+    pure_offload_lines,
+    search_line,
+    search_mixtures,
+    with_compression,
+)
+from optimizer.search.polish import polish
 from optimizer.search.pricebook import PriceBook
 from optimizer.search.problem import Setting
 
-MAX_BLOCKS_FOR_ALL_LINES = 12
-"""Up to this depth every number of offloaded blocks is tried."""
-NUM_GRID_CELLS = 4
-"""Beyond it, offloaded counts start this many cells apart."""
 HOPELESS_RATIO = 1.25
 """A setting whose lightest pure plan is this far over the budget is not searched for a mixture that fits."""
+MAX_MIXED_SETTINGS = 6
+"""Settings, best first, in which every mixture of offloaded, rebuilt and kept blocks is looked at."""
+_NEVER = 2**62
 
 
 def solve(book: PriceBook) -> None:
     """Price what is worth pricing; the answer is ``book.best``."""
-    settings = sorted(_hopeful_settings(book), key=lambda setting: _keep_all_ms(book, setting))
-    for setting in settings:
-        for line in _plain_lines(book):
-            _search_line(book, setting, line)
-    for setting in settings:
-        if _keep_all_ms(book, setting) < book.best_step_ms and not book.is_full:
-            for arrangement in _arrangements(book):
-                _search_lines(book, setting, arrangement)
-    _polish(book)
+    _Solver(book).solve()
 
 
 def price_lightest(book: PriceBook, setting: Setting) -> int:
     """Price the plans of a setting that could have its least peak; the least upper end found."""
-    highs = [
-        book.price(setting, line.per_block(num_keep)).device_peak_high_bytes
-        for line in _light_lines(book)
-        for num_keep in (0, 1)
-        if num_keep <= line.max_keep
-    ]
-    return min([*highs, book.price(setting, keep_everything(book.problem.num_blocks)).device_peak_high_bytes])
+    highs = [lightest_bytes(book, setting)]
+    for line in [*plain_lines(book), *pure_offload_lines(book, setting), *mixed_lines(book, setting)]:
+        for index in (0, 1):
+            if index <= line.length:
+                highs.append(book.price(setting, line.per_block(index)).device_peak_high_bytes)
+    return min(highs)
 
 
-def _hopeful_settings(book: PriceBook) -> Iterator[Setting]:
-    """Settings in which some plan may fit.
+@dataclass
+class _Solver:
+    """What one run of the solver knows beside the prices."""
 
-    Among those that accumulate a larger micro-batch never needs less, so the first hopeless one ends its representation.
-    The whole batch at once is looked at on its own: its gradients grow only while activations go.
-    """
-    hopeless: set[tuple[str, int]] = set()
-    limit_bytes = book.problem.goal.device_budget_bytes * HOPELESS_RATIO
-    for setting in book.problem.settings():
-        representation = (setting.dtype, setting.bits)
-        if setting.accumulation_steps > 1 and representation in hopeless:
-            continue
-        if min(_pure_peaks(book, setting)) > limit_bytes:
-            hopeless.add(representation)
-        else:
-            yield setting
+    book: PriceBook
+    found_ms: dict[Setting, float] = field(default_factory=dict)
+    """By setting, the fastest of its plans that was found to fit."""
+    hopeless: dict[Setting, int] = field(default_factory=dict)
+    """By home, from which micro-batch on nothing can fit where gradients accumulate."""
 
+    def solve(self) -> None:
+        bases = sorted(self.book.problem.settings(), key=self.book.keep_all_ms)
+        gain = self._largest_gain(bases[0])
+        for base in bases:
+            if self._is_worth(gain * self.book.keep_all_ms(base)):
+                self._search_base(base)
+        self._search_offload()
+        polish(self.book)
 
-def _pure_peaks(book: PriceBook, setting: Setting) -> list[int]:
-    return [
-        book.price(setting, (choice,) * book.problem.num_blocks).device_peak_high_bytes
-        for choice in book.problem.choices
-    ]
+    def _is_worth(self, bound_ms: float) -> bool:
+        return bound_ms < self.book.best_step_ms and not self.book.is_full
 
+    def _largest_gain(self, base: Setting) -> float:
+        """The time of the lever that makes keeping everything fastest, as a share of none's: 1 where all levers cost time."""
+        plain_ms = self.book.keep_all_ms(base)
+        times = [self.book.keep_all_ms(variant) for variant in variants_of(self.book, base)]
+        return min([plain_ms, *times]) / plain_ms if plain_ms > 0 else 1.0
 
-def _keep_all_ms(book: PriceBook, setting: Setting) -> float:
-    """A lower bound on every plan of the setting."""
-    return book.price(setting, keep_everything(book.problem.num_blocks)).step_ms
+    def _search_base(self, base: Setting) -> None:
+        dead: list[Setting] = []
+        hopeful: list[Setting] = []
+        for home in reversed(homes_of(self.book, base)):
+            roomy = largest_fraction(self.book, home)
+            if roomy is None or any(is_weaker(home, other) for other in dead):
+                continue
+            variants = self._hopeful_variants(roomy)
+            hopeful.extend(variants)
+            if not variants:
+                dead.append(home)
+        for setting in sorted(hopeful, key=self._order):
+            if self._is_worth(self._bound_ms(setting)):
+                self._search_setting(setting)
 
+    def _order(self, setting: Setting) -> tuple[float, float, str]:
+        return self.found_ms.get(setting, INFINITE_MS), self._bound_ms(setting), repr(setting)
 
-def _plain_lines(book: PriceBook) -> list[Line]:
-    """Recompute against keep, where that is allowed."""
-    allowed = book.problem.allows("recompute")
-    return [Line(num_blocks=book.problem.num_blocks, arrangement="first", num_offload=0)] if allowed else []
+    def _bound_ms(self, setting: Setting) -> float:
+        """Where a share of the state may stay on the device, it may be that all of it does."""
+        if has_free_fraction(setting):
+            resident = replace(setting, state_place="device", state_fraction=1.0)
+            if self.book.problem.permits_setting(resident):
+                return min(self.book.keep_all_ms(resident), self.book.keep_all_ms(setting))
+        return self.book.keep_all_ms(setting)
 
+    def _hopeful_variants(self, home: Setting) -> list[Setting]:
+        """Counts of chunks and of prefetched blocks in which something may fit. The largest count, and no prefetch, are looked
+        at only where the others do not surely fit."""
+        if self._is_known_hopeless(home):
+            return []
+        *usual, last = with_chunks(self.book, home)
+        found = [setting for chunked in usual or [last] for setting in self._hopeful_prefetch(chunked)]
+        limit_bytes = self.book.problem.goal.device_budget_bytes
+        if usual and all(lightest_bytes(self.book, setting) > limit_bytes for setting in found):
+            found.extend(self._hopeful_prefetch(last))
+        if not found and home.accumulation_steps > 1:
+            key = _without_batch(home)
+            self.hopeless[key] = min(self.hopeless.get(key, _NEVER), home.micro_batch_size)
+        return found
 
-def _arrangements(book: PriceBook) -> tuple[Arrangement, ...]:
-    return ("first", "spread") if book.problem.allows("offload") else ()
+    def _is_known_hopeless(self, home: Setting) -> bool:
+        """A larger micro-batch never needs less; but the whole batch at once may, whose gradients grow while activations go."""
+        return home.accumulation_steps > 1 and home.micro_batch_size >= self.hopeless.get(_without_batch(home), _NEVER)
 
+    def _hopeful_prefetch(self, setting: Setting) -> list[Setting]:
+        limit_bytes = self.book.problem.goal.device_budget_bytes
+        found = []
+        for fetching in with_prefetch(setting):
+            lightest = lightest_bytes(self.book, fetching)
+            if lightest <= limit_bytes * HOPELESS_RATIO:
+                found.append(fetching)
+            if lightest <= limit_bytes and fetching.prefetch <= 1:
+                break
+        return found
 
-def _search_lines(book: PriceBook, setting: Setting, arrangement: Arrangement) -> None:
-    depth = book.problem.num_blocks
-    _search_line(book, setting, Line(num_blocks=depth, arrangement=arrangement, num_offload=None))
-    if not book.problem.allows("recompute"):
-        return
-    if depth <= MAX_BLOCKS_FOR_ALL_LINES:
-        for count in range(1, depth + 1):
-            _search_line(book, setting, Line(num_blocks=depth, arrangement=arrangement, num_offload=count))
-        return
-    _narrow(book, setting, arrangement)
+    def _search_setting(self, setting: Setting) -> None:
+        self._search_plain(setting)
+        if has_free_fraction(setting):
+            for fitted in self._fitted_fractions(setting):
+                if fitted not in self.found_ms:
+                    self._search_plain(fitted)
 
+    def _search_plain(self, setting: Setting) -> None:
+        times = [search_line(self.book, setting, line) for line in plain_lines(self.book)]
+        self.found_ms[setting] = min(times, default=INFINITE_MS)
 
-def _narrow(book: PriceBook, setting: Setting, arrangement: Arrangement) -> None:
-    """Grid over the number of offloaded blocks, then halve the cell around the best until it is one block wide."""
-    depth = book.problem.num_blocks
+    def _fitted_fractions(self, setting: Setting) -> Iterator[Setting]:
+        """The share of the state and the blocks trade bytes for time at rates that hardly change, so in the best plan one of
+        the two is at an end of its range: as little state as fits beside blocks that all do the same."""
+        for choice in pure_choices(self.book):
+            fitted = smallest_fraction(self.book, setting, (choice,) * self.book.problem.num_blocks)
+            if fitted is not None:
+                yield fitted
 
-    def best_ms(count: int) -> float:
-        return _search_line(book, setting, Line(num_blocks=depth, arrangement=arrangement, num_offload=count))
+    def _search_offload(self) -> None:
+        """Lines with offloaded blocks: in every setting those that only keep beside them, in the best all mixtures."""
+        if not self.book.problem.offloading:
+            return
+        for setting in sorted(self.found_ms, key=self._order):
+            if self._is_worth(self._bound_ms(setting)):
+                self._search_pure_offload(setting)
+        for setting in sorted(self.found_ms, key=self._order)[:MAX_MIXED_SETTINGS]:
+            if self._is_worth(self._bound_ms(setting)):
+                search_mixtures(self.book, setting)
 
-    cell = -(-depth // NUM_GRID_CELLS)
-    times = {count: best_ms(count) for count in offload_grid(depth)}
-    while cell > 1:
-        cell = -(-cell // 2)
-        centre = min(times, key=lambda count: (times[count], count))
-        for count in (centre - cell, centre + cell):
-            if 0 <= count <= depth and count not in times:
-                times[count] = best_ms(count)
-
-
-def offload_grid(num_blocks: int) -> list[int]:
-    """Numbers of offloaded blocks from none to all, a cell apart."""
-    cell = -(-num_blocks // NUM_GRID_CELLS)
-    return sorted({*range(0, num_blocks, cell), num_blocks})
-
-
-def _light_lines(book: PriceBook) -> Iterator[Line]:
-    depth = book.problem.num_blocks
-    yield from _plain_lines(book)
-    for arrangement in _arrangements(book):
-        yield Line(num_blocks=depth, arrangement=arrangement, num_offload=None)
-        if book.problem.allows("recompute"):
-            for count in offload_grid(depth)[1:]:
-                yield Line(num_blocks=depth, arrangement=arrangement, num_offload=count)
-
-
-def _search_line(book: PriceBook, setting: Setting, line: Line) -> float:
-    """Price the line's last member that fits; its step time, or infinity where none does or none could be best."""
-    fastest = book.price(setting, line.per_block(line.max_keep))
-    if fastest.step_ms > book.best_step_ms or book.is_full:
-        return float("inf")
-    num_keep = _last_that_fits(book, setting, line)
-    return float("inf") if num_keep is None else _time_if_fits(book, setting, line.per_block(num_keep))
-
-
-def _time_if_fits(book: PriceBook, setting: Setting, per_block: PerBlock) -> float:
-    prediction = book.price(setting, per_block)
-    return prediction.step_ms if book.problem.fits(prediction) else float("inf")
-
-
-def _last_that_fits(book: PriceBook, setting: Setting, line: Line) -> int | None:
-    """The most blocks that can keep. Host bytes only fall along a line, so they are looked at once, at the answer."""
-    budget_bytes = book.problem.goal.device_budget_bytes
-
-    def high_bytes(num_keep: int) -> int:
-        return book.price(setting, line.per_block(num_keep)).device_peak_high_bytes
-
-    high = line.max_keep
-    if high_bytes(high) <= budget_bytes:
-        return high
-    low = next((keep for keep in (0, 1) if keep < high and high_bytes(keep) <= budget_bytes), None)
-    if low is None:
-        return None
-    interpolate = True
-    while high - low > 1:
-        middle = (low + high) // 2
-        if interpolate:
-            share = (budget_bytes - high_bytes(low)) / (high_bytes(high) - high_bytes(low))
-            middle = min(max(low + int(share * (high - low)), low + 1), high - 1)
-        interpolate = not interpolate
-        low, high = (middle, high) if high_bytes(middle) <= budget_bytes else (low, middle)
-    return low
+    def _search_pure_offload(self, setting: Setting) -> None:
+        for compressed in with_compression(self.book, setting):
+            times = [search_line(self.book, compressed, line) for line in pure_offload_lines(self.book, compressed)]
+            self.found_ms[compressed] = min([self.found_ms.get(compressed, INFINITE_MS), *times])
 
 
-def _polish(book: PriceBook) -> None:
-    """Change single blocks of the best plan while that makes it faster: catches what no line holds, such as one odd block."""
-    improved = book.best is not None
-    while improved and book.best is not None:
-        plan, before = book.best
-        setting = Setting(
-            micro_batch_size=plan.batch.micro_batch_size,
-            accumulation_steps=plan.batch.accumulation_steps,
-            dtype=plan.weights.dtype,
-            bits=plan.optimizer_state.bits,
-        )
-        for per_block in _neighbours(book, plan.activations.per_block):
-            if book.is_full:
-                return
-            book.price(setting, per_block)
-        improved = book.best_step_ms < before.step_ms
-
-
-def _neighbours(book: PriceBook, per_block: PerBlock) -> Iterator[PerBlock]:
-    """One block changed, first and last of each run only: blocks inside a run are alike."""
-    for index, choice in enumerate(per_block):
-        inside = 0 < index < len(per_block) - 1 and per_block[index - 1] == choice == per_block[index + 1]
-        if inside:
-            continue
-        for other in book.problem.choices:
-            if other != choice:
-                yield (*per_block[:index], other, *per_block[index + 1 :])
+def _without_batch(home: Setting) -> Setting:
+    return replace(home, micro_batch_size=1, accumulation_steps=1)

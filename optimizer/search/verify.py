@@ -52,6 +52,10 @@ def _over_budget(problem: SearchProblem, fresh: Prediction) -> list[str]:
         wrong.append("may exceed the device budget within its interval")
     if fresh.host_peak_bytes > problem.host_budget_bytes:
         wrong.append("exceeds the host budget")
+    if fresh.disk_peak_bytes > problem.disk_budget_bytes:
+        wrong.append("exceeds the disk budget")
+    if fresh.remote_peak_bytes > problem.remote_budget_bytes:
+        wrong.append("exceeds the room of the remote store")
     return wrong
 
 

@@ -1,12 +1,14 @@
 """Plans in sentences."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.explain import describe_blocks, explain_plan
+from optimizer.plan.gradients import GradientsPlan
+from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
@@ -22,6 +24,9 @@ class Cost:
     host_peak_bytes: int = 0
     peak_moment: str = "backward of block 11 of 12"
     exposed_copy_ms: float = 0.0
+    disk_peak_bytes: int = 0
+    remote_peak_bytes: int = 0
+    copied_bytes: dict[str, int] = field(default_factory=dict)
 
 
 PLAN = Plan(
@@ -47,8 +52,15 @@ PLAN = Plan(
             ),
         ),
         (
-            ("offload", "recompute") * 2,
-            "of 4 blocks 2 are recomputed in backward, 2 move their activations to the host, in turns",
+            ("offload", "recompute") * 3,
+            "of 6 blocks 3 are recomputed in backward, 3 move their activations to the host, in turns",
+        ),
+        (
+            ("offload_disk",) * 2 + ("offload_remote",) + ("selective",) * 3,
+            (
+                "the last 3 of 6 blocks keep products and attention and recompute the rest; "
+                "the first 2 move their activations to disk; the next moves its activations to the remote store"
+            ),
         ),
     ],
 )
@@ -98,6 +110,92 @@ def test_lossy_choices_are_owned_up_to():
 @pytest.mark.parametrize(
     ("exposed_ms", "ending"), [(0.0, "the copies hide behind compute"), (2.5, "compute waits 2.5 ms a step for copies")]
 )
-def test_offloaded_bytes_are_named_with_the_wait_they_cause(exposed_ms, ending):
-    cost = Cost(device_peak_bytes=340 * MIB, step_ms=118.0, host_peak_bytes=100 * MIB, exposed_copy_ms=exposed_ms)
-    assert explain_plan(PLAN, prediction=cost)[-1] == f"100 MiB of activations pass through host memory; {ending}"
+def test_what_other_tiers_hold_and_what_moves_is_named_with_the_wait_it_causes(exposed_ms, ending):
+    cost = Cost(
+        device_peak_bytes=340 * MIB,
+        step_ms=118.0,
+        host_peak_bytes=100 * MIB,
+        disk_peak_bytes=30 * MIB,
+        copied_bytes={"device_to_host": 100 * MIB, "host_to_disk": 30 * MIB, "host_to_device": 70 * MIB},
+        exposed_copy_ms=exposed_ms,
+    )
+    assert explain_plan(PLAN, prediction=cost)[-2:] == [
+        "other memory holds up to 100 MiB on the host and 30.0 MiB on disk",
+        f"each step copies 100 MiB to the host, 70.0 MiB back to the device and 30.0 MiB on to disk; {ending}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (
+            {"logits_and_loss": LogitsAndLossPlan(num_chunks=8)},
+            "logits and loss are made in 8 chunks, never all at once",
+        ),
+        (
+            {"gradients": GradientsPlan(choice="consume")},
+            "each tensor is updated as soon as its gradient is there, so gradients never stand together",
+        ),
+        ({"gradients": GradientsPlan(choice="host")}, "each gradient moves to the host as it appears"),
+        (
+            {"optimizer_state": OptimizerStatePlan(place="host", fraction=0.5)},
+            "50 % of the optimizer state lives on the host and is updated there",
+        ),
+        (
+            {"optimizer_state": OptimizerStatePlan(place="disk")},
+            "the optimizer state lives in a file on disk and is updated on the host",
+        ),
+        (
+            {"weights": WeightsPlan(place="host", prefetch=2)},
+            "each block's weights come from the host as they are needed, 2 blocks ahead",
+        ),
+        (
+            {"weights": WeightsPlan(place="disk", prefetch=0)},
+            "each block's weights come from disk as they are needed, none ahead",
+        ),
+        (
+            {"weights": WeightsPlan(autocast="bf16")},
+            "products and attention run in bf16 on fp32 weights; results differ slightly",
+        ),
+        (
+            {"weights": WeightsPlan(dtype="fp16")},
+            (
+                "weights, gradients and activations are fp16, beside fp32 master weights, "
+                "and the loss is scaled so that small gradients survive; results differ slightly"
+            ),
+        ),
+        (
+            {"weights": WeightsPlan(dtype="bf16", frozen="nf4")},
+            "the matrices under the adapters are held in nf4; results differ slightly",
+        ),
+        (
+            {"activations": ActivationsPlan(per_block=("offload",), compress="int8")},
+            "what moves travels as int8, with a scale for each 256 elements; results differ slightly",
+        ),
+    ],
+)
+def test_each_decision_has_a_sentence(change, sentence):
+    sentences = explain_plan(replace(PLAN, **change), prediction=Cost(device_peak_bytes=340 * MIB, step_ms=118.0))
+    assert sentence in sentences
+
+
+def test_what_does_not_travel_is_not_said_to_be_compressed():
+    plan = replace(PLAN, activations=replace(PLAN.activations, compress="int8"))
+    sentences = explain_plan(plan, prediction=Cost(device_peak_bytes=340 * MIB, step_ms=118.0))
+    assert "the numbers are those of plain fp32 training" in sentences
+    assert not any("travels" in sentence for sentence in sentences)
+
+
+@pytest.mark.parametrize(
+    ("without", "ending"),
+    [
+        (Cost(device_peak_bytes=440 * MIB, step_ms=97.0), "the peak would be 100 MiB higher, the step 3.0 % shorter"),
+        (Cost(device_peak_bytes=330 * MIB, step_ms=110.0), "the peak would be 10.0 MiB lower, the step 10.0 % longer"),
+        (Cost(device_peak_bytes=340 * MIB, step_ms=100.0), "the peak would be the same, the step the same"),
+    ],
+)
+def test_a_lever_is_said_to_be_worth_what_the_plan_would_be_without_it(without, ending):
+    plan = replace(PLAN, logits_and_loss=LogitsAndLossPlan(num_chunks=4))
+    cost = Cost(device_peak_bytes=340 * MIB, step_ms=100.0)
+    sentences = explain_plan(plan, prediction=cost, without={"chunked_loss": without})
+    assert f"logits and loss are made in 4 chunks, never all at once; without that {ending}" in sentences

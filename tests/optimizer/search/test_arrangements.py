@@ -1,24 +1,21 @@
 """Counts become positions."""
 
+import pytest
+
 from optimizer.search.arrangements import Line, arrange, arrange_offload_only, summarize
 
 
 def test_offloaded_blocks_stand_first_and_kept_ones_last():
-    assert arrange(5, num_keep=2, num_offload=1, arrangement="first") == (
-        "offload",
-        "recompute",
-        "recompute",
-        "keep",
-        "keep",
-    )
+    rest = ("recompute", "recompute", "keep", "keep")
+    assert arrange(rest, num_offload=1, arrangement="first") == ("offload", *rest)
 
 
-def test_spread_offload_takes_turns_with_recompute():
-    assert arrange(5, num_keep=1, num_offload=2, arrangement="spread") == (
+def test_spread_offload_takes_turns_with_blocks_that_do_not_keep():
+    assert arrange(("recompute", "selective", "keep"), num_offload=2, arrangement="spread") == (
         "offload",
         "recompute",
         "offload",
-        "recompute",
+        "selective",
         "keep",
     )
 
@@ -28,22 +25,36 @@ def test_without_recompute_offload_takes_turns_with_keep():
     assert arrange_offload_only(4, num_keep=3, arrangement="first") == ("offload", "keep", "keep", "keep")
 
 
-def test_counts_are_met_for_every_split():
-    for num_blocks in range(1, 9):
-        for num_keep in range(num_blocks + 1):
-            for num_offload in range(num_blocks - num_keep + 1):
-                for arrangement in ("first", "spread"):
-                    blocks = arrange(num_blocks, num_keep=num_keep, num_offload=num_offload, arrangement=arrangement)
-                    assert len(blocks) == num_blocks
-                    assert blocks.count("keep") == num_keep
-                    assert blocks.count("offload") == num_offload
+@pytest.mark.parametrize("arrangement", ["first", "spread"])
+@pytest.mark.parametrize("steps", [("recompute", "keep"), ("recompute", "selective", "keep")])
+@pytest.mark.parametrize("num_offload", [0, 1, 3, 5])
+def test_each_plan_of_a_line_has_one_block_one_step_further(num_offload, steps, arrangement):
+    line = Line(num_blocks=5, num_offload=num_offload, steps=steps, arrangement=arrangement)
+    levels = [
+        sum(steps.index(choice) for choice in line.per_block(index) if choice in steps) for index in _indices(line)
+    ]
+    assert levels == list(_indices(line))
+    assert all(line.per_block(index).count("offload") == num_offload for index in _indices(line))
+    assert all(len(line.per_block(index)) == 5 for index in _indices(line))
 
 
-def test_a_line_ends_where_only_the_offloaded_do_not_keep():
-    line = Line(num_blocks=6, arrangement="first", num_offload=2)
-    assert line.max_keep == 4
-    assert line.per_block(line.max_keep) == ("offload",) * 2 + ("keep",) * 4
+def test_a_line_goes_from_all_of_the_first_step_to_all_of_the_last():
+    line = Line(num_blocks=4, num_offload=1, offload="offload_disk", steps=("recompute", "selective", "keep"))
+    assert line.per_block(0) == ("offload_disk", "recompute", "recompute", "recompute")
+    assert line.per_block(4) == ("offload_disk", "selective", "selective", "keep")
+    assert line.per_block(line.length) == ("offload_disk", "keep", "keep", "keep")
+
+
+def test_a_line_without_other_blocks_goes_from_offload_to_keep():
+    line = Line(num_blocks=3, num_offload=None, offload="offload_remote")
+    assert line.per_block(0) == ("offload_remote",) * 3
+    assert line.per_block(line.length) == ("keep",) * 3
 
 
 def test_a_summary_names_only_what_is_used():
     assert summarize(("recompute", "keep", "keep")) == "keep 2, recompute 1"
+    assert summarize(("offload_disk", "selective", "offload")) == "selective 1, offload 1, offload to disk 1"
+
+
+def _indices(line):
+    return range(line.length + 1)

@@ -1,11 +1,14 @@
 """What is said when nothing fits."""
 
+import re
 from dataclasses import replace
 
 import pytest
 
 from optimizer.errors import NoFeasiblePlan
 from optimizer.search.core import search
+from optimizer.units import parse_bytes
+from optimizer.workload import Goal
 from tests.optimizer.search.synthetic import MIB, synthetic_problem
 
 
@@ -16,7 +19,7 @@ def fail_to_search(problem) -> NoFeasiblePlan:
 
 
 def test_the_smallest_feasible_budget_is_named_with_its_categories():
-    error = fail_to_search(synthetic_problem(budget_mib=50, num_blocks=6))
+    error = fail_to_search(synthetic_problem(budget_mib=50, num_blocks=6, forbid=("offload_optimizer",)))
     assert error.fields["budget_bytes"] == 50 * MIB
     assert error.fields["smallest_feasible_bytes"] > 50 * MIB
     assert error.fields["bytes_by_category"]["weights"] == 60 * MIB
@@ -33,16 +36,42 @@ def test_exactly_the_named_budget_is_enough_and_a_byte_less_is_not(num_blocks, f
     fail_to_search(replace(problem, goal=replace(problem.goal, device_budget_bytes=smallest_bytes - 1)))
 
 
-def test_the_hint_names_the_levers_not_yet_allowed():
-    hint = fail_to_search(synthetic_problem(budget_mib=50, forbid=("offload", "accumulate"))).hint
+def test_the_hint_names_each_lever_that_would_help_by_itself_with_what_it_reaches():
+    problem = synthetic_problem(budget_mib=40, forbid=("offload", "accumulate", "offload_optimizer", "disk"))
+    hint = fail_to_search(problem).hint
     assert hint.startswith("Raise the budget to ")
     assert "shorten the sequence" in hint
-    assert "permit offload or accumulation" in hint
-    assert "allow lossy choices, bf16 and 8-bit optimizer state (smallest peak then " in hint
+    assert "permit 'offload activations' (smallest peak then " in hint
+    assert "permit 'optimizer state on the host' (smallest peak then " in hint
+    assert "disk" not in hint
+    assert "allow lossy choices such as bf16 and 8-bit optimizer state (smallest peak then " in hint
+
+
+def test_levers_that_help_only_together_are_offered_together():
+    problem = synthetic_problem(
+        budget_mib=40, forbid=("offload_gradients", "offload_optimizer", "stream_weights"), num_blocks=1, weight_mib=100
+    )
+    assert "permit what is forbidden (smallest peak then " in fail_to_search(problem).hint
+
+
+def test_the_promised_peak_is_one_that_a_search_reaches():
+    problem = synthetic_problem(budget_mib=40, forbid=("offload_optimizer",))
+    promised = re.search(
+        r"permit 'optimizer state on the host' \(smallest peak then (.*?)\)", fail_to_search(problem).hint
+    )
+    assert promised is not None
+    budget_bytes = parse_bytes(promised.group(1)) + MIB
+    permitted = replace(problem, goal=Goal(device_budget_bytes=budget_bytes))
+    assert search(permitted).chosen.verdict == "fits"
+
+
+def test_a_host_without_room_is_named_where_more_of_it_would_help():
+    hint = fail_to_search(synthetic_problem(budget_mib=40, num_blocks=8, host_budget_mib=0)).hint
+    assert "give it more host memory (smallest peak then " in hint
 
 
 def test_the_hint_does_not_offer_what_is_already_allowed():
-    hint = fail_to_search(synthetic_problem(budget_mib=20, allow_lossy=True)).hint
+    hint = fail_to_search(synthetic_problem(budget_mib=10, allow_lossy=True)).hint
     assert "lossy" not in hint
     assert "permit" not in hint
 

@@ -1,15 +1,16 @@
 """The solver against exhaustive enumeration, and the promises it makes for every budget."""
 
 from dataclasses import replace
-from itertools import product
+from functools import cache
+from typing import get_args
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from optimizer.errors import NoFeasiblePlan
 from optimizer.search.core import search
-from optimizer.search.problem import SearchProblem, techniques_of
+from optimizer.search.problem import SearchProblem, Setting, techniques_of
+from optimizer.workload import Adapter, Technique
+from tests.optimizer.search.every import every_plan
 from tests.optimizer.search.synthetic import synthetic_problem
 
 
@@ -17,43 +18,38 @@ def with_budget(problem: SearchProblem, budget_bytes: int) -> SearchProblem:
     return replace(problem, goal=replace(problem.goal, device_budget_bytes=budget_bytes))
 
 
-def price_every_plan(problem: SearchProblem):
-    return [
-        problem.price(setting.plan(per_block))
-        for setting in problem.settings()
-        for per_block in product(problem.choices, repeat=problem.num_blocks)
-    ]
+def best_at_budgets(problem: SearchProblem, predictions, *, num_budgets: int):
+    """Budgets from smallest to largest peak, each with the least step time of all plans that fit."""
+    highs = [prediction.device_peak_high_bytes for prediction in predictions if problem.fits_elsewhere(prediction)]
+    for part in range(num_budgets):
+        budgeted = with_budget(problem, min(highs) + (max(highs) - min(highs)) * part // (num_budgets - 1))
+        yield budgeted, min(prediction.step_ms for prediction in predictions if budgeted.fits(prediction))
 
 
 @pytest.mark.parametrize("copy_ms_per_mib", [0.1, 0.5, 2.0])
-@pytest.mark.parametrize(("num_blocks", "global_batch_size"), [(3, 2), (4, 2), (5, 1)])
+@pytest.mark.parametrize(("num_blocks", "global_batch_size"), [(3, 2), (4, 1)])
 def test_small_problems_are_solved_as_well_as_by_trying_every_plan(num_blocks, global_batch_size, copy_ms_per_mib):
+    """But for half a percent: counts of chunks between those tried first are looked at only beside the best plan."""
     problem = synthetic_problem(
         budget_mib=1, num_blocks=num_blocks, global_batch_size=global_batch_size, copy_ms_per_mib=copy_ms_per_mib
     )
-    predictions = price_every_plan(problem)
-    highs = [prediction.device_peak_high_bytes for prediction in predictions]
-    for part in range(9):
-        budgeted = with_budget(problem, min(highs) + (max(highs) - min(highs)) * part // 8)
-        best_ms = min(prediction.step_ms for prediction in predictions if budgeted.fits(prediction))
-        assert search(budgeted).chosen.prediction.step_ms == best_ms
+    problem = replace(problem, price=cache(problem.price))
+    predictions = [problem.price(plan) for plan in every_plan(problem)]
+    for budgeted, best_ms in best_at_budgets(problem, predictions, num_budgets=9):
+        assert search(budgeted).chosen.prediction.step_ms <= best_ms * 1.005
 
 
-@settings(max_examples=6, deadline=None)
-@given(
-    sizes=st.fixed_dictionaries(
-        {
-            "weight_mib": st.sampled_from([2, 20]),
-            "saved_mib": st.sampled_from([10, 60]),
-            "input_mib": st.sampled_from([1, 8]),
-            "loss_mib": st.sampled_from([5, 120]),
-            "copy_ms_per_mib": st.sampled_from([0.05, 0.4, 3.0]),
-        }
-    ),
-    num_blocks=st.sampled_from([5, 9, 14]),
-    allow_lossy=st.booleans(),
+@pytest.mark.parametrize("allow_lossy", [False, True])
+@pytest.mark.parametrize(
+    ("num_blocks", "sizes"),
+    [
+        (5, {"weight_mib": 2, "saved_mib": 10, "input_mib": 1, "loss_mib": 120, "copy_ms_per_mib": 0.05}),
+        (9, {"weight_mib": 20, "saved_mib": 60, "input_mib": 8, "loss_mib": 5, "copy_ms_per_mib": 3.0}),
+        (14, {"weight_mib": 20, "saved_mib": 10, "input_mib": 1, "loss_mib": 5, "copy_ms_per_mib": 0.4}),
+    ],
 )
-def test_more_budget_is_never_slower(sizes, num_blocks, allow_lossy):
+def test_more_budget_is_never_slower(num_blocks, sizes, allow_lossy):
+    """But for half a percent, where the plans of two budgets differ in several levers at once."""
     problem = synthetic_problem(
         budget_mib=1, num_blocks=num_blocks, global_batch_size=4, allow_lossy=allow_lossy, **sizes
     )
@@ -63,15 +59,62 @@ def test_more_budget_is_never_slower(sizes, num_blocks, allow_lossy):
     before_ms = float("inf")
     for part in range(9):
         step_ms = search(with_budget(problem, smallest_bytes * (6 + part) // 6)).chosen.prediction.step_ms
-        assert step_ms <= before_ms
-        before_ms = step_ms
+        assert step_ms <= before_ms * 1.005
+        before_ms = min(step_ms, before_ms)
 
 
-@pytest.mark.parametrize("budget_mib", [700, 900, 1200, 2000])
+@pytest.mark.parametrize("budget_mib", [250, 400, 700, 900, 1200, 2000])
 def test_the_chosen_plan_is_never_slower_than_a_baseline_that_fits(budget_mib):
     result = search(synthetic_problem(budget_mib=budget_mib, num_blocks=12, global_batch_size=4))
     fitting = [baseline for baseline in result.baselines.values() if baseline.verdict == "fits"]
     assert all(result.chosen.prediction.step_ms <= baseline.prediction.step_ms for baseline in fitting)
+
+
+@pytest.mark.parametrize("budget_mib", [130, 300, 600, 1000, 1500, 2200])
+@pytest.mark.parametrize("copy_ms_per_mib", [0.1, 3.0])
+def test_the_chosen_plan_is_never_slower_than_any_single_technique_that_fits(budget_mib, copy_ms_per_mib):
+    problem = synthetic_problem(
+        budget_mib=budget_mib,
+        num_blocks=8,
+        global_batch_size=4,
+        allow_lossy=True,
+        max_grad_norm=None,
+        disk_budget_mib=10**6,
+        remote_budget_mib=10**6,
+        copy_ms_per_mib=copy_ms_per_mib,
+    )
+    predictions = [problem.price(plan) for plan in single_technique_plans(problem)]
+    assert len(predictions) > 100
+    fitting_ms = [prediction.step_ms for prediction in predictions if problem.fits(prediction)]
+    assert search(problem).chosen.prediction.step_ms <= min(fitting_ms, default=float("inf"))
+
+
+def single_technique_plans(problem: SearchProblem):
+    """Plain training with one thing changed, in every strength; gradients come along where state or weights must have them."""
+    plain, depth = Setting(micro_batch_size=4, accumulation_steps=1), problem.num_blocks
+    fractions = [step / 16 for step in range(1, 17)]
+    settings = [
+        plain,
+        Setting(micro_batch_size=2, accumulation_steps=2),
+        Setting(micro_batch_size=1, accumulation_steps=4),
+        *(replace(plain, num_chunks=2**power) for power in range(1, 6)),
+        replace(plain, gradients="consume"),
+        replace(plain, gradients="host"),
+        *(replace(plain, gradients="host", state_place="host", state_fraction=part) for part in fractions),
+        *(replace(plain, gradients="host", state_place="disk", state_fraction=part) for part in fractions),
+        *(
+            replace(plain, gradients="host", state_place="host", weights_place="host", prefetch=number)
+            for number in range(4)
+        ),
+        replace(plain, dtype="bf16"),
+        replace(plain, autocast="bf16"),
+        replace(plain, bits=8),
+    ]
+    yield from (setting.plan(("keep",) * depth) for setting in settings)
+    for choice in problem.choices[1:]:
+        for count in range(1, depth + 1):
+            yield plain.plan((choice,) * count + ("keep",) * (depth - count))
+            yield plain.plan(("keep",) * (depth - count) + (choice,) * count)
 
 
 def test_the_upper_end_of_the_interval_honours_the_budget_to_the_byte():
@@ -90,33 +133,45 @@ def test_the_same_problem_gives_the_same_result():
     assert search(problem).to_json() == search(problem).to_json()
 
 
-@pytest.mark.parametrize("forbidden", ["recompute", "offload", "bf16", "8bit_optimizer", "accumulate"])
+@pytest.mark.parametrize("forbidden", [name for name in get_args(Technique) if name != "quantize_frozen"])
 def test_a_forbidden_technique_is_not_used(forbidden):
     problem = synthetic_problem(
-        budget_mib=900, num_blocks=8, global_batch_size=4, allow_lossy=True, forbid=(forbidden,)
+        budget_mib=300, num_blocks=8, global_batch_size=4, allow_lossy=True, forbid=(forbidden,), max_grad_norm=None
     )
     result = search(problem)
     assert forbidden not in techniques_of(result.chosen.plan)
     assert all(forbidden not in techniques_of(point.plan) for point in result.frontier)
 
 
-def test_each_technique_is_what_some_budget_needs():
+@pytest.mark.parametrize(
+    ("how", "needed"),
+    [
+        ({"budget_mib": 60, "allow_lossy": True}, {"bf16", "offload_gradients", "offload_optimizer", "stream_weights"}),
+        ({"budget_mib": 560, "allow_lossy": True, "copy_ms_per_mib": 3.0}, {"autocast", "8bit_optimizer"}),
+        ({"budget_mib": 130, "allow_lossy": True, "forbid": ("recompute",)}, {"offload", "compress"}),
+        ({"budget_mib": 330}, {"chunked_loss", "offload"}),
+        ({"budget_mib": 330, "copy_ms_per_mib": 3.0}, {"recompute", "accumulate"}),
+        (
+            {"budget_mib": 400, "forbid": ("offload_gradients", "accumulate"), "max_grad_norm": None},
+            {"consume_gradients"},
+        ),
+        ({"budget_mib": 200, "host_budget_mib": 120, "disk_budget_mib": 10**6}, {"disk", "offload_optimizer"}),
+        (
+            {"budget_mib": 500, "host_budget_mib": 0, "remote_budget_mib": 10**6, "forbid": ("recompute",)},
+            {"remote", "offload"},
+        ),
+    ],
+)
+def test_each_technique_is_what_some_budget_needs(how, needed):
     """Without this, a solver that never uses a technique would pass the test above."""
-    used = set()
-    for budget_mib in (200, 260, 330, 420, 560, 640, 900):
-        for copy_ms_per_mib in (0.1, 3.0):
-            problem = synthetic_problem(
-                budget_mib=budget_mib,
-                num_blocks=8,
-                global_batch_size=4,
-                allow_lossy=True,
-                copy_ms_per_mib=copy_ms_per_mib,
-            )
-            try:
-                used.update(techniques_of(search(problem).chosen.plan))
-            except NoFeasiblePlan:
-                continue
-    assert used == {"recompute", "offload", "bf16", "8bit_optimizer", "accumulate"}
+    assert needed <= techniques_taken(**how)
+
+
+def techniques_taken(**how):
+    try:
+        return set(techniques_of(search(synthetic_problem(num_blocks=8, global_batch_size=4, **how)).chosen.plan))
+    except NoFeasiblePlan:
+        return set()
 
 
 def test_lossy_choices_are_taken_only_when_allowed():
@@ -126,7 +181,7 @@ def test_lossy_choices_are_taken_only_when_allowed():
 
 def test_what_a_machine_cannot_do_is_not_chosen():
     problem = synthetic_problem(budget_mib=600, num_blocks=8, allow_lossy=True)
-    limited = replace(problem, can_bf16=False, can_8bit=False)
+    limited = replace(problem, representations=frozenset({"fp32"}), unavailable=frozenset({"8bit_optimizer"}))
     assert search(limited).chosen.plan.is_lossless
 
 
@@ -148,13 +203,83 @@ def test_deep_models_are_searched_with_few_prices():
         return problem.price(plan)
 
     search(replace(problem, price=counting))
-    assert len(asked) < 500
+    assert len(asked) < 1000
 
 
 def test_blocks_that_keep_stand_last():
     per_block = search(
-        synthetic_problem(budget_mib=640, num_blocks=12, forbid=("offload",))
+        synthetic_problem(
+            budget_mib=800, num_blocks=12, forbid=("offload", "chunked_loss", "offload_gradients", "accumulate")
+        )
     ).chosen.plan.activations.per_block
     num_keep = per_block.count("keep")
     assert 0 < num_keep < 12
     assert per_block[-num_keep:] == ("keep",) * num_keep
+
+
+def test_the_smallest_share_of_the_state_leaves_that_makes_room():
+    problem = synthetic_problem(
+        budget_mib=1, num_blocks=8, forbid=("recompute", "offload", "accumulate", "chunked_loss", "stream_weights")
+    )
+    plan_at = Setting(micro_batch_size=2, accumulation_steps=1, gradients="host", state_place="host")
+    halfway = problem.price(replace(plan_at, state_fraction=0.5).plan(("keep",) * 8))
+    chosen = search(with_budget(problem, halfway.device_peak_high_bytes)).chosen
+    assert chosen.plan.optimizer_state.fraction == 0.5
+    assert chosen.prediction.step_ms == halfway.step_ms
+
+
+def test_disk_is_used_only_for_what_the_host_has_no_room_for():
+    how = {"budget_mib": 130, "num_blocks": 8, "disk_budget_mib": 10**6}
+    assert "disk" not in techniques_of(search(synthetic_problem(**how)).chosen.plan)
+    tight = search(synthetic_problem(**how, host_budget_mib=200)).chosen
+    assert "disk" in techniques_of(tight.plan)
+    assert tight.prediction.disk_peak_bytes > 0
+
+
+@pytest.mark.parametrize("place", ["disk", "remote"])
+def test_the_budgets_of_farther_tiers_are_honoured(place):
+    how = {"budget_mib": 400, "num_blocks": 8, "host_budget_mib": 0, "forbid": ("recompute", "chunked_loss")}
+    free = search(synthetic_problem(**how, **{f"{place}_budget_mib": 10**6})).chosen.prediction
+    used_bytes = getattr(free, f"{place}_peak_bytes")
+    assert used_bytes > 0
+    problem = replace(synthetic_problem(**how), **{f"{place}_budget_bytes": used_bytes - 1})
+    tight = search(with_budget(problem, free.device_peak_high_bytes * 2)).chosen.prediction
+    assert getattr(tight, f"{place}_peak_bytes") < used_bytes
+
+
+def test_a_host_with_some_room_takes_what_it_can_before_the_disk():
+    problem = synthetic_problem(
+        budget_mib=400,
+        num_blocks=8,
+        host_budget_mib=80,
+        disk_budget_mib=10**6,
+        forbid=("recompute", "chunked_loss", "accumulate", "offload_gradients"),
+    )
+    plan = search(problem).chosen.plan
+    assert plan.activations.count("offload") > 0
+    assert plan.activations.count("offload_disk") > 0
+
+
+def test_weights_under_adapters_are_streamed_and_quantized():
+    problem = synthetic_problem(budget_mib=50, num_blocks=8, allow_lossy=True, adapter=Adapter())
+    problem = replace(problem, representations=frozenset({"bf16", "bf16/nf4"}))
+    settings = problem.settings()
+    assert {setting.frozen for setting in settings} == {"same", "nf4"}
+    streamed = Setting(micro_batch_size=2, accumulation_steps=1, dtype="bf16", weights_place="host")
+    assert problem.permits_setting(streamed)
+    assert not problem.permits_setting(replace(streamed, dtype="fp32", autocast="bf16", bits=8, state_place="host"))
+
+
+def test_without_clipping_gradients_can_be_consumed():
+    how = {"num_blocks": 8, "global_batch_size": 1, "budget_mib": 330, "forbid": ("offload_gradients", "recompute")}
+    assert search(synthetic_problem(**how, max_grad_norm=None)).chosen.plan.gradients.choice == "consume"
+    clipped = search(synthetic_problem(**how)) if fits_somehow(synthetic_problem(**how)) else None
+    assert clipped is None or clipped.chosen.plan.gradients.choice != "consume"
+
+
+def fits_somehow(problem: SearchProblem) -> bool:
+    try:
+        search(problem)
+    except NoFeasiblePlan:
+        return False
+    return True

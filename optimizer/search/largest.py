@@ -1,0 +1,26 @@
+"""The largest micro-batch that fits: fewer, larger products keep a device busier, and norms over a batch see more of it."""
+
+from dataclasses import replace
+from functools import cache
+
+from optimizer.search.pricebook import PriceBook
+from optimizer.search.problem import PricedPlan, SearchProblem, divisors
+from optimizer.search.smallest import explain_infeasible
+from optimizer.search.solve import solve
+
+
+def find_largest_micro_batch(problem: SearchProblem) -> PricedPlan:
+    """The fastest plan of the largest divisor of the batch for which some permitted plan fits.
+
+    Raises NoFeasiblePlan where none fits at any.
+    """
+    remembering = replace(problem, price=cache(problem.price))
+    for size in reversed(divisors(problem.workload.global_batch_size)):
+        sized = replace(remembering, micro_batch_size=size)
+        if not sized.settings():
+            continue
+        book = PriceBook(sized)
+        solve(book)
+        if book.best is not None:
+            return problem.priced("chosen", *book.best)
+    raise explain_infeasible(remembering)

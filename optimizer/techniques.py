@@ -1,0 +1,36 @@
+"""What each technique is called on a page and in a terminal, and which of them belong together."""
+
+from typing import Final
+
+from optimizer.workload import Technique
+
+TECHNIQUE_LABELS: Final[dict[Technique, str]] = {
+    "recompute": "recompute activations",
+    "offload": "offload activations",
+    "compress": "compress offloaded activations",
+    "accumulate": "split the batch (accumulate)",
+    "chunked_loss": "make the loss in chunks",
+    "consume_gradients": "update as gradients appear",
+    "offload_gradients": "gradients on the host",
+    "offload_optimizer": "optimizer state on the host",
+    "stream_weights": "stream weights block by block",
+    "8bit_optimizer": "8-bit optimizer state",
+    "bf16": "bf16 weights",
+    "fp16": "fp16 weights",
+    "autocast": "autocast (products in bf16 or fp16)",
+    "quantize_frozen": "int8 or nf4 weights under adapters",
+    "disk": "anything on disk",
+    "remote": "anything in a remote store",
+}
+"""All of them, in the order of ``TECHNIQUE_GROUPS``."""
+
+TECHNIQUE_GROUPS: Final[tuple[tuple[str, tuple[Technique, ...]], ...]] = (
+    ("Activations", ("recompute", "offload", "compress")),
+    ("Batch and loss", ("accumulate", "chunked_loss")),
+    (
+        "Gradients, optimizer state and weights",
+        ("consume_gradients", "offload_gradients", "offload_optimizer", "stream_weights", "8bit_optimizer"),
+    ),
+    ("Number formats", ("bf16", "fp16", "autocast", "quantize_frozen")),
+    ("Places", ("disk", "remote")),
+)
