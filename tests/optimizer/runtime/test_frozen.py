@@ -17,6 +17,7 @@ from optimizer.plan.batch import BatchPlan
 from optimizer.plan.gradients import GradientsPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.weights import WeightsPlan
+from optimizer.runtime.device import prepared_device
 from optimizer.runtime.frozen import PackedLinear, hash_frozen, list_base_tensors, pack, unpack
 from optimizer.runtime.measure import make_synthetic_batches
 from optimizer.runtime.prepare import build_prepared, prepare_model
@@ -27,6 +28,7 @@ from tests.optimizer.models.small_configs import SMALL_CONFIGS
 from tests.optimizer.runtime.tiny import make_workload
 
 CPU = torch.device("cpu")
+CUDA = torch.device("cuda:0")
 ADAPTER = Adapter(rank=4)
 NUM_BLOCKS = 3
 PRECISIONS = {
@@ -37,9 +39,9 @@ PRECISIONS = {
 }
 
 
-def make_model(model_type, weights, *, adapter=ADAPTER):
+def make_model(model_type, weights, *, adapter=ADAPTER, device=CPU):
     spec = read_model_spec(SMALL_CONFIGS[model_type])
-    model = build_prepared(spec, weights=weights, workload=make_workload(adapter=adapter), device=CPU)
+    model = build_prepared(spec, weights=weights, workload=make_workload(adapter=adapter), device=device)
     give_values(model)
     return model
 
@@ -55,7 +57,8 @@ def give_values(model):
 
 def unpacked_twin(model, model_type, weights):
     """The same model in peft's own modules, its frozen weights unpacked."""
-    twin = build_model(read_model_spec(SMALL_CONFIGS[model_type]), dtype=torch_dtype(weights))
+    device = next(model.parameters()).device
+    twin = build_model(read_model_spec(SMALL_CONFIGS[model_type]), dtype=torch_dtype(weights), device=device)
     attach_adapters(twin, Adapter(rank=4), seed=0)
     ours = dict(model.named_parameters())
     theirs = dict(twin.named_parameters())
@@ -74,9 +77,9 @@ def run(model, weights):
     embedding = model.get_input_embeddings().weight
     embedding.requires_grad_(True)
     backbone, _ = find_backbone_and_head(model)
-    ids = torch.randint(100, (2, 9), generator=torch.Generator().manual_seed(3))
+    ids = torch.randint(100, (2, 9), generator=torch.Generator().manual_seed(3)).to(embedding.device)
     torch.manual_seed(11)
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=weights.autocast != "off", cache_enabled=False):
+    with torch.autocast(embedding.device.type, dtype=torch.bfloat16, enabled=weights.autocast != "off", cache_enabled=False):
         logits = compute_logits(model, backbone(input_ids=ids, use_cache=False).last_hidden_state)
     torch.sin(logits.float()).sum().backward()
     embedding.requires_grad_(False)
@@ -96,6 +99,21 @@ def test_results_and_all_gradients_are_those_of_the_unpacked_weights(model_type,
     assert gradients.keys() == expected.keys()
     for name, gradient in gradients.items():
         assert torch.equal(gradient, expected[name]), name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("form", ["int8", "nf4"])
+@pytest.mark.parametrize("model_type", ["llama", "gpt2"])
+def test_results_and_all_gradients_on_a_card_are_those_of_the_unpacked_weights(model_type, form, precision):
+    base = PRECISIONS[precision]
+    weights = WeightsPlan(dtype=base.dtype, autocast=base.autocast, frozen=form)
+    with prepared_device(CUDA):
+        model = make_model(model_type, weights, device=CUDA)
+        logits, gradients = run(model, weights)
+        expected_logits, expected = run(unpacked_twin(model, model_type, weights), weights)
+        assert torch.equal(logits, expected_logits)
+        assert all(torch.equal(gradients[name], expected[name]) for name in expected)
 
 
 @pytest.mark.parametrize("targets", [(), ("q_proj",)])
@@ -163,21 +181,21 @@ PLAIN = Plan(
 )
 
 
-def train_two_steps(model_type, plan, tmp_path):
+def train_two_steps(model_type, plan, tmp_path, *, device=CPU):
     workload = make_workload(
         adapter=Adapter(rank=4), global_batch_size=plan.batch.global_batch_size, max_grad_norm=None
     )
     spec = read_model_spec(SMALL_CONFIGS[model_type])
-    model = build_prepared(spec, weights=plan.weights, workload=workload, device=CPU)
+    model = build_prepared(spec, weights=plan.weights, workload=workload, device=device)
     torch.manual_seed(5)
-    trainer = Trainer(model, plan=plan, workload=workload, device=CPU, meter=None, scratch=tmp_path)
+    trainer = Trainer(model, plan=plan, workload=workload, device=device, meter=None, scratch=tmp_path)
     try:
         results = [
             trainer.step(make_synthetic_batches(model, plan=plan, workload=workload), learning_rate=0.05) for _ in range(2)
         ]
     finally:
         trainer.close()
-    trained = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+    trained = {name: p.detach().cpu().clone() for name, p in model.named_parameters() if p.requires_grad}
     return [(result.loss, result.grad_norm) for result in results], trained
 
 
@@ -206,6 +224,22 @@ def test_training_ends_with_the_same_bits_wherever_things_live(model_type, form,
     plain = Plan(**{**vars(PLAIN), "weights": WeightsPlan(frozen=form)})
     moved = Plan(**{**vars(PLAIN), "weights": WeightsPlan(frozen=form, place=place), **changes})
     assert_same(train_two_steps(model_type, moved, tmp_path), train_two_steps(model_type, plain, tmp_path))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("elsewhere", ELSEWHERE)
+def test_training_on_a_card_ends_with_the_same_bits_wherever_things_live(elsewhere, tmp_path):
+    changes = dict(ELSEWHERE[elsewhere])
+    place = changes.pop("place", "device")
+    plain = Plan(**{**vars(PLAIN), "weights": WeightsPlan(frozen="nf4")})
+    moved = Plan(**{**vars(PLAIN), "weights": WeightsPlan(frozen="nf4", place=place), **changes})
+    with prepared_device(CUDA):
+        ours = train_two_steps("llama", moved, tmp_path, device=CUDA)
+        if "optimizer_state" in changes:
+            # The update runs on the host, whose fused kernel rounds as it does.
+            assert ours[0][0] == train_two_steps("llama", plain, tmp_path, device=CUDA)[0][0]
+        else:
+            assert_same(ours, train_two_steps("llama", plain, tmp_path, device=CUDA))
 
 
 def assert_same(ours, theirs):
