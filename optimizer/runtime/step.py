@@ -2,6 +2,11 @@
 
 A step is: for each micro-batch forward, loss, backward into ``param.grad``; then clip, update, drop the gradients. The order
 of these, and which memory category each part counts as, is the schedule that the estimator simulates.
+
+Where states live between uses is the business of ``weights.py`` (blocks' weights come and go), ``gradients.py`` (each leaves or
+is used up as it appears) and ``optimizer_state.py`` with ``host_update.py`` (updates on the host). With a thread for these,
+which CUDA has, updates run beside backward where nothing is clipped, else beside the next forward, each block waiting for its
+own; whatever reads all weights waits for all.
 """
 
 import math
@@ -183,7 +188,7 @@ class Trainer:
 
     def read_weight(self, name: str) -> torch.Tensor:
         """One parameter, trained or not, wherever it lives; on the host where it streams. Not to be written to."""
-        self.optimizer.wait(name)
+        self.optimizer.require(name)
         home = self.weights.home_tensor(name)
         return home.load() if home is not None else self.model.get_parameter(name).detach()
 

@@ -13,7 +13,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -22,24 +22,18 @@ import torch
 
 from optimizer.data.batches import Batches
 from optimizer.data.token_file import TokenFile
-from optimizer.errors import CheckpointInvalid
 from optimizer.models.spec import ModelSpec
 from optimizer.plan import Plan
 from optimizer.runtime.allocator import apply_allocator, release_unused
 from optimizer.runtime.batch import BatchReader, read_validation_batches
-from optimizer.runtime.checkpoint import (
-    Checkpoint,
-    TensorGroups,
-    find_resumable,
-    read_checkpoint,
-    write_checkpoint,
-)
+from optimizer.runtime.checkpoint import Checkpoint, find_resumable, read_checkpoint, write_checkpoint
 from optimizer.runtime.device import check_dtype, prepared_device
 from optimizer.runtime.finish import Artifact, leave_artifacts
 from optimizer.runtime.frozen import hash_frozen
 from optimizer.runtime.meter import Meter
 from optimizer.runtime.optimizer_state import learning_rate_at
 from optimizer.runtime.prepare import build_prepared
+from optimizer.runtime.resume import export_trainer, import_trainer
 from optimizer.runtime.step import StepResult, Trainer
 from optimizer.serialize import to_json
 from optimizer.units import format_bytes
@@ -290,14 +284,7 @@ class _Job:
         """A checkpoint of this step, unless there is one from this attempt."""
         if self._saved_step == self.step:
             return
-        # The same tensors under the same names, wherever the plan keeps them.
-        weights = self.trainer.named_weights()
-        optimizer_tensors, optimizer_scalars = self.trainer.optimizer.export_state()
-        groups: TensorGroups = {
-            "model": weights,
-            "optimizer": optimizer_tensors,
-            "random": _random_states(self.device),
-        }
+        groups, facts = export_trainer(self.trainer, frozen_sha256=self.frozen_sha256)
         written = write_checkpoint(
             self.run.job_folder,
             step=self.step,
@@ -305,11 +292,7 @@ class _Job:
             plan_fingerprint=self.run.plan.fingerprint,
             tensors=groups,
             facts={
-                "optimizer_scalars": optimizer_scalars,
-                "frozen_sha256": self.frozen_sha256,
-                "weights_dtype": self.run.plan.weights.dtype,
-                "optimizer_bits": self.run.plan.optimizer_state.bits,
-                "loss_scale": self.trainer.precision.export_state(),
+                **facts,
                 "validation_loss_start": self.validation_loss_start,
                 "loss": self.last.loss if self.last else None,
                 "measured": to_json(self.measured),
@@ -323,32 +306,10 @@ class _Job:
         if checkpoint is None:
             self.report({"type": "started", "resumed_from_step": 0})
             return
-        facts = checkpoint.facts
-        plan = self.run.plan
-        wanted, found = (
-            (plan.weights.dtype, plan.optimizer_state.bits),
-            (facts["weights_dtype"], facts["optimizer_bits"]),
-        )
-        if wanted != found:
-            raise CheckpointInvalid(
-                f"checkpoint {checkpoint.folder.name} holds {found[0]} weights and {found[1]}-bit optimizer state; "
-                f"the plan wants {wanted[0]} and {wanted[1]} bits",
-                hint="Resume with a plan of the same representation.",
-            )
-        if facts.get("frozen_sha256", "") != self.frozen_sha256:
-            raise CheckpointInvalid(
-                f"checkpoint {checkpoint.folder.name} was trained on other frozen weights than those of this model and plan",
-                hint="Resume with the model, the seed and plan.weights.frozen that the checkpoint was made with.",
-            )
-        self._fill_model(checkpoint)
-        self.trainer.optimizer.import_state(checkpoint.load("optimizer"), facts["optimizer_scalars"])
-        self.trainer.assign_optimizer_state()
-        if "loss_scale" in facts:
-            self.trainer.precision.import_state(facts["loss_scale"])
-        _set_random_states(checkpoint.load("random"), self.device)
+        import_trainer(self.trainer, checkpoint, frozen_sha256=self.frozen_sha256)
         self.step = self._saved_step = checkpoint.manifest.step
-        self.validation_loss_start = facts["validation_loss_start"]
-        self.measured = Measured(**facts["measured"])
+        self.validation_loss_start = checkpoint.facts["validation_loss_start"]
+        self.measured = Measured(**checkpoint.facts["measured"])
         self.report({"type": "started", "resumed_from_step": self.step})
 
     def _find_checkpoint(self) -> Checkpoint | None:
@@ -358,17 +319,6 @@ class _Job:
             folders = (self.run.job_folder, *self.run.earlier_job_folders)
             return next((found for folder in folders if (found := find_resumable(folder))), None)
         return read_checkpoint(Path(self.run.resume_from))
-
-    def _fill_model(self, checkpoint: Checkpoint) -> None:
-        """Of the model a checkpoint holds what is trained; frozen weights are made again from where they came."""
-        names = self.trainer.named_weights().keys()
-        stored = checkpoint.load("model")
-        if stored.keys() != names:
-            raise CheckpointInvalid(
-                f"checkpoint {checkpoint.folder.name} holds {len(stored)} tensors; the model has {len(names)}, "
-                "or of other names"
-            )
-        self.trainer.set_weights(stored)
 
     def _drained(self) -> TrainingResult:
         return TrainingResult(
@@ -421,16 +371,3 @@ class _Job:
 
 def _json_number(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _random_states(device: torch.device) -> dict[str, torch.Tensor]:
-    states = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    return states
-
-
-def _set_random_states(states: Mapping[str, torch.Tensor], device: torch.device) -> None:
-    torch.set_rng_state(states["cpu"].clone())
-    if device.type == "cuda" and "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"].clone(), device)
