@@ -18,8 +18,9 @@ from optimizer.plan.gradients import GradientsPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.device import prepared_device
-from optimizer.runtime.frozen import PackedLinear, hash_frozen, list_base_tensors, pack, unpack
+from optimizer.runtime.frozen import PackedLinear, hash_frozen, list_base_tensors
 from optimizer.runtime.measure import make_synthetic_batches
+from optimizer.runtime.packed import pack, unpack
 from optimizer.runtime.prepare import build_prepared, prepare_model
 from optimizer.runtime.step import Trainer
 from optimizer.runtime.weights import torch_dtype

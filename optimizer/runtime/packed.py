@@ -1,0 +1,90 @@
+"""Matrices in 8 or 4 bits: packed once, unpacked for each product.
+
+int8  one signed byte per element and one scale for each output, ``largest / 127`` rounded to the weights' dtype first, so that
+      packing and unpacking use the same number.
+nf4   two elements a byte and one fp32 scale for each 64 elements in the order of memory (Dettmers et al. 2023, QLoRA), without
+      double quantization; packed and unpacked by bitsandbytes.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from optimizer.errors import MissingExtra
+from optimizer.plan.weights import FrozenFormat
+
+NF4_BLOCK_ELEMENTS = 64
+_INT8_MAX = 127
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedForm:
+    """How one tensor is packed, and what it was."""
+
+    form: FrozenFormat
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_elements(self) -> int:
+        return torch.Size(self.shape).numel()
+
+
+def pack(
+    weight: torch.Tensor, form: FrozenFormat, *, input_dim: int = -1
+) -> tuple[torch.Tensor, torch.Tensor, PackedForm]:
+    """Packed bytes and scales. input_dim: the dimension over which products sum; int8 has one scale for all of it."""
+    weight = weight.detach()
+    packed_form = PackedForm(form=form, shape=tuple(weight.shape), dtype=weight.dtype)
+    if form == "int8":
+        return *_pack_int8(weight, input_dim), packed_form
+    return *_pack_nf4(weight), packed_form
+
+
+def unpack(packed: torch.Tensor, scales: torch.Tensor, form: PackedForm) -> torch.Tensor:
+    """The matrix in the dtype it had, a new tensor; no other memory is taken, and the same bits come each time."""
+    if form.form == "int8":
+        return packed.to(form.dtype).mul_(scales)
+    blocks = (scales.numel(), NF4_BLOCK_ELEMENTS)
+    flat = _bitsandbytes_ops().dequantize_4bit(packed, scales, NF4_BLOCK_ELEMENTS, "nf4", blocks, form.dtype)
+    weight: torch.Tensor = flat.view(-1)[: form.num_elements].view(form.shape)
+    return weight
+
+
+def pack_parameter(
+    weight: torch.Tensor, form: FrozenFormat, *, input_dim: int, device: torch.device | None
+) -> tuple[nn.Parameter, nn.Parameter, PackedForm]:
+    """As parameters without gradient, where the weight was; ``device``: where to pack.
+
+    The last of the three says how to unpack them.
+    """
+    moves = device is not None and not weight.is_meta
+    packed, scales, packed_form = pack(weight.to(device) if moves else weight, form, input_dim=input_dim)
+    packed, scales = (nn.Parameter(made.to(weight.device), requires_grad=False) for made in (packed, scales))
+    return packed, scales, packed_form
+
+
+def _pack_int8(weight: torch.Tensor, input_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    largest = weight.abs().amax(dim=input_dim, keepdim=True)
+    scales = (largest.to(torch.float32) / _INT8_MAX).to(weight.dtype)
+    divisor = torch.where(scales == 0, torch.ones_like(scales), scales).to(torch.float32)
+    packed = weight.to(torch.float32).div(divisor).round_().clamp_(-_INT8_MAX, _INT8_MAX)
+    return packed.to(torch.int8), scales
+
+
+def _pack_nf4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    # Padded to whole blocks of one row each: kernels differ in how they treat a matrix with odd sides.
+    flat = F.pad(weight.reshape(-1), (0, -weight.numel() % NF4_BLOCK_ELEMENTS))
+    packed, scales = _bitsandbytes_ops().quantize_4bit(flat, NF4_BLOCK_ELEMENTS, "nf4", torch.uint8)
+    return packed.view(-1), scales
+
+
+def _bitsandbytes_ops() -> Any:
+    try:
+        import bitsandbytes  # noqa: F401 (defines the ops below)
+    except ImportError as error:
+        raise MissingExtra("bitsandbytes", needed_for="frozen weights in nf4") from error
+    return torch.ops.bitsandbytes
