@@ -102,6 +102,9 @@ class Leaving:
 
 def view_of(data: torch.Tensor, *, like: "Layout") -> torch.Tensor:
     """The tensor that had this layout, over bytes that came back."""
+    if data.dtype == like.dtype:
+        # One op less for each saved tensor.
+        return data.as_strided(like.size, like.stride, like.offset)
     empty = torch.empty(0, dtype=like.dtype, device=data.device)
     return empty.set_(data.untyped_storage(), like.offset, like.size, like.stride)
 
@@ -127,13 +130,12 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return flat.set_(tensor.untyped_storage(), start, (tensor.nbytes,), (1,))
 
 
-def typed(data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def typed(storage: torch.UntypedStorage, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """The whole of a storage as a flat tensor of ``dtype``; as bytes where they do not divide."""
-    storage = data.untyped_storage()
     if storage.nbytes() % dtype.itemsize:
-        return data
+        dtype = torch.uint8
     num_elements = storage.nbytes() // dtype.itemsize
-    return torch.empty(0, dtype=dtype, device=data.device).set_(storage, 0, (num_elements,), (1,))
+    return torch.empty(0, dtype=dtype, device=device).set_(storage, 0, (num_elements,), (1,))
 
 
 def bytes_of(storage: torch.UntypedStorage, device: torch.device) -> torch.Tensor:

@@ -249,6 +249,8 @@ class Tiers:
         self.prepare_compression(compress)
         scratch = self._packing_scratch.get(compress)
         packing = Packing(storage.nbytes(), dtype=dtype, compress=compress, scratch=scratch)
+        if place == "host" and self._copy_stream is None and packing.compress == "none":
+            return self._offload_as_it_is(storage, packing, category)
         source = bytes_of(storage, self.device)
         copy: OffloadedCopy
         if place == "host":
@@ -275,16 +277,17 @@ class Tiers:
     def fetch(self, copy: OffloadedCopy, *, category: Category) -> DeviceCopy:
         """Copy bytes back to the device, under ``category``."""
         packing = copy.packing
+        dtype, num_elements = torch.uint8, packing.num_bytes
+        if isinstance(copy, HostCopy) and self._copy_stream is None and packing.compress == "none":
+            dtype, num_elements = copy.pieces[0].dtype, copy.pieces[0].numel()
         with self._region(category, on_host=False):
-            data = torch.empty(packing.num_bytes, dtype=torch.uint8, device=self.device)
+            data = torch.empty(num_elements, dtype=dtype, device=self.device)
         if isinstance(copy, StoredCopy):
             return DeviceCopy(data, None, self._read_units(copy, data))
         self._count("host_to_device", packing.packed_bytes)
         if self._copy_stream is None:
-            if packing.compress == "none":
-                typed(data, packing.dtype).copy_(copy.pieces[0])
-            else:
-                packing.unpack(copy.pieces, data)
+            # Whole pieces, of one dtype on both sides where nothing is packed.
+            packing.unpack(copy.pieces, data)
             return DeviceCopy(data, None)
         with self._on_copy_stream():
             packing.unpack(copy.pieces, data)
@@ -299,16 +302,18 @@ class Tiers:
             with self._on_copy_stream():
                 packing.pack(source, copy.pieces)
             return copy
-        is_packed = packing.compress != "none"
-        # What is not packed is copied as what it is, so that a trace shows what could be.
-        source = source if is_packed else typed(source, packing.dtype)
-        size = packing.packed_bytes if is_packed else source.numel()
         with self._region(category, on_host=True):
-            data = torch.empty(size, dtype=source.dtype)
-        if is_packed:
-            packing.pack(source, (data,))
-        else:
-            data.copy_(source)
+            data = torch.empty(packing.packed_bytes, dtype=torch.uint8)
+        packing.pack(source, (data,))
+        return HostCopy((data,), packing, None)
+
+    def _offload_as_it_is(self, storage: torch.UntypedStorage, packing: Packing, category: Category) -> HostCopy:
+        """On the CPU device, in as few ops as can be; by dtype, so that a trace shows what could be packed."""
+        self._count("device_to_host", packing.packed_bytes)
+        source = typed(storage, dtype=packing.dtype, device=self.device)
+        with self._region(category, on_host=True):
+            data = torch.empty(source.numel(), dtype=source.dtype)
+        data.copy_(source)
         return HostCopy((data,), packing, None)
 
     def _write_units(self, copy: StoredCopy, source: torch.Tensor) -> None:
