@@ -83,7 +83,7 @@ def run_steps(trainer: Trainer, *, num_steps: int = 3) -> Ran:
 
 def read(held: torch.Tensor | HomeTensor) -> torch.Tensor:
     """A copy, in host memory."""
-    return (held if isinstance(held, torch.Tensor) else held.load()).detach().clone()
+    return (held if isinstance(held, torch.Tensor) else held.load()).detach().cpu().clone()
 
 
 def assert_same_bits(ran: Ran, expected: Ran) -> None:
