@@ -33,8 +33,9 @@ Change = tuple[Tier, int, int]
 """Tier, place of the category, bytes: positive ones come, negative ones go."""
 
 _PLACES: dict[BlockChoice, Tier] = {"offload": "host", "offload_disk": "disk", "offload_remote": "remote"}
-_PACK_OPS = {"none": 0, "bf16": 1, "int8": 7}
-_UNPACK_OPS = {"none": 0, "bf16": 1, "int8": 3}
+PACK_OPS = {"none": 0, "bf16": 1, "int8": 8}
+"""Ops on the device for each chunk, beside the copy itself (``runtime/compression.py``)."""
+UNPACK_OPS = {"none": 0, "bf16": 1, "int8": 3}
 _PACKED_BYTES = {"bf16": 2, "int8": 1}
 _WIDE_BYTES = {"pack": 4 + 4 + 8 + 8 + 4, "unpack": 4 + 8 + 4}
 """Of one element in fp32 on its way to int8 and back: written, read for the norm, divided, rounded, read for its code; and
@@ -185,7 +186,7 @@ def _packing_s(copy: TracedCopy, compress: Compression, rates: Rates, device_kin
     element_bytes = size + _PACKED_BYTES[compress]
     if compress == "int8":
         element_bytes += _WIDE_BYTES["pack" if copy.is_out else "unpack"]
-    num_ops = (_PACK_OPS if copy.is_out else _UNPACK_OPS)[compress]
+    num_ops = (PACK_OPS if copy.is_out else UNPACK_OPS)[compress]
     return num_elements * element_bytes / rates.memory_bytes_per_s + num_chunks * num_ops * rates.op_overhead_s
 
 

@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from optimizer.estimate.activations import PACK_OPS, UNPACK_OPS
 from optimizer.packing import SLAB_BYTES, chunk_elements, packed_bytes, scratch_bytes
 from optimizer.runtime.compression import Packing, Scratch
 
@@ -89,6 +91,32 @@ def test_a_packed_chunk_fits_a_slab(compress, device_kind):
     num_elements = chunk_elements(device_kind)
     assert packed_bytes(4 * num_elements, dtype="float32", compress=compress) <= SLAB_BYTES
     assert packed_bytes(8 * num_elements, dtype="float64", compress=compress) <= SLAB_BYTES
+
+
+class Counter(TorchDispatchMode):
+    """Of ops that write."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_writes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.num_writes += func._schema.is_mutable
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("compress", ["bf16", "int8"])
+def test_a_chunk_takes_as_many_ops_as_the_estimate_counts(compress):
+    num_elements = chunk_elements("cpu") + 1
+    packing = Packing(4 * num_elements, dtype=torch.float32, compress=compress, scratch=Scratch(compress, device=CPU))
+    host = (torch.empty(packing.packed_bytes, dtype=torch.uint8),)
+    source = torch.zeros(4 * num_elements, dtype=torch.uint8)
+    with Counter() as packed:
+        packing.pack(source, host)
+    with Counter() as unpacked:
+        packing.unpack(host, source)
+    # Two chunks, each with its copy.
+    assert (packed.num_writes, unpacked.num_writes) == (2 * (PACK_OPS[compress] + 1), 2 * (UNPACK_OPS[compress] + 1))
 
 
 @pytest.mark.parametrize("compress", ["bf16", "int8"])
