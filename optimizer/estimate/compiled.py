@@ -1,49 +1,82 @@
-"""A profile at one shape, as numbers: each part's bytes, peak and time. What all plans of that shape share is computed once.
+"""A profile at one shape, as numbers: each part's bytes, peak, copies and time. What plans of that shape share is computed once.
 
 A part is summed up by what it changes (``net``), the highest point inside it relative to its start (``rise``) and what
-is in memory at
-that point. That is all a peak over parts needs, so pricing a plan costs one row per part, not one per op.
+is in memory at that point. That is all a peak over parts needs, so pricing a plan costs one row per part, not one per op.
 """
 
 import weakref
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.categories import CATEGORIES, Category, Tier
-from optimizer.hardware.machine import Rates
+from optimizer.categories import CATEGORIES, Category, Link, Tier
+from optimizer.estimate.activations import (
+    TRACED_CHOICE,
+    TracedCopy,
+    Trip,
+    TripTime,
+    count_copied_bytes,
+    estimate_trip_ms,
+    read_copy,
+    redirect_changes,
+)
+from optimizer.hardware.machine import Machine, Rates
 from optimizer.plan.activations import BlockChoice
 from optimizer.plan.weights import WeightsPlan
-from optimizer.profile.profile import Op, Part, Profile
+from optimizer.profile.profile import Op, Part, Profile, TensorSize
 from optimizer.profile.sizes import NUM_MONOMIALS, Shape, Terms, evaluate, monomials
 
 Bytes = NDArray[np.int64]
+Change = tuple[Tier, int, int]
+"""Tier, place of the category, bytes."""
 _SLOT = {name: index for index, name in enumerate(CATEGORIES)}
+_GRADIENTS, _TEMPORARIES, _LOGITS = _SLOT["gradients"], _SLOT["temporaries"], _SLOT["logits_and_loss"]
 _MAX_CACHED = 64
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartBytes:
-    """Device bytes by category, in the order of CATEGORIES; host bytes as one number."""
+    """Device bytes by category, in the order of CATEGORIES; other tiers as one number each."""
 
     net: Bytes
     rise: int
     """Highest total inside the part above the total at its start; 0 or more."""
     at_rise: Bytes
     """Change of each category from the start to that moment."""
-    host_net: int
-    host_rise: int
+    host_net: int = 0
+    host_rise: int = 0
+    disk_net: int = 0
+    disk_rise: int = 0
+    remote_net: int = 0
+    remote_rise: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartTime:
-    """Milliseconds on each lane."""
+    """Milliseconds on each lane (``prediction.Lane``)."""
 
     compute_ms: float
-    copy_out_ms: float
-    copy_in_ms: float
+    copy_out_ms: float = 0.0
+    copy_in_ms: float = 0.0
+    host_ms: float = 0.0
+    disk_ms: float = 0.0
+    network_ms: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dropped:
+    """What becomes of a gradient that is complete, where it does not stay on the device."""
+
+    widening: int = 0
+    """The update inside backward makes a wider copy for a moment: so many bytes for each of the gradient's; 0 for none."""
+
+
+NO_COPIES: Mapping[Link, int] = MappingProxyType({})
 
 
 class CompiledShape:
@@ -55,55 +88,102 @@ class CompiledShape:
         self.compute_dtype = weights.dtype if weights.autocast == "off" else weights.autocast
         # Not the profile itself: it is what decides how long this is kept.
         self._parts = profile.parts
+        self._op_list = profile.ops
         self._ops = _OpSizes(profile.ops, shape)
-        self._changes = [(c.tier, _SLOT[c.category], evaluate(c.num_bytes, shape)) for c in profile.changes]
-        self._bytes: dict[tuple[object, ...], PartBytes] = {}
-        self._times: dict[tuple[object, ...], PartTime] = {}
+        self._changes: list[Change] = [
+            (c.tier, _SLOT[c.category], evaluate(c.num_bytes, shape)) for c in profile.changes
+        ]
+        self._kept: dict[Hashable, Any] = {}
         self._op_s: dict[str, NDArray[np.float64]] = {}
+
+    def keep(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What ``make`` gives, made once: a store for whatever depends on this shape and the key alone."""
+        if key not in self._kept:
+            self._kept[key] = make()
+        return cast(T, self._kept[key])
 
     def shared_bytes(self, index: int) -> tuple[int, Category]:
         shared = self.regime.shared[index]
         return evaluate(shared.num_bytes, self.shape), shared.category
 
-    def part_bytes(self, name: "PartName", *, releases: tuple[tuple[int, int], ...] = ()) -> PartBytes:
-        """releases: shared storages that go during the part, as (index, after which op)."""
-        key = (name, releases)
-        if key not in self._bytes:
-            self._bytes[key] = self._sum_bytes(self._part(name), releases)
-        return self._bytes[key]
+    def part_bytes(
+        self,
+        name: "PartName",
+        *,
+        releases: tuple[tuple[int, int], ...] = (),
+        trip: Trip | None = None,
+        dropped: Dropped | None = None,
+    ) -> PartBytes:
+        """releases: shared storages that go during the part, as (index, after which op). dropped: None keeps gradients."""
+        key = ("bytes", name, releases, trip, dropped)
+        return self.keep(key, lambda: sum_changes(self._list_changes(name, releases, trip, dropped)))
 
-    def part_time(self, name: "PartName", rates: Rates, *, rates_key: str) -> PartTime:
-        """rates_key: anything that differs where rates differ; they hold dicts and cannot be hashed themselves."""
-        key = (name, rates_key)
-        if key not in self._times:
-            if rates_key not in self._op_s:
-                self._op_s[rates_key] = self._ops.seconds(rates, self.compute_dtype)
-            self._times[key] = self._sum_times(self._part(name), self._op_s[rates_key])
-        return self._times[key]
+    def part_time(
+        self, name: "PartName", machine: Machine, *, rates_key: Hashable, trip: Trip | None = None
+    ) -> PartTime:
+        """rates_key: anything that differs where machines differ; they hold dicts and cannot be hashed themselves."""
+        return self.keep(("time", name, rates_key, trip), lambda: self._sum_times(name, machine, str(rates_key), trip))
+
+    def part_copies(self, name: "PartName", *, trip: Trip | None) -> Mapping[Link, int]:
+        """Bytes by link."""
+        if trip is None:
+            return NO_COPIES
+        return self.keep(("copies", name, trip), lambda: count_copied_bytes(self._copies(self._part(name)), trip=trip))
 
     def _part(self, name: "PartName") -> Part:
         if isinstance(name, str):
             return self._parts[self.regime.parts[name]]
         choice, template, which = name
-        index: int = getattr(self.regime.templates[choice][template], which)
+        index: int = getattr(self.regime.templates[TRACED_CHOICE.get(choice, choice)][template], which)
         return self._parts[index]
 
-    def _sum_bytes(self, part: Part, releases: tuple[tuple[int, int], ...]) -> PartBytes:
+    def _copies(self, part: Part) -> list[TracedCopy]:
+        ops = (self._op_list[index] for index in part.ops)
+        found = (read_copy(op.kind, op.name, evaluate(op.written_bytes, self.shape)) for op in ops)
+        return [copy for copy in found if copy is not None]
+
+    def _list_changes(
+        self,
+        name: "PartName",
+        releases: tuple[tuple[int, int], ...],
+        trip: Trip | None,
+        dropped: Dropped | None,
+    ) -> list[Change]:
+        part = self._part(name)
         changes = [self._changes[index] for index in part.changes]
+        if trip is not None and not isinstance(name, str):
+            made = self._copies(self._part((name[0], name[1], "forward")))
+            changes = redirect_changes(changes, self._copies(part), trip=trip, made=made)
         at = list(part.changes_at)
         for index, after in releases:
             num_bytes, category = self.shared_bytes(index)
             place = sum(1 for other in at if other <= after)
             changes.insert(place, ("device", _SLOT[category], -num_bytes))
             at.insert(place, after)
-        return _sum_changes(changes)
+        if dropped is not None:
+            is_head = isinstance(name, str) and name.startswith("head")
+            changes = list(drop_gradients(changes, dropped, region=_LOGITS if is_head else _TEMPORARIES))
+        return changes
 
-    def _sum_times(self, part: Part, op_s: NDArray[np.float64]) -> PartTime:
+    def _sum_times(self, name: "PartName", machine: Machine, rates_key: str, trip: Trip | None) -> PartTime:
+        part = self._part(name)
+        if rates_key not in self._op_s:
+            self._op_s[rates_key] = self._ops.seconds(machine.rates, self.compute_dtype)
         indices = np.array(part.ops, dtype=np.int64)
         lanes = self._ops.lanes[indices]
-        compute_s, copy_out_s, copy_in_s = np.bincount(lanes, weights=op_s[indices], minlength=len(_LANES))
+        compute_s, out_s, in_s = np.bincount(lanes, weights=self._op_s[rates_key][indices], minlength=len(_LANES))
+        copies = self._copies(part) if trip is not None else []
+        if trip is None or not copies:
+            return PartTime(
+                compute_ms=float(compute_s) * 1000, copy_out_ms=float(out_s) * 1000, copy_in_ms=float(in_s) * 1000
+            )
+        moved: TripTime = estimate_trip_ms(copies, trip=trip, rates=machine.rates, device_kind=machine.device.kind)
         return PartTime(
-            compute_ms=float(compute_s) * 1000, copy_out_ms=float(copy_out_s) * 1000, copy_in_ms=float(copy_in_s) * 1000
+            compute_ms=float(compute_s) * 1000 + moved.compute_ms,
+            copy_out_ms=moved.copy_out_ms,
+            copy_in_ms=moved.copy_in_ms,
+            disk_ms=moved.disk_ms,
+            network_ms=moved.network_ms,
         )
 
 
@@ -111,6 +191,21 @@ PartName = str | tuple[BlockChoice, int, str]
 """A name of PART_NAMES, or (choice, template, ``forward`` | ``backward_first`` | ``backward_accumulate``)."""
 
 _LANES = ("compute", "copy_out", "copy_in")
+
+
+def drop_gradients(changes: Iterable[Change], dropped: Dropped, *, region: int) -> Iterable[Change]:
+    """A part's changes where each gradient goes as soon as it is complete: when it comes to count as a gradient.
+
+    region: place of the category under which what the update needs for a moment counts.
+    """
+    for change in changes:
+        yield change
+        tier, slot, num_bytes = change
+        if tier == "device" and slot == _GRADIENTS and num_bytes > 0:
+            if dropped.widening:
+                yield "device", region, dropped.widening * num_bytes
+                yield "device", region, -dropped.widening * num_bytes
+            yield "device", _GRADIENTS, -num_bytes
 
 
 class _OpSizes:
@@ -143,22 +238,67 @@ def _terms_of(sizes: Iterable[Terms]) -> NDArray[np.float64]:
     return np.array(list(sizes), dtype=np.float64).reshape(-1, NUM_MONOMIALS)
 
 
-def _sum_changes(changes: list[tuple[Tier, int, int]]) -> PartBytes:
-    """changes: tier, place of the category, bytes."""
+def sum_changes(changes: Sequence[Change]) -> PartBytes:
+    """Of changes in order, on any tier."""
     device = np.zeros((len(changes) + 1, len(CATEGORIES)), dtype=np.int64)
-    host = [0]
+    level: dict[Tier, int] = {"host": 0, "disk": 0, "remote": 0}
+    highest = dict(level)
     for row, (tier, slot, num_bytes) in enumerate(changes, start=1):
         if tier == "device":
             device[row, slot] = num_bytes
         else:
-            host.append(host[-1] + num_bytes)
+            level[tier] += num_bytes
+            highest[tier] = max(highest[tier], level[tier])
     levels = device.cumsum(axis=0)
     totals = levels.sum(axis=1)
     top = int(totals.argmax())
-    return PartBytes(net=levels[-1], rise=int(totals[top]), at_rise=levels[top], host_net=host[-1], host_rise=max(host))
+    return PartBytes(
+        net=levels[-1],
+        rise=int(totals[top]),
+        at_rise=levels[top],
+        host_net=level["host"],
+        host_rise=highest["host"],
+        disk_net=level["disk"],
+        disk_rise=highest["disk"],
+        remote_net=level["remote"],
+        remote_rise=highest["remote"],
+    )
 
 
+@dataclass(frozen=True, kw_only=True)
+class TensorList:
+    """The trained tensors in the model's order, each with its block; -1 before the blocks, ``num_blocks`` after them."""
+
+    sizes: tuple[TensorSize, ...]
+    blocks: tuple[int, ...]
+    num_elements: tuple[int, ...] = field(repr=False)
+    num_blocks: int
+
+    @property
+    def total_elements(self) -> int:
+        return sum(self.num_elements)
+
+
+_tensors: dict[int, TensorList] = {}
 _compiled: dict[tuple[int, str, Shape], CompiledShape] = {}
+
+
+def list_tensors(profile: Profile) -> TensorList:
+    """Made once for each profile, and kept while it lives."""
+    if id(profile) not in _tensors:
+        tensors = profile.tensors
+        placed = [(-1, tensors.before)]
+        placed += [(block, tensors.by_block[kind]) for block, kind in enumerate(tensors.block_kinds)]
+        placed.append((profile.num_blocks, tensors.after))
+        sizes = [(block, size) for block, group in placed for size in group]
+        _tensors[id(profile)] = TensorList(
+            sizes=tuple(size for _, size in sizes),
+            blocks=tuple(block for block, _ in sizes),
+            num_elements=tuple(size.num_elements for _, size in sizes),
+            num_blocks=profile.num_blocks,
+        )
+        weakref.finalize(profile, _tensors.pop, id(profile), None)
+    return _tensors[id(profile)]
 
 
 def compile_shape(profile: Profile, weights: WeightsPlan, shape: Shape) -> CompiledShape:

@@ -1,18 +1,63 @@
-"""What gradients cost beside the backward pass that makes them: clipping to a global norm."""
+"""What gradients cost beside the backward pass that makes them: where they go, and clipping to a global norm.
 
+Follows ``runtime/gradients.py``: gradients on the host have a buffer each, for good, and staging where micro-batches are
+added up; consumed ones are gone before the next op runs.
+"""
+
+from dataclasses import dataclass
+
+from optimizer.estimate.compiled import Dropped, TensorList
 from optimizer.hardware.machine import Rates
-from optimizer.plan.weights import WeightsPlan
-from optimizer.profile.profile import Profile
+from optimizer.plan.plan import Plan
+
+_NORM_BYTES = 4
+_SCALAR_BYTES = 4
+_NUM_STAGING = {"cpu": 1, "cuda": 2}
+"""Buffers of later micro-batches (``runtime/gradients.py``, NUM_STAGING): a thread adds on CUDA."""
 
 
-def estimate_clip_bytes(num_tensors: int, plan: WeightsPlan) -> int:
-    """Scratch of the global norm: one fp32 norm per tensor, and the same again stacked."""
-    return 2 * num_tensors * 4
+@dataclass(frozen=True, kw_only=True)
+class GradientBytes:
+    """What the gradients row holds on each tier between steps."""
+
+    device: int = 0
+    host: int = 0
 
 
-def estimate_clip_ms(profile: Profile, plan: WeightsPlan, rates: Rates, *, scales: bool) -> float:
-    """One read for the norm; one read and one write where gradients are scaled."""
+def find_dropped(plan: Plan) -> Dropped | None:
+    """What becomes of each gradient in the part that completes it; None where it stays."""
+    if plan.gradients.choice == "keep":
+        return None
+    widens = plan.gradients.choice == "consume" and plan.weights.dtype != "fp32"
+    return Dropped(widening=4 // plan.weights.bytes_per_element if widens else 0)
+
+
+def estimate_gradient_bytes(tensors: TensorList, plan: Plan, *, device_kind: str) -> GradientBytes:
+    """As long as the run."""
+    norms_bytes = _NORM_BYTES * len(tensors.sizes)
+    if plan.gradients.choice == "consume":
+        return GradientBytes(device=norms_bytes)
+    if plan.gradients.choice == "keep":
+        return GradientBytes()
+    size = plan.weights.bytes_per_element
+    num_staging = _NUM_STAGING[device_kind] if plan.batch.accumulation_steps > 1 else 0
+    staging_bytes = num_staging * max(tensors.num_elements, default=0) * size
+    return GradientBytes(host=tensors.total_elements * size + staging_bytes + norms_bytes)
+
+
+def estimate_clip_bytes(tensors: TensorList, plan: Plan, *, clips: bool) -> int:
+    """Scratch of the global norm, where the gradients are. Kept ones: a fp32 norm per tensor, and the same again stacked; then
+    a few numbers.
+    """
+    num_scalars = 4 if clips else 2
+    norms_bytes = 2 * _NORM_BYTES * len(tensors.sizes) if plan.gradients.choice == "keep" else 0
+    return norms_bytes + num_scalars * _SCALAR_BYTES
+
+
+def estimate_clip_ms(tensors: TensorList, plan: Plan, rates: Rates, *, scales: bool) -> float:
+    """On the device. One read for the norm; one read and one write where gradients are scaled."""
+    if plan.gradients.choice == "host":
+        return 0.0
     num_passes = 3 if scales else 1
-    num_tensors = len(profile.tensors.in_order())
-    moved_bytes = num_passes * profile.num_parameters * plan.bytes_per_element
-    return (moved_bytes / rates.memory_bytes_per_s + (num_passes - 1) * num_tensors * rates.op_overhead_s) * 1000
+    moved_bytes = num_passes * tensors.total_elements * plan.weights.bytes_per_element
+    return (moved_bytes / rates.memory_bytes_per_s + (num_passes - 1) * len(tensors.sizes) * rates.op_overhead_s) * 1000

@@ -1,12 +1,15 @@
 """What the estimator returns for one plan on one machine, and the verdict drawn from it. Torch-free, JSON-able."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from optimizer.serialize import from_json, to_json
 
 Verdict = Literal["fits", "tight", "does_not_fit", "unknown"]
 Lane = Literal["compute", "copy_in", "copy_out", "host", "disk", "network"]
+"""What can be busy at once: the device, its copies from and to the host, the host's own work (updates, sums of gradients), the
+scratch disk, the remote store."""
+LANES: tuple[Lane, ...] = get_args(Lane)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +45,7 @@ class Prediction:
     lane_busy_ms: dict[str, float]
     """Busy time per lane in one step."""
     exposed_copy_ms: float
-    """Time per step that compute waits for copies."""
+    """Time per step that compute waits for copies, to and from whatever place."""
     tokens_per_s: float
     total_s: float
     """All steps of the workload, without evaluation and checkpoints."""
@@ -55,6 +58,9 @@ class Prediction:
     remote_peak_bytes: int = 0
     copied_bytes: dict[str, int] = field(default_factory=dict)
     """Bytes that move between tiers in one steady step, by link (``categories.Link``); links without traffic left out."""
+    exposed_ms: dict[str, float] = field(default_factory=dict)
+    """Time per step that compute stands still, by the lane it waits for; lanes that cost nothing left out. All of
+    ``exposed_copy_ms`` and what the host's updates cost."""
 
     def verdict(self, budget_bytes: int) -> Verdict:
         """``tight`` is when only the upper end of the interval goes over."""

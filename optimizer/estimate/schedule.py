@@ -1,75 +1,69 @@
-"""One steady optimizer step as the runtime executes it: tasks in order, each with its bytes and its time per lane.
+"""One steady optimizer step as the runtime executes it: tasks in order, each with its bytes, its copies and its time per lane.
 
 Per micro-batch: inputs and embedding, blocks forward, head and loss, and back in reverse; a recomputed block's
-backward begins with
-its forward again, an offloaded block's copies back what it moved. Then clipping, the update, and the gradients are dropped.
-Micro-batches after the first are alike, so only the first and the last are laid out; the others are counted.
+backward begins with its forward again, an offloaded block's copies back what it moved, and weights that stream come before
+their block and go after it. Then clipping, the update, and the gradients are dropped.
+Micro-batches after the first are alike, so they are laid out once and counted.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Mapping
 
 import numpy as np
 
-from optimizer.categories import CATEGORIES, Category
+from optimizer.categories import CATEGORIES, Link, Tier
+from optimizer.estimate.activations import TRACED_CHOICE, trip_of
 from optimizer.estimate.batch import estimate_input_bytes, inputs_pile_up
-from optimizer.estimate.compiled import Bytes, CompiledShape, PartBytes, PartName, PartTime
-from optimizer.estimate.gradients import estimate_clip_bytes, estimate_clip_ms
-from optimizer.estimate.logits_and_loss import ChunkedHead, estimate_chunked_head
-from optimizer.estimate.optimizer_state import estimate_update_ms, list_update_changes
+from optimizer.estimate.compiled import (
+    Bytes,
+    Change,
+    CompiledShape,
+    PartName,
+    PartTime,
+    TensorList,
+    drop_gradients,
+    sum_changes,
+)
+from optimizer.estimate.gradients import find_dropped
+from optimizer.estimate.logits_and_loss import estimate_chunked_head
+from optimizer.estimate.optimizer_state import StateCosts, disk_read_ms, host_bytes_per_s
+from optimizer.estimate.prediction import Lane
+from optimizer.estimate.tasks import NO_TIME, Legs, Schedule, Task, Transfer, add_legs, move_task, moved_bytes, single
+from optimizer.estimate.update import list_update_tasks, update_key
+from optimizer.estimate.weights import list_backward_moves, list_forward_moves, list_streamed_bytes
 from optimizer.hardware.machine import Machine
+from optimizer.plan.activations import OFFLOADING
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
 from optimizer.workload import TrainingWorkload
 
 _SLOT = {name: index for index, name in enumerate(CATEGORIES)}
-_NO_TIME = PartTime(compute_ms=0.0, copy_out_ms=0.0, copy_in_ms=0.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    """A stretch of the step."""
-
-    phase: str
-    """forward, backward or optimizer."""
-    block: int
-    """-1 outside the blocks."""
-    name: str
-    """For people, where it is no block: ``head and loss``."""
-    bytes: PartBytes
-    time: PartTime
-    fetches: int = -1
-    """Backward of an offloaded block: the offloaded block before it, whose copy back can run meanwhile; -1 for none."""
-
-    def describe(self, num_blocks: int) -> str:
-        return f"{self.phase} of block {self.block + 1} of {num_blocks}" if self.block >= 0 else self.name
-
-
-@dataclass(frozen=True, kw_only=True)
-class Schedule:
-    """The tasks of a step. ``num_later`` times the ``later`` ones follow the ``first``, then the ``update``."""
-
-    first: tuple[Task, ...]
-    later: tuple[Task, ...]
-    num_later: int
-    update: tuple[Task, ...]
-    carried: Bytes
-    """What each further micro-batch leaves behind, by category: its inputs, on the CPU device."""
+_GRADIENTS = _SLOT["gradients"]
+_STORES: dict[Tier, Lane | None] = {"host": None, "disk": "disk", "remote": "network"}
+"""The lane between the host and a place."""
 
 
 def build_schedule(
-    profile: Profile, compiled: CompiledShape, *, plan: Plan, workload: TrainingWorkload, machine: Machine
+    profile: Profile,
+    compiled: CompiledShape,
+    *,
+    plan: Plan,
+    workload: TrainingWorkload,
+    machine: Machine,
+    tensors: TensorList,
+    state: StateCosts,
 ) -> Schedule:
-    rates_key = repr(machine.rates)
-    head = estimate_chunked_head(profile, compiled, plan=plan, rates=machine.rates)
-    layout = _Layout(compiled, plan, machine, rates_key, head=head)
+    layout = _Layout(profile, compiled, plan=plan, workload=workload, machine=machine)
     num_later = plan.batch.accumulation_steps - 1
     input_bytes = estimate_input_bytes(plan.batch, sequence_length=workload.sequence_length)
     inputs_stay = inputs_pile_up(machine.device)
     carried = single("temporaries", input_bytes if inputs_stay else 0)
-    first = tuple(layout.micro_batch("first", input_bytes, inputs_stay=inputs_stay))
-    later = tuple(layout.micro_batch("accumulate", input_bytes, inputs_stay=inputs_stay)) if num_later else ()
-    update = tuple(_update(profile, plan, workload, machine))
+    first = tuple(layout.micro_batch(input_bytes, inputs_stay=inputs_stay, is_first=True))
+    later = tuple(layout.micro_batch(input_bytes, inputs_stay=inputs_stay, is_first=False)) if num_later else ()
+    update = compiled.keep(
+        ("update", plan.gradients, plan.optimizer_state, plan.weights, num_later > 0, workload.max_grad_norm is None,
+         workload.adapter is None, layout.rates_key),
+        lambda: tuple(list_update_tasks(tensors, state, plan=plan, workload=workload, machine=machine)),
+    )  # fmt: skip
     return Schedule(first=first, later=later, num_later=num_later, update=update, carried=carried)
 
 
@@ -77,54 +71,187 @@ class _Layout:
     """Puts the parts of one shape in order under one plan."""
 
     def __init__(
-        self, compiled: CompiledShape, plan: Plan, machine: Machine, rates_key: str, *, head: ChunkedHead | None
+        self, profile: Profile, compiled: CompiledShape, *, plan: Plan, workload: TrainingWorkload, machine: Machine
     ) -> None:
-        self._head = head
         self._compiled = compiled
+        self._plan = plan
         self._choices = plan.activations.per_block
         self._machine = machine
-        self._rates_key = rates_key
+        self.rates_key = f"{machine.device.kind} {machine.rates!r}"
         self._templates = compiled.regime.block_templates
         self._releases, self._freed_with_forward = self._place_shared()
+        self._trips = {choice: trip_of(choice, plan.activations) for choice in set(self._choices)}
+        self._dropped = find_dropped(plan)
+        self._leaves_gradients = plan.gradients.choice == "host"
+        head_key = ("head", plan.logits_and_loss, plan.weights.representation, self.rates_key)
+        self._head = compiled.keep(
+            head_key, lambda: estimate_chunked_head(profile, compiled, plan=plan, rates=machine.rates)
+        )
+        trains_all = workload.adapter is None
+        self._streamed = list_streamed_bytes(profile, plan.weights, trains_all=trains_all)
+        self._streams_key = (plan.weights.place, plan.weights.prefetch, trains_all)
+        self._forward_moves = list_forward_moves(self._streamed, prefetch=plan.weights.prefetch)
+        self._backward_moves = list_backward_moves(self._streamed, prefetch=plan.weights.prefetch)
 
-    def micro_batch(self, which: str, input_bytes: int, *, inputs_stay: bool) -> Iterator[Task]:
+    def micro_batch(self, input_bytes: int, *, inputs_stay: bool, is_first: bool) -> Iterator[Task]:
+        # A gradient that does not stay is new in every micro-batch.
+        which = "first" if is_first or self._dropped is not None else "accumulate"
         num_blocks = len(self._choices)
         yield move_task("forward", "inputs", single("temporaries", input_bytes))
-        yield self._task("forward", "embedding", "prologue")
+        yield self._task("forward", "embedding", "prologue", waits_for=(update_key(-1),))
         for block in range(num_blocks):
-            yield self._block_task(block, "forward", "forward")
+            if self._streamed:
+                yield self._weights_task("forward", block, *self._forward_moves[block])
+            yield self._block_task("forward", block, "forward", is_first=is_first)
         if self._freed_with_forward.any():
             yield move_task("forward", "end of the backbone", -self._freed_with_forward)
-        yield self._task("forward", "head and loss", "head")
-        yield self._task("backward", "backward of head and loss", f"head_backward_{which}")
-        yield self._task("backward", "backward", f"norm_backward_{which}")
+        if self._streamed:
+            # As they go here, those of the last block come again for its backward.
+            yield move_task("forward", "end of the backbone", single("weights", -self._streamed[-1]))
+        yield self._task("forward", "head and loss", "head", waits_for=(update_key(num_blocks),))
+        yield self._task("backward", "backward of head and loss", f"head_backward_{which}", is_first=is_first)
+        yield self._task("backward", "backward", f"norm_backward_{which}", is_first=is_first)
         for block in reversed(range(num_blocks)):
-            yield self._block_task(block, "backward", f"backward_{which}")
+            if self._streamed:
+                yield self._weights_task("backward", block, *self._backward_moves[block])
+            yield self._block_task("backward", block, f"backward_{which}", is_first=is_first)
+        if self._streamed:
+            yield move_task("backward", "end of the micro-batch", single("weights", -self._streamed[0]))
         if not inputs_stay:
             yield move_task("backward", "end of the micro-batch", single("temporaries", -input_bytes))
 
-    def _task(self, phase: str, name: str, part: str) -> Task:
-        if self._head is not None and part in self._head.bytes:
-            return Task(phase=phase, block=-1, name=name, bytes=self._head.bytes[part], time=self._head.time[part])
-        time = self._compiled.part_time(part, self._machine.rates, rates_key=self._rates_key)
-        return Task(phase=phase, block=-1, name=name, bytes=self._compiled.part_bytes(part), time=time)
+    def _task(
+        self, phase: str, name: str, part: str, *, is_first: bool = True, waits_for: tuple[Hashable, ...] = ()
+    ) -> Task:
+        key = ("task", part, name, is_first, self._dropped, self._leaves_gradients, waits_for, self.rates_key,
+               self._plan.logits_and_loss, self._plan.weights)  # fmt: skip
+        return self._compiled.keep(
+            key, lambda: self._make_task(phase, name, part, is_first=is_first, waits_for=waits_for)
+        )
 
-    def _block_task(self, block: int, phase: str, which: str) -> Task:
-        part: PartName = (self._choices[block], self._templates[block], which)
+    def _make_task(self, phase: str, name: str, part: str, *, is_first: bool, waits_for: tuple[Hashable, ...]) -> Task:
+        head = self._head
+        if head is not None and part in head.bytes:
+            part_bytes, time = head.bytes[part], head.time[part]
+            changes: list[Change] = [
+                ("device", _SLOT[category], num_bytes) for category, num_bytes in head.changes[part]
+            ]
+            kept_net = part_bytes.net
+            if self._dropped is not None:
+                part_bytes = sum_changes(list(drop_gradients(changes, self._dropped, region=_SLOT["logits_and_loss"])))
+        else:
+            time = self._compiled.part_time(part, self._machine, rates_key=self.rates_key)
+            part_bytes = self._compiled.part_bytes(part, dropped=self._dropped)
+            kept_net = self._compiled.part_bytes(part).net
+        gradient_bytes = int(kept_net[_GRADIENTS]) if self._leaves_gradients and phase == "backward" else 0
+        leaving = self._gradients_legs(gradient_bytes, is_first=is_first)
+        return Task(
+            phase=phase,
+            block=-1,
+            name=name,
+            bytes=part_bytes,
+            time=add_legs(time, leaving),
+            copied=_with_gradients({}, gradient_bytes),
+            waits_for=waits_for,
+            leaves=(leaving,) if leaving else (),
+        )
+
+    def _block_task(self, phase: str, block: int, which: str, *, is_first: bool) -> Task:
+        choice = self._choices[block]
         releases = self._releases.get(block, ()) if phase == "backward" else ()
+        ahead = self._offloaded_before(block) if phase == "backward" else -1
+        ahead_choice = self._choices[ahead] if ahead >= 0 else "keep"
+        key = ("block", block, which, choice, releases, self._trips[choice], ahead, ahead_choice, is_first,
+               self._dropped, self._leaves_gradients, self._plan.weights.dtype, self.rates_key)  # fmt: skip
+        return self._compiled.keep(
+            key, lambda: self._make_block_task(phase, block, which, releases=releases, ahead=ahead, is_first=is_first)
+        )
+
+    def _make_block_task(
+        self, phase: str, block: int, which: str, *, releases: tuple[tuple[int, int], ...], ahead: int, is_first: bool
+    ) -> Task:
+        choice = self._choices[block]
+        trip = self._trips[choice]
+        part: PartName = (choice, self._templates[block], which)
+        time = self._compiled.part_time(part, self._machine, rates_key=self.rates_key, trip=trip)
+        is_backward = phase == "backward"
+        leaves: list[Legs] = []
+        if trip is not None and not is_backward:
+            leaves.append(_legs(time, "copy_out", _STORES[trip.place]))
+        gradient_bytes = 0
+        if is_backward and self._leaves_gradients:
+            gradient_bytes = int(self._compiled.part_bytes(part, releases=releases, trip=trip).net[_GRADIENTS])
+        gradients = self._gradients_legs(gradient_bytes, is_first=is_first)
+        leaves.append(gradients)
         return Task(
             phase=phase,
             block=block,
             name="",
-            bytes=self._compiled.part_bytes(part, releases=releases),
-            time=self._compiled.part_time(part, self._machine.rates, rates_key=self._rates_key),
-            fetches=self._offloaded_before(block) if phase == "backward" else -1,
+            bytes=self._compiled.part_bytes(part, releases=releases, trip=trip, dropped=self._dropped),
+            time=add_legs(time, gradients),
+            copied=_with_gradients(self._compiled.part_copies(part, trip=trip), gradient_bytes),
+            waits_for=() if is_backward else (update_key(block),),
+            arrives=(self._saved(block, which),) if trip is not None and is_backward else (),
+            begins=(self._saved(ahead, which),) if ahead >= 0 else (),
+            leaves=tuple(legs for legs in leaves if legs),
         )
 
+    def _saved(self, block: int, which: str) -> Transfer:
+        """What an offloaded block saved, on its way back."""
+        choice = self._choices[block]
+        trip = self._trips[choice]
+        assert trip is not None
+        part: PartName = (choice, self._templates[block], which)
+        time = self._compiled.part_time(part, self._machine, rates_key=self.rates_key, trip=trip)
+        return Transfer(key=("saved", block), legs=_legs(time, _STORES[trip.place], "copy_in"))
+
+    def _gradients_legs(self, num_bytes: int, *, is_first: bool) -> Legs:
+        """Of a part's gradients to the host, where they are added to those of the micro-batches before and measured."""
+        if num_bytes <= 0:
+            return ()
+        rates = self._machine.rates
+        # Norms are taken in the last micro-batch only, which a single one is too.
+        num_passes = 1 if is_first else 3
+        host_ms = num_passes * num_bytes / host_bytes_per_s(rates) * 1000
+        return (("copy_out", num_bytes / rates.device_to_host_bytes_per_s * 1000), ("host", host_ms))
+
+    def _weights_task(self, phase: str, block: int, gone_bytes: int, coming: range) -> Task:
+        key = ("weights", phase, block, self._streams_key, self._plan.weights, self.rates_key)
+        return self._compiled.keep(key, lambda: self._make_weights_task(phase, block, gone_bytes, coming))
+
+    def _make_weights_task(self, phase: str, block: int, gone_bytes: int, coming: range) -> Task:
+        transfers = {other: self._weights_transfer(phase, other) for other in (*coming, block)}
+        come_bytes = sum(self._streamed[other] for other in coming)
+        copied = {"host_to_device": come_bytes}
+        if self._plan.weights.place == "disk":
+            copied["disk_to_host"] = come_bytes
+        time = NO_TIME
+        for other in coming:
+            time = add_legs(time, transfers[other].legs)
+        return Task(
+            phase=phase,
+            block=block,
+            name="",
+            bytes=moved_bytes(single("weights", come_bytes - gone_bytes)),
+            time=time,
+            copied=copied if come_bytes else {},  # type: ignore[arg-type]
+            waits_for=tuple(update_key(other) for other in coming) if phase == "forward" else (),
+            arrives=(transfers[block],),
+            begins=tuple(transfers[other] for other in coming if other != block),
+        )
+
+    def _weights_transfer(self, phase: str, block: int) -> Transfer:
+        rates, num_bytes = self._machine.rates, self._streamed[block]
+        copy_ms = num_bytes / rates.host_to_device_bytes_per_s * 1000
+        legs: Legs = (("copy_in", copy_ms),)
+        if self._plan.weights.place == "disk":
+            legs = (("disk", disk_read_ms(num_bytes, rates)), *legs)
+        return Transfer(key=("weights", phase, block), legs=legs)
+
     def _offloaded_before(self, block: int) -> int:
-        if self._choices[block] != "offload":
+        if self._choices[block] not in OFFLOADING:
             return -1
-        return next((other for other in reversed(range(block)) if self._choices[other] == "offload"), -1)
+        return next((other for other in range(block - 1, -1, -1) if self._choices[other] in OFFLOADING), -1)
 
     def _place_shared(self) -> tuple[dict[int, tuple[tuple[int, int], ...]], Bytes]:
         """Where each storage that blocks share goes: in the backward of the first block that holds it, or after the forward."""
@@ -134,7 +261,7 @@ class _Layout:
         for block, choice in enumerate(self._choices):
             if not waiting:
                 break
-            holds = regime.templates[choice][self._templates[block]].holds
+            holds = regime.templates[TRACED_CHOICE.get(choice, choice)][self._templates[block]].holds
             here = tuple((hold.index, hold.until) for hold in holds if hold.index in waiting)
             if here:
                 releases[block] = here
@@ -146,53 +273,12 @@ class _Layout:
         return releases, freed
 
 
-def _update(profile: Profile, plan: Plan, workload: TrainingWorkload, machine: Machine) -> Iterator[Task]:
-    tensors = profile.tensors.in_order()
-    rates = machine.rates
-    clip_ms = estimate_clip_ms(profile, plan.weights, rates, scales=workload.max_grad_norm is not None)
-    scratch = single("temporaries", estimate_clip_bytes(len(tensors), plan.weights))
-    yield Task(
-        phase="optimizer",
-        block=-1,
-        name="gradient clipping",
-        bytes=PartBytes(net=0 * scratch, rise=int(scratch.sum()), at_rise=scratch, host_net=0, host_rise=0),
-        time=PartTime(compute_ms=clip_ms, copy_out_ms=0.0, copy_in_ms=0.0),
-    )
-    update_ms = estimate_update_ms(profile.num_parameters, plan, rates)
-    yield Task(
-        phase="optimizer",
-        block=-1,
-        name="optimizer step",
-        bytes=_sum_update(list_update_changes(tensors, plan)),
-        time=PartTime(compute_ms=update_ms, copy_out_ms=0.0, copy_in_ms=0.0),
-    )
+def _legs(time: PartTime, *lanes: Lane | None) -> Legs:
+    """A part's copies, in the order of the lanes."""
+    return tuple((lane, getattr(time, f"{lane}_ms")) for lane in lanes if lane is not None)
 
 
-def _sum_update(changes: list[tuple[int, int]]) -> PartBytes:
-    levels = np.zeros((len(changes) + 1, len(CATEGORIES)), dtype=np.int64)
-    levels[1:, _SLOT["temporaries"]] = [change for change, _ in changes]
-    levels[1:, _SLOT["gradients"]] = [change for _, change in changes]
-    levels = levels.cumsum(axis=0)
-    totals = levels.sum(axis=1)
-    top = int(totals.argmax())
-    return PartBytes(net=levels[-1], rise=int(totals[top]), at_rise=levels[top], host_net=0, host_rise=0)
-
-
-def single(category: Category, num_bytes: int) -> Bytes:
-    """A row of CATEGORIES with one entry."""
-    row = np.zeros(len(CATEGORIES), dtype=np.int64)
-    row[_SLOT[category]] = num_bytes
-    return row
-
-
-def move_task(phase: str, name: str, net: Bytes) -> Task:
-    """Bytes that come or go between two parts, in no time."""
-    rise = max(0, int(net.sum()))
-    at_rise = net if rise else np.zeros_like(net)
-    return Task(
-        phase=phase,
-        block=-1,
-        name=name,
-        bytes=PartBytes(net=net, rise=rise, at_rise=at_rise, host_net=0, host_rise=0),
-        time=_NO_TIME,
-    )
+def _with_gradients(copied: Mapping[Link, int], gradient_bytes: int) -> Mapping[Link, int]:
+    if not gradient_bytes:
+        return copied
+    return {**copied, "device_to_host": copied.get("device_to_host", 0) + gradient_bytes}

@@ -1,33 +1,36 @@
 """Runs a schedule: bytes over time per category, the peak and what is in memory at it, the time of each lane and of the step.
 
-On the CPU device copies run on the one thread that computes. On CUDA they run in order on a stream of their own;
-compute waits for
-a copy back that is not done when its block's backward begins, and while the last micro-batch still has copies under way.
+On the CPU device one thread computes, copies and updates; only the disk and the network work beside it. On CUDA copies run in
+order on a stream of their own, and the host, the disk and the network beside that; compute waits for what it needs and is not
+there yet. A step's work on the host may reach into the next step, so such a step is run twice and the second counts.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from optimizer.categories import Link
 from optimizer.estimate.compiled import Bytes
-from optimizer.estimate.schedule import Schedule, Task
+from optimizer.estimate.prediction import LANES, Lane
+from optimizer.estimate.tasks import Legs, Schedule, Task, Transfer
+
+_BESIDE: Mapping[str, Mapping[Lane, int]] = {
+    "cpu": {"disk": 1, "network": 2},
+    "cuda": {"copy_out": 1, "copy_in": 1, "host": 2, "disk": 3, "network": 4},
+}
+"""Lanes that do not hold compute up, by device, with the queue each works off; CUDA's copies share one."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Clock:
-    """When each task of a micro-batch begins, and what it all took."""
+class Resident:
+    """Bytes that are there before the step and after it."""
 
-    starts_ms: tuple[float, ...]
-    total_ms: float
-    compute_ms: float
-    copy_out_ms: float
-    copy_in_ms: float
-
-    @property
-    def exposed_ms(self) -> float:
-        """Not negative: the step is never shorter than its compute."""
-        return max(0.0, self.total_ms - self.compute_ms)
+    device: Bytes
+    """By category: weights, optimizer state."""
+    host: int = 0
+    disk: int = 0
+    remote: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +39,8 @@ class Row:
 
     tasks: tuple[Task, ...]
     starts_ms: tuple[float, ...]
-    base: Bytes
-    """Device bytes by category before the first task."""
     levels: Bytes
     """[task, category]: device bytes at each task's highest point."""
-    host_peak_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,121 +48,261 @@ class Simulation:
     """A whole step."""
 
     rows: tuple[Row, ...]
+    resident: Bytes
     peak: Bytes
     """Device bytes by category at the peak."""
     peak_task: Task
-    peak_at: tuple[int, int]
-    """Row and task."""
     host_peak_bytes: int
+    disk_peak_bytes: int
+    remote_peak_bytes: int
+    copied_bytes: dict[Link, int]
     step_ms: float
-    compute_ms: float
-    copy_out_ms: float
-    copy_in_ms: float
-    exposed_copy_ms: float
+    busy_ms: dict[Lane, float]
+    exposed_ms: dict[Lane, float]
+    """Time that compute stood still for each other lane."""
 
 
-def simulate(schedule: Schedule, *, resident: Bytes, copies_overlap: bool, time_factor: float = 1.0) -> Simulation:
-    """resident: device bytes by category that are there before the step and after it (weights, optimizer state)."""
-    first = _run_clock(schedule.first, copies_overlap=copies_overlap, factor=time_factor)
-    later = _run_clock(schedule.later, copies_overlap=copies_overlap, factor=time_factor)
-    update = _run_clock(schedule.update, copies_overlap=False, factor=time_factor)
-    rows = [_place(schedule.first, first, base=resident, offset_ms=0.0, copies_overlap=copies_overlap)]
-    base = resident + _net(schedule.first)
-    now_ms = first.total_ms
-    if schedule.num_later:
-        net = _net(schedule.later)
-        for index in _shown(schedule.num_later):
-            offset_ms = now_ms + index * later.total_ms
-            rows.append(
-                _place(
-                    schedule.later, later, base=base + index * net, offset_ms=offset_ms, copies_overlap=copies_overlap
-                )
-            )
-        base = base + schedule.num_later * net
-        now_ms += schedule.num_later * later.total_ms
-    rows.append(_place(schedule.update, update, base=base, offset_ms=now_ms, copies_overlap=False))
+def simulate(schedule: Schedule, *, resident: Resident, device_kind: str, time_factor: float = 1.0) -> Simulation:
+    """device_kind: which lanes run beside compute."""
+    timing = _time_step(schedule, _BESIDE[device_kind])
+    rows = _place_rows(schedule, resident, timing, time_factor)
     tops = [row.levels.sum(axis=1) for row in rows]
     best_row = max(range(len(rows)), key=lambda index: (int(tops[index].max()), -index))
     best_task = int(tops[best_row].argmax())
     return Simulation(
         rows=tuple(rows),
+        resident=resident.device,
         peak=rows[best_row].levels[best_task],
         peak_task=rows[best_row].tasks[best_task],
-        peak_at=(best_row, best_task),
-        host_peak_bytes=max(row.host_peak_bytes for row in rows),
-        step_ms=now_ms + update.total_ms,
-        compute_ms=first.compute_ms + schedule.num_later * later.compute_ms + update.compute_ms,
-        copy_out_ms=first.copy_out_ms + schedule.num_later * later.copy_out_ms,
-        copy_in_ms=first.copy_in_ms + schedule.num_later * later.copy_in_ms,
-        exposed_copy_ms=first.exposed_ms + schedule.num_later * later.exposed_ms,
+        host_peak_bytes=resident.host + _highest(schedule, "host"),
+        disk_peak_bytes=resident.disk + _highest(schedule, "disk"),
+        remote_peak_bytes=resident.remote + _highest(schedule, "remote"),
+        copied_bytes=_count_copies(schedule),
+        step_ms=timing.total_ms * time_factor,
+        busy_ms={lane: _busy_ms(schedule, lane) * time_factor for lane in LANES},
+        exposed_ms={lane: lane_ms * time_factor for lane, lane_ms in timing.exposed_ms.items()},
     )
 
 
-_MAX_SHOWN = 6
-"""Later micro-batches that are laid out for the timeline; they are alike."""
+# Bytes.
+
+_MAX_SHOWN = 2
+"""Later micro-batches that are laid out for the timeline; they are alike, and the last is the highest."""
 
 
-def _shown(num_later: int) -> list[int]:
-    """The last, where inputs have piled up highest, and a few before it."""
-    step = max(1, num_later // _MAX_SHOWN)
-    return sorted({*range(0, num_later, step), num_later - 1})
-
-
-def _net(tasks: Sequence[Task]) -> Bytes:
-    return np.sum([task.bytes.net for task in tasks], axis=0)  # type: ignore[no-any-return]
-
-
-def _place(tasks: tuple[Task, ...], clock: Clock, *, base: Bytes, offset_ms: float, copies_overlap: bool) -> Row:
-    nets = np.array([task.bytes.net for task in tasks])
-    before = base + np.concatenate([np.zeros_like(nets[:1]), nets.cumsum(axis=0)[:-1]])
-    levels = before + np.array([task.bytes.at_rise for task in tasks])
-    host_nets = np.array([task.bytes.host_net for task in tasks])
-    host_before = host_nets.cumsum() - host_nets
-    host_peak_bytes = int((host_before + np.array([task.bytes.host_rise for task in tasks])).max())
-    return Row(
-        tasks=tasks,
-        starts_ms=tuple(offset_ms + start for start in clock.starts_ms),
-        base=base,
-        levels=levels,
-        host_peak_bytes=host_peak_bytes,
-    )
-
-
-def _run_clock(tasks: Sequence[Task], *, copies_overlap: bool, factor: float) -> Clock:
-    now_ms = copies_free_ms = 0.0
-    ready_ms: dict[int, float] = {}
-    starts: list[float] = []
-    for task in tasks:
-        compute_ms, out_ms, in_ms = (
-            task.time.compute_ms * factor,
-            task.time.copy_out_ms * factor,
-            task.time.copy_in_ms * factor,
+def _place_rows(schedule: Schedule, resident: Resident, timing: "_Timing", time_factor: float) -> list[Row]:
+    def row(tasks: tuple[Task, ...], levels: Bytes, starts: Sequence[float], offset_ms: float) -> Row:
+        return Row(
+            tasks=tasks,
+            levels=levels,
+            starts_ms=tuple((offset_ms + start) * time_factor for start in starts),
         )
-        starts.append(now_ms)
-        if not copies_overlap:
-            now_ms += compute_ms + out_ms + in_ms
-            continue
-        begin_ms = now_ms
-        if in_ms:
-            if task.block not in ready_ms:
-                copies_free_ms = max(copies_free_ms, begin_ms) + in_ms
-                ready_ms[task.block] = copies_free_ms
-            begin_ms = max(begin_ms, ready_ms[task.block])
-        if task.fetches >= 0:
-            copies_free_ms = max(copies_free_ms, begin_ms) + _copy_in_ms(tasks, task.fetches) * factor
-            ready_ms[task.fetches] = copies_free_ms
-        now_ms = begin_ms + compute_ms
-        if out_ms:
-            # A block's copies out start as its tensors appear, at the earliest with the block itself.
-            copies_free_ms = max(copies_free_ms, begin_ms) + out_ms
-    return Clock(
-        starts_ms=tuple(starts),
-        total_ms=now_ms,
-        compute_ms=sum(task.time.compute_ms for task in tasks) * factor,
-        copy_out_ms=sum(task.time.copy_out_ms for task in tasks) * factor,
-        copy_in_ms=sum(task.time.copy_in_ms for task in tasks) * factor,
+
+    levels, net = _levels(schedule.first)
+    base = resident.device
+    rows = [row(schedule.first, base + levels, timing.first_starts_ms, 0.0)]
+    base = base + net
+    if schedule.num_later:
+        levels, net = _levels(schedule.later)
+        for index in sorted({*range(min(schedule.num_later, _MAX_SHOWN - 1)), schedule.num_later - 1}):
+            offset_ms = timing.first_ms + index * timing.later_ms
+            # What one leaves beside its inputs, it left when the one before it ended.
+            here = base + index * schedule.carried + (min(index, 1) * (net - schedule.carried))
+            rows.append(row(schedule.later, here + levels, timing.later_starts_ms, offset_ms))
+        base = base + net + (schedule.num_later - 1) * schedule.carried
+    levels, _ = _levels(schedule.update)
+    offset_ms = timing.first_ms + schedule.num_later * timing.later_ms
+    rows.append(row(schedule.update, base + levels, timing.update_starts_ms, offset_ms))
+    return rows
+
+
+def _levels(tasks: tuple[Task, ...]) -> tuple[Bytes, Bytes]:
+    """Each task's highest point above the first one's start, and what all leave behind."""
+    nets = np.array([task.bytes.net for task in tasks])
+    after = nets.cumsum(axis=0)
+    return after - nets + np.array([task.bytes.at_rise for task in tasks]), after[-1]
+
+
+def _highest(schedule: Schedule, tier: str) -> int:
+    """On another tier, above what is always there."""
+    net_name, rise_name = f"{tier}_net", f"{tier}_rise"
+    highest = 0
+    for tasks in (schedule.first, schedule.later, schedule.update):
+        level = 0
+        for task in tasks:
+            highest = max(highest, level + getattr(task.bytes, rise_name))
+            level += getattr(task.bytes, net_name)
+    return highest
+
+
+def _count_copies(schedule: Schedule) -> dict[Link, int]:
+    counted: dict[Link, int] = {}
+    for tasks, times in ((schedule.first, 1), (schedule.later, schedule.num_later), (schedule.update, 1)):
+        for task in tasks:
+            for link, num_bytes in task.copied.items():
+                counted[link] = counted.get(link, 0) + times * num_bytes
+    return counted
+
+
+def _busy_ms(schedule: Schedule, lane: Lane) -> float:
+    name = f"{lane}_ms"
+    first, later, update = (
+        sum(getattr(task.time, name) for task in tasks) for tasks in (schedule.first, schedule.later, schedule.update)
+    )
+    return float(first + schedule.num_later * later + update)
+
+
+# Time.
+
+
+@dataclass(kw_only=True)
+class _Timing:
+    first_starts_ms: list[float]
+    later_starts_ms: list[float]
+    update_starts_ms: list[float]
+    first_ms: float
+    later_ms: float
+    total_ms: float
+    exposed_ms: dict[Lane, float]
+
+
+def _time_step(schedule: Schedule, beside: Mapping[Lane, int]) -> _Timing:
+    clock = _Clock(beside)
+    timing = _run_step(schedule, clock)
+    if clock.has_work_left:
+        clock.begin_again()
+        timing = _run_step(schedule, clock)
+    return timing
+
+
+def _run_step(schedule: Schedule, clock: "_Clock") -> _Timing:
+    first_starts = clock.run(schedule.first)
+    first_ms = clock.now_ms
+    later_starts: list[float] = []
+    later_ms = 0.0
+    exposed_ms = dict(clock.exposed_ms)
+    if schedule.num_later:
+        later_starts = [start - first_ms for start in clock.run(schedule.later)]
+        later_ms = clock.now_ms - first_ms
+        clock.skip(later_ms, times=schedule.num_later - 1, exposed_before_ms=exposed_ms)
+    before_update_ms = clock.now_ms
+    update_starts = [start - before_update_ms for start in clock.run(schedule.update)]
+    return _Timing(
+        first_starts_ms=first_starts,
+        later_starts_ms=later_starts,
+        update_starts_ms=update_starts,
+        first_ms=first_ms,
+        later_ms=later_ms,
+        total_ms=clock.now_ms,
+        exposed_ms=dict(clock.exposed_ms),
     )
 
 
-def _copy_in_ms(tasks: Sequence[Task], block: int) -> float:
-    return next(task.time.copy_in_ms for task in tasks if task.block == block and task.phase == "backward")
+@dataclass
+class _Clock:
+    """Compute's own time, and what works beside it."""
+
+    beside: Mapping[Lane, int]
+    now_ms: float = 0.0
+    exposed_ms: dict[Lane, float] = field(default_factory=dict)
+    _free_ms: list[float] = field(default_factory=lambda: [0.0] * 5)
+    """When each queue is done with what it was given."""
+    _under_way: dict[Hashable, tuple[float, Lane, Legs]] = field(default_factory=dict)
+    """When it is done as far as it runs beside compute, the lane that is last, and what compute's thread has still to do."""
+    _block_end_ms: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def has_work_left(self) -> bool:
+        return bool(self._under_way)
+
+    def run(self, tasks: Sequence[Task]) -> list[float]:
+        """When each begins."""
+        starts = []
+        for task in tasks:
+            starts.append(self.now_ms)
+            for key in task.waits_for:
+                if key in self._under_way:
+                    self._finish(key)
+            for transfer in task.arrives:
+                if transfer.key not in self._under_way:
+                    self._begin(transfer)
+                self._finish(transfer.key)
+            for transfer in task.begins:
+                self._begin(transfer)
+            for legs in task.leaves:
+                self._leave(legs)
+            if task.drains:
+                self._drain()
+            self.now_ms += task.time.compute_ms
+            if task.block >= 0 and task.phase == "backward":
+                self._block_end_ms[task.block] = self.now_ms
+        return starts
+
+    def skip(self, each_ms: float, *, times: int, exposed_before_ms: Mapping[Lane, float]) -> None:
+        """The last run again, so many times; it took ``each_ms``, and ``exposed_before_ms`` is from before it."""
+        self._shift(each_ms * times)
+        self.now_ms += each_ms * times
+        for lane, lane_ms in self.exposed_ms.items():
+            self.exposed_ms[lane] = lane_ms + times * (lane_ms - exposed_before_ms.get(lane, 0.0))
+
+    def begin_again(self) -> None:
+        """A new step, with what is under way."""
+        self._shift(-self.now_ms)
+        self.now_ms = 0.0
+        self.exposed_ms = {}
+
+    def _shift(self, shift_ms: float) -> None:
+        self._free_ms = [free + shift_ms for free in self._free_ms]
+        self._under_way = {key: (done + shift_ms, *rest) for key, (done, *rest) in self._under_way.items()}  # type: ignore[misc]
+        self._block_end_ms = {block: end + shift_ms for block, end in self._block_end_ms.items()}
+
+    def _begin(self, transfer: Transfer) -> None:
+        begin_ms = self.now_ms
+        if transfer.after_block is not None:
+            begin_ms = self._block_end_ms.get(transfer.after_block, begin_ms)
+        own = tuple(leg for leg in transfer.legs if leg[0] not in self.beside)
+        beside = tuple(leg for leg in transfer.legs if leg[0] in self.beside)
+        done_ms, lane = self._queue(beside, begin_ms)
+        self._under_way[transfer.key] = (done_ms, lane, own)
+
+    def _finish(self, key: Hashable) -> None:
+        done_ms, lane, own = self._under_way.pop(key)
+        self._work(own)
+        self._wait(done_ms, lane)
+
+    def _leave(self, legs: Legs) -> None:
+        self._work(tuple(leg for leg in legs if leg[0] not in self.beside))
+        self._queue(tuple(leg for leg in legs if leg[0] in self.beside), self.now_ms)
+
+    def _work(self, legs: Legs) -> None:
+        """On compute's own thread."""
+        for lane, lane_ms in legs:
+            self._expose(lane, lane_ms)
+            self.now_ms += lane_ms
+
+    def _queue(self, legs: Legs, begin_ms: float) -> tuple[float, Lane]:
+        """Each leg begins when the one before has begun, and ends when that has ended at the earliest."""
+        done_ms, last = begin_ms, "copy_in"
+        for lane, lane_ms in legs:
+            queue = self.beside[lane]
+            begin_ms = max(begin_ms, self._free_ms[queue])
+            own_ms = begin_ms + lane_ms
+            if own_ms >= done_ms:
+                done_ms, last = own_ms, lane
+            self._free_ms[queue] = done_ms
+        return done_ms, last  # type: ignore[return-value]
+
+    def _wait(self, until_ms: float, lane: Lane) -> None:
+        if until_ms > self.now_ms:
+            self._expose(lane, until_ms - self.now_ms)
+            self.now_ms = until_ms
+
+    def _drain(self) -> None:
+        for lane, queue in self.beside.items():
+            self._wait(self._free_ms[queue], lane)
+        for key in list(self._under_way):
+            self._finish(key)
+
+    def _expose(self, lane: Lane, lane_ms: float) -> None:
+        if lane_ms > 0:
+            self.exposed_ms[lane] = self.exposed_ms.get(lane, 0.0) + lane_ms

@@ -11,12 +11,15 @@ from collections.abc import Mapping
 import numpy as np
 
 from optimizer.categories import CATEGORIES
-from optimizer.estimate.compiled import Bytes, compile_shape
-from optimizer.estimate.optimizer_state import estimate_state_bytes
+from optimizer.estimate.activations import estimate_packing_bytes, estimate_staging_bytes
+from optimizer.estimate.compiled import Bytes, TensorList, compile_shape, list_tensors
+from optimizer.estimate.gradients import estimate_gradient_bytes
+from optimizer.estimate.optimizer_state import StateCosts, estimate_state
 from optimizer.estimate.prediction import Prediction, TimelinePoint
-from optimizer.estimate.schedule import build_schedule, single
-from optimizer.estimate.simulate import Simulation, simulate
-from optimizer.estimate.weights import estimate_weight_bytes
+from optimizer.estimate.schedule import build_schedule
+from optimizer.estimate.simulate import Resident, Simulation, simulate
+from optimizer.estimate.tasks import single
+from optimizer.estimate.weights import estimate_weight_bytes, list_streamed_bytes
 from optimizer.hardware.machine import Machine
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
@@ -29,6 +32,8 @@ has been measured; other attention kernels save other tensors, and blocks are ro
 TIME_SPREAD = {"measured": 0.15, "table": 0.5}
 """Half-width of the time interval as a share, without finished runs of this model on this machine."""
 CALIBRATED_TIME_SPREAD = 0.08
+_ALWAYS = ("compute", "copy_out", "copy_in")
+"""Lanes of which a prediction tells even where they are idle."""
 
 
 def estimate_training(
@@ -46,46 +51,67 @@ def estimate_training(
     plan.check(num_blocks=profile.num_blocks, workload=workload)
     shape = (plan.batch.micro_batch_size, workload.sequence_length)
     compiled = compile_shape(profile, plan.weights, shape)
-    schedule = build_schedule(profile, compiled, plan=plan, workload=workload, machine=machine)
+    tensors = list_tensors(profile)
+    trains_all = workload.adapter is None
+    state = compiled.keep(
+        ("state", plan.optimizer_state, plan.weights, plan.gradients, trains_all),
+        lambda: estimate_state(tensors, plan, trains_all=trains_all),
+    )
+    schedule = build_schedule(
+        profile, compiled, plan=plan, workload=workload, machine=machine, tensors=tensors, state=state
+    )
     factor = (calibration or {}).get("step_time_factor", 1.0)
     simulation = simulate(
         schedule,
-        resident=_resident_bytes(profile, plan),
-        copies_overlap=machine.device.kind == "cuda",
+        resident=_resident_bytes(profile, plan, tensors, state, trains_all=trains_all, machine=machine),
+        device_kind=machine.device.kind,
         time_factor=factor,
     )
-    return _predict(simulation, workload=workload, machine=machine, is_calibrated=factor != 1.0)
+    return _predict(simulation, profile, workload=workload, machine=machine, is_calibrated=factor != 1.0)
 
 
-def _resident_bytes(profile: Profile, plan: Plan) -> Bytes:
-    tensors = profile.tensors.in_order()
-    weights = single("weights", estimate_weight_bytes(profile, plan.weights))
-    return weights + single("optimizer_state", estimate_state_bytes(tensors, plan))
+def _resident_bytes(
+    profile: Profile, plan: Plan, tensors: TensorList, state: StateCosts, *, trains_all: bool, machine: Machine
+) -> Resident:
+    kind = machine.device.kind
+    streamed_bytes = sum(list_streamed_bytes(profile, plan.weights, trains_all=trains_all))
+    gradients = estimate_gradient_bytes(tensors, plan, device_kind=kind)
+    device = single("weights", estimate_weight_bytes(profile, plan.weights) - streamed_bytes)
+    device += single("optimizer_state", state.device_bytes)
+    device += single("gradients", gradients.device)
+    device += single("temporaries", estimate_packing_bytes(plan.activations, device_kind=kind))
+    home_bytes = {"device": 0, "host": 0, "disk": 0, plan.weights.place: streamed_bytes}
+    return Resident(
+        device=device,
+        host=gradients.host + state.host_bytes + estimate_staging_bytes(plan) + home_bytes["host"],
+        disk=state.disk_bytes + home_bytes["disk"],
+    )
 
 
 def _predict(
-    simulation: Simulation, *, workload: TrainingWorkload, machine: Machine, is_calibrated: bool
+    simulation: Simulation, profile: Profile, *, workload: TrainingWorkload, machine: Machine, is_calibrated: bool
 ) -> Prediction:
     peak_bytes = int(simulation.peak.sum())
     margin_bytes = int(np.ceil(peak_bytes * MEMORY_MARGIN[machine.device.kind]))
     spread = CALIBRATED_TIME_SPREAD if is_calibrated else TIME_SPREAD[machine.rates.source]
     step_ms = simulation.step_ms
+    exposed_ms = simulation.exposed_ms
     return Prediction(
         device_peak_bytes=peak_bytes,
         device_peak_low_bytes=peak_bytes - margin_bytes,
         device_peak_high_bytes=peak_bytes + margin_bytes,
         device_bytes_by_category=_by_category(simulation.peak),
         host_peak_bytes=simulation.host_peak_bytes,
-        peak_moment=simulation.peak_task.describe(_num_blocks(simulation)),
+        disk_peak_bytes=simulation.disk_peak_bytes,
+        remote_peak_bytes=simulation.remote_peak_bytes,
+        copied_bytes={link: num_bytes for link, num_bytes in simulation.copied_bytes.items() if num_bytes},
+        peak_moment=simulation.peak_task.describe(profile.num_blocks),
         step_ms=step_ms,
         step_low_ms=step_ms * (1 - spread),
         step_high_ms=step_ms * (1 + spread),
-        lane_busy_ms={
-            "compute": simulation.compute_ms,
-            "copy_out": simulation.copy_out_ms,
-            "copy_in": simulation.copy_in_ms,
-        },
-        exposed_copy_ms=simulation.exposed_copy_ms,
+        lane_busy_ms={lane: lane_ms for lane, lane_ms in simulation.busy_ms.items() if lane in _ALWAYS or lane_ms},
+        exposed_copy_ms=sum(lane_ms for lane, lane_ms in exposed_ms.items() if lane != "host"),
+        exposed_ms=dict(exposed_ms.items()),
         tokens_per_s=workload.tokens_per_step / step_ms * 1000,
         total_s=step_ms * workload.num_steps / 1000,
         timeline=_timeline(simulation),
@@ -93,12 +119,8 @@ def _predict(
     )
 
 
-def _num_blocks(simulation: Simulation) -> int:
-    return 1 + max(task.block for task in simulation.rows[0].tasks)
-
-
 def _by_category(row: Bytes) -> dict[str, int]:
-    return dict(zip(CATEGORIES, map(int, row), strict=True))
+    return dict(zip(CATEGORIES, row.tolist(), strict=True))
 
 
 def _timeline(simulation: Simulation) -> tuple[TimelinePoint, ...]:
@@ -107,10 +129,11 @@ def _timeline(simulation: Simulation) -> tuple[TimelinePoint, ...]:
     phases = [task.phase for row in simulation.rows for task in row.tasks]
     levels = np.concatenate([row.levels for row in simulation.rows])
     chosen = _highest_of_stretches(levels.sum(axis=1), MAX_TIMELINE_POINTS - 1)
-    resident = _by_category(simulation.rows[0].base)
+    resident = _by_category(simulation.resident)
     points = [TimelinePoint(offset_ms=0.0, phase="forward", bytes_by_category=resident)]
-    for index in chosen:
-        by_category = _by_category(levels[index])
+    rows = levels[chosen].tolist()
+    for index, row in zip(chosen, rows, strict=True):
+        by_category = dict(zip(CATEGORIES, row, strict=True))
         points.append(TimelinePoint(offset_ms=starts[index], phase=phases[index], bytes_by_category=by_category))
     return tuple(points)
 

@@ -362,13 +362,18 @@ class _Fitter:
         return max(found, key=lambda terms: any(terms[1:]), default=None)
 
     def add_part(self, raw: _RawPart, tables: PartTables, *, adds_gradients: bool) -> int:
+        def size(op: Ran, name: str) -> Terms:
+            # What blocks save is copied in every micro-batch, and grows with the shape in each.
+            is_copy = op.kind in ("copy_out", "copy_in")
+            return self.terms(f"{op.name} {name}", getattr(op, name), adds_gradients=adds_gradients and not is_copy)
+
         ops = (
             Op(
                 name=op.name,
                 kind=op.kind,
-                flops=self.terms(f"{op.name} flops", op.flops, adds_gradients=adds_gradients),
-                read_bytes=self.terms(f"{op.name} read_bytes", op.read_bytes, adds_gradients=adds_gradients),
-                written_bytes=self.terms(f"{op.name} written_bytes", op.written_bytes, adds_gradients=adds_gradients),
+                flops=size(op, "flops"),
+                read_bytes=size(op, "read_bytes"),
+                written_bytes=size(op, "written_bytes"),
             )
             for op in raw.ops
         )

@@ -1,0 +1,98 @@
+"""What a schedule is made of: tasks, what each waits for, and what it starts beside compute."""
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from optimizer.categories import CATEGORIES, Category, Link
+from optimizer.estimate.compiled import NO_COPIES, Bytes, PartBytes, PartTime
+from optimizer.estimate.prediction import Lane
+
+_SLOT = {name: index for index, name in enumerate(CATEGORIES)}
+NO_TIME = PartTime(compute_ms=0.0)
+
+Legs = tuple[tuple[Lane, float], ...]
+"""Lanes one after the other with milliseconds on each; a leg begins when the one before it does, and ends no sooner."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transfer:
+    """Something under way beside compute, known by its key to who waits for it."""
+
+    key: Hashable
+    legs: Legs
+    after_block: int | None = None
+    """It could begin when this block's backward ended; None when it is begun."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A stretch of the step."""
+
+    phase: str
+    """forward, backward or optimizer."""
+    block: int
+    """-1 outside the blocks."""
+    name: str
+    """For people, where it is no block: ``head and loss``."""
+    bytes: PartBytes
+    time: PartTime
+    """Busy milliseconds of what is listed below, and of compute."""
+    copied: Mapping[Link, int] = field(default_factory=lambda: NO_COPIES)
+    waits_for: tuple[Hashable, ...] = ()
+    """Keys of transfers that must be done before it, where they were begun at all."""
+    arrives: tuple[Transfer, ...] = ()
+    """Must be done before it; begun with it unless they were before."""
+    begins: tuple[Transfer, ...] = ()
+    """Begun with it, for later."""
+    leaves: tuple[Legs, ...] = ()
+    """Begun with it; nobody waits but a task that ``drains``."""
+    drains: bool = False
+    """Waits for everything that was begun."""
+
+    def describe(self, num_blocks: int) -> str:
+        return f"{self.phase} of block {self.block + 1} of {num_blocks}" if self.block >= 0 else self.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """The tasks of a step. ``num_later`` times the ``later`` ones follow the ``first``, then the ``update``."""
+
+    first: tuple[Task, ...]
+    later: tuple[Task, ...]
+    num_later: int
+    update: tuple[Task, ...]
+    carried: Bytes
+    """What each further micro-batch leaves behind, by category: its inputs, on the CPU device."""
+
+
+def single(category: Category, num_bytes: int) -> Bytes:
+    """A row of CATEGORIES with one entry."""
+    row = np.zeros(len(CATEGORIES), dtype=np.int64)
+    row[_SLOT[category]] = num_bytes
+    return row
+
+
+def moved_bytes(net: Bytes) -> PartBytes:
+    """Bytes that come or go at once."""
+    rise = max(0, int(net.sum()))
+    return PartBytes(net=net, rise=rise, at_rise=net if rise else np.zeros_like(net))
+
+
+def risen_bytes(device: Bytes, *, host: int = 0) -> PartBytes:
+    """Bytes that come and go again."""
+    return PartBytes(net=np.zeros_like(device), rise=int(device.sum()), at_rise=device, host_rise=host)
+
+
+def move_task(phase: str, name: str, net: Bytes) -> Task:
+    """Bytes that come or go between two parts, in no time."""
+    return Task(phase=phase, block=-1, name=name, bytes=moved_bytes(net), time=NO_TIME)
+
+
+def add_legs(time: PartTime, legs: Legs) -> PartTime:
+    """What a part's lanes do, and these transfers."""
+    for lane, lane_ms in legs:
+        name = f"{lane}_ms"
+        time = replace(time, **{name: getattr(time, name) + lane_ms})
+    return time

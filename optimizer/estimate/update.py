@@ -1,0 +1,123 @@
+"""The end of a step as tasks: clipping, the update where the state is, and what of it runs beside the next forward.
+
+On CUDA a thread of the host updates what left the device; the next forward waits block by block for its own new weights.
+Where nothing is clipped or scaled it does so during backward. On the CPU device all is done in turn.
+"""
+
+from collections.abc import Hashable, Iterator
+
+from optimizer.categories import CATEGORIES
+from optimizer.estimate.compiled import Change, PartTime, TensorList, sum_changes
+from optimizer.estimate.gradients import estimate_clip_bytes, estimate_clip_ms
+from optimizer.estimate.optimizer_state import (
+    StateCosts,
+    disk_read_ms,
+    disk_write_ms,
+    estimate_update_ms,
+    host_bytes_per_s,
+    host_elements_per_s,
+)
+from optimizer.estimate.prediction import Lane
+from optimizer.estimate.tasks import Legs, Task, Transfer, add_legs, risen_bytes, single
+from optimizer.hardware.machine import Machine
+from optimizer.plan.plan import Plan
+from optimizer.workload import TrainingWorkload
+
+_SLOT = {name: index for index, name in enumerate(CATEGORIES)}
+_CONVERTED_BYTES = 12
+"""Per element below fp32: its gradient read and widened, its new weight read and narrowed."""
+
+
+def update_key(block: int) -> Hashable:
+    """Of the update on the host of a block's weights; -1 is before the blocks, their number what is after."""
+    return ("update", block)
+
+
+def list_update_tasks(
+    tensors: TensorList, state: StateCosts, *, plan: Plan, workload: TrainingWorkload, machine: Machine
+) -> Iterator[Task]:
+    """What follows the last micro-batch."""
+    away = _list_host_updates(state, plan=plan, workload=workload, machine=machine)
+    is_threaded = machine.device.kind == "cuda"
+    in_backward = is_threaded and workload.max_grad_norm is None and not plan.weights.scales_loss
+    yield _clip_task(tensors, plan, workload, machine, begins=away if in_backward else ())
+    if plan.gradients.choice == "consume":
+        return
+    fetched_bytes = state.num_staying * plan.weights.bytes_per_element if plan.gradients.choice == "host" else 0
+    fetched: Legs = (("copy_in", fetched_bytes / machine.rates.host_to_device_bytes_per_s * 1000),)
+    back = (Transfer(key="gradients", legs=fetched),) if fetched_bytes else ()
+    time = PartTime(compute_ms=estimate_update_ms(state.num_staying, plan, machine.rates))
+    for transfer in (*back, *(() if in_backward else away)):
+        time = add_legs(time, transfer.legs)
+    yield Task(
+        phase="optimizer",
+        block=-1,
+        name="optimizer step",
+        bytes=sum_changes(_as_changes(state.changes)),
+        time=time,
+        copied=state.copied_bytes,
+        arrives=back if is_threaded else (*away, *back),
+        begins=away if is_threaded and not in_backward else (),
+    )
+
+
+def _clip_task(
+    tensors: TensorList, plan: Plan, workload: TrainingWorkload, machine: Machine, *, begins: tuple[Transfer, ...]
+) -> Task:
+    clips = workload.max_grad_norm is not None
+    scratch_bytes = estimate_clip_bytes(tensors, plan, clips=clips)
+    is_on_host = plan.gradients.choice == "host"
+    compute_ms = estimate_clip_ms(tensors, plan, machine.rates, scales=clips)
+    if plan.gradients.choice == "consume":
+        # The update of each tensor is inside backward; its time is the same there.
+        compute_ms += estimate_update_ms(tensors.total_elements, plan, machine.rates)
+    time = PartTime(compute_ms=compute_ms)
+    for transfer in begins:
+        time = add_legs(time, transfer.legs)
+    return Task(
+        phase="optimizer",
+        block=-1,
+        name="gradient clipping",
+        bytes=risen_bytes(single("temporaries", 0 if is_on_host else scratch_bytes), host=scratch_bytes * is_on_host),
+        time=time,
+        begins=begins,
+        drains=is_on_host,
+    )
+
+
+def _list_host_updates(
+    state: StateCosts, *, plan: Plan, workload: TrainingWorkload, machine: Machine
+) -> tuple[Transfer, ...]:
+    """In the order in which the host makes them, unless they follow backward."""
+    rates = machine.rates
+    size = plan.weights.bytes_per_element
+    scaled_bytes = 2 * size if workload.max_grad_norm is not None else 0
+    converted_bytes = _CONVERTED_BYTES if plan.weights.dtype != "fp32" else 0
+    host_s = 1 / host_elements_per_s(rates) + (scaled_bytes + converted_bytes) / host_bytes_per_s(rates)
+    num_leaving = sum(state.leaving_by_block.values())
+    returned_bytes = state.copied_bytes.get("host_to_device", 0)
+    if plan.gradients.choice == "host":
+        returned_bytes -= state.num_staying * size
+    stored = {link: state.copied_bytes.get(link, 0) for link in ("disk_to_host", "host_to_disk")}
+    transfers = []
+    for block, num_elements in state.leaving_by_block.items():
+        share = num_elements / num_leaving
+        legs: list[tuple[Lane, float]] = []
+        if any(stored.values()):
+            read_ms = disk_read_ms(round(share * stored["disk_to_host"]), rates)
+            legs.append(("disk", read_ms + disk_write_ms(round(share * stored["host_to_disk"]), rates)))
+        legs.append(("host", num_elements * host_s * 1000))
+        if returned_bytes:
+            legs.append(("copy_in", share * returned_bytes / rates.host_to_device_bytes_per_s * 1000))
+        transfers.append(Transfer(key=update_key(block), legs=tuple(legs), after_block=block))
+    return tuple(transfers)
+
+
+def _as_changes(changes: tuple[tuple[int, int], ...]) -> list[Change]:
+    found: list[Change] = []
+    for temporaries, gradients in changes:
+        if temporaries:
+            found.append(("device", _SLOT["temporaries"], temporaries))
+        if gradients:
+            found.append(("device", _SLOT["gradients"], gradients))
+    return found
