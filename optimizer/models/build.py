@@ -1,20 +1,24 @@
-"""A ModelSpec becomes a torch module: transformers' own definition of the architecture, random or given weights.
+"""A ModelSpec becomes a torch module: transformers' own definition of the architecture, or our decoder, random or given weights.
 
 The one place that touches transformers' model classes. Nothing is ever fetched: offline mode is switched on before
 transformers is imported. Loading weights is in load.py, writing them in export.py.
 """
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from torch import nn
 
+from optimizer.models.decoder.config import DECODER_TYPE
+from optimizer.models.decoder.model import Decoder
 from optimizer.models.load import load_weights
-from optimizer.models.spec import ModelSpec
+from optimizer.models.spec import ModelSpec, read_model_spec
 
-__all__ = ["build_model", "compute_logits", "find_backbone_and_head", "find_blocks", "load_weights"]
+__all__ = ["build_model", "compute_logits", "find_backbone_and_head", "find_blocks", "load_model", "load_weights"]
 
 _EAGER_ATTENTION_MODEL_TYPES = frozenset({"gemma2"})
 """No fused kernel applies a soft cap to attention scores; transformers refuses sdpa for these."""
@@ -28,6 +32,27 @@ def build_model(
     On the device ``meta`` nothing is allocated. The caller's random state is left as it was. Weights are drawn on the CPU
     and then moved, so that CUDA starts from the same ones.
     """
+    is_meta = torch.device(device).type == "meta"
+    with _seeded(seed), torch.device("meta" if is_meta else "cpu"):
+        model = Decoder(spec.to_config(), dtype=dtype) if spec.model_type == DECODER_TYPE else _build_published(spec, dtype)
+    return (model if is_meta else model.to(device)).train()
+
+
+def load_model(
+    folder: str | Path, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu"
+) -> nn.Module:
+    """The model in a folder that this program exported, or one like it: config.json beside safetensors. In evaluation mode.
+
+    dtype: what the config names unless given, fp32 where it names none. Raises InvalidModel, UnsupportedModelType.
+    """
+    spec = read_model_spec(json.loads((Path(folder) / "config.json").read_text()))
+    named: torch.dtype = getattr(torch, spec.config.get("dtype") or "float32")
+    model = build_model(spec, dtype=dtype or named)
+    load_weights(model, folder)
+    return model.to(device).eval()
+
+
+def _build_published(spec: ModelSpec, dtype: torch.dtype) -> nn.Module:
     go_offline()
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -38,10 +63,8 @@ def build_model(
     if spec.model_type == "mixtral":
         # One grouped product over all experts; the loop over experts that were hit has shapes that depend on the data.
         options["experts_implementation"] = "grouped_mm"
-    is_meta = torch.device(device).type == "meta"
-    with _seeded(seed), torch.device("meta" if is_meta else "cpu"):
-        model: nn.Module = AutoModelForCausalLM.from_config(config, **options)  # type: ignore[no-untyped-call]
-    return (model if is_meta else model.to(device)).train()
+    model: nn.Module = AutoModelForCausalLM.from_config(config, **options)  # type: ignore[no-untyped-call]
+    return model
 
 
 def find_backbone_and_head(model: nn.Module) -> tuple[nn.Module, nn.Module]:

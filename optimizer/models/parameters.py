@@ -5,6 +5,8 @@ A tied output projection counts once. Tests compare with the built modules of ev
 
 from typing import Any
 
+from optimizer.models.decoder.config import DECODER_TYPE
+
 
 def count_parameters(model_type: str, config: dict[str, Any]) -> int:
     """Parameters of the whole model; ``config`` as validated by ``read_model_spec``."""
@@ -12,6 +14,8 @@ def count_parameters(model_type: str, config: dict[str, Any]) -> int:
         return _count_gpt2(config)
     if model_type == "opt":
         return _count_opt(config)
+    if model_type == DECODER_TYPE:
+        return _count_decoder(config)
     return _count_llama_like(model_type, config)
 
 
@@ -39,6 +43,20 @@ def _count_opt(config: dict[str, Any]) -> int:
     copies = 1 if config["tie_word_embeddings"] else 2
     total = copies * words + projections + positions + config["num_hidden_layers"] * block
     return int(total + (norm if has_final_norm else 0))
+
+
+def _count_decoder(config: dict[str, Any]) -> int:
+    """Blocks that share parameters count once."""
+    hidden, inner, bias = config["hidden_size"], config["intermediate_size"], config["use_bias"]
+    queries, keys = (config[name] * config["head_dim"] for name in ("num_attention_heads", "num_key_value_heads"))
+    attention = _linear(hidden, queries + 2 * keys, bias=bias) + _linear(queries, hidden, bias=bias)
+    num_inner = 2 if config["activation"] == "swiglu" else 1
+    mlp = num_inner * _linear(hidden, inner, bias=bias) + _linear(inner, hidden, bias=bias)
+    norm = 2 * hidden if config["norm"] == "layer" and bias else hidden
+    block = attention + mlp + norm * (4 if config["norm_place"] == "both" else 2)
+    words = (1 if config["tie_word_embeddings"] else 2) * config["vocab_size"] * hidden
+    positions = config["max_position_embeddings"] * hidden if config["positions"] == "learned" else 0
+    return int(words + positions + len(config["share_groups"]) * block + norm)
 
 
 def _count_llama_like(model_type: str, config: dict[str, Any]) -> int:

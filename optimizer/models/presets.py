@@ -1,6 +1,6 @@
-"""Well-known configurations by name, with their published values, and one small model of our own for demonstrations.
+"""Well-known configurations by name, with their published values, and small models of our own for demonstrations.
 
-Configurations only: no weights and, but for the demo model, no tokenizer. A preset is trained from random weights with the
+Configurations only: no weights and, but for models of our own, no tokenizer. A preset is trained from random weights with the
 bundled tokenizer, whose 4,096 ids fit every vocabulary here, unless the user uploads the published files.
 """
 
@@ -62,6 +62,20 @@ _OPT: dict[str, Any] = {
     "pad_token_id": 1,
 }
 
+_DECODER: dict[str, Any] = {
+    "model_type": "headroom_decoder",
+    "vocab_size": 4_096,
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 8_192,
+    "attention_block": 64,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+
 _ALL = (
     Preset(
         name="headroom-demo-10m",
@@ -83,6 +97,20 @@ _ALL = (
             "eos_token_id": 0,
         },
         source="this project; vocabulary of the bundled tokenizer",
+        has_tokenizer=True,
+    ),
+    Preset(
+        name="headroom-local-10m",
+        title="Headroom local, 10 M",
+        config={**_DECODER, "layer_types": ["local", "local", "local", "full"] * 3, "local_window": 256},
+        source="this project; three local layers to a full one",
+        has_tokenizer=True,
+    ),
+    Preset(
+        name="headroom-linear-6m",
+        title="Headroom linear, 6 M",
+        config={**_DECODER, "layer_types": ["linear", "linear", "linear", "local"] * 3, "share_every": 2},
+        source="this project; three linear layers to a local one, parameters shared by two blocks each",
         has_tokenizer=True,
     ),
     Preset(

@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from optimizer.models.decoder.config import ATTENTION_KINDS, DECODER_TYPE
 from optimizer.models.rope import RopeType
 
-Kind = Literal["int", "float", "bool", "choice", "tokens", "choices"]
+Kind = Literal["int", "float", "bool", "choice", "tokens", "choices", "counts"]
 
 ACTIVATIONS = ("gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "relu2", "silu", "swish")
 DTYPES = ("float32", "bfloat16", "float16")
@@ -46,6 +47,8 @@ class Field:
             return isinstance(value, str) and value in self.choices
         if self.kind == "choices":
             return isinstance(value, list) and all(isinstance(item, str) and item in self.choices for item in value)
+        if self.kind == "counts":
+            return isinstance(value, list) and 0 < len(value) <= 512 and all(map(self._is_int_in_range, value))
         if self.kind == "tokens" and isinstance(value, list):
             return 0 < len(value) <= 64 and all(self._is_int_in_range(item) for item in value)
         if self.kind == "float":
@@ -65,6 +68,8 @@ class Field:
             return ", ".join(self.choices)
         if self.kind == "choices":
             return f"a list of {', '.join(self.choices)}"
+        if self.kind == "counts":
+            return f"a list of at most 512 integers, each {int(self.low):,} to {int(self.high):,}"
         if self.kind == "tokens":
             return f"a token id, or a list of 1 to 64, each 0 to {int(self.high):,}"
         noun = "an integer from" if self.kind == "int" else "a number from"
@@ -327,7 +332,45 @@ _MIXTRAL = Architecture(
     default_rope_theta=1_000_000.0,
 )
 
+_DECODER = Architecture(
+    class_name="HeadroomDecoder",
+    fields={
+        **_common(bos=None, eos=None, pad=None, tied=True),
+        "hidden_size": _size(high=65_536),
+        "intermediate_size": _size(high=1_048_576),
+        "num_hidden_layers": _size(high=512),
+        "num_attention_heads": _size(high=1_024),
+        "num_key_value_heads": _optional_int(high=1_024),
+        "head_dim": _HEAD_DIM,
+        "max_position_embeddings": _size(high=MAX_POSITIONS),
+        "activation": Field(kind="choice", default="swiglu", choices=("swiglu", "gelu")),
+        "norm": Field(kind="choice", default="rms", choices=("rms", "layer")),
+        "norm_place": Field(kind="choice", default="pre", choices=("pre", "post", "both")),
+        "norm_eps": _number(1e-6, low=1e-12, high=0.1),
+        "use_bias": _OFF,
+        "fused_qkv": _ON,
+        "positions": Field(kind="choice", default="rope", choices=("rope", "learned", "none")),
+        "rope_theta": _number(10_000.0, low=1.0, high=1e12),
+        "layer_types": Field(kind="choices", choices=ATTENTION_KINDS),
+        "attention_block": _optional_int(default=64, low=4, high=8_192),
+        "local_window": _optional_int(default=256, high=MAX_POSITIONS),
+        "sparse_local_blocks": _optional_int(default=4, high=1_024),
+        "sparse_global_blocks": _optional_int(default=1, low=0, high=1_024),
+        "linear_feature_map": Field(kind="choice", default="elu", choices=("elu", "relu")),
+        "share_every": _optional_int(default=1, high=512),
+        "share_groups": Field(kind="counts", low=1, high=512),
+        "sparse_embedding_gradients": _OFF,
+        "dropout": _DROPOUT,
+        "attention_dropout": _DROPOUT,
+        "initializer_range": _INITIALIZER_RANGE,
+        "scale_residual_init": _ON,
+    },
+    aliases=_ALIASES,
+    uses_rope=False,
+)
+
 ARCHITECTURES: Mapping[str, Architecture] = {
+    DECODER_TYPE: _DECODER,
     "gpt2": _GPT2,
     "opt": _OPT,
     "llama": _LLAMA,

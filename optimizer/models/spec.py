@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from optimizer.errors import InvalidModel, UnsupportedModelType
+from optimizer.models.decoder.config import DECODER_TYPE, finish_decoder_config
 from optimizer.models.parameters import count_parameters
 from optimizer.models.refusal import refusal, shown
 from optimizer.models.rope import read_rope
@@ -82,6 +83,8 @@ def read_model_spec(config: dict[str, Any]) -> ModelSpec:
     _check_shapes(architecture, values)
     _check_token_ids(values, given=config)
     _check_layer_types(values)
+    if model_type == DECODER_TYPE:
+        finish_decoder_config(values)
     return _to_spec(model_type, architecture, values)
 
 

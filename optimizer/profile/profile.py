@@ -200,6 +200,8 @@ class Profile:
     hidden_size: int
     vocab_size: int
     max_sequence_length: int
+    sequence_multiple: int = 1
+    """Sequences are multiples of this: the block of attention that runs in blocks."""
     torch_version: str
     tensors: Tensors
     buffer_bytes: dict[str, int]
@@ -241,14 +243,24 @@ class Profile:
         name = representation.replace("fp16", "bf16")
         if name not in self.regimes:
             raise self._not_profiled(representation)
+        if shape[1] % self.sequence_multiple:
+            raise InvalidWorkload(
+                f"workload.sequence_length is {shape[1]:,}; this model's attention runs in blocks of "
+                f"{self.sequence_multiple:,} tokens: use a multiple of it",
+                field="workload.sequence_length",
+                value=shape[1],
+                allowed={"multiple_of": self.sequence_multiple, "maximum": self.max_sequence_length},
+            )
         for regime in self.regimes[name]:
             if regime.covers(shape):
                 return regime
+        low = min(regime.sequence_low for regime in self.regimes[name])
         raise InvalidWorkload(
-            f"workload.sequence_length is {shape[1]:,}; this model has positions for 8 to {self.max_sequence_length:,} tokens",
+            f"workload.sequence_length is {shape[1]:,}; this model has positions for {low:,} to "
+            f"{self.max_sequence_length:,} tokens",
             field="workload.sequence_length",
             value=shape[1],
-            allowed={"minimum": 8, "maximum": self.max_sequence_length},
+            allowed={"minimum": low, "maximum": self.max_sequence_length},
         )
 
     def _not_profiled(self, representation: str) -> InvalidPlan:

@@ -17,6 +17,8 @@ MICRO_BATCH_HIGH = 1 << 20
 _BATCHES = (13, 7, 11, 5)
 """Primes, as the lengths are, so that a size at the first shape is hardly the product of other dimensions by chance."""
 _NUM_LENGTHS = 4
+_FEW_FACTORS = 12
+"""Enough to hold four primes."""
 _SHORT_END = 256
 """Lengths are taken from so many above the range's lowest; masks that are computed for real stay small."""
 
@@ -33,14 +35,19 @@ class ShapeRange:
     more_shapes: tuple[Shape, ...]
 
 
-def plan_ranges(*, max_sequence_length: int, sequence_limits: Sequence[int]) -> list[ShapeRange]:
-    """sequence_limits: lengths up to and including which the ops do not change (sliding windows)."""
+def plan_ranges(
+    *, max_sequence_length: int, sequence_limits: Sequence[int], multiple: int = 1, shortest: int = 1
+) -> list[ShapeRange]:
+    """sequence_limits: lengths up to and including which the ops do not change (sliding windows).
+
+    multiple, shortest: lengths are multiples of the first and at least the second (attention in blocks).
+    """
     ranges = []
-    low = SEQUENCE_LOW
+    low = max(SEQUENCE_LOW, shortest)
     for high in [*sorted({limit for limit in sequence_limits if limit < max_sequence_length}), max_sequence_length]:
         if high < low:
             continue
-        lengths = _sample_lengths(low, high)
+        lengths = _sample_lengths(low, high) if multiple == 1 else _sample_multiples(low, high, multiple)
         ranges.append(_range((1,) * len(lengths), lengths, low=low, high=high))
         ranges.append(_range(_BATCHES, lengths, low=low, high=high))
         low = high + 1
@@ -60,6 +67,23 @@ def _sample_lengths(low: int, high: int) -> list[int]:
         )
     primes = [length for length in lengths if all(length % divisor for divisor in range(2, isqrt(length) + 1))]
     return sorted(primes if len(primes) >= _NUM_LENGTHS else lengths, reverse=True)[:_NUM_LENGTHS]
+
+
+def _sample_multiples(low: int, high: int, multiple: int) -> list[int]:
+    """Primes times the multiple where there is room, from the range's short end."""
+    first, last = -(-low // multiple), high // multiple
+    factors = range(first, min(last, first + max(_FEW_FACTORS, _SHORT_END // multiple)) + 1)
+    if len(factors) < _NUM_LENGTHS:
+        raise InvalidModel(
+            f"the model cannot be traced: only {len(factors)} multiples of {multiple}, its attention's block, lie from {low} "
+            f"to {high}; {_NUM_LENGTHS} are needed",
+            field="max_position_embeddings",
+            value=high,
+            allowed=f"at least {multiple * (first + _NUM_LENGTHS - 1)}",
+        )
+    primes = [n for n in factors if n > 1 and all(n % divisor for divisor in range(2, isqrt(n) + 1))]
+    chosen = primes if len(primes) >= _NUM_LENGTHS else factors
+    return [factor * multiple for factor in sorted(chosen, reverse=True)[:_NUM_LENGTHS]]
 
 
 def _range(batches: Sequence[int], lengths: Sequence[int], *, low: int, high: int) -> ShapeRange:

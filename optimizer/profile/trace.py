@@ -9,7 +9,8 @@ parts and fits the sizes.
 Nothing is allocated and nothing computed, but for the values of small integer tensors.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, NamedTuple, get_args
@@ -20,6 +21,13 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
 from optimizer.models.build import build_model, find_blocks
+from optimizer.models.decoder.config import (
+    DECODER_TYPE,
+    block_kinds,
+    sequence_multiple,
+    shortest_sequence,
+    with_block_kinds,
+)
 from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan.activations import ActivationsPlan, BlockChoice
 from optimizer.plan.batch import BatchPlan
@@ -58,7 +66,13 @@ def profile_model(spec: ModelSpec, *, adapter: Adapter | None = None) -> Profile
     """
     short_kinds, instances = shorten_blocks(_block_kinds(spec))
     short_spec = _with_blocks(spec, short_kinds)
-    ranges = plan_ranges(max_sequence_length=spec.max_sequence_length, sequence_limits=_sequence_limits(spec))
+    multiple, shortest = _sequence_steps(spec)
+    ranges = plan_ranges(
+        max_sequence_length=spec.max_sequence_length,
+        sequence_limits=_sequence_limits(spec),
+        multiple=multiple,
+        shortest=shortest,
+    )
     regimes: dict[str, tuple[Regime, ...]] = {}
     buffer_bytes: dict[str, int] = {}
     frozen: dict[str, FrozenBytes] = {}
@@ -72,7 +86,7 @@ def profile_model(spec: ModelSpec, *, adapter: Adapter | None = None) -> Profile
         name = weights.representation
         regimes[name] = tuple(_trace_range(subject, place, tables=tables, ops=ops) for place in ranges)
         buffer_bytes[weights.dtype] = _storage_bytes(model.buffers())
-        tensors = _list_tensors(model, instances)
+        tensors = _list_tensors(model, instances, whole=lambda: build_model(spec, device="meta"))
         if adapter is not None:
             frozen[name] = _frozen_bytes(model)
     assert tensors is not None
@@ -84,6 +98,7 @@ def profile_model(spec: ModelSpec, *, adapter: Adapter | None = None) -> Profile
         vocab_size=spec.vocab_size,
         max_sequence_length=spec.max_sequence_length,
         torch_version=torch.__version__,
+        sequence_multiple=multiple,
         tensors=tensors,
         buffer_bytes=buffer_bytes,
         frozen=frozen,
@@ -118,6 +133,8 @@ class _Subject(NamedTuple):
 
 def _block_kinds(spec: ModelSpec) -> list[str]:
     config = spec.config
+    if spec.model_type == DECODER_TYPE:
+        return block_kinds(config)
     given = config.get("layer_types")
     if given is None:
         # What a configuration class fills in by itself (Gemma 2 alternates) is read from it.
@@ -127,11 +144,20 @@ def _block_kinds(spec: ModelSpec) -> list[str]:
 
 def _with_blocks(spec: ModelSpec, kinds: Sequence[str]) -> ModelSpec:
     config = spec.to_config()
+    if spec.model_type == DECODER_TYPE:
+        return read_model_spec(with_block_kinds(config, kinds))
     depth_key = next(key for key in ("num_hidden_layers", "n_layer") if key in config)
     config[depth_key] = len(kinds)
     if any(kind != "block" for kind in kinds):
         config["layer_types"] = list(kinds)
     return read_model_spec(config)
+
+
+def _sequence_steps(spec: ModelSpec) -> tuple[int, int]:
+    """Sequences must be a multiple of the first and no shorter than the second for sizes to be polynomials."""
+    if spec.model_type != DECODER_TYPE:
+        return 1, 1
+    return sequence_multiple(spec.config), shortest_sequence(spec.config)
 
 
 def _sequence_limits(spec: ModelSpec) -> list[int]:
@@ -140,27 +166,47 @@ def _sequence_limits(spec: ModelSpec) -> list[int]:
     return [window - 1] if isinstance(window, int) and spec.config.get("use_sliding_window", True) else []
 
 
-def _list_tensors(model: nn.Module, instances: Sequence[int]) -> Tensors:
+def _list_tensors(model: nn.Module, instances: Sequence[int], *, whole: Callable[[], nn.Module]) -> Tensors:
+    """Trained tensors that several blocks share belong to none of them: they are listed ahead of the blocks.
+
+    model: short; whole: makes the model in its full depth, which alone has every shared tensor.
+    """
     blocks = find_blocks(model)
     owner = {id(parameter): index for index, block in enumerate(blocks) for parameter in block.parameters()}
+    shared = _shared_between(blocks)
     before: list[TensorSize] = []
     after: list[TensorSize] = []
     by_block: list[list[TensorSize]] = [[] for _ in blocks]
+    has_met_blocks = False
     for parameter in model.parameters():
-        if not parameter.requires_grad:
-            continue
-        size = TensorSize(num_elements=parameter.numel(), is_matrix=parameter.dim() >= 2)
         index = owner.get(id(parameter))
+        has_met_blocks = has_met_blocks or index is not None
+        if not parameter.requires_grad or id(parameter) in shared:
+            continue
         if index is not None:
-            by_block[index].append(size)
+            by_block[index].append(_size_of(parameter))
         else:
-            (after if any(by_block) else before).append(size)
+            (after if has_met_blocks else before).append(_size_of(parameter))
+    if shared:
+        every = whole()
+        in_all = _shared_between(find_blocks(every))
+        before += [_size_of(parameter) for parameter in every.parameters() if id(parameter) in in_all]
     return Tensors(
         before=tuple(before),
         by_block=tuple(tuple(sizes) for sizes in by_block),
         block_kinds=tuple(instances),
         after=tuple(after),
     )
+
+
+def _size_of(parameter: nn.Parameter) -> TensorSize:
+    return TensorSize(num_elements=parameter.numel(), is_matrix=parameter.dim() >= 2)
+
+
+def _shared_between(blocks: Sequence[nn.Module]) -> set[int]:
+    """Ids of the parameters that more than one block has."""
+    counts = Counter(id(parameter) for block in blocks for parameter in block.parameters())
+    return {key for key, count in counts.items() if count > 1}
 
 
 def _frozen_bytes(model: nn.Module) -> FrozenBytes:

@@ -13,6 +13,13 @@ _SHAPE: dict[str, Any] = {
 }
 
 SMALL_CONFIGS: dict[str, dict[str, Any]] = {
+    "headroom_decoder": {
+        "model_type": "headroom_decoder",
+        **_SHAPE,
+        "layer_types": ["full", "local", "linear"],
+        "attention_block": 8,
+        "local_window": 12,
+    },
     "gpt2": {"model_type": "gpt2", "vocab_size": 128, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64},
     "opt": {
         "model_type": "opt",
@@ -33,3 +40,6 @@ SMALL_CONFIGS: dict[str, dict[str, Any]] = {
     "phi3": {"model_type": "phi3", **_SHAPE},
     "mixtral": {"model_type": "mixtral", **_SHAPE, "num_local_experts": 4, "num_experts_per_tok": 2},
 }
+
+PUBLISHED_TYPES = frozenset(SMALL_CONFIGS) - {"headroom_decoder"}
+"""Those that transformers knows."""

@@ -35,7 +35,7 @@ def give_values(model):
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
 
 
-@pytest.mark.parametrize("model_type", sorted(SMALL_CONFIGS))
+@pytest.mark.parametrize("model_type", sorted(ADAPTER_TARGETS))
 def test_every_type_takes_adapters_at_every_matrix_and_only_they_train(model_type):
     plain, model = make_model(model_type), make_model(model_type)
     attach_adapters(model, Adapter(rank=4), seed=1)

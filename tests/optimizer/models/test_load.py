@@ -11,7 +11,7 @@ from torch import nn
 from optimizer.errors import InvalidModel
 from optimizer.models.build import build_model, load_weights
 from optimizer.models.spec import read_model_spec
-from tests.optimizer.models.small_configs import SMALL_CONFIGS
+from tests.optimizer.models.small_configs import PUBLISHED_TYPES, SMALL_CONFIGS
 
 
 def _build(model_type: str, *, seed: int, dtype: torch.dtype = torch.float32, **changes: object) -> nn.Module:
@@ -22,7 +22,7 @@ def _equal(one: nn.Module, other: nn.Module) -> bool:
     return all(torch.equal(left, right) for left, right in zip(one.parameters(), other.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("model_type", sorted(SMALL_CONFIGS))
+@pytest.mark.parametrize("model_type", sorted(PUBLISHED_TYPES))
 def test_what_transformers_saved_is_loaded_bit_for_bit(model_type: str, tmp_path: Path) -> None:
     saved, loaded = _build(model_type, seed=1), _build(model_type, seed=2)
     saved.save_pretrained(tmp_path)

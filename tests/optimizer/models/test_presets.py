@@ -8,6 +8,8 @@ from optimizer.models.presets import PRESETS
 
 PUBLISHED_PARAMETERS = {
     "headroom-demo-10m": 10_492_160,
+    "headroom-local-10m": 10_492_160,
+    "headroom-linear-6m": 5_770_496,
     "gpt2": 124_439_808,
     "opt-1.3b": 1_315_758_080,
     "opt-13b": 12_853_473_280,
@@ -45,5 +47,9 @@ def test_every_preset_has_room_for_the_bundled_tokenizer_and_says_where_it_is_fr
     assert preset.source
 
 
-def test_only_the_demo_model_comes_with_its_tokenizer() -> None:
-    assert [name for name, preset in PRESETS.items() if preset.has_tokenizer] == ["headroom-demo-10m"]
+def test_only_our_own_models_come_with_their_tokenizer() -> None:
+    assert [name for name, preset in PRESETS.items() if preset.has_tokenizer] == [
+        "headroom-demo-10m",
+        "headroom-local-10m",
+        "headroom-linear-6m",
+    ]

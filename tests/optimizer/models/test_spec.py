@@ -97,7 +97,8 @@ def test_unknown_model_types_are_named_with_those_that_work() -> None:
     with pytest.raises(UnsupportedModelType) as caught:
         read_model_spec({"model_type": "bert"})
     assert str(caught.value) == (
-        "model_type 'bert' is not supported; supported: gemma, gemma2, gpt2, llama, mistral, mixtral, opt, phi3, qwen2, qwen3"
+        "model_type 'bert' is not supported; supported: gemma, gemma2, gpt2, headroom_decoder, llama, mistral, "
+        "mixtral, opt, phi3, qwen2, qwen3"
     )
     assert caught.value.fields["value"] == "bert"
 

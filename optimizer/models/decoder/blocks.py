@@ -1,0 +1,163 @@
+"""One block of the decoder: attention and MLP, each with its norms and added to the residual stream."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from optimizer.models.decoder.attention import Pattern, blocked_attention, full_attention, linear_attention
+from optimizer.models.decoder.config import num_key_blocks
+
+Rotary = tuple[torch.Tensor, torch.Tensor]
+"""Cosines and sines, each [length, head_dim]."""
+
+
+class RMSNorm(nn.Module):
+    """Root mean square norm, computed in fp32 (Zhang and Sennrich, arXiv 1910.07467)."""
+
+    def __init__(self, size: int, *, eps: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size, dtype=dtype))
+        self.eps = eps
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        wide = hidden.to(torch.float32)
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * wide.to(hidden.dtype)
+
+
+def make_norm(config: Any, *, dtype: torch.dtype) -> nn.Module:
+    if config.norm == "rms":
+        return RMSNorm(config.hidden_size, eps=config.norm_eps, dtype=dtype)
+    return nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.use_bias, dtype=dtype)
+
+
+def make_pattern(kind: str, config: Any) -> Pattern | None:
+    """None for kinds that need no mask."""
+    if kind not in ("local", "block_sparse"):
+        return None
+    is_local = kind == "local"
+    return Pattern(
+        block=config.attention_block,
+        num_local=num_key_blocks(kind, config.to_dict()),
+        num_global=0 if is_local else config.sparse_global_blocks,
+        window=config.local_window if is_local else None,
+    )
+
+
+class Attention(nn.Module):
+    """Projections around one kind of attention."""
+
+    def __init__(self, config: Any, kind: str, *, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.config = config
+        self.kind = kind
+        self.pattern = make_pattern(kind, config)
+        self.num_heads, self.num_groups = config.num_attention_heads, config.num_key_value_heads
+        wide, narrow = self.num_heads * config.head_dim, self.num_groups * config.head_dim
+        self.sizes = (wide, narrow, narrow)
+        options: dict[str, Any] = {"bias": config.use_bias, "dtype": dtype}
+        if config.fused_qkv:
+            self.qkv_proj = nn.Linear(config.hidden_size, sum(self.sizes), **options)
+        else:
+            self.q_proj = nn.Linear(config.hidden_size, wide, **options)
+            self.k_proj = nn.Linear(config.hidden_size, narrow, **options)
+            self.v_proj = nn.Linear(config.hidden_size, narrow, **options)
+        self.o_proj = nn.Linear(wide, config.hidden_size, **options)
+
+    def forward(
+        self, hidden: torch.Tensor, *, rotary: Rotary | None = None, mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        if self.config.fused_qkv:
+            projected = self.qkv_proj(hidden).split(self.sizes, dim=-1)
+        else:
+            projected = (self.q_proj(hidden), self.k_proj(hidden), self.v_proj(hidden))
+        query, key, value = (
+            part.unflatten(-1, (heads, -1)).transpose(1, 2)
+            for part, heads in zip(projected, (self.num_heads, self.num_groups, self.num_groups), strict=True)
+        )
+        if rotary is not None:
+            query, key = rotate(query, rotary), rotate(key, rotary)
+        attended: torch.Tensor = self.o_proj(self._attend(query, key, value, mask))
+        return attended
+
+    def _attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        dropout = self.config.attention_dropout if self.training else 0.0
+        if self.kind == "full":
+            return full_attention(query, key, value, dropout=dropout)
+        if self.kind == "linear":
+            block, feature_map = self.config.attention_block, self.config.linear_feature_map
+            return linear_attention(query, key, value, block=block, feature_map=feature_map)
+        assert self.pattern is not None
+        assert mask is not None
+        return blocked_attention(query, key, value, pattern=self.pattern, mask=mask, dropout=dropout)
+
+
+class MLP(nn.Module):
+    """swiglu: two products into the inner width, one of them through SiLU (arXiv 2002.05202); gelu: one, through GELU."""
+
+    def __init__(self, config: Any, *, dtype: torch.dtype) -> None:
+        super().__init__()
+        options: dict[str, Any] = {"bias": config.use_bias, "dtype": dtype}
+        self.is_gated = config.activation == "swiglu"
+        if self.is_gated:
+            self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, **options)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, **options)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, **options)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        inner = F.silu(self.gate_proj(hidden)) * self.up_proj(hidden) if self.is_gated else F.gelu(self.up_proj(hidden))
+        result: torch.Tensor = self.down_proj(inner)
+        return result
+
+
+class Block(nn.Module):
+    """pre: ``x + f(norm(x))``; post: ``norm(x + f(x))``; both: ``x + norm(f(norm(x)))``."""
+
+    def __init__(self, config: Any, kind: str, *, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dropout = config.dropout
+        self.place = config.norm_place
+        self.attention = Attention(config, kind, dtype=dtype)
+        self.mlp = MLP(config, dtype=dtype)
+        names = [name for name in ("pre", "post") if self.place in (name, "both")]
+        for name in names:
+            setattr(self, f"{name}_attention_norm", make_norm(config, dtype=dtype))
+            setattr(self, f"{name}_mlp_norm", make_norm(config, dtype=dtype))
+
+    def forward(
+        self, hidden_states: torch.Tensor, *, rotary: Rotary | None = None, mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        hidden = hidden_states
+        attended = self.attention(self._before("attention", hidden), rotary=rotary, mask=mask)
+        hidden = self._after("attention", hidden, attended)
+        return self._after("mlp", hidden, self.mlp(self._before("mlp", hidden)))
+
+    def _before(self, name: str, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden if self.place == "post" else getattr(self, f"pre_{name}_norm")(hidden)
+
+    def _after(self, name: str, hidden: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+        if self.place == "both":
+            made = getattr(self, f"post_{name}_norm")(made)
+        if self.dropout:
+            made = F.dropout(made, self.dropout, self.training)
+        hidden = hidden + made
+        return getattr(self, f"post_{name}_norm")(hidden) if self.place == "post" else hidden
+
+
+def rotate(tensor: torch.Tensor, rotary: Rotary) -> torch.Tensor:
+    """Rotary position embeddings on [..., length, head_dim], halves paired (arXiv 2104.09864)."""
+    cosines, sines = rotary
+    low, high = tensor.chunk(2, dim=-1)
+    return tensor * cosines + torch.cat((-high, low), dim=-1) * sines
+
+
+def make_rotary(length: int, *, head_dim: int, theta: float, dtype: torch.dtype, device: torch.device) -> Rotary:
+    """Angles are made in fp32."""
+    exponents = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim
+    angles = torch.outer(torch.arange(length, device=device, dtype=torch.float32), theta**-exponents)
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos().to(dtype), angles.sin().to(dtype)

@@ -1,0 +1,131 @@
+"""Every option of the decoder is priced to the byte: the predicted peak is what the runtime's meter counts."""
+
+from functools import cache
+
+import pytest
+import torch
+
+from optimizer.errors import InvalidModel, InvalidWorkload
+from optimizer.estimate.training import estimate_training
+from optimizer.hardware.machine import Device, Machine, Rates
+from optimizer.models.build import build_model
+from optimizer.models.decoder.config import block_kinds, with_block_kinds
+from optimizer.models.spec import read_model_spec
+from optimizer.plan.activations import ActivationsPlan
+from optimizer.plan.batch import BatchPlan
+from optimizer.plan.plan import Plan
+from optimizer.plan.weights import WeightsPlan
+from optimizer.profile.trace import profile_model
+from optimizer.runtime.measure import measure_step
+from optimizer.workload import TrainingWorkload
+from tests.optimizer.models.test_decoder import BASE, EVERY_KIND, OPTIONS
+
+SCALAR_BYTES = 16
+"""Losses of two micro-batches, counted in one category or its neighbour."""
+MACHINE = Machine(
+    name="test",
+    device=Device(kind="cpu", name="test", memory_bytes=2**34),
+    host_memory_bytes=2**34,
+    rates=Rates(
+        matmul_flops_per_s={"fp32": 5e10, "bf16": 5e10},
+        attention_flops_per_s={"fp32": 3e10, "bf16": 3e10},
+        memory_bytes_per_s=8e9,
+        op_overhead_s=5e-6,
+        device_to_host_bytes_per_s=5e9,
+        host_to_device_bytes_per_s=5e9,
+        optimizer_elements_per_s={"adamw_32": 3e8, "adamw_8": 2e8},
+        source="measured",
+    ),
+)
+LONG = {"max_position_embeddings": 128}
+"""Room for lengths that tell sizes apart."""
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+@cache
+def spec_of(name):
+    return read_model_spec({**BASE, **OPTIONS[name], **LONG})
+
+
+@cache
+def profile_of(name):
+    return profile_model(spec_of(name))
+
+
+def compare(name, *choices, dtype="fp32", micro_batch_size=2, accumulation_steps=1, sequence_length=40):
+    plan = Plan(
+        batch=BatchPlan(micro_batch_size=micro_batch_size, accumulation_steps=accumulation_steps),
+        weights=WeightsPlan(dtype=dtype),
+        activations=ActivationsPlan(per_block=choices * (4 // len(choices))),
+    )
+    workload = TrainingWorkload(sequence_length=sequence_length, global_batch_size=plan.batch.global_batch_size)
+    predicted = estimate_training(profile_of(name), plan=plan, workload=workload, machine=MACHINE)
+    measured = measure_step(spec_of(name), plan=plan, workload=workload)
+    assert abs(predicted.device_peak_bytes - measured.device_peak_bytes) <= SCALAR_BYTES
+    for category, num_bytes in measured.device_bytes_by_category.items():
+        assert abs(predicted.device_bytes_by_category[category] - num_bytes) <= SCALAR_BYTES, category
+    assert predicted.host_peak_bytes == measured.host_peak_bytes
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_the_peak_of_every_option_is_what_the_meter_counts(name):
+    compare(name, "keep")
+    compare(name, "recompute", dtype="bf16", micro_batch_size=1, accumulation_steps=2)
+    compare(name, "offload", accumulation_steps=2, sequence_length=72)
+
+
+@pytest.mark.parametrize("name", ["mixture", "shared by two", "shared unevenly", "both"])
+def test_the_peak_of_blocks_that_differ_in_choice_is_what_the_meter_counts(name):
+    compare(name, "offload", "keep", "recompute", "selective")
+    compare(name, "selective", dtype="bf16", accumulation_steps=3)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_profile_counts_each_parameter_once(name):
+    assert profile_of(name).num_parameters == spec_of(name).num_parameters
+
+
+def test_shared_tensors_stand_outside_the_blocks():
+    tensors = profile_of("shared unevenly").tensors
+    num_per_block = len(list(build_model(spec_of("plain"), device="meta").model.layers[0].parameters()))
+    assert [len(tensors.by_block[kind]) for kind in tensors.block_kinds] == [0, 0, 0, num_per_block]
+    assert len(tensors.before) == 1 + num_per_block
+
+
+def test_a_length_that_is_no_multiple_of_the_block_is_refused_where_attention_runs_in_blocks():
+    compare("plain", "keep", sequence_length=37)
+    with pytest.raises(InvalidWorkload, match="sequence_length is 37; .* runs in blocks of 8 tokens: use a multiple"):
+        compare("local", "keep", sequence_length=37)
+
+
+def test_a_length_shorter_than_the_global_blocks_is_refused():
+    spec = read_model_spec(
+        {**BASE, **LONG, "layer_types": ["block_sparse"] * 4, "sparse_global_blocks": 3, "num_hidden_layers": 4}
+    )
+    plan = Plan(
+        batch=BatchPlan(micro_batch_size=1, accumulation_steps=1),
+        activations=ActivationsPlan(per_block=("keep",) * 4),
+    )
+    workload = TrainingWorkload(sequence_length=16, global_batch_size=1)
+    with pytest.raises(InvalidWorkload, match="sequence_length is 16; this model has positions for 24 to 128 tokens"):
+        estimate_training(profile_model(spec), plan=plan, workload=workload, machine=MACHINE)
+
+
+def test_too_few_blocks_in_the_longest_sequence_are_refused_by_name():
+    spec = read_model_spec({**BASE, "layer_types": ["local"] * 4, "attention_block": 32})
+    with pytest.raises(
+        InvalidModel, match="only 2 multiples of 32, its attention's block, lie from 8 to 64; 4 are needed"
+    ):
+        profile_model(spec)
+
+
+def test_a_short_model_of_the_same_kinds_of_blocks_has_them():
+    config = read_model_spec({**BASE, "layer_types": EVERY_KIND, "share_every": 3}).config
+    kinds = ["full/first", "block_sparse/last", "linear/alone"]
+    short = read_model_spec(with_block_kinds(config, kinds))
+    assert block_kinds(config) == ["full/first", "local/inner", "block_sparse/last", "linear/alone"]
+    assert (block_kinds(short.config), short.config["share_groups"]) == (kinds, [2, 1])
