@@ -22,7 +22,7 @@ by clipping, those on the host by the update, piece by piece, so that they are r
 import math
 import queue
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -219,9 +219,8 @@ class HostGradients(Gradients):
         if factor is not None and not widens_first:
             buffer.mul_(factor)
         meter = self._tiers.meter
-        gradient = torch.empty(buffer.shape, dtype=buffer.dtype, device=self._tiers.device)
-        if meter is not None:
-            meter.assign(gradient, "gradients")
+        with nullcontext() if meter is None else meter.region("gradients"):
+            gradient = torch.empty(buffer.shape, dtype=buffer.dtype, device=self._tiers.device)
         self._tiers.copy_to_device(buffer, gradient).wait()
         parameter.grad = gradient
         del gradient
