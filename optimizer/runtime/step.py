@@ -87,7 +87,7 @@ class Trainer:
         self._backbone, _ = find_backbone_and_head(model)
         self._undo_activations: Callable[[], None] = lambda: None
         self._handles: list[RemovableHandle] = []
-        self._has_failed = False
+        self._has_failed = self._is_closed = False
         self.weights = StreamedWeights(self.tiers, plan=plan.weights)
         try:
             self._prepare(blocks)
@@ -157,8 +157,11 @@ class Trainer:
         """Take the wrapping and the hooks off the model, and end threads and scratch.
 
         keep_weights: weights that streamed become the model's again, in host memory; else they are gone. Raises what an
-        update that was still under way met.
+        update that was still under way met. Of no effect the second time.
         """
+        if self._is_closed:
+            return
+        self._is_closed = True
         try:
             if keep_weights and not self._has_failed:
                 self.join()

@@ -96,6 +96,7 @@ def test_closing_leaves_the_model_whole_with_its_trained_weights(tmp_path, place
     trainer = make_trainer(plan=streaming_plan(place=place), scratch=tmp_path)
     ran = run_steps(trainer)
     trainer.close()
+    trainer.close()
     assert list(tmp_path.iterdir()) == []
     for name, parameter in trainer.model.named_parameters():
         assert torch.equal(parameter, ran.weights[name]), name
