@@ -25,10 +25,9 @@ from optimizer.search.baselines import BASELINES
 from optimizer.search.core import search
 from optimizer.search.problem import SearchProblem
 from optimizer.search.search import training_problem
+from optimizer.techniques import TECHNIQUE_LABELS
 from optimizer.units import parse_bytes
-from optimizer.workload import Goal, Technique, TrainingWorkload
-
-_TECHNIQUES: tuple[Technique, ...] = ("recompute", "offload", "bf16", "8bit_optimizer", "accumulate")
+from optimizer.workload import Goal, TrainingWorkload
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,8 +52,15 @@ def add_subcommands(commands: "argparse._SubParsersAction[argparse.ArgumentParse
     _add_model_options(plan)
     _add_workload_options(plan)
     _add_machine_options(plan)
-    plan.add_argument("--allow-lossy", action="store_true", help="also bf16 and 8-bit optimizer state")
-    plan.add_argument("--forbid", action="append", default=[], choices=_TECHNIQUES, help="a technique not to use")
+    plan.add_argument("--allow-lossy", action="store_true", help="also choices that change the numbers, such as bf16")
+    plan.add_argument(
+        "--forbid",
+        action="append",
+        default=[],
+        choices=list(TECHNIQUE_LABELS),
+        metavar="TECHNIQUE",
+        help=f"a technique not to use, several times for several: {', '.join(TECHNIQUE_LABELS)}",
+    )
     plan.add_argument("--json", action="store_true", help="print the result as JSON")
     plan.set_defaults(run=run_plan)
 
@@ -133,7 +139,15 @@ def _add_workload_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, default=TrainingWorkload.global_batch_size, metavar="SEQUENCES")
     parser.add_argument("--steps", type=int, default=TrainingWorkload.num_steps, help="for the total time")
     parser.add_argument("--budget", metavar="SIZE", help='of device memory, such as "6 GiB"; all there is unless given')
-    parser.add_argument("--host-budget", metavar="SIZE", help="for offloaded bytes; all there is unless given")
+    parser.add_argument("--host-budget", metavar="SIZE", help="of host memory; all there is unless given")
+    parser.add_argument("--disk-budget", metavar="SIZE", help="of the scratch disk; all there is unless given")
+    parser.add_argument(
+        "--max-grad-norm",
+        type=float,
+        default=TrainingWorkload.max_grad_norm,
+        metavar="NORM",
+        help="gradients are clipped to this global norm; 0 for no clipping",
+    )
 
 
 def _add_machine_options(parser: argparse.ArgumentParser) -> None:
@@ -145,16 +159,19 @@ def _add_machine_options(parser: argparse.ArgumentParser) -> None:
 def _read_problem(options: argparse.Namespace) -> tuple[SearchProblem, Machine, Profile]:
     """Cheap checks first: a wrong number is reported before a model is profiled."""
     workload = TrainingWorkload(
-        sequence_length=options.sequence_length, global_batch_size=options.batch, num_steps=options.steps
+        sequence_length=options.sequence_length,
+        global_batch_size=options.batch,
+        num_steps=options.steps,
+        max_grad_norm=options.max_grad_norm or None,
     )
-    budget_bytes, host_budget_bytes = (
-        _parse_size("budget", options.budget),
-        _parse_size("host-budget", options.host_budget),
+    budget_bytes, host_budget_bytes, disk_budget_bytes = (
+        _parse_size(name, getattr(options, name.replace("-", "_"))) for name in ("budget", "host-budget", "disk-budget")
     )
     machine = _read_machine(options)
     goal = Goal(
         device_budget_bytes=machine.device.memory_bytes if budget_bytes is None else budget_bytes,
         host_budget_bytes=host_budget_bytes,
+        disk_budget_bytes=disk_budget_bytes,
         allow_lossy=getattr(options, "allow_lossy", True),
         forbid=tuple(getattr(options, "forbid", ())),
     )

@@ -115,13 +115,22 @@ def _header(problem: SearchProblem, machine: Machine, profile: Profile) -> str:
             ("model", report_profile(profile)),
             ("workload", f"{workload.global_batch_size} sequences of {workload.sequence_length:,} tokens a step"),
             ("machine", f"{machine.name}, {machine.device.name}; {source}"),
-            ("budget", f"{budget} on the device, {format_bytes(problem.host_budget_bytes)} on the host"),
+            ("budget", f"{budget} on the device, {', '.join(_budgets_elsewhere(problem))}"),
         ]
     )
 
 
+def _budgets_elsewhere(problem: SearchProblem) -> list[str]:
+    sizes = {
+        "on the host": problem.host_budget_bytes,
+        "on disk": problem.disk_budget_bytes if problem.allows("disk") else 0,
+        "in the remote store": problem.remote_budget_bytes if problem.allows("remote") else 0,
+    }
+    return [f"{format_bytes(size)} {place}" for place, size in sizes.items() if size or place == "on the host"]
+
+
 def _plans_table(plans: Sequence[PricedPlan]) -> str:
-    header = ("plan", "peak", "at most", "host", "step", "tokens/s", "in all", "verdict", "what it does")
+    header = ("plan", "peak", "at most", "elsewhere", "copied", "step", "tokens/s", "in all", "verdict", "what it does")
     return format_table(header, [_plan_row(priced) for priced in plans])
 
 
@@ -131,13 +140,18 @@ def _plan_row(priced: PricedPlan) -> tuple[str, ...]:
         priced.label,
         format_bytes(prediction.device_peak_bytes),
         format_bytes(prediction.device_peak_high_bytes),
-        format_bytes(prediction.host_peak_bytes) if prediction.host_peak_bytes else "-",
+        _size_or_dash(prediction.host_peak_bytes + prediction.disk_peak_bytes + prediction.remote_peak_bytes),
+        _size_or_dash(sum(prediction.copied_bytes.values())),
         format_ms(prediction.step_ms),
         f"{prediction.tokens_per_s:,.0f}",
         format_duration(prediction.total_s),
         _VERDICTS[priced.verdict],
         plan_label(priced.plan),
     )
+
+
+def _size_or_dash(num_bytes: int) -> str:
+    return format_bytes(num_bytes) if num_bytes else "-"
 
 
 def _categories_table(prediction: Prediction) -> str:

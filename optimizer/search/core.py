@@ -52,10 +52,7 @@ def search(problem: SearchProblem) -> SearchResult:
     baselines = price_baselines(remembering)
     for baseline in BASELINES.values():
         book.price(*baseline(remembering))
-    solve(book)
-    if book.best is None:
-        polish(price_floor(book))
-    if book.best is None:
+    if not find_best(book):
         raise explain_infeasible(remembering)
     bound_step_ms = price_spread(book)
     chosen = _first_verified(book, problem)
@@ -66,6 +63,15 @@ def search(problem: SearchProblem) -> SearchResult:
         bound_step_ms=bound_step_ms,
         explanation=tuple(_explain(remembering, chosen, baselines["keep_all"])),
     )
+
+
+def find_best(book: PriceBook) -> bool:
+    """Whether some permitted plan fits; the best found is ``book.best``."""
+    solve(book)
+    if book.best is None:
+        # The solver passes over what looks hopeless; before it is said that nothing fits, the smallest plans are priced.
+        polish(price_floor(book))
+    return book.best is not None
 
 
 def _first_verified(book: PriceBook, problem: SearchProblem) -> PricedPlan:

@@ -3,10 +3,10 @@
 from dataclasses import replace
 from functools import cache
 
+from optimizer.search.core import find_best
 from optimizer.search.pricebook import PriceBook
 from optimizer.search.problem import PricedPlan, SearchProblem, divisors
 from optimizer.search.smallest import explain_infeasible
-from optimizer.search.solve import solve
 
 
 def find_largest_micro_batch(problem: SearchProblem) -> PricedPlan:
@@ -20,7 +20,6 @@ def find_largest_micro_batch(problem: SearchProblem) -> PricedPlan:
         if not sized.settings():
             continue
         book = PriceBook(sized)
-        solve(book)
-        if book.best is not None:
+        if find_best(book) and book.best is not None:
             return problem.priced("chosen", *book.best)
     raise explain_infeasible(remembering)

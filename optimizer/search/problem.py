@@ -172,6 +172,8 @@ class SearchProblem:
 
     def permits(self, plan: Plan) -> bool:
         """Whether every technique of the plan is allowed, and all of them together can be carried out."""
+        if self.micro_batch_size not in (None, plan.batch.micro_batch_size):
+            return False
         allowed = all(self.allows(technique) for technique in techniques_of(plan))
         return allowed and plan.find_conflict(self.workload) is None
 

@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -14,8 +15,10 @@ from optimizer.hardware.machine import Machine
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
+from optimizer.search.baselines import BASELINES
+from optimizer.search.problem import techniques_of
 from optimizer.units import format_bytes
-from optimizer.workload import TrainingWorkload
+from optimizer.workload import Technique, TrainingWorkload
 from tests import llama
 
 WORK = ["--sequence-length", "128", "--batch", "4"]
@@ -93,6 +96,33 @@ def test_forbidden_techniques_stay_out(files, capsys):
     assert set(result["chosen"]["plan"]["activations"]["per_block"]) == {"keep", "recompute"}
 
 
+def test_every_technique_can_be_forbidden(files, capsys):
+    forbidden = [option for name in get_args(Technique) for option in ("--forbid", name)]
+    result = run_json(capsys, "plan", "--profile", str(files / "profile.json"), "--gpu", "T4", *WORK, *forbidden)
+    assert all(not techniques_of(Plan.from_json(point["plan"])) for point in result["frontier"])
+    assert result["chosen"]["plan"]["batch"]["accumulation_steps"] == 1
+
+
+def test_without_clipping_gradients_may_be_consumed(files, capsys):
+    options = plan_options(files, "--forbid", "offload_gradients", "--forbid", "recompute", "--forbid", "offload")
+    clipped = run_json(capsys, "plan", *options)
+    unclipped = run_json(capsys, "plan", *options, "--max-grad-norm", "0")
+    choices = [
+        {point["plan"]["gradients"]["choice"] for point in result["frontier"]} for result in (clipped, unclipped)
+    ]
+    assert choices == [{"keep"}, {"keep", "consume"}]
+
+
+def test_what_lies_elsewhere_and_what_is_copied_have_columns(files, capsys):
+    assert main(["estimate", *plan_options(files, "--plan", "offload_optimizer")]) == 0
+    text = capsys.readouterr().out
+    header, row = (line for line in text.splitlines() if line.startswith(("plan ", "offload_optimizer")))
+    assert "elsewhere" in header
+    assert "copied" in header
+    assert row.endswith("gradients on host, state on host")
+    assert "the optimizer state lives on the host and is updated there" in text
+
+
 def test_lossy_plans_need_to_be_allowed(files, capsys):
     strict = run_json(capsys, "plan", *plan_options(files, "--budget", "6 MiB"))
     assert strict["chosen"]["plan"]["weights"]["dtype"] == "fp32"
@@ -124,8 +154,8 @@ def test_a_profile_file_names_the_model_it_was_made_of(files):
 
 
 def test_no_feasible_plan_is_one_line_and_a_hint(files, capsys):
-    error, hint = fail(capsys, "plan", *plan_options(files, "--budget", "1 MiB"))
-    assert error.startswith("error: memory budget 1.00 MiB is under the smallest feasible peak ")
+    error, hint = fail(capsys, "plan", *plan_options(files, "--budget", "100 KiB"))
+    assert error.startswith("error: memory budget 100 KiB is under the smallest feasible peak ")
     assert hint.startswith("hint: Raise the budget to ")
     assert "allow lossy choices" in hint
 
@@ -151,7 +181,8 @@ def test_an_unknown_model_names_the_presets(files, capsys):
 
 def test_an_unknown_plan_names_the_baselines(files, capsys):
     lines = fail(capsys, "estimate", *plan_options(files, "--plan", "hope"))
-    known = "keep_all, recompute_all, offload_all, every_second, accumulate_all"
+    known = ", ".join(BASELINES)
+    assert "stream_all" in known
     assert lines == [f"error: plan 'hope' is neither a file nor one of {known}"]
 
 
