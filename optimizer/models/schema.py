@@ -359,7 +359,6 @@ _DECODER = Architecture(
         "linear_feature_map": Field(kind="choice", default="elu", choices=("elu", "relu")),
         "share_every": _optional_int(default=1, high=512),
         "share_groups": Field(kind="counts", low=1, high=512),
-        "sparse_embedding_gradients": _OFF,
         "dropout": _DROPOUT,
         "attention_dropout": _DROPOUT,
         "initializer_range": _INITIALIZER_RANGE,

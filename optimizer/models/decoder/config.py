@@ -23,12 +23,6 @@ def finish_decoder_config(values: dict[str, Any]) -> None:
     if values["positions"] == "rope" and values["head_dim"] % 2:
         raise refusal("head_dim", values["head_dim"], allowed="an even number, as rotary embeddings need")
     _finish_sharing(values, num_layers)
-    if values["sparse_embedding_gradients"] and values["tie_word_embeddings"]:
-        raise refusal(
-            "sparse_embedding_gradients",
-            True,  # noqa: FBT003
-            allowed="false while tie_word_embeddings is true: the output projection's gradient has every row",
-        )
     _check_blocks(values)
 
 

@@ -216,7 +216,6 @@ def test_every_matrix_of_its_blocks_can_have_an_adapter(fused_qkv):
         ({"num_key_value_heads": 3}, "num_key_value_heads is 3; allowed: a divisor of num_attention_heads"),
         ({"share_every": 5}, r"share_every is 5; allowed: 1 to num_hidden_layers \(4\)"),
         ({"share_groups": [2, 1]}, r"share_groups is \[2, 1\]; allowed: sizes that sum to num_hidden_layers \(4\)"),
-        ({"sparse_embedding_gradients": True}, "sparse_embedding_gradients is True; allowed: false while tie_word"),
         (
             {"layer_types": ["linear"] * 4, "attention_block": 12},
             r"attention_block is 12; allowed: a divisor of .*\(16\)",
