@@ -6,6 +6,7 @@ from optimizer.estimate.training import estimate_training
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
+from optimizer.plan.gradients import GradientsPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
@@ -52,6 +53,26 @@ def test_the_peak_is_what_the_meter_counts(llama, adapted, machine, dtype, form,
     assert abs(predicted.device_peak_bytes - measured.device_peak_bytes) <= SCALAR_BYTES
     for category, num_bytes in measured.device_bytes_by_category.items():
         assert abs(predicted.device_bytes_by_category[category] - num_bytes) <= SCALAR_BYTES, category
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    [{}, {"gradients": GradientsPlan(choice="host"), "optimizer_state": OptimizerStatePlan(place="host")}],
+    ids=["weights", "all"],
+)
+@pytest.mark.parametrize("weights", [{}, {"frozen": "nf4"}, {"frozen": "int8", "dtype": "bf16", "prefetch": 2}])
+def test_streamed_frozen_weights_are_predicted_with_what_each_link_carries(llama, adapted, machine, weights, elsewhere):
+    plan = Plan(
+        batch=BatchPlan(micro_batch_size=2, accumulation_steps=1),
+        weights=WeightsPlan(place="host", **weights),
+        activations=ActivationsPlan(per_block=("offload", "recompute", "keep")),
+        **elsewhere,
+    )
+    predicted = estimate_training(adapted, plan=plan, workload=make_workload(plan), machine=machine)
+    measured = measure_step(llama, plan=plan, workload=make_workload(plan))
+    assert predicted.host_peak_bytes == measured.host_peak_bytes
+    assert abs(predicted.device_peak_bytes - measured.device_peak_bytes) <= SCALAR_BYTES
+    assert predicted.copied_bytes == measured.copied_bytes
 
 
 def test_eight_bit_state_of_adapters_is_predicted_too(llama, adapted, machine):
