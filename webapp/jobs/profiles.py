@@ -16,8 +16,8 @@ from optimizer.workload import Adapter
 from webapp.catalog.models import Model, Profile
 from webapp.jobs.actions import create_job
 
-_MODEL_FAULTS = ("bad_model", "unsupported_model_type")
-"""Errors that the same trace would meet again."""
+_MODEL_FAULTS = ("bad_model", "unsupported_model_type", "invalid_workload")
+"""Errors that the same trace would meet again; of a workload it is the adapters that the model cannot have."""
 _TRY_AGAIN_AFTER = timedelta(minutes=1)
 
 

@@ -1,6 +1,9 @@
 """Jobs that train adapters: what a spec may say, and that the model with adapters has a profile of its own."""
 
+from datetime import timedelta
+
 import pytest
+from django.utils import timezone
 
 from optimizer.errors import InvalidWorkload
 from optimizer.profile.profile import profile_fingerprint
@@ -11,7 +14,7 @@ from webapp.catalog.models import Profile
 from webapp.jobs.actions import claim_job
 from webapp.jobs.finishing import finish_attempt
 from webapp.jobs.models import Job
-from webapp.jobs.planning import price_spec, submit_job
+from webapp.jobs.planning import ProfileFailed, price_spec, submit_job
 from webapp.jobs.spec import read_spec
 from worker.brief import make_brief
 
@@ -96,4 +99,15 @@ def test_a_trace_that_failed_is_kept_with_the_adapters_it_was_of(ada, machine, p
 def test_alpha_alone_asks_for_no_other_profile(ada, machine, profiled_llama, dataset):
     for alpha in (8, 32):
         price_spec(ada, with_adapters(profiled_llama, dataset, adapter={**ADAPTER, "alpha": alpha}))
+    assert Job.objects.filter(kind="profile").count() == 1
+
+
+def test_adapters_that_a_model_cannot_have_are_not_traced_again(ada, machine, profiled_llama, dataset):
+    spec = with_adapters(profiled_llama, dataset)
+    price_spec(ada, spec)
+    rows = Profile.objects.exclude(pk=profiled_llama.fingerprint)
+    error = {"code": "invalid_workload", "message": "blocks of this model share parameters", "hint": ""}
+    rows.update(error=error, updated_at=timezone.now() - timedelta(minutes=5))
+    with pytest.raises(ProfileFailed, match="blocks of this model share parameters"):
+        price_spec(ada, spec)
     assert Job.objects.filter(kind="profile").count() == 1
