@@ -13,6 +13,9 @@ from optimizer.models.decoder.config import block_kinds, with_block_kinds
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
+from optimizer.plan.gradients import GradientsPlan
+from optimizer.plan.logits_and_loss import LogitsAndLossPlan
+from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.trace import profile_model
@@ -56,19 +59,33 @@ def profile_of(name):
     return profile_model(spec_of(name))
 
 
-def compare(name, *choices, dtype="fp32", micro_batch_size=2, accumulation_steps=1, sequence_length=40):
+def compare(
+    name,
+    *choices,
+    dtype="fp32",
+    micro_batch_size=2,
+    accumulation_steps=1,
+    sequence_length=40,
+    max_grad_norm=1.0,
+    **rows,
+):
     plan = Plan(
         batch=BatchPlan(micro_batch_size=micro_batch_size, accumulation_steps=accumulation_steps),
-        weights=WeightsPlan(dtype=dtype),
         activations=ActivationsPlan(per_block=choices * (4 // len(choices))),
+        **{"weights": WeightsPlan(dtype=dtype), **rows},
     )
-    workload = TrainingWorkload(sequence_length=sequence_length, global_batch_size=plan.batch.global_batch_size)
+    workload = TrainingWorkload(
+        sequence_length=sequence_length,
+        global_batch_size=plan.batch.global_batch_size,
+        max_grad_norm=max_grad_norm,
+    )
     predicted = estimate_training(profile_of(name), plan=plan, workload=workload, machine=MACHINE)
     measured = measure_step(spec_of(name), plan=plan, workload=workload)
     assert abs(predicted.device_peak_bytes - measured.device_peak_bytes) <= SCALAR_BYTES
     for category, num_bytes in measured.device_bytes_by_category.items():
         assert abs(predicted.device_bytes_by_category[category] - num_bytes) <= SCALAR_BYTES, category
     assert predicted.host_peak_bytes == measured.host_peak_bytes
+    assert predicted.copied_bytes == measured.copied_bytes
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -82,6 +99,26 @@ def test_the_peak_of_every_option_is_what_the_meter_counts(name):
 def test_the_peak_of_blocks_that_differ_in_choice_is_what_the_meter_counts(name):
     compare(name, "offload", "keep", "recompute", "selective")
     compare(name, "selective", dtype="bf16", accumulation_steps=3)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        {"gradients": GradientsPlan(choice="consume"), "max_grad_norm": None},
+        {"gradients": GradientsPlan(choice="host")},
+        {"gradients": GradientsPlan(choice="host"), "optimizer_state": OptimizerStatePlan(place="host")},
+        {
+            "gradients": GradientsPlan(choice="host"),
+            "optimizer_state": OptimizerStatePlan(place="host"),
+            "weights": WeightsPlan(place="host"),
+        },
+        {"logits_and_loss": LogitsAndLossPlan(num_chunks=4)},
+    ],
+    ids=["consumed", "gradients on the host", "state on the host", "streamed", "chunks"],
+)
+@pytest.mark.parametrize("choice", ["keep", "recompute"])
+def test_shared_parameters_are_priced_wherever_gradients_state_and_weights_are(choice, rows):
+    compare("shared unevenly", choice, **rows)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
