@@ -71,6 +71,8 @@ class Setup:
     num_rounds: int
     """Steps of each contender that count."""
     head: HeadShape
+    deep_spec: ModelSpec
+    """What is trained in a quarter of its weights, gradients and state."""
     probe_s: float = 8.0
 
 
@@ -79,6 +81,7 @@ def quick_setup() -> Setup:
         spec=read_model_spec(_QUICK_SPEC),
         workload=TrainingWorkload(sequence_length=64, global_batch_size=8, learning_rate=1e-3),
         num_rounds=2,
+        deep_spec=read_model_spec({**_DEEP_SPEC, "num_hidden_layers": 8}),
         head=HeadShape(num_tokens=1024, width=256, num_pairs=1),
         probe_s=2.0,
     )
@@ -89,6 +92,7 @@ def full_setup() -> Setup:
         spec=PRESETS["headroom-demo-10m"].spec,
         workload=TrainingWorkload(sequence_length=256, global_batch_size=16, learning_rate=1e-3),
         num_rounds=7,
+        deep_spec=read_model_spec(_DEEP_SPEC),
         head=HeadShape(num_tokens=2048, width=512, chunk_counts=(4, 8, 16), num_pairs=5),
     )
 
@@ -316,7 +320,7 @@ def _against(label: str, names: Sequence[str], times: Mapping[str, list[float]],
 
 def larger_rows(bench: Bench) -> Iterator[Row]:
     """A model whose weights, gradients and state are four times the budget; with state on the host, then on the disk."""
-    spec = read_model_spec(_DEEP_SPEC)
+    spec = bench.setup.deep_spec
     workload = TrainingWorkload(sequence_length=64, global_batch_size=4, learning_rate=1e-3)
     job = Job(spec=spec, workload=workload, device=CPU)
     plain = measure_peak(_ours(job, make_plan(spec, workload, cut=4)), CPU, num_steps=4)

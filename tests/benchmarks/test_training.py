@@ -18,18 +18,17 @@ from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import Adapter, TrainingWorkload
 
 CPU = torch.device("cpu")
-SPEC = read_model_spec(
-    {
-        "model_type": "llama",
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": 256,
-        "max_position_embeddings": 64,
-    }
-)
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+    "max_position_embeddings": 64,
+}
+SPEC = read_model_spec(CONFIG)
 WORKLOAD = TrainingWorkload(sequence_length=32, global_batch_size=4, learning_rate=1e-3)
 JOB = Job(spec=SPEC, workload=WORKLOAD, device=CPU)
 
@@ -45,6 +44,7 @@ def bench():
         spec=SPEC,
         workload=WORKLOAD,
         num_rounds=1,
+        deep_spec=read_model_spec({**CONFIG, "hidden_size": 64, "intermediate_size": 172, "num_hidden_layers": 8}),
         head=HeadShape(num_tokens=128, width=32, vocabulary=4096, num_pairs=1),
         probe_s=0.1,
     )
@@ -186,7 +186,9 @@ def test_weights_drawn_quickly_are_finite_different_and_train():
     assert found[-1] < found[0]
 
 
-def test_the_cases_of_cards_run_on_the_cpu_device_on_small_shapes(tmp_path):
+def test_the_cases_of_cards_run_on_the_cpu_device_on_small_shapes(tmp_path, monkeypatch):
+    two = [pair for pair in list_alternatives(JOB) if pair[0] in ("transformers", "torchao CPUOffloadOptimizer")]
+    monkeypatch.setattr(training_cards, "list_alternatives", lambda job: two)
     lora = replace(WORKLOAD, adapter=Adapter(rank=2))
     cases = [
         training_cards.Case(
