@@ -31,7 +31,7 @@ MAX_PREFETCH = 3
 def polish(book: PriceBook) -> None:
     """Leaves ``book.best`` where no single change improves it."""
     improved = book.best is not None
-    while improved and book.best is not None and not book.is_full:
+    while improved and book.best is not None and not book.is_polished:
         before_ms = book.best_step_ms
         _fill(book, *_best(book))
         _change_levers(book, *_best(book))
@@ -48,7 +48,7 @@ def _best(book: PriceBook) -> tuple[Setting, PerBlock]:
 def _fill(book: PriceBook, setting: Setting, per_block: PerBlock) -> PerBlock:
     """As many blocks as fit take a faster choice, the last ones first; the blocks that come of it."""
     for slow, fast in _FASTER:
-        if slow in per_block and fast in book.problem.choices and not book.is_full:
+        if slow in per_block and fast in book.problem.choices and not book.is_polished:
             per_block = _exchange_most(book, setting, per_block, slow=slow, fast=fast)
     return per_block
 
@@ -75,7 +75,7 @@ def _exchange_most(
 def _change_levers(book: PriceBook, setting: Setting, per_block: PerBlock) -> None:
     """With the same blocks, and with those that then fit."""
     for changed in _neighbour_settings(book, setting, per_block):
-        if book.is_full:
+        if book.is_polished:
             return
         if book.problem.fits(book.price(changed, per_block)):
             _use_room(book, changed, per_block)
@@ -121,7 +121,7 @@ def _change_blocks(book: PriceBook, setting: Setting, per_block: PerBlock) -> No
     """Single blocks; where one is slower, it takes fewer bytes, and others may take more."""
     before_ms = book.price(setting, per_block).step_ms
     for changed in _neighbours(book, per_block):
-        if book.is_full:
+        if book.is_polished:
             return
         prediction = book.price(setting, changed)
         if prediction.step_ms >= before_ms and book.problem.fits(prediction):

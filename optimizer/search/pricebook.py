@@ -7,8 +7,10 @@ from optimizer.plan.plan import Plan
 from optimizer.search.arrangements import PerBlock, keep_everything
 from optimizer.search.problem import SearchProblem, Setting, techniques_of
 
-MAX_PRICES = 1500
-"""Where a search stops trying to improve: a bound on time that, unlike a clock, gives the same answer on every machine."""
+MAX_PRICES = 700
+"""Where a search stops looking for a better plan: a bound on time that, unlike a clock, gives the same answer on every machine."""
+MAX_POLISH_PRICES = 200
+"""What polishing the plan found may add to that."""
 
 _Key = tuple[float, bool, int, int, int, int, str, PerBlock]
 
@@ -54,6 +56,11 @@ class PriceBook:
     @property
     def is_full(self) -> bool:
         return self.num_prices >= MAX_PRICES
+
+    @property
+    def is_polished(self) -> bool:
+        """Whether nothing more may be priced to improve the best plan."""
+        return self.num_prices >= MAX_PRICES + MAX_POLISH_PRICES
 
     def permitted(self) -> list[tuple[Plan, Prediction]]:
         """All priced plans that the goal allows, fitting or not, best first."""

@@ -10,6 +10,7 @@ from django import forms
 
 from optimizer.errors import HeadroomError
 from optimizer.serialize import to_json
+from optimizer.techniques import TECHNIQUE_GROUPS, TECHNIQUE_LABELS
 from optimizer.units import format_bytes, parse_bytes
 from optimizer.workload import Adapter, TrainingWorkload
 from webapp.catalog.models import Dataset, Model
@@ -17,14 +18,6 @@ from webapp.catalog.models import Dataset, Model
 FORM_ID = "job-form"
 """Fields stand outside the form element, because upload forms stand between them and forms cannot nest."""
 
-TECHNIQUES = [
-    ("recompute", "recompute activations"),
-    ("offload", "offload to the host"),
-    ("accumulate", "split the batch (accumulate)"),
-    ("bf16", "bf16 weights"),
-    ("8bit_optimizer", "8-bit optimizer state"),
-    ("quantize_frozen", "8- or 4-bit frozen weights"),
-]
 WORKLOAD_FIELDS = (
     "mode",
     "sequence_length",
@@ -128,7 +121,7 @@ class JobForm(forms.Form):
     host_budget = BytesField(label="Host memory budget", help_text="empty: what the machine has free", required=False)
     allow_lossy = forms.BooleanField(label="Allow choices that change the numbers (bf16, 8-bit state)", required=False)
     forbid = forms.MultipleChoiceField(
-        label="Never use", choices=TECHNIQUES, required=False, widget=forms.CheckboxSelectMultiple
+        label="Never use", choices=list(TECHNIQUE_LABELS.items()), required=False, widget=forms.CheckboxSelectMultiple
     )
 
     def __init__(self, *args: Any, models: Iterable[Model], datasets: Iterable[Dataset], **kwargs: Any) -> None:
@@ -140,6 +133,11 @@ class JobForm(forms.Form):
         for name in ("learning_rate", "weight_decay", "max_grad_norm", "alpha", "dropout"):
             # a text field: the browser's number field drops what it cannot parse, and people write 1e-3
             self.fields[name].widget = forms.TextInput(attrs={"form": FORM_ID, "inputmode": "decimal"})
+
+    def technique_groups(self) -> list[tuple[str, list[Any]]]:
+        """The boxes of ``forbid`` under their headings."""
+        boxes = {box.data["value"]: box for box in self["forbid"]}
+        return [(heading, [boxes[name] for name in names]) for heading, names in TECHNIQUE_GROUPS]
 
     def spec(self) -> dict[str, Any]:
         """The job spec as the API takes it. Only after ``is_valid()``."""

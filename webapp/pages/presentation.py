@@ -4,17 +4,22 @@ Reads no database and writes no HTML. Documents are those of the API: ``plan`` i
 ``Prediction.to_json()``, ``measured`` is the block of the same name in an attempt's ``result.json``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from optimizer.categories import CATEGORIES, CATEGORY_LABELS
+from optimizer.plan.activations import BlockChoice
+from optimizer.plan.plan import Plan
 from optimizer.units import format_bytes, format_duration
 
 BLOCK_CHOICES = {
     "keep": ("K", "kept on the device"),
     "recompute": ("R", "recomputed in the backward pass"),
+    "selective": ("S", "products and attention kept, the rest recomputed"),
     "offload": ("O", "offloaded to the host"),
+    "offload_disk": ("D", "offloaded to disk"),
+    "offload_remote": ("N", "offloaded to a remote store"),
 }
 
 STATE_MEANINGS = {
@@ -123,25 +128,58 @@ def plan_rows(
     return rows
 
 
-def _decisions(plan: Mapping[str, Any]) -> dict[str, tuple[str, str, str]]:
+def _decisions(document: Mapping[str, Any]) -> dict[str, tuple[str, str, str]]:
     """Category to (lifetime, place, representation), in words."""
-    dtype = plan["weights"]["dtype"]
-    bits = plan["optimizer_state"]["bits"]
-    choices: Sequence[str] = plan["activations"]["per_block"]
-    parts = [f"{choices.count(choice)} {verb}" for choice, verb in _CHOICE_VERBS.items() if choice in choices]
-    num_offloaded = choices.count("offload")
-    place = f"host for {num_offloaded} of {len(choices)} blocks" if num_offloaded else "device"
-    masters = ", with fp32 masters" if dtype == "bf16" else ""
+    plan = Plan.from_json(dict(document))
+    weights, state, chunks = plan.weights, plan.optimizer_state, plan.logits_and_loss.num_chunks
+    computed = weights.dtype if weights.autocast == "off" else f"{weights.dtype}, products in {weights.autocast}"
+    frozen = "" if weights.frozen == "same" else f", frozen ones {weights.frozen}"
+    masters = ", with fp32 masters" if weights.dtype != "fp32" else ""
     return {
-        "weights": ("kept", "device", dtype),
-        "gradients": ("kept until the optimizer step", "device", dtype),
-        "optimizer_state": ("kept", "device", f"{'fp32' if bits == 32 else '8-bit'}{masters}"),
-        "activations": (", ".join(parts) + " blocks", place, dtype),
-        "logits_and_loss": ("whole", "device", dtype),
+        "weights": (_WEIGHTS_LIFETIMES[weights.place == "device"], weights.place, computed + frozen),
+        "gradients": (*_GRADIENTS[plan.gradients.choice], weights.dtype),
+        "optimizer_state": ("kept", _state_place(plan), f"{'fp32' if state.bits == 32 else '8-bit'}{masters}"),
+        "activations": _activations_decision(plan),
+        "logits_and_loss": ("whole" if chunks == 1 else f"in {chunks} chunks", "device", weights.dtype),
     }
 
 
-_CHOICE_VERBS = {"keep": "kept", "recompute": "recomputed", "offload": "offloaded"}
+_WEIGHTS_LIFETIMES = {True: "kept", False: "each block's fetched for its forward and backward"}
+_GRADIENTS = {
+    "keep": ("kept until the optimizer step", "device"),
+    "consume": ("used up as they appear", "device"),
+    "host": ("moved as they appear", "host"),
+}
+
+
+def _state_place(plan: Plan) -> str:
+    state = plan.optimizer_state
+    if state.place == "device" or state.fraction == 1:
+        return state.place
+    return f"{state.place} {100 * state.fraction:.0f} %, device {100 * (1 - state.fraction):.0f} %"
+
+
+def _activations_decision(plan: Plan) -> tuple[str, str, str]:
+    activations, total = plan.activations, len(plan.activations.per_block)
+    counts = [(activations.per_block.count(choice), verb) for choice, verb in _CHOICE_VERBS.items()]
+    lifetime = ", ".join(f"{count} {verb}" for count, verb in counts if count) + " blocks"
+    places = [(activations.per_block.count(choice), place) for choice, place in _CHOICE_PLACES.items()]
+    place = ", ".join(f"{place} for {count} of {total} blocks" for count, place in places if count) or "device"
+    packed = (
+        f", {activations.compress} on the way" if activations.compress != "none" and activations.num_offloaded else ""
+    )
+    return lifetime, place, plan.weights.dtype + packed
+
+
+_CHOICE_VERBS: dict[BlockChoice, str] = {
+    "keep": "kept",
+    "recompute": "recomputed",
+    "selective": "recomputed in part",
+    "offload": "offloaded",
+    "offload_disk": "offloaded to disk",
+    "offload_remote": "offloaded to a remote store",
+}
+_CHOICE_PLACES: dict[BlockChoice, str] = {"offload": "host", "offload_disk": "disk", "offload_remote": "remote store"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,11 +1,23 @@
 """Bars, rows and words from documents."""
 
+from typing import get_args
+
 import pytest
 
 from optimizer.categories import CATEGORIES
+from optimizer.plan.activations import ActivationsPlan, BlockChoice
+from optimizer.plan.batch import BatchPlan
+from optimizer.plan.gradients import GradientsPlan
+from optimizer.plan.logits_and_loss import LogitsAndLossPlan
+from optimizer.plan.optimizer_state import OptimizerStatePlan
+from optimizer.plan.plan import Plan
+from optimizer.plan.weights import WeightsPlan
+from optimizer.techniques import TECHNIQUE_GROUPS, TECHNIQUE_LABELS
 from optimizer.units import MIB
+from optimizer.workload import Technique
 from tests.webapp.pages import rows
-from webapp.pages.presentation import block_strip, comparisons, plan_rows, signed_error, stacked_bar
+from webapp.pages.forms import JobForm
+from webapp.pages.presentation import BLOCK_CHOICES, block_strip, comparisons, plan_rows, signed_error, stacked_bar
 from webapp.pages.pricing import block_letters
 
 
@@ -57,3 +69,48 @@ def test_an_error_is_relative_to_the_measurement(predicted, measured, words):
 def test_a_comparison_waits_for_its_measurement():
     first, _ = comparisons(rows.make_prediction().to_json(), measured=None)
     assert (first.predicted, first.measured, first.error) == ("409 MiB", "not yet", "")
+
+
+def test_every_decision_of_a_plan_has_its_words():
+    plan = Plan(
+        batch=BatchPlan(micro_batch_size=1, accumulation_steps=1),
+        weights=WeightsPlan(autocast="bf16"),
+        gradients=GradientsPlan(choice="host"),
+        optimizer_state=OptimizerStatePlan(place="host", fraction=0.75),
+        activations=ActivationsPlan(per_block=("offload_disk", "offload", "offload", "selective"), compress="int8"),
+        logits_and_loss=LogitsAndLossPlan(num_chunks=8),
+    )
+    shown = {row.category: row for row in plan_rows(plan.to_json(), prediction=None, measured=None)}
+    assert (shown["weights"].place, shown["weights"].representation) == ("device", "fp32, products in bf16")
+    assert (shown["gradients"].lifetime, shown["gradients"].place) == ("moved as they appear", "host")
+    assert shown["optimizer_state"].place == "host 75 %, device 25 %"
+    assert shown["activations"].lifetime == "1 recomputed in part, 2 offloaded, 1 offloaded to disk blocks"
+    assert shown["activations"].place == "host for 2 of 4 blocks, disk for 1 of 4 blocks"
+    assert shown["activations"].representation == "fp32, int8 on the way"
+    assert shown["logits_and_loss"].lifetime == "in 8 chunks"
+
+
+def test_streamed_weights_are_said_to_be_fetched():
+    plan = Plan(
+        batch=BatchPlan(micro_batch_size=1, accumulation_steps=1),
+        weights=WeightsPlan(place="disk", frozen="nf4"),
+        activations=ActivationsPlan(per_block=("keep",)),
+    )
+    row = next(row for row in plan_rows(plan.to_json(), prediction=None, measured=None) if row.category == "weights")
+    assert row.lifetime == "each block's fetched for its forward and backward"
+    assert (row.place, row.representation) == ("disk", "fp32, frozen ones nf4")
+
+
+def test_each_choice_of_a_block_has_a_letter_of_its_own():
+    assert set(BLOCK_CHOICES) == set(get_args(BlockChoice))
+    assert len({letter for letter, _ in BLOCK_CHOICES.values()}) == len(BLOCK_CHOICES)
+
+
+def test_each_technique_has_a_label_and_one_place_in_the_form():
+    grouped = [name for _, names in TECHNIQUE_GROUPS for name in names]
+    assert grouped == list(TECHNIQUE_LABELS)
+    assert set(grouped) == set(get_args(Technique))
+    assert len(set(TECHNIQUE_LABELS.values())) == len(TECHNIQUE_LABELS)
+    form = JobForm(models=[], datasets=[])
+    boxes = {box.data["value"]: box.choice_label for _, boxes in form.technique_groups() for box in boxes}
+    assert boxes == TECHNIQUE_LABELS
