@@ -7,6 +7,7 @@ is in memory at that point. That is all a peak over parts needs, so pricing a pl
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
@@ -24,6 +25,7 @@ from optimizer.estimate.activations import (
     read_copy,
     redirect_changes,
 )
+from optimizer.estimate.prediction import LANES
 from optimizer.hardware.machine import Machine, Rates
 from optimizer.plan.activations import BlockChoice
 from optimizer.plan.weights import WeightsPlan
@@ -55,6 +57,11 @@ class PartBytes:
     remote_net: int = 0
     remote_rise: int = 0
 
+    @cached_property
+    def beyond(self) -> tuple[int, ...]:
+        """Net and rise of host, disk and remote store, for arrays of many."""
+        return self.host_net, self.host_rise, self.disk_net, self.disk_rise, self.remote_net, self.remote_rise
+
 
 @dataclass(frozen=True, kw_only=True)
 class PartTime:
@@ -66,6 +73,11 @@ class PartTime:
     host_ms: float = 0.0
     disk_ms: float = 0.0
     network_ms: float = 0.0
+
+    @cached_property
+    def by_lane(self) -> tuple[float, ...]:
+        """In the order of ``prediction.LANES``, for arrays of many."""
+        return tuple(getattr(self, f"{lane}_ms") for lane in LANES)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -87,9 +87,12 @@ class _Layout:
         self._head = compiled.keep(
             head_key, lambda: estimate_chunked_head(profile, compiled, plan=plan, rates=machine.rates)
         )
+        # One object for all that does not change from block to block: plans are slow to hash.
+        common = (plan.weights, plan.gradients, plan.logits_and_loss, plan.activations.compress, self.rates_key)
+        self._common = compiled.keep(("common", common), object)
         trains_all = workload.adapter is None
         self._streamed = list_streamed_bytes(profile, plan.weights, trains_all=trains_all)
-        self._streams_key = (plan.weights.place, plan.weights.prefetch, trains_all)
+        self._trains_all = trains_all
         self._forward_moves = list_forward_moves(self._streamed, prefetch=plan.weights.prefetch)
         self._backward_moves = list_backward_moves(self._streamed, prefetch=plan.weights.prefetch)
 
@@ -123,8 +126,7 @@ class _Layout:
     def _task(
         self, phase: str, name: str, part: str, *, is_first: bool = True, waits_for: tuple[Hashable, ...] = ()
     ) -> Task:
-        key = ("task", part, name, is_first, self._dropped, self._leaves_gradients, waits_for, self.rates_key,
-               self._plan.logits_and_loss, self._plan.weights)  # fmt: skip
+        key = ("task", part, is_first, waits_for, self._common)
         return self._compiled.keep(
             key, lambda: self._make_task(phase, name, part, is_first=is_first, waits_for=waits_for)
         )
@@ -161,8 +163,7 @@ class _Layout:
         releases = self._releases.get(block, ()) if phase == "backward" else ()
         ahead = self._offloaded_before(block) if phase == "backward" else -1
         ahead_choice = self._choices[ahead] if ahead >= 0 else "keep"
-        key = ("block", block, which, choice, releases, self._trips[choice], ahead, ahead_choice, is_first,
-               self._dropped, self._leaves_gradients, self._plan.weights.dtype, self.rates_key)  # fmt: skip
+        key = ("block", block, which, choice, releases, ahead, ahead_choice, is_first, self._common)
         return self._compiled.keep(
             key, lambda: self._make_block_task(phase, block, which, releases=releases, ahead=ahead, is_first=is_first)
         )
@@ -216,7 +217,7 @@ class _Layout:
         return (("copy_out", num_bytes / rates.device_to_host_bytes_per_s * 1000), ("host", host_ms))
 
     def _weights_task(self, phase: str, block: int, gone_bytes: int, coming: range) -> Task:
-        key = ("weights", phase, block, self._streams_key, self._plan.weights, self.rates_key)
+        key = ("weights", phase, block, self._trains_all, self._common)
         return self._compiled.keep(key, lambda: self._make_weights_task(phase, block, gone_bytes, coming))
 
     def _make_weights_task(self, phase: str, block: int, gone_bytes: int, coming: range) -> Task:

@@ -69,17 +69,18 @@ def simulate(schedule: Schedule, *, resident: Resident, device_kind: str, time_f
     tops = [row.levels.sum(axis=1) for row in rows]
     best_row = max(range(len(rows)), key=lambda index: (int(tops[index].max()), -index))
     best_task = int(tops[best_row].argmax())
+    beyond = _highest_beyond(schedule)
     return Simulation(
         rows=tuple(rows),
         resident=resident.device,
         peak=rows[best_row].levels[best_task],
         peak_task=rows[best_row].tasks[best_task],
-        host_peak_bytes=resident.host + _highest(schedule, "host"),
-        disk_peak_bytes=resident.disk + _highest(schedule, "disk"),
-        remote_peak_bytes=resident.remote + _highest(schedule, "remote"),
+        host_peak_bytes=resident.host + beyond[0],
+        disk_peak_bytes=resident.disk + beyond[1],
+        remote_peak_bytes=resident.remote + beyond[2],
         copied_bytes=_count_copies(schedule),
         step_ms=timing.total_ms * time_factor,
-        busy_ms={lane: _busy_ms(schedule, lane) * time_factor for lane in LANES},
+        busy_ms={lane: lane_ms * time_factor for lane, lane_ms in _busy_ms(schedule).items()},
         exposed_ms={lane: lane_ms * time_factor for lane, lane_ms in timing.exposed_ms.items()},
     )
 
@@ -123,16 +124,15 @@ def _levels(tasks: tuple[Task, ...]) -> tuple[Bytes, Bytes]:
     return after - nets + np.array([task.bytes.at_rise for task in tasks]), after[-1]
 
 
-def _highest(schedule: Schedule, tier: str) -> int:
-    """On another tier, above what is always there."""
-    net_name, rise_name = f"{tier}_net", f"{tier}_rise"
-    highest = 0
+def _highest_beyond(schedule: Schedule) -> list[int]:
+    """On the host, the disk and the remote store, above what is always there."""
+    highest = np.zeros(3, dtype=np.int64)
     for tasks in (schedule.first, schedule.later, schedule.update):
-        level = 0
-        for task in tasks:
-            highest = max(highest, level + getattr(task.bytes, rise_name))
-            level += getattr(task.bytes, net_name)
-    return highest
+        if tasks:
+            table = np.array([task.bytes.beyond for task in tasks])
+            nets, rises = table[:, 0::2], table[:, 1::2]
+            highest = np.maximum(highest, (nets.cumsum(axis=0) - nets + rises).max(axis=0))
+    return [int(num_bytes) for num_bytes in highest]
 
 
 def _count_copies(schedule: Schedule) -> dict[Link, int]:
@@ -144,12 +144,12 @@ def _count_copies(schedule: Schedule) -> dict[Link, int]:
     return counted
 
 
-def _busy_ms(schedule: Schedule, lane: Lane) -> float:
-    name = f"{lane}_ms"
-    first, later, update = (
-        sum(getattr(task.time, name) for task in tasks) for tasks in (schedule.first, schedule.later, schedule.update)
-    )
-    return float(first + schedule.num_later * later + update)
+def _busy_ms(schedule: Schedule) -> dict[Lane, float]:
+    total = np.zeros(len(LANES))
+    for tasks, times in ((schedule.first, 1), (schedule.later, schedule.num_later), (schedule.update, 1)):
+        if tasks:
+            total += times * np.array([task.time.by_lane for task in tasks]).sum(axis=0)
+    return dict(zip(LANES, total.tolist(), strict=True))
 
 
 # Time.
