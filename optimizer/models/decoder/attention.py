@@ -63,16 +63,16 @@ def make_mask(pattern: Pattern, length: int, *, dtype: torch.dtype, device: torc
 
     length: of the sequence, before it is padded.
     """
-    places = torch.arange(pattern.padded_length(length), device=device).view(-1, pattern.block)
-    query = places.unsqueeze(2)
-    offsets = torch.arange(pattern.block - pattern.local_keys, pattern.block, device=device)
-    # No tensor of one element for each block: its size would be no whole multiple of the length.
-    key = (places[:, :1] + offsets).unsqueeze(1)
+    padded = pattern.padded_length(length)
+    query = torch.arange(padded, device=device).view(-1, pattern.block, 1)
+    # Views of one row of places; with a number for each block, sizes would be no whole multiples of the length.
+    key = torch.arange(pattern.block - pattern.local_keys, padded, device=device)
+    key = key.unfold(0, pattern.local_keys, pattern.block).unsqueeze(1)
     seen = (key <= query) & (key >= pattern.global_keys)
     if pattern.window is not None:
         seen &= query - key < pattern.window
     if pattern.num_global:
-        seen = torch.cat((places.flatten()[: pattern.global_keys] <= query, seen), dim=2)
+        seen = torch.cat((query.flatten()[: pattern.global_keys] <= query, seen), dim=2)
     lowest = torch.full((), float("-inf"), dtype=dtype, device=device)
     return torch.where(seen, torch.zeros((), dtype=dtype, device=device), lowest).unsqueeze(1)
 

@@ -42,6 +42,8 @@ MACHINE = Machine(
 )
 LONG = {"max_position_embeddings": 128}
 """Room for lengths that tell sizes apart."""
+WIDE_BLOCKS = {"layer_types": EVERY_KIND, "attention_block": 16}
+"""More tokens than an int64 has bytes: one number for each block is then no whole number of bytes for each token."""
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +53,8 @@ def _one_thread():
 
 @cache
 def spec_of(name):
-    return read_model_spec({**BASE, **OPTIONS[name], **LONG})
+    changes = WIDE_BLOCKS if name == "wide blocks" else OPTIONS[name]
+    return read_model_spec({**BASE, **changes, **LONG})
 
 
 @cache
@@ -124,6 +127,11 @@ def test_shared_parameters_are_priced_wherever_gradients_state_and_weights_are(c
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_profile_counts_each_parameter_once(name):
     assert profile_of(name).num_parameters == spec_of(name).num_parameters
+
+
+def test_the_peak_of_wide_blocks_is_what_the_meter_counts():
+    compare("wide blocks", "keep", sequence_length=48)
+    compare("wide blocks", "recompute", dtype="bf16", micro_batch_size=1, sequence_length=96)
 
 
 def test_shared_tensors_stand_outside_the_blocks():
