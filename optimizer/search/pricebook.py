@@ -8,7 +8,7 @@ from optimizer.search.arrangements import PerBlock, keep_everything
 from optimizer.search.problem import SearchProblem, Setting, techniques_of
 
 MAX_PRICES = 700
-"""Where a search stops looking for a better plan: a bound on time that, unlike a clock, gives the same answer on every machine."""
+"""Where a search stops looking for a better plan: a bound on time that, unlike a clock, is the same on every machine."""
 MAX_POLISH_PRICES = 200
 """What polishing the plan found may add to that."""
 

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.django_db
 
 WORKLOAD = {"sequence_length": 128, "global_batch_size": 4, "num_steps": 10}
 ROOMY_BYTES = 2**30
-TOO_SMALL_BYTES = 2**20
+TOO_SMALL_BYTES = 100_000
 
 
 @pytest.fixture
