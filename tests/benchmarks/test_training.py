@@ -13,8 +13,10 @@ from benchmarks.paired import measure_peak, paired_ratio, race
 from benchmarks.record import Record
 from benchmarks.training_head import HeadShape
 from benchmarks.training_plans import describe, make_plan
+from optimizer.errors import InvalidModel
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.weights import WeightsPlan
+from optimizer.profile.trace import profile_model
 from optimizer.workload import Adapter, TrainingWorkload
 
 CPU = torch.device("cpu")
@@ -189,6 +191,13 @@ def test_weights_drawn_quickly_are_finite_different_and_train():
 def test_the_cases_of_cards_run_on_the_cpu_device_on_small_shapes(tmp_path, monkeypatch):
     two = [pair for pair in list_alternatives(JOB) if pair[0] in ("transformers", "torchao CPUOffloadOptimizer")]
     monkeypatch.setattr(training_cards, "list_alternatives", lambda job: two)
+
+    def profile_without_adapters(spec, *, adapter):
+        if adapter is not None:
+            raise InvalidModel("adapters are not traced here", field="config")
+        return profile_model(spec)
+
+    monkeypatch.setattr(training_cards, "profile_model", profile_without_adapters)
     lora = replace(WORKLOAD, adapter=Adapter(rank=2))
     cases = [
         training_cards.Case(
@@ -209,6 +218,8 @@ def test_the_cases_of_cards_run_on_the_cpu_device_on_small_shapes(tmp_path, monk
     assert [row.get("traceback") for row in record.rows if row["what"] == "failed"] == []
     finished = [row["name"] for row in record.rows if row["what"] == "card" and row["finished"]]
     assert finished == ["adapters", "all weights"]
+    sources = [(row["name"], row["plan_from"], row["finished"]) for row in record.rows if row["what"] == "card"]
+    assert sources == [("adapters", "search", False), ("adapters", "hand", True), ("all weights", "search", True)]
     summary = training_cards.summarize_cards(record.rows)
     assert summary["models trained under their card's cap"]["met"]
     assert summary["speed with the optimizer on the host"]["value"] > 0
