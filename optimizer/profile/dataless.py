@@ -1,6 +1,6 @@
 """Runs torch code without data and as if on the CPU: tensors are on the device ``meta``, which is fast and allocates nothing.
 
-FakeTensorMode promises the same at some ten times the cost per op. Three things differ between ``meta`` and the CPU, and
+FakeTensorMode promises the same at some ten times the cost per op. Four things differ between ``meta`` and the CPU, and
 each is seen to here:
 
 - What an op returns: the dtype of a layer norm's statistics, the strides of an index. Where FakeTensorMode has its own
@@ -8,6 +8,7 @@ each is seen to here:
 - What Python code is told and says of devices: ``tensor.device`` reads ``cpu``, and tensors asked for on ``cpu`` have no
   data (``pretend_cpu``, ``Ops``).
 - Which attention kernel runs: the CPU's own chooser is asked (``pretend_cpu``).
+- What autocast casts (``autocast.py``).
 
 *Not modelled*: C++ code above the ops that branches on the device, attention aside. Tests compare with real steps.
 """
@@ -22,6 +23,8 @@ import torch.nn.functional as F
 from torch._subclasses.fake_impls import op_implementations_dict
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
+
+from optimizer.profile.autocast import autocast_on_meta
 
 _CPU = torch.device("cpu")
 _META = torch.device("meta")
@@ -128,6 +131,7 @@ def pretend_cpu(ops: Ops) -> Iterator[None]:
         mock.patch.object(torch.Tensor, "device", property(device_of)),
         mock.patch.object(torch.Tensor, "to", to),
         mock.patch.object(F, "scaled_dot_product_attention", _Attention()),
+        autocast_on_meta(),
     ):
         yield
 

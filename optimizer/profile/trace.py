@@ -111,7 +111,7 @@ def profile_model(spec: ModelSpec, *, adapter: Adapter | None = None) -> Profile
 
 def _list_representations(adapter: Adapter | None) -> list[WeightsPlan]:
     """Those that a plan can choose on this machine: nf4 is bitsandbytes' business."""
-    computed = [WeightsPlan(dtype="fp32"), WeightsPlan(dtype="bf16")]
+    computed = [WeightsPlan(dtype="fp32"), WeightsPlan(dtype="bf16"), WeightsPlan(autocast="bf16")]
     if adapter is None:
         return computed
     forms = [form for form in get_args(FrozenFormat) if form != "nf4" or find_spec("bitsandbytes") is not None]

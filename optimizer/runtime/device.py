@@ -62,12 +62,15 @@ def has_bf16(device: torch.device) -> bool:
 
 def check_dtype(plan: WeightsPlan, device: torch.device) -> None:
     """Raise InvalidPlan for bf16 on a card that would emulate it: slow, and with attention that saves other tensors."""
-    if plan.dtype == "bf16" and not has_bf16(device):
+    name = next((name for name in ("dtype", "autocast") if getattr(plan, name) == "bf16"), None)
+    if name is not None and not has_bf16(device):
+        allowed = ["fp32", "fp16"] if name == "dtype" else ["off", "fp16"]
         raise InvalidPlan(
-            f"plan.weights.dtype is bf16, which {torch.cuda.get_device_name(device)} does not compute in; allowed: fp32",
-            field="plan.weights.dtype",
-            value=plan.dtype,
-            allowed=["fp32"],
+            f"plan.weights.{name} is bf16, which {torch.cuda.get_device_name(device)} does not compute in; "
+            f"allowed: {', '.join(allowed)}",
+            field=f"plan.weights.{name}",
+            value="bf16",
+            allowed=allowed,
         )
 
 
