@@ -70,7 +70,7 @@ def read_job_file(file: Path) -> Row:
     workload, goal = document.get("workload"), document.get("goal")
     if isinstance(workload, dict):
         document["workload"] = _numbers_as_written(workload)
-    for name in ("device_budget_bytes", "host_budget_bytes"):
+    for name in ("device_budget_bytes", "host_budget_bytes", "disk_budget_bytes"):
         if isinstance(goal, dict) and isinstance(goal.get(name), str):
             try:
                 goal[name] = parse_bytes(goal[name])

@@ -61,7 +61,7 @@ class PlanOffer(models.Model):
     """The normalized job spec that was priced."""
     machine = models.ForeignKey(Machine, on_delete=models.CASCADE)
     label = models.CharField(max_length=40)
-    """``chosen`` or the baseline's name: keep_all, recompute_all, offload_all, …"""
+    """``chosen`` or the baseline's name: keep_all, recompute_all, offload_optimizer, …"""
     plan = models.JSONField()
     prediction = models.JSONField()
     verdict = models.CharField(max_length=20)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SPEC_FIELDS = ("name", "model", "dataset", "workload", "goal", "plan")
 _MAX_NAME_CHARACTERS = 200
-_SIZES = ("device_budget_bytes", "host_budget_bytes")
+_SIZES = ("device_budget_bytes", "host_budget_bytes", "disk_budget_bytes")
 
 R = TypeVar("R", Model, Dataset)
 

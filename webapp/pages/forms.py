@@ -119,7 +119,10 @@ class JobForm(forms.Form):
     )
     device_budget = BytesField(label="Device memory budget", help_text="such as 360 MiB or 12 GiB", initial="360 MiB")
     host_budget = BytesField(label="Host memory budget", help_text="empty: what the machine has free", required=False)
-    allow_lossy = forms.BooleanField(label="Allow choices that change the numbers (bf16, 8-bit state)", required=False)
+    disk_budget = BytesField(label="Disk budget", help_text="empty: what the machine has free", required=False)
+    allow_lossy = forms.BooleanField(
+        label="Allow choices that change the numbers (16-bit weights, 8-bit state, compression)", required=False
+    )
     forbid = forms.MultipleChoiceField(
         label="Never use", choices=list(TECHNIQUE_LABELS.items()), required=False, widget=forms.CheckboxSelectMultiple
     )
@@ -143,8 +146,9 @@ class JobForm(forms.Form):
         """The job spec as the API takes it. Only after ``is_valid()``."""
         data = self.cleaned_data
         goal: dict[str, Any] = {"device_budget_bytes": data["device_budget"], "allow_lossy": data["allow_lossy"]}
-        if data["host_budget"] is not None:
-            goal["host_budget_bytes"] = data["host_budget"]
+        for tier in ("host", "disk"):
+            if data[f"{tier}_budget"] is not None:
+                goal[f"{tier}_budget_bytes"] = data[f"{tier}_budget"]
         if data["forbid"]:
             goal["forbid"] = data["forbid"]
         return {
@@ -187,10 +191,9 @@ def initial_from_spec(spec: dict[str, Any]) -> dict[str, Any]:
     if (adapter := workload.get("adapter")) is not None:
         initial |= {**adapter, "use_adapters": True, "targets": ", ".join(adapter.get("targets", ()))}
     initial |= {f"export_{name}": value for name, value in workload.get("export", {}).items()}
-    if (budget_bytes := goal.get("device_budget_bytes")) is not None:
-        initial["device_budget"] = exact_bytes(budget_bytes)
-    if (budget_bytes := goal.get("host_budget_bytes")) is not None:
-        initial["host_budget"] = exact_bytes(budget_bytes)
+    for tier in ("device", "host", "disk"):
+        if (budget_bytes := goal.get(f"{tier}_budget_bytes")) is not None:
+            initial[f"{tier}_budget"] = exact_bytes(budget_bytes)
     initial["allow_lossy"] = goal.get("allow_lossy", False)
     initial["forbid"] = list(goal.get("forbid", ()))
     return initial

@@ -39,6 +39,7 @@ def typed(model, dataset):
         "sample_tokens": "0",
         "device_budget": "100 MiB",
         "host_budget": "",
+        "disk_budget": "",
     }
 
 
