@@ -20,7 +20,7 @@ def test_each_op_change_and_part_is_held_once(profile):
 
 
 def test_a_profile_is_small_enough_to_keep_in_a_database_row(document):
-    assert len(document) < 256 * 1024
+    assert len(document) < 512 * 1024
 
 
 @pytest.mark.parametrize(
