@@ -84,7 +84,7 @@ def _add_job_commands(
     submit = add("submit", _submit, "start a job described in a YAML file")
     submit.add_argument("file", type=Path, metavar="JOB.yaml")
     submit.add_argument("--follow", action="store_true", help="watch it to its end; exit with its verdict")
-    submit.add_argument("--plan", metavar="LABEL", help="chosen (default) or a baseline, such as keep_all, recompute_all or offload_optimizer")
+    submit.add_argument("--plan", metavar="LABEL", help="chosen (default) or a baseline, such as keep_all or offload_optimizer")
     submit.add_argument("--override", action="store_true", help="start it although the plan does not fit")
     add("follow", _follow, "watch a job to its end; exit with its verdict").add_argument("job")
     listing = add("list", _list, "jobs, newest first")

@@ -1,0 +1,1 @@
+"""Measures what the tests may not: accuracy, speed, scale. Each module is a command: ``python -m benchmarks.NAME``."""
