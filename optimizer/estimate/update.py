@@ -76,9 +76,9 @@ def _clip_task(
     if plan.gradients.choice == "consume":
         # The update of each tensor is inside backward; its time is the same there.
         compute_ms += estimate_update_ms(tensors.total_elements, plan, machine.rates)
-    if not is_on_host:
-        # Rows of sparse gradients are joined and summed into new ones.
-        scratch_bytes += estimate_rows_bytes(tensors, num_tokens=workload.tokens_per_step)
+    # Rows of sparse gradients are joined and summed into new ones.
+    rows_bytes = estimate_rows_bytes(tensors, num_tokens=workload.tokens_per_step)
+    device = single("temporaries", 0 if is_on_host else scratch_bytes) + single("gradients", rows_bytes)
     time = PartTime(compute_ms=compute_ms)
     for transfer in begins:
         time = add_legs(time, transfer.legs)
@@ -86,7 +86,7 @@ def _clip_task(
         phase="optimizer",
         block=-1,
         name="gradient clipping",
-        bytes=risen_bytes(single("temporaries", 0 if is_on_host else scratch_bytes), host=scratch_bytes * is_on_host),
+        bytes=risen_bytes(device, host=scratch_bytes * is_on_host),
         time=time,
         begins=begins,
         drains=is_on_host,

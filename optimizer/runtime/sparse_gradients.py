@@ -26,6 +26,7 @@ step it is AdamW, to the bit. Moments are dense fp32, so that a checkpoint holds
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from functools import partial
 
 import torch
@@ -34,6 +35,7 @@ from torch.optim.adamw import adamw
 from torch.utils.hooks import RemovableHandle
 
 from optimizer.errors import CheckpointInvalid
+from optimizer.runtime.meter import Meter
 from optimizer.workload import TrainingWorkload
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -53,8 +55,9 @@ def find_sparse(model: nn.Module) -> dict[str, nn.Parameter]:
 class SparseGradients:
     """The rows of each micro-batch, until they are joined."""
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+    def __init__(self, parameters: Mapping[str, nn.Parameter], *, meter: Meter | None = None) -> None:
         self._parameters = parameters
+        self._meter = meter
         self._rows: dict[str, list[torch.Tensor]] = {name: [] for name in parameters}
 
     def watch(self) -> list[RemovableHandle]:
@@ -69,7 +72,8 @@ class SparseGradients:
         for name, parameter in self._parameters.items():
             rows, self._rows[name] = self._rows[name], []
             if rows:
-                parameter.grad = _join(rows).coalesce()
+                with nullcontext() if self._meter is None else self._meter.region("gradients"):
+                    parameter.grad = _join(rows).coalesce()
 
     def clear(self) -> None:
         """Forget what was put aside."""

@@ -129,7 +129,7 @@ class Trainer:
         if self.plan.gradients.choice == "consume":
             return ConsumedGradients(named, tiers=self.tiers, step_one=self.optimizer.step_one)
         if self.plan.gradients.choice == "keep":
-            sparse = SparseGradients(self._sparse) if self._sparse else None
+            sparse = SparseGradients(self._sparse, meter=self.meter) if self._sparse else None
             return Gradients(list(named.values()), sparse=sparse)
         # Clipping needs all gradients first, and so does leaving out a step that overflowed.
         in_backward = (
