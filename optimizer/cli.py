@@ -99,7 +99,9 @@ def run_plan(options: argparse.Namespace) -> int:
 def run_estimate(options: argparse.Namespace) -> int:
     problem, machine, profile = _read_problem(options)
     plan = _read_plan(options.plan, problem)
-    plan.check(num_blocks=problem.num_blocks, workload=problem.workload)
+    plan.check(
+        num_blocks=problem.num_blocks, workload=problem.workload, has_sparse_gradients=problem.has_sparse_gradients
+    )
     priced = problem.priced(options.plan, plan, problem.price(plan))
     if options.json:
         _print_json({"machine": machine.to_json(), **priced.to_json()})

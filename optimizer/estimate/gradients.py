@@ -1,7 +1,8 @@
 """What gradients cost beside the backward pass that makes them: where they go, and clipping to a global norm.
 
 Follows ``runtime/gradients.py``: gradients on the host have a buffer each, for good, and staging where micro-batches are
-added up; consumed ones are gone before the next op runs.
+added up; consumed ones are gone before the next op runs. Sparse ones (``runtime/sparse_gradients.py``) are bounded from above,
+because how many rows a batch touches depends on its tokens.
 """
 
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from optimizer.plan.plan import Plan
 
 _NORM_BYTES = 4
 _SCALAR_BYTES = 4
+_FP32_BYTES = 4
+_INDEX_BYTES = 8
 _NUM_STAGING = {"cpu": 1, "cuda": 2}
 """Buffers of later micro-batches (``runtime/gradients.py``, NUM_STAGING): a thread adds on CUDA."""
 
@@ -52,6 +55,25 @@ def estimate_clip_bytes(tensors: TensorList, plan: Plan, *, clips: bool) -> int:
     num_scalars = 4 if clips else 2
     norms_bytes = 2 * _NORM_BYTES * len(tensors.sizes) if plan.gradients.choice == "keep" else 0
     return norms_bytes + num_scalars * _SCALAR_BYTES
+
+
+def estimate_rows_bytes(tensors: TensorList, *, num_tokens: int) -> int:
+    """Upper bound of what embeddings' sparse gradients hold for so many tokens: a row and its int64 index for each."""
+    return sum(
+        num_tokens * (_FP32_BYTES * size.row_elements + _INDEX_BYTES) for size in tensors.sizes if size.row_elements
+    )
+
+
+def estimate_rows_update_bytes(tensors: TensorList, *, num_tokens: int) -> int:
+    """Upper bound of the scratch of their update, one table after the other: weights and two moments of the rows touched."""
+    return max(
+        (
+            3 * _FP32_BYTES * min(size.num_elements, num_tokens * size.row_elements)
+            for size in tensors.sizes
+            if size.row_elements
+        ),
+        default=0,
+    )
 
 
 def estimate_clip_ms(tensors: TensorList, plan: Plan, rates: Rates, *, scales: bool) -> float:

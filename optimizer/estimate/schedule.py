@@ -23,7 +23,7 @@ from optimizer.estimate.compiled import (
     drop_gradients,
     sum_changes,
 )
-from optimizer.estimate.gradients import find_dropped
+from optimizer.estimate.gradients import estimate_rows_bytes, find_dropped
 from optimizer.estimate.logits_and_loss import estimate_chunked_head
 from optimizer.estimate.optimizer_state import StateCosts, disk_read_ms, host_bytes_per_s
 from optimizer.estimate.prediction import Lane
@@ -56,11 +56,15 @@ def build_schedule(
     num_later = plan.batch.accumulation_steps - 1
     input_bytes = estimate_input_bytes(plan.batch, sequence_length=workload.sequence_length)
     inputs_stay = inputs_pile_up(machine.device)
-    carried = single("temporaries", input_bytes if inputs_stay else 0)
+    rows_bytes = estimate_rows_bytes(tensors, num_tokens=plan.batch.micro_batch_size * workload.sequence_length)
+    carried = single("temporaries", input_bytes if inputs_stay else 0) + single("gradients", rows_bytes)
     first = tuple(layout.micro_batch(input_bytes, inputs_stay=inputs_stay, is_first=True))
     later = tuple(layout.micro_batch(input_bytes, inputs_stay=inputs_stay, is_first=False)) if num_later else ()
+    if later and rows_bytes:
+        # The profile adds to the gradient that is there; rows are put aside beside it.
+        later += (move_task("backward", "end of the micro-batch", single("gradients", rows_bytes)),)
     update = compiled.keep(
-        ("update", plan.gradients, plan.optimizer_state, plan.weights, num_later > 0, workload.max_grad_norm is None,
+        ("update", plan.gradients, plan.optimizer_state, plan.weights, num_later, workload.max_grad_norm is None,
          workload.adapter is None, layout.rates_key),
         lambda: tuple(list_update_tasks(tensors, state, plan=plan, workload=workload, machine=machine)),
     )  # fmt: skip

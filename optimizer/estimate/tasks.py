@@ -64,7 +64,7 @@ class Schedule:
     num_later: int
     update: tuple[Task, ...]
     carried: Bytes
-    """What each further micro-batch leaves behind, by category: its inputs, on the CPU device."""
+    """What each further micro-batch leaves behind, by category: its inputs, on the CPU device, and rows of sparse gradients."""
 
 
 def single(category: Category, num_bytes: int) -> Bytes:

@@ -48,7 +48,7 @@ def estimate_training(
 
     Raises InvalidPlan where the plan does not match the model or workload, InvalidWorkload beyond the position table.
     """
-    plan.check(num_blocks=profile.num_blocks, workload=workload)
+    plan.check(num_blocks=profile.num_blocks, workload=workload, has_sparse_gradients=profile.has_sparse_gradients)
     shape = (plan.batch.micro_batch_size, workload.sequence_length)
     compiled = compile_shape(profile, plan.weights, shape)
     tensors = list_tensors(profile)

@@ -8,7 +8,12 @@ from collections.abc import Hashable, Iterator
 
 from optimizer.categories import CATEGORIES
 from optimizer.estimate.compiled import Change, PartTime, TensorList, sum_changes
-from optimizer.estimate.gradients import estimate_clip_bytes, estimate_clip_ms
+from optimizer.estimate.gradients import (
+    estimate_clip_bytes,
+    estimate_clip_ms,
+    estimate_rows_bytes,
+    estimate_rows_update_bytes,
+)
 from optimizer.estimate.optimizer_state import (
     StateCosts,
     disk_read_ms,
@@ -53,7 +58,7 @@ def list_update_tasks(
         phase="optimizer",
         block=-1,
         name="optimizer step",
-        bytes=sum_changes(_as_changes(state.changes)),
+        bytes=sum_changes([*_as_changes(state.changes), *_rows_changes(tensors, workload)]),
         time=time,
         copied=state.copied_bytes,
         arrives=back if is_threaded else (*away, *back),
@@ -71,6 +76,9 @@ def _clip_task(
     if plan.gradients.choice == "consume":
         # The update of each tensor is inside backward; its time is the same there.
         compute_ms += estimate_update_ms(tensors.total_elements, plan, machine.rates)
+    # Rows of sparse gradients are joined and summed into new ones.
+    rows_bytes = estimate_rows_bytes(tensors, num_tokens=workload.tokens_per_step)
+    device = single("temporaries", 0 if is_on_host else scratch_bytes) + single("gradients", rows_bytes)
     time = PartTime(compute_ms=compute_ms)
     for transfer in begins:
         time = add_legs(time, transfer.legs)
@@ -78,7 +86,7 @@ def _clip_task(
         phase="optimizer",
         block=-1,
         name="gradient clipping",
-        bytes=risen_bytes(single("temporaries", 0 if is_on_host else scratch_bytes), host=scratch_bytes * is_on_host),
+        bytes=risen_bytes(device, host=scratch_bytes * is_on_host),
         time=time,
         begins=begins,
         drains=is_on_host,
@@ -111,6 +119,13 @@ def _list_host_updates(
             legs.append(("copy_in", share * returned_bytes / rates.host_to_device_bytes_per_s * 1000))
         transfers.append(Transfer(key=update_key(block), legs=tuple(legs), after_block=block))
     return tuple(transfers)
+
+
+def _rows_changes(tensors: TensorList, workload: TrainingWorkload) -> list[Change]:
+    num_bytes = estimate_rows_update_bytes(tensors, num_tokens=workload.tokens_per_step)
+    if not num_bytes:
+        return []
+    return [("device", _SLOT["temporaries"], num_bytes), ("device", _SLOT["temporaries"], -num_bytes)]
 
 
 def _as_changes(changes: tuple[tuple[int, int], ...]) -> list[Change]:

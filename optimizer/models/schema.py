@@ -357,6 +357,7 @@ _DECODER = Architecture(
         "sparse_local_blocks": _optional_int(default=4, high=1_024),
         "sparse_global_blocks": _optional_int(default=1, low=0, high=1_024),
         "linear_feature_map": Field(kind="choice", default="elu", choices=("elu", "relu")),
+        "sparse_embedding_gradients": _OFF,
         "share_every": _optional_int(default=1, high=512),
         "share_groups": Field(kind="counts", low=1, high=512),
         "dropout": _DROPOUT,

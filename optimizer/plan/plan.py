@@ -61,8 +61,8 @@ class Plan:
         """First 16 hex digits of the sha256 of the canonical JSON."""
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:16]
 
-    def check(self, *, num_blocks: int, workload: TrainingWorkload) -> None:
-        """Raise InvalidPlan where the plan contradicts itself, the model's depth or the workload."""
+    def check(self, *, num_blocks: int, workload: TrainingWorkload, has_sparse_gradients: bool = False) -> None:
+        """Raise InvalidPlan where the plan contradicts itself, the model's depth, its sparse gradients or the workload."""
         if len(self.activations.per_block) != num_blocks:
             raise InvalidPlan(
                 f"plan.activations.per_block names {len(self.activations.per_block)} blocks; the model has {num_blocks}",
@@ -78,12 +78,15 @@ class Plan:
                 value=self.batch.global_batch_size,
                 allowed=workload.global_batch_size,
             )
-        conflict = self.find_conflict(workload)
+        conflict = self.find_conflict(workload, has_sparse_gradients=has_sparse_gradients)
         if conflict is not None:
             raise conflict
 
-    def find_conflict(self, workload: TrainingWorkload) -> InvalidPlan | None:
-        """The first pair of decisions that cannot be carried out together for this workload; None where there is none."""
+    def find_conflict(self, workload: TrainingWorkload, *, has_sparse_gradients: bool = False) -> InvalidPlan | None:
+        """The first pair of decisions that cannot be carried out together for this workload; None where there is none.
+
+        has_sparse_gradients: whether some trained embedding's gradient holds only the rows of a batch's tokens.
+        """
         consumes = self.gradients.choice == "consume"
         trains_all = workload.adapter is None
         rules: tuple[tuple[bool, str, object, str], ...] = (
@@ -131,12 +134,43 @@ class Plan:
                 self.weights.frozen,
                 "applies to weights under adapters (workload.adapter is null: every weight is trained)",
             ),
+            *(self._sparse_rules() if has_sparse_gradients else ()),
         )
         for is_broken, name, value, why in rules:
             if is_broken:
                 path = f"plan.{name}"
                 return InvalidPlan(f"{path} is {value}, which {why}", field=path, value=value, allowed=why)
         return None
+
+    def _sparse_rules(self) -> tuple[tuple[bool, str, object, str], ...]:
+        """What the update of an embedding's rows (``runtime/sparse_gradients.py``) cannot be combined with."""
+        model = "a model with sparse embedding gradients (sparse_embedding_gradients)"
+        return (
+            (
+                self.gradients.choice != "keep",
+                "gradients.choice",
+                self.gradients.choice,
+                f"{model} does not support: its gradients are kept on the device",
+            ),
+            (
+                self.optimizer_state.place != "device",
+                "optimizer_state.place",
+                self.optimizer_state.place,
+                f"{model} does not support: its state is on the device",
+            ),
+            (
+                self.optimizer_state.bits != 32,
+                "optimizer_state.bits",
+                self.optimizer_state.bits,
+                f"{model} does not support: its moments have 32 bits",
+            ),
+            (
+                self.weights.dtype != "fp32",
+                "weights.dtype",
+                self.weights.dtype,
+                f"{model} does not support: its weights are fp32, computed with autocast or without",
+            ),
+        )
 
     def to_json(self) -> dict[str, Any]:
         document: dict[str, Any] = to_json(self)

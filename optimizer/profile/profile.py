@@ -155,6 +155,8 @@ class TensorSize:
     num_elements: int
     is_matrix: bool
     """Two or more dimensions: weight decay applies, and the optimizer takes these first."""
+    row_elements: int = 0
+    """Of an embedding whose gradient holds only the rows of a batch's tokens: elements in a row. 0: gradients are whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,6 +216,11 @@ class Profile:
     parts: tuple[Part, ...]
     regimes: dict[str, tuple[Regime, ...]]
     """By representation of the weights (``WeightsPlan.representation``)."""
+
+    @property
+    def has_sparse_gradients(self) -> bool:
+        """Whether some embedding's gradients hold only the rows of a batch's tokens."""
+        return any(tensor.row_elements for tensor in self.tensors.in_order())
 
     @property
     def num_parameters(self) -> int:

@@ -19,6 +19,9 @@ from optimizer.runtime.meter import NUM_CATEGORIES, Meter
 
 _MAX_SHADOW_ELEMENTS = 1 << 22
 """Largest integer tensor computed for real: enough for position ids and the tests made on them."""
+_SCALES_BY_FREQUENCY = 4
+"""Argument of ``embedding_dense_backward`` that marks embeddings with sparse gradients, which have no kernel without data:
+``trace.py`` makes them dense and sets it. No supported model uses it otherwise."""
 _SHADOW_DTYPES = frozenset({torch.int64, torch.int32, torch.bool})
 
 
@@ -58,6 +61,8 @@ class Recorder(Meter):  # type: ignore[no-untyped-call]
             return self._read_scalar(args[0])
         traits = self._ops_without_data.traits(func)
         result = self._ops_without_data.run(func, args, kwargs)
+        if func is torch.ops.aten.embedding_dense_backward.default and args[_SCALES_BY_FREQUENCY]:
+            _hold_rows_only(result, num_tokens=args[1].numel())
         outputs = [result] if isinstance(result, torch.Tensor) else tensors_in((result,), {})
         if outputs and outputs[0].dtype in _SHADOW_DTYPES:
             self._shadow(func, args, kwargs, outputs, sets_view=traits.sets_view)
@@ -163,6 +168,15 @@ class Recorder(Meter):  # type: ignore[no-untyped-call]
                 hint="Use a model type and settings whose operations do not depend on the data.",
             )
         return real.item()
+
+
+def _hold_rows_only(gradient: torch.Tensor, *, num_tokens: int) -> None:
+    """Give the gradient of a whole table the bytes of a sparse one: a row and its int64 index for each token.
+
+    An upper bound: the real one takes over the hidden states' gradient and the token ids, which are counted beside it here.
+    """
+    row_bytes = gradient.shape[1] * gradient.element_size() + 8
+    gradient.untyped_storage().resize_(num_tokens * row_bytes)
 
 
 def _real_value(value: Any, known: dict[int, torch.Tensor | None]) -> Any:

@@ -10,7 +10,7 @@ Nothing is allocated and nothing computed, but for the values of small integer t
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, NamedTuple, get_args
@@ -50,6 +50,7 @@ from optimizer.profile.ranges import ShapeRange, plan_ranges
 from optimizer.profile.recorder import Recorder
 from optimizer.profile.sizes import Shape
 from optimizer.runtime.prepare import prepare_model
+from optimizer.runtime.sparse_gradients import find_sparse
 from optimizer.runtime.step import Trainer
 from optimizer.runtime.weights import torch_dtype
 from optimizer.workload import Adapter, TrainingWorkload
@@ -82,11 +83,14 @@ def profile_model(spec: ModelSpec, *, adapter: Adapter | None = None) -> Profile
     for weights in _list_representations(adapter):
         model = build_model(short_spec, dtype=torch_dtype(weights), device="meta")
         prepare_model(model, weights=weights, workload=workload)
+        row_elements = _mark_sparse(model)
         subject = _Subject(model, weights, adapter, tuple(instances))
         name = weights.representation
         regimes[name] = tuple(_trace_range(subject, place, tables=tables, ops=ops) for place in ranges)
         buffer_bytes[weights.dtype] = _storage_bytes(model.buffers())
-        tensors = _list_tensors(model, instances, whole=lambda: build_model(spec, device="meta"))
+        tensors = _list_tensors(
+            model, instances, row_elements=row_elements, whole=lambda: build_model(spec, device="meta")
+        )
         if adapter is not None:
             frozen[name] = _frozen_bytes(model)
     assert tensors is not None
@@ -166,10 +170,28 @@ def _sequence_limits(spec: ModelSpec) -> list[int]:
     return [window - 1] if isinstance(window, int) and spec.config.get("use_sliding_window", True) else []
 
 
-def _list_tensors(model: nn.Module, instances: Sequence[int], *, whole: Callable[[], nn.Module]) -> Tensors:
+def _mark_sparse(model: nn.Module) -> dict[int, int]:
+    """Make embeddings with sparse gradients dense ones that ``Recorder`` knows by their mark; returns the elements in a row,
+    by the id of the table.
+    """
+    sparse = {id(parameter): parameter.shape[1] for parameter in find_sparse(model).values()}
+    for module in model.modules():
+        if isinstance(module, nn.Embedding) and id(module.weight) in sparse:
+            module.sparse, module.scale_grad_by_freq = False, True
+    return sparse
+
+
+def _list_tensors(
+    model: nn.Module,
+    instances: Sequence[int],
+    *,
+    row_elements: Mapping[int, int],
+    whole: Callable[[], nn.Module],
+) -> Tensors:
     """Trained tensors that several blocks share belong to none of them: they are listed ahead of the blocks.
 
-    model: short; whole: makes the model in its full depth, which alone has every shared tensor.
+    model: short; row_elements: of its tables with sparse gradients; whole: makes the model in its full depth, which alone has
+    every shared tensor.
     """
     blocks = find_blocks(model)
     owner = {id(parameter): index for index, block in enumerate(blocks) for parameter in block.parameters()}
@@ -186,7 +208,8 @@ def _list_tensors(model: nn.Module, instances: Sequence[int], *, whole: Callable
         if index is not None:
             by_block[index].append(_size_of(parameter))
         else:
-            (after if has_met_blocks else before).append(_size_of(parameter))
+            size = replace(_size_of(parameter), row_elements=row_elements.get(id(parameter), 0))
+            (after if has_met_blocks else before).append(size)
     if shared:
         every = whole()
         in_all = _shared_between(find_blocks(every))

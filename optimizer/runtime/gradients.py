@@ -1,6 +1,6 @@
 """Carries out the gradients row of a plan, and clips: what becomes of ``param.grad`` between backward and the update.
 
-keep      stays on the device until the step ends.
+keep      stays on the device until the step ends; sparse ones as ``sparse_gradients.py`` says.
 host      when a parameter's gradient of one micro-batch is complete, it is copied to the host and the device's is dropped.
 consume   when a parameter's gradient is complete, the optimizer steps that parameter and the gradient is dropped.
 
@@ -33,6 +33,7 @@ from torch.utils.hooks import RemovableHandle
 from optimizer.errors import LossNotFinite
 from optimizer.runtime.copies import Copy
 from optimizer.runtime.homes import on_host
+from optimizer.runtime.sparse_gradients import SparseGradients
 from optimizer.runtime.tiers import Tiers
 from optimizer.runtime.worker import Worker
 
@@ -53,18 +54,22 @@ class Clipped:
 class Gradients:
     """The gradients of one model's trained parameters, where they are kept on the device."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], *, sparse: SparseGradients | None = None) -> None:
+        """sparse: of those of the parameters whose gradients are."""
         self._parameters = parameters
+        self._sparse = sparse
 
     def watch(self) -> list[RemovableHandle]:
         """Hooks that do what the plan says with each gradient as it is complete."""
-        return []
+        return [] if self._sparse is None else self._sparse.watch()
 
     def begin_micro_batch(self, *, is_last: bool) -> None:
         """Before the backward of each micro-batch of a step."""
 
     def clear(self) -> None:
         """Forget the step's gradients, once they were used or are not to be."""
+        if self._sparse is not None:
+            self._sparse.clear()
 
     def clip_(self, max_norm: float | None, *, loss_scale: float = 1.0) -> Clipped:
         """Scale all gradients in place so that their global norm is at most ``max_norm`` and their loss scale gone.
@@ -72,7 +77,9 @@ class Gradients:
         Exact, and without a second copy of any gradient: norms are one fp32 number per tensor, the scaling is one pass in place.
         fp16 gradients are left as they are, since small ones would vanish; the update gets the factor.
         """
-        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        if self._sparse is not None:
+            self._sparse.join()
+        gradients = [_values(parameter.grad) for parameter in self._parameters if parameter.grad is not None]
         if not gradients:
             return Clipped(norm=torch.zeros(()), factor=None)
         # In fp32, since the norm of scaled gradients is beyond fp16, and bf16 would keep two digits of it.
@@ -268,6 +275,11 @@ class HostGradients(Gradients):
             raise _not_finite(name)
         assert self._update is not None
         self._update(name, self._buffers[name])
+
+
+def _values(gradient: torch.Tensor) -> torch.Tensor:
+    """What the norm is of: of a sparse gradient the rows that are not zero."""
+    return gradient._values() if gradient.is_sparse else gradient
 
 
 def _combine(norms: torch.Tensor, max_norm: float | None, loss_scale: float) -> Clipped:

@@ -14,7 +14,8 @@ Category rules; the estimator simulates the same ones:
 
 weights           parameters and buffers (``assign``).
 gradients         a storage becomes a gradient when it is ``param.grad`` after accumulation; before that it counts as what
-                  its region says (temporaries in the backbone, logits_and_loss in the head).
+                  its region says (temporaries in the backbone, logits_and_loss in the head). Of a sparse gradient both the
+                  indices and the values, which may be views of what backward had already (token ids, hidden states).
 optimizer_state   every tensor the optimizer holds between steps: moments, scales, fp32 master weights (``assign`` after
                   the first step; while that first step runs they count as temporaries).
 activations       allocated while the backbone runs forward, recomputation included, and what comes back from the host.
@@ -244,11 +245,8 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def assign(self, tensor: torch.Tensor, category: Category, *, tier: Tier = "device") -> None:
         """Count the tensor's storage on its tier as ``category``, whether it was seen before (on that tier) or not."""
         slot = _SLOT[category] + (NUM_CATEGORIES if tier == "host" else 0)
-        allocation = self._live.get(tensor.untyped_storage()._cdata)
-        if allocation is None:
-            self._see(tensor, slot)
-        else:
-            self._move(allocation, slot)
+        for part in _parts_of(tensor):
+            self._count_as(part, slot)
 
     def resized(self, tensor: torch.Tensor, category: Category) -> None:
         """Read the size of the tensor's storage again, after ``resize_``, and count it as ``category``."""
@@ -303,7 +301,12 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _see(self, tensor: torch.Tensor, slot: int) -> None:
         if self._is_cuda and slot < NUM_CATEGORIES and not tensor.is_cuda:
             return
-        storage = tensor.untyped_storage()
+        try:
+            storage = tensor.untyped_storage()
+        except NotImplementedError:
+            for part in _parts_of(tensor):
+                self._see(part, slot)
+            return
         key = storage._cdata
         live = self._live
         if key in live:
@@ -370,11 +373,15 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _gradient_ready(self, parameter: torch.Tensor) -> None:
         gradient = parameter.grad
         if gradient is not None:
-            allocation = self._live.get(gradient.untyped_storage()._cdata)
-            if allocation is None:
-                self._see(gradient, _GRADIENTS)
-            elif allocation.slot != _GRADIENTS:
-                self._move(allocation, _GRADIENTS)
+            for part in _parts_of(gradient):
+                self._count_as(part, _GRADIENTS)
+
+    def _count_as(self, tensor: torch.Tensor, slot: int) -> None:
+        allocation = self._live.get(tensor.untyped_storage()._cdata)
+        if allocation is None:
+            self._see(tensor, slot)
+        else:
+            self._move(allocation, slot)
 
     def _forward_marker(self, index: int) -> Callable[..., None]:
         def mark(module: nn.Module, args: Any) -> None:
@@ -421,3 +428,8 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             bytes_by_category=by_category,
             moment=f"in {self.moment}",
         )
+
+
+def _parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The tensors that have storage: of a sparse one its indices and its values."""
+    return (tensor._indices(), tensor._values()) if tensor.is_sparse else (tensor,)

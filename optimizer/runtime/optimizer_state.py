@@ -2,7 +2,8 @@
 
 32 bits is torch's fused AdamW, which allocates nothing but its state; 8 bits is bitsandbytes' block-wise AdamW (tensors under
 4096 elements stay in 32 bits). With weights below fp32 each parameter is stepped by itself, so the fp32 copy of a gradient
-exists for one parameter at a time. Tensors whose state leaves the device (``split_state``) are ``host_update.py``'s.
+exists for one parameter at a time. Tensors whose state leaves the device (``split_state``) are ``host_update.py``'s,
+embeddings with sparse gradients ``sparse_gradients.py``'s.
 
 What an update of tensors whose state stayed allocates on the device, tensor by tensor in the order of ``_decay_groups``:
 
@@ -29,6 +30,7 @@ from optimizer.plan.optimizer_state import OptimizerStatePlan, split_state
 from optimizer.runtime.gradients import HostGradients
 from optimizer.runtime.homes import Home, HomeTensor
 from optimizer.runtime.host_update import MASTER, HostState, UpdateFacts
+from optimizer.runtime.sparse_gradients import LazyAdamW, find_sparse
 from optimizer.runtime.tiers import Tiers
 from optimizer.runtime.worker import Worker
 from optimizer.workload import TrainingWorkload
@@ -76,7 +78,9 @@ class Optimizer:
         self._named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         leaves = split_state(plan, [p.numel() for p in self._named.values()])
         leaving = {name: p for (name, p), left in zip(self._named.items(), leaves, strict=True) if left}
-        staying = {name: p for name, p in self._named.items() if name not in leaving}
+        sparse = find_sparse(model)
+        self._lazy = LazyAdamW(sparse, workload=workload)
+        staying = {name: p for name, p in self._named.items() if name not in leaving and name not in sparse}
         self._masters = {
             name: nn.Parameter(p.detach().to(torch.float32)) for name, p in staying.items() if p.dtype != torch.float32
         }
@@ -111,6 +115,7 @@ class Optimizer:
         grad_factor: what gradients are still to be multiplied by: fp32 copies of those on the device, all on the host.
         """
         self.learning_rate = learning_rate
+        self._lazy.step(learning_rate)
         if host_gradients is not None:
             self._step_from_host(host_gradients, grad_factor)
         elif not self._masters and self._inner is not None:
@@ -192,6 +197,8 @@ class Optimizer:
             for value in state.values():
                 if isinstance(value, torch.Tensor):
                     yield value
+        for _, _, tensor in self._lazy.export():
+            yield tensor
 
     def export_state(self) -> tuple[dict[str, torch.Tensor | HomeTensor], StateScalars]:
         """What a checkpoint holds, by ``<parameter>//<what>``; the same wherever the state is. The tensors are the live ones,
@@ -209,6 +216,7 @@ class Optimizer:
                     tensors[f"{name}//{key}"] = value
                 else:
                     scalars[f"{name}//{key}"] = value
+        tensors.update({f"{name}//{key}": tensor for name, key, tensor in self._lazy.export()})
         for name in self.on_host.names if self.on_host is not None else ():
             for key, held in self.on_host.export(name).items():  # type: ignore[union-attr]
                 tensors[f"{name}//{key}"] = held
@@ -229,6 +237,8 @@ class Optimizer:
                 raise CheckpointInvalid(f"optimizer state names {name!r}, which the model does not have")
             if self._is_on_host(name):
                 self.on_host.set(name, key, value)  # type: ignore[union-attr]
+            elif name in self._lazy.names:
+                self._lazy.set(name, key, value)
             elif key == MASTER:
                 self._masters[name].copy_(value)
             else:

@@ -31,6 +31,7 @@ from optimizer.runtime.logits_and_loss import compute_loss
 from optimizer.runtime.meter import Meter
 from optimizer.runtime.optimizer_state import Optimizer
 from optimizer.runtime.precision import Precision
+from optimizer.runtime.sparse_gradients import SparseGradients, find_sparse
 from optimizer.runtime.tiers import Tiers
 from optimizer.runtime.weights import StreamedWeights
 from optimizer.runtime.worker import Worker
@@ -74,7 +75,8 @@ class Trainer:
         updates_on_thread: bool | None = None,
     ) -> None:
         blocks = find_blocks(model)
-        plan.check(num_blocks=len(blocks), workload=workload)
+        self._sparse = find_sparse(model)
+        plan.check(num_blocks=len(blocks), workload=workload, has_sparse_gradients=bool(self._sparse))
         self.model = model
         self.plan = plan
         self.workload = workload
@@ -127,7 +129,8 @@ class Trainer:
         if self.plan.gradients.choice == "consume":
             return ConsumedGradients(named, tiers=self.tiers, step_one=self.optimizer.step_one)
         if self.plan.gradients.choice == "keep":
-            return Gradients(list(named.values()))
+            sparse = SparseGradients(self._sparse, meter=self.meter) if self._sparse else None
+            return Gradients(list(named.values()), sparse=sparse)
         # Clipping needs all gradients first, and so does leaving out a step that overflowed.
         in_backward = (
             self._worker.is_threaded and self.workload.max_grad_norm is None and not self.precision.scales_loss

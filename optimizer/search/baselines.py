@@ -89,10 +89,20 @@ BASELINES: dict[str, Baseline] = {
 }
 
 
+_WITH_GRADIENTS_AWAY = (offload_optimizer, stream_all)
+"""Sparse gradients stay on the device (``Plan.find_conflict``)."""
+
+
+def list_baselines(problem: SearchProblem) -> dict[str, Baseline]:
+    """Those that the model allows, by label."""
+    left_out = _WITH_GRADIENTS_AWAY if problem.has_sparse_gradients else ()
+    return {label: baseline for label, baseline in BASELINES.items() if baseline not in left_out}
+
+
 def price_baselines(problem: SearchProblem) -> dict[str, PricedPlan]:
-    """All of them by label; one plan per label, also where two coincide on a small problem."""
+    """All that the model allows, by label; one plan per label, also where two coincide on a small problem."""
     priced = {}
-    for label, baseline in BASELINES.items():
+    for label, baseline in list_baselines(problem).items():
         setting, per_block = baseline(problem)
         plan = setting.plan(per_block)
         priced[label] = problem.priced(label, plan, problem.price(plan))

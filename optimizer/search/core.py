@@ -10,7 +10,7 @@ from typing import Any
 from optimizer.estimate.prediction import Prediction
 from optimizer.plan.explain import explain_plan
 from optimizer.plan.plan import Plan
-from optimizer.search.baselines import BASELINES, price_baselines
+from optimizer.search.baselines import list_baselines, price_baselines
 from optimizer.search.frontier import frontier_of, price_spread
 from optimizer.search.polish import polish
 from optimizer.search.pricebook import PriceBook
@@ -29,7 +29,7 @@ class SearchResult:
 
     chosen: PricedPlan
     baselines: dict[str, PricedPlan]
-    """By label, as in ``baselines.BASELINES``."""
+    """By label, as in ``baselines.list_baselines``."""
     frontier: tuple[PricedPlan, ...]
     """Plans the goal allows of which no other is both smaller and faster, from small to fast; some over the budget."""
     bound_step_ms: float
@@ -50,7 +50,7 @@ def search(problem: SearchProblem) -> SearchResult:
     remembering = replace(problem, price=cache(problem.price))
     book = PriceBook(remembering)
     baselines = price_baselines(remembering)
-    for baseline in BASELINES.values():
+    for baseline in list_baselines(remembering).values():
         book.price(*baseline(remembering))
     if not find_best(book):
         raise explain_infeasible(remembering)
@@ -116,7 +116,5 @@ def _price_without(problem: SearchProblem, plan: Plan) -> dict[Technique, Predic
         if technique in without
     }
     return {
-        technique: problem.price(other)
-        for technique, other in plans.items()
-        if other.find_conflict(problem.workload) is None
+        technique: problem.price(other) for technique, other in plans.items() if problem.find_conflict(other) is None
     }

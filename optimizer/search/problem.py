@@ -135,6 +135,8 @@ class SearchProblem:
     """What the machine cannot do, or has no rate for; without bitsandbytes a measured machine has none for 8-bit state."""
     representations: frozenset[str] | None = None
     """Those that were profiled and have rates (``WeightsPlan.representation``); None for all."""
+    has_sparse_gradients: bool = False
+    """Of the model (``Plan.find_conflict``)."""
     micro_batch_size: int | None = None
     """Only this one; None for every divisor of the batch."""
 
@@ -175,7 +177,11 @@ class SearchProblem:
         if self.micro_batch_size not in (None, plan.batch.micro_batch_size):
             return False
         allowed = all(self.allows(technique) for technique in techniques_of(plan))
-        return allowed and plan.find_conflict(self.workload) is None
+        return allowed and self.find_conflict(plan) is None
+
+    def find_conflict(self, plan: Plan) -> InvalidPlan | None:
+        """What in the plan cannot be carried out together for this workload and this model."""
+        return plan.find_conflict(self.workload, has_sparse_gradients=self.has_sparse_gradients)
 
     def permits_setting(self, setting: Setting) -> bool:
         """The same for what is decided outside the blocks; False also where that contradicts itself."""

@@ -73,6 +73,7 @@ def training_problem(
         price=price,
         unavailable=_unavailable(machine),
         representations=_representations(profile, machine),
+        has_sparse_gradients=profile.has_sparse_gradients,
     )
 
 

@@ -22,6 +22,12 @@ def finish_decoder_config(values: dict[str, Any]) -> None:
         values["layer_types"] = ["full"] * num_layers
     if values["positions"] == "rope" and values["head_dim"] % 2:
         raise refusal("head_dim", values["head_dim"], allowed="an even number, as rotary embeddings need")
+    if values["sparse_embedding_gradients"] and values["tie_word_embeddings"]:
+        raise refusal(
+            "sparse_embedding_gradients",
+            values["sparse_embedding_gradients"],
+            allowed="false, unless tie_word_embeddings is false: an output projection has gradients of every row",
+        )
     _finish_sharing(values, num_layers)
     _check_blocks(values)
 

@@ -56,7 +56,9 @@ class Backbone(nn.Module):
     def __init__(self, config: DecoderConfig, *, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = config
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, dtype=dtype)
+        self.embed_tokens = nn.Embedding(
+            config.vocab_size, config.hidden_size, sparse=config.sparse_embedding_gradients, dtype=dtype
+        )
         if config.positions == "learned":
             self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size, dtype=dtype)
         self.layers = nn.ModuleList(Block(config, kind, dtype=dtype) for kind in config.layer_types)

@@ -1,0 +1,80 @@
+"""Models with sparse embedding gradients are priced from above, closely, and searched within what they allow."""
+
+from dataclasses import replace
+
+import pytest
+
+from optimizer.errors import InvalidPlan
+from optimizer.estimate.training import estimate_training
+from optimizer.plan.activations import ActivationsPlan
+from optimizer.plan.batch import BatchPlan
+from optimizer.plan.logits_and_loss import LogitsAndLossPlan
+from optimizer.plan.plan import Plan
+from optimizer.profile.trace import profile_model
+from optimizer.runtime.measure import measure_step
+from optimizer.search.baselines import price_baselines
+from optimizer.search.search import search_plans, training_problem
+from optimizer.workload import Goal
+from tests.optimizer.runtime.test_sparse_gradients import DENSE_SPEC, REFUSED, SPEC, WORKLOAD, make_plan
+
+SCALAR_BYTES = 16
+"""Losses of two micro-batches, as in ``test_training.py``."""
+
+
+@pytest.fixture(scope="module")
+def profile():
+    return profile_model(SPEC)
+
+
+@pytest.mark.parametrize(("field", "rows"), REFUSED)
+def test_what_cannot_be_combined_is_refused(profile, machine, field, rows):
+    workload = replace(WORKLOAD, max_grad_norm=None)
+    with pytest.raises(InvalidPlan, match="sparse_embedding_gradients"):
+        estimate_training(profile, plan=make_plan(**rows), workload=workload, machine=machine)
+
+
+@pytest.mark.parametrize("num_chunks", [1, 8])
+@pytest.mark.parametrize("choice", ["keep", "recompute", "offload"])
+@pytest.mark.parametrize("accumulation_steps", [1, 2, 4])
+def test_the_predicted_peak_is_a_close_upper_bound(profile, machine, choice, accumulation_steps, num_chunks):
+    plan = make_plan(accumulation_steps, choice=choice, logits_and_loss=LogitsAndLossPlan(num_chunks=num_chunks))
+    predicted = estimate_training(profile, plan=plan, workload=WORKLOAD, machine=machine).device_peak_bytes
+    measured = measure_step(SPEC, plan=plan, workload=WORKLOAD).device_peak_bytes
+    assert measured - SCALAR_BYTES <= predicted <= 1.02 * measured
+
+
+@pytest.mark.parametrize("accumulation_steps", [1, 16, 64])
+def test_many_rows_of_few_tokens_at_a_time_are_bounded_where_they_are_joined_and_updated(
+    profile, machine, accumulation_steps
+):
+    workload = replace(WORKLOAD, global_batch_size=64)
+    plan = Plan(
+        batch=BatchPlan(micro_batch_size=64 // accumulation_steps, accumulation_steps=accumulation_steps),
+        activations=ActivationsPlan(per_block=("recompute",) * 2),
+        logits_and_loss=LogitsAndLossPlan(num_chunks=8),
+    )
+    predicted = estimate_training(profile, plan=plan, workload=workload, machine=machine)
+    measured = measure_step(SPEC, plan=plan, workload=workload)
+    peak_bytes = measured.device_peak_bytes
+    assert peak_bytes - SCALAR_BYTES <= predicted.device_peak_bytes <= 1.08 * peak_bytes
+    if accumulation_steps == 64:
+        assert predicted.peak_moment in ("gradient clipping", "optimizer step")
+        rows_bytes = workload.tokens_per_step * (32 * 4 + 8)
+        assert measured.device_bytes_by_category["gradients"] >= rows_bytes
+
+
+def test_the_peak_is_below_that_with_dense_gradients(profile, machine):
+    plan = make_plan(4)
+    dense = estimate_training(profile_model(DENSE_SPEC), plan=plan, workload=WORKLOAD, machine=machine)
+    sparse = estimate_training(profile, plan=plan, workload=WORKLOAD, machine=machine)
+    saved_bytes = 997 * 32 * 4 - 3 * WORKLOAD.sequence_length * (32 * 4 + 8)
+    assert sparse.device_peak_bytes <= dense.device_peak_bytes - 0.9 * saved_bytes
+
+
+def test_the_search_finds_a_plan_that_can_be_carried_out(profile, machine):
+    whole = estimate_training(profile, plan=make_plan(), workload=WORKLOAD, machine=machine)
+    goal = Goal(device_budget_bytes=round(0.7 * whole.device_peak_bytes))
+    found = search_plans(profile, workload=WORKLOAD, goal=goal, machine=machine)
+    found.chosen.plan.check(num_blocks=2, workload=WORKLOAD, has_sparse_gradients=True)
+    problem = training_problem(profile, workload=WORKLOAD, goal=goal, machine=machine)
+    assert "offload_optimizer" not in price_baselines(problem)
