@@ -76,6 +76,13 @@ def estimate_rows_update_bytes(tensors: TensorList, *, num_tokens: int) -> int:
     )
 
 
+def estimate_clipped_bytes(plan: Plan) -> int:
+    """What clipping leaves where the gradients are until the update is done: the norm, and the factor that fp16 gradients
+    are still to be multiplied by.
+    """
+    return _SCALAR_BYTES * (2 if plan.weights.dtype == "fp16" else 1)
+
+
 def estimate_clip_ms(tensors: TensorList, plan: Plan, rates: Rates, *, scales: bool) -> float:
     """On the device. One read for the norm; one read and one write where gradients are scaled."""
     if plan.gradients.choice == "host":

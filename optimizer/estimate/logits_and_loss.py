@@ -49,8 +49,6 @@ class Head:
     trains_bias: bool
     is_tied: bool
     """The weight's gradient waits for the embedding's."""
-    plain_loss_bytes: int
-    """Of the loss as the traced parts know it: what they free later."""
 
     @property
     def rounds_shares(self) -> bool:
@@ -88,6 +86,8 @@ class ChunkedHead:
     """By HEAD_PARTS; in order, all on the device."""
     bytes: dict[str, PartBytes]
     time: dict[str, PartTime]
+    loss_bytes: int
+    """Of the loss, which like backward's root goes after these parts."""
 
 
 def estimate_chunked_head(profile: Profile, compiled: CompiledShape, *, plan: Plan, rates: Rates) -> ChunkedHead | None:
@@ -114,6 +114,7 @@ def estimate_chunked_head(profile: Profile, compiled: CompiledShape, *, plan: Pl
         changes=changes,
         bytes={name: _sum_changes(found) for name, found in changes.items()},
         time={name: PartTime(compute_ms=s * 1000, copy_out_ms=0.0, copy_in_ms=0.0) for name, s in times.items()},
+        loss_bytes=head.wide_bytes,
     )
 
 
@@ -151,7 +152,6 @@ def read_head(profile: Profile, compiled: CompiledShape, *, weight_element_bytes
         trains_weight=trains_weight,
         trains_bias=has_bias and trains_weight,
         is_tied=trains_weight and gradient_bytes < weight_bytes,
-        plain_loss_bytes=evaluate(_ops(profile, forward)[-1].written_bytes, shape),
     )
 
 
@@ -276,11 +276,6 @@ def list_backward(head: Head, *, adds: bool) -> list[ByteChange]:
         own.append(("logits_and_loss", -became))
         if not adds:
             own.append(("gradients", became))
-    if not adds:
-        return [change for change in own if change[1]]
-    # The root and the loss go in parts that were traced with plain training's dtype; so that nothing piles up, they go
-    # here as far as they are wider.
-    own.append(("logits_and_loss", 2 * (head.plain_loss_bytes - wide)))
     return [change for change in own if change[1]]
 
 

@@ -37,7 +37,7 @@ from optimizer.profile.profile import Profile
 from optimizer.workload import TrainingWorkload
 
 _SLOT = {name: index for index, name in enumerate(CATEGORIES)}
-_GRADIENTS = _SLOT["gradients"]
+_GRADIENTS, _LOGITS = _SLOT["gradients"], _SLOT["logits_and_loss"]
 _STORES: dict[Tier, Lane | None] = {"host": None, "disk": "disk", "remote": "network"}
 """The lane between the host and a place."""
 
@@ -101,6 +101,20 @@ class _Layout:
         self._backward_moves = list_backward_moves(self._streamed, prefetch=plan.weights.prefetch)
 
     def micro_batch(self, input_bytes: int, *, inputs_stay: bool, is_first: bool) -> Iterator[Task]:
+        left_bytes = 0
+        for task in self._parts_of_micro_batch(input_bytes, is_first=is_first):
+            left_bytes += int(task.bytes.net[_LOGITS])
+            yield task
+        # The first one's loss stays and takes up those of the others. The traced parts free the loss and backward's root in
+        # plain training's dtype, and no loss where a gradient that does not stay makes every micro-batch like the first.
+        loss_bytes = left_bytes if self._head is None else self._head.loss_bytes
+        gone = single("logits_and_loss", (loss_bytes if is_first else 0) - left_bytes)
+        if not inputs_stay:
+            gone -= single("temporaries", input_bytes)
+        if gone.any():
+            yield move_task("backward", "end of the micro-batch", gone)
+
+    def _parts_of_micro_batch(self, input_bytes: int, *, is_first: bool) -> Iterator[Task]:
         # A gradient that does not stay is new in every micro-batch.
         which = "first" if is_first or self._dropped is not None else "accumulate"
         num_blocks = len(self._choices)
@@ -124,8 +138,6 @@ class _Layout:
             yield self._block_task("backward", block, f"backward_{which}", is_first=is_first)
         if self._streamed:
             yield move_task("backward", "end of the micro-batch", single("weights", -self._streamed[0]))
-        if not inputs_stay:
-            yield move_task("backward", "end of the micro-batch", single("temporaries", -input_bytes))
 
     def _task(
         self, phase: str, name: str, part: str, *, is_first: bool = True, waits_for: tuple[Hashable, ...] = ()

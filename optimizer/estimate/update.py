@@ -11,6 +11,7 @@ from optimizer.estimate.compiled import Change, PartTime, TensorList, sum_change
 from optimizer.estimate.gradients import (
     estimate_clip_bytes,
     estimate_clip_ms,
+    estimate_clipped_bytes,
     estimate_rows_bytes,
     estimate_rows_update_bytes,
 )
@@ -29,6 +30,7 @@ from optimizer.plan.plan import Plan
 from optimizer.workload import TrainingWorkload
 
 _SLOT = {name: index for index, name in enumerate(CATEGORIES)}
+_TEMPORARIES = _SLOT["temporaries"]
 _CONVERTED_BYTES = 12
 """Per element below fp32: its gradient read and widened, its new weight read and narrowed."""
 
@@ -54,11 +56,15 @@ def list_update_tasks(
     time = PartTime(compute_ms=estimate_update_ms(state.num_staying, plan, machine.rates))
     for transfer in (*back, *(() if in_backward else away)):
         time = add_legs(time, transfer.legs)
+    clipped_bytes = estimate_clipped_bytes(plan) if plan.gradients.choice == "keep" else 0
+    changes = [*_as_changes(state.changes), *_rows_changes(tensors, workload)]
     yield Task(
         phase="optimizer",
         block=-1,
         name="optimizer step",
-        bytes=sum_changes([*_as_changes(state.changes), *_rows_changes(tensors, workload)]),
+        bytes=sum_changes(
+            [("device", _TEMPORARIES, clipped_bytes), *changes, ("device", _TEMPORARIES, -clipped_bytes)]
+        ),
         time=time,
         copied=state.copied_bytes,
         arrives=back if is_threaded else (*away, *back),
@@ -132,7 +138,7 @@ def _as_changes(changes: tuple[tuple[int, int], ...]) -> list[Change]:
     found: list[Change] = []
     for temporaries, gradients in changes:
         if temporaries:
-            found.append(("device", _SLOT["temporaries"], temporaries))
+            found.append(("device", _TEMPORARIES, temporaries))
         if gradients:
             found.append(("device", _SLOT["gradients"], gradients))
     return found

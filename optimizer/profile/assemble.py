@@ -30,6 +30,7 @@ PartKey = tuple[str, int]
 """Phase as the runtime marks it, block or -1."""
 
 _STORAGE = "storage"
+_OP_SIZES = ("flops", "read_bytes", "written_bytes")
 _PROLOGUE: PartKey = ("forward", -1)
 _HEAD: PartKey = ("head and loss", -1)
 _HEAD_BACKWARD: PartKey = ("backward of head and loss", -1)
@@ -179,6 +180,9 @@ def _held_storages(whole: Mapping[BlockChoice, Trace]) -> dict[tuple[BlockChoice
             by_choice[choice] = _holders(events, with_first_input=choice != "offload")
         everything = {offset for holders in by_choice.values() for offset in holders}
         everything -= _held_by_prologue(getattr(whole["keep"], which), by_choice["keep"])
+        for offset in _gone_with_first_block(getattr(whole["offload"], which)):
+            if all(by_choice[choice].get(offset, set()) <= {0} for choice in BLOCK_CHOICES):
+                everything.discard(offset)
         for choice in BLOCK_CHOICES:
             held[choice, which] = {offset: by_choice[choice].get(offset, set()) for offset in sorted(everything)}
     return held
@@ -219,6 +223,22 @@ def _held_by_prologue(events: Sequence[Event], holders: Mapping[int, set[int]]) 
         if isinstance(event, Began):
             key = (event.phase, event.block)
         elif isinstance(event, Freed) and key == ("backward", 0) and event.storage - numbers[0] not in holders:
+            found.add(event.storage - numbers[0])
+    return found
+
+
+def _gone_with_first_block(events: Sequence[Event]) -> set[int]:
+    """Numbers, as above, of storages that nobody needs after the first block's forward unless a block holds them.
+
+    Where a model hands its first block's input over and keeps no name of it (GPT-2), it goes as any other block's input does.
+    """
+    numbers = [event.storage for event in events if isinstance(event, Allocated)]
+    found: set[int] = set()
+    key = _PROLOGUE
+    for event in events:
+        if isinstance(event, Began):
+            key = (event.phase, event.block)
+        elif isinstance(event, Freed) and key == ("forward", 0):
             found.add(event.storage - numbers[0])
     return found
 
@@ -319,16 +339,24 @@ class _Fitter:
             sizes = {shape: other.changes[index].num_bytes for shape, other in others.items()}
             self._learn_size((f"{change.made_by} {_STORAGE}", change.num_bytes), sizes, what)
         for index, op in enumerate(part.ops):
-            for name in ("flops", "read_bytes", "written_bytes"):
+            for name in _OP_SIZES:
                 sizes = {shape: getattr(other.ops[index], name) for shape, other in others.items()}
-                self._learn_size((f"{op.name} {name}", getattr(op, name)), sizes, what)
+                for label in (f"{_describe(op)} {name}", f"{op.name} {name}"):
+                    self._learn_size((label, getattr(op, name)), sizes, what, decides_bytes=False)
 
-    def _learn_size(self, key: tuple[str, int], others: Mapping[Shape, int], what: str) -> None:
+    def _learn_size(
+        self, key: tuple[str, int], others: Mapping[Shape, int], what: str, *, decides_bytes: bool = True
+    ) -> None:
+        """decides_bytes: two sizes that are one at the first shape and grow apart cannot be told from each other. Of storages
+        that would make wrong bytes. Of ops it would make the time of a few a little wrong, and the first is taken.
+        """
         known = self._known.get(key)
         if known is not None and all(evaluate(known, shape) == size for shape, size in others.items()):
             return
         values = {self._shape: key[1], **others}
         fitted = fit_terms(values)
+        if fitted is not None and known is not None and not decides_bytes:
+            return
         if fitted is None or known is not None:
             listed = ", ".join(f"{size} at {shape}" for shape, size in values.items())
             raise InvalidModel(
@@ -365,6 +393,9 @@ class _Fitter:
         def size(op: Ran, name: str) -> Terms:
             # What blocks save is copied in every micro-batch, and grows with the shape in each.
             is_copy = op.kind in ("copy_out", "copy_in")
+            known = self._known.get((f"{_describe(op)} {name}", getattr(op, name)))
+            if known is not None:
+                return known
             return self.terms(f"{op.name} {name}", getattr(op, name), adds_gradients=adds_gradients and not is_copy)
 
         ops = (
@@ -385,6 +416,11 @@ class _Fitter:
             for c in raw.changes
         )
         return tables.add(ops, changes)
+
+
+def _describe(op: Ran) -> str:
+    """Tells ops of one name apart that have one size in common."""
+    return " ".join(str(value) for value in (op.name, *(getattr(op, name) for name in _OP_SIZES)))
 
 
 def _outline(part: _RawPart) -> tuple[tuple[str, ...], tuple[tuple[int, Tier, Category, bool], ...]]:

@@ -62,9 +62,12 @@ def _casting(original: Callable[..., Any], choose: _ChooseDtype) -> Callable[...
         if not torch.is_autocast_enabled("cpu"):
             return original(*args, **kwargs)
         dtype = choose(_floating((args, kwargs)))
+        # The last one first, as torch's builds for Linux do it (C++ leaves the order open): backward undoes the casts in turn.
+        kwargs = {name: _cast(kwargs[name], dtype) for name in reversed(kwargs)}
+        args = tuple([_cast(value, dtype) for value in reversed(args)][::-1])
         # On the CPU what an op is made of is not cast again.
         with torch.autocast("cpu", enabled=False):
-            return original(*_cast(args, dtype), **_cast(kwargs, dtype))
+            return original(*args, **kwargs)
 
     return call
 

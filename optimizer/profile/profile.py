@@ -102,7 +102,7 @@ class BlockTemplate:
 
 @dataclass(frozen=True, kw_only=True)
 class Shared:
-    """A storage made before the blocks that they may hold: the first block's input, rotary tables, masks.
+    """A storage made before the blocks that they may hold: rotary tables, masks, a first block's input that the model keeps.
 
     It lives to the end of the last block's forward, and on while any block holds it.
     """

@@ -281,7 +281,9 @@ class Trainer:
             self.begin_backward(is_last=index == len(micro_batches) - 1)
             self.precision.backward(loss)
             self.end_backward()
-            total = loss.detach() if total is None else total + loss.detach()
+            # In place, and the micro-batch's own loss dropped, so that every later micro-batch leaves what the first did.
+            total = loss.detach() if total is None else total.add_(loss.detach())
+            del loss
         if total is None:
             raise ValueError("a step needs at least one micro-batch")
         return total

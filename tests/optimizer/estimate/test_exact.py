@@ -1,0 +1,91 @@
+"""Predicted bytes equal the meter's whatever a plan combines: plans drawn at random, the same ones in every run."""
+
+import random
+
+import pytest
+
+from optimizer.estimate.training import estimate_training
+from optimizer.models.spec import read_model_spec
+from optimizer.plan.activations import ActivationsPlan
+from optimizer.plan.batch import BatchPlan
+from optimizer.plan.gradients import GradientsPlan
+from optimizer.plan.logits_and_loss import LogitsAndLossPlan
+from optimizer.plan.optimizer_state import OptimizerStatePlan
+from optimizer.plan.plan import Plan
+from optimizer.plan.weights import WeightsPlan
+from optimizer.profile.trace import profile_model
+from optimizer.runtime.measure import measure_step
+from optimizer.workload import Adapter, TrainingWorkload
+from tests.optimizer.models.small_configs import SMALL_CONFIGS
+
+MODELS = {
+    "dropout and no name for the first input": SMALL_CONFIGS["gpt2"],
+    "narrow embedding": SMALL_CONFIGS["opt"],
+    "shared parameters": {
+        **SMALL_CONFIGS["headroom_decoder"],
+        "layer_types": ["full", "local", "full"],
+        "share_every": 2,
+        "dropout": 0.1,
+    },
+}
+CHOICES = ("keep", "recompute", "selective", "offload", "offload_disk")
+NUM_PLANS = 8
+
+
+def draw_plan(rng, adapter):
+    streams = rng.random() < 0.3
+    gradients = "host" if streams else rng.choice(["keep", "keep", "consume", "host"])
+    state = rng.choice(["host", "disk"]) if streams else rng.choice(["device", "host"])
+    dtype = rng.choice(["fp32", "bf16", "fp16"])
+    return Plan(
+        batch=BatchPlan(micro_batch_size=rng.choice([1, 2, 3]), accumulation_steps=rng.choice([1, 2, 3])),
+        logits_and_loss=LogitsAndLossPlan(num_chunks=rng.choice([1, 2, 3])),
+        activations=ActivationsPlan(
+            per_block=tuple(rng.choice(CHOICES) for _ in range(3)), compress=rng.choice(["none", "none", "int8"])
+        ),
+        gradients=GradientsPlan(choice=gradients),
+        optimizer_state=OptimizerStatePlan(place=state if gradients == "host" else "device"),
+        weights=WeightsPlan(
+            dtype=dtype,
+            autocast=rng.choice(["off", "bf16", "fp16"]) if dtype == "fp32" else "off",
+            place="host" if streams else "device",
+            frozen=rng.choice(["same", "int8"]) if adapter is not None else "same",
+        ),
+    )
+
+
+def draw_cases(name, adapter):
+    rng = random.Random(name)
+    cases = []
+    while len(cases) < NUM_PLANS:
+        plan = draw_plan(rng, adapter)
+        workload = TrainingWorkload(
+            sequence_length=rng.choice([16, 24, 40]),
+            global_batch_size=plan.batch.global_batch_size,
+            max_grad_norm=None if plan.gradients.choice == "consume" else rng.choice([None, 1.0]),
+            adapter=adapter,
+        )
+        if plan.find_conflict(workload) is None:
+            cases.append((plan, workload))
+    return cases
+
+
+def check_cases(name, machine, tmp_path, *, adapter=None):
+    spec = read_model_spec(MODELS[name])
+    profile = profile_model(spec, adapter=adapter)
+    for plan, workload in draw_cases(name, adapter):
+        predicted = estimate_training(profile, plan=plan, workload=workload, machine=machine)
+        measured = measure_step(spec, plan=plan, workload=workload, scratch=tmp_path)
+        assert predicted.device_peak_bytes == measured.device_peak_bytes, plan
+        assert predicted.host_peak_bytes == measured.host_peak_bytes, plan
+        assert predicted.disk_peak_bytes == measured.disk_peak_bytes, plan
+        assert predicted.copied_bytes == measured.copied_bytes, plan
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_plans_drawn_at_random_are_predicted_to_the_byte(name, machine, tmp_path):
+    check_cases(name, machine, tmp_path)
+
+
+def test_plans_for_adapters_whose_sizes_coincide_are_predicted_to_the_byte(machine, tmp_path):
+    check_cases("narrow embedding", machine, tmp_path, adapter=Adapter(rank=2, dropout=0.1))
