@@ -1,6 +1,6 @@
 """Measures training: each technique alone, planned combinations, and what people use today, on the same work.
 
-    python -m benchmarks.training [--quick] [--json FILE] [--device cuda:0] [--only PART]
+    python -m benchmarks.training [--quick] [--json FILE] [--device cuda:0] [--only PART] [--rounds N]
 
 On the CPU device: the head in chunks against all logits at once; each technique alone against transformers' plain loop; the
 search's choice at 60, 40 and 25 % of that loop's peak, against every alternative that fits there; models whose weights,
@@ -105,6 +105,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here as well, after every row")
     parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--only", choices=list(PARTS), action="append", help="these parts alone; may be repeated")
+    parser.add_argument("--rounds", type=int, metavar="N", help="steps of each contender that count, and pairs of heads")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     record = Record(file=arguments.json, machine=describe_machine(device))
@@ -112,7 +113,11 @@ def main() -> int:
         measure_cards(record, device, quick=arguments.quick)
         record.summary = summarize_cards(record.rows)
     else:
-        measure_cpu(record, quick_setup() if arguments.quick else full_setup(), parts=arguments.only or list(PARTS))
+        setup = quick_setup() if arguments.quick else full_setup()
+        if arguments.rounds:
+            head = replace(setup.head, num_pairs=arguments.rounds)
+            setup = replace(setup, num_rounds=arguments.rounds, head=head)
+        measure_cpu(record, setup, parts=arguments.only or list(PARTS))
         record.summary = summarize(record.rows)
     record.close()
     return 0 if all(entry["met"] for entry in record.summary.values()) else 1
