@@ -9,8 +9,6 @@ together, at the peak of a steady step.
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import time
 from collections.abc import Iterable
@@ -20,6 +18,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.record import describe_machine
 from optimizer.models.build import build_model
 from optimizer.models.presets import PRESETS
 from optimizer.models.spec import read_model_spec
@@ -48,7 +47,7 @@ def main() -> None:
     rows = measure_agreement(("keep",) if arguments.quick else ("keep", "recompute", "offload"))
     rows.append(measure_cost(num_pairs=6 if arguments.quick else 30))
     summary = summarize(rows)
-    result = {"machine": describe_machine(), "rows": rows, "summary": summary}
+    result = {"machine": describe_machine(torch.device("cpu")), "rows": rows, "summary": summary}
     for row in rows:
         print("  ".join(f"{name}={value}" for name, value in row.items()))
     for goal, outcome in summary.items():
@@ -131,17 +130,6 @@ def summarize(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
             "met": worst < GOAL_DISAGREEMENT,
         },
         "meter_overhead_of_step": {"value": cost, "goal": GOAL_OVERHEAD, "met": cost < GOAL_OVERHEAD},
-    }
-
-
-def describe_machine() -> dict[str, Any]:
-    return {
-        "processor": platform.processor() or platform.machine(),
-        "num_cores": os.cpu_count(),
-        "num_threads": torch.get_num_threads(),
-        "load_average": [round(value, 2) for value in os.getloadavg()],
-        "python": platform.python_version(),
-        "torch": torch.__version__,
     }
 
 

@@ -27,8 +27,9 @@ from optimizer.workload import TrainingWorkload
 
 MAX_TIMELINE_POINTS = 400
 MEMORY_MARGIN = {"cpu": 0.0025, "cuda": 0.05}
-"""Share of the peak added above. cpu: the simulation equals the meter but for a few scalars. cuda: an assumption until a card
-has been measured; other attention kernels save other tensors, and blocks are rounded up to 512 bytes."""
+"""Share of the peak added above. cpu: the simulation equals the meter; the share is for models that no test holds to it.
+cuda: an assumption until a card has been measured; other attention kernels save other tensors, and blocks are rounded up to 512
+bytes."""
 TIME_SPREAD = {"measured": 0.15, "table": 0.5}
 """Half-width of the time interval as a share, without finished runs of this model on this machine."""
 CALIBRATED_TIME_SPREAD = 0.08

@@ -51,11 +51,6 @@ class DiskStore:
         """Claimed from the file system."""
         return self._file_bytes
 
-    def reserve(self, num_bytes: int) -> None:
-        """Claim room for so many bytes in all, so that a full disk is met now."""
-        with self._lock:
-            self._grow_to(num_bytes)
-
     def take(self, num_bytes: int) -> Place:
         with self._lock:
             free = self._free.get(num_bytes)

@@ -9,7 +9,7 @@ _left_out = []
 
 @pytest.fixture(scope="session")
 def _shared_valkey():
-    from tests.optimizer.valkey import Valkey
+    from tests.valkey import Valkey
 
     server = Valkey()
     yield server

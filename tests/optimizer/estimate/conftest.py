@@ -2,8 +2,8 @@
 
 import pytest
 
-from optimizer.hardware.machine import Device, Machine, Rates
 from optimizer.models.spec import read_model_spec
+from tests.optimizer.machines import make_cpu_machine
 
 OPT = {
     "model_type": "opt",
@@ -31,15 +31,4 @@ def profile(spec):
 
 @pytest.fixture(scope="session")
 def machine():
-    rates = Rates(
-        matmul_flops_per_s={"fp32": 5e10, "bf16": 5e10},
-        attention_flops_per_s={"fp32": 3e10, "bf16": 3e10},
-        memory_bytes_per_s=8e9,
-        op_overhead_s=5e-6,
-        device_to_host_bytes_per_s=5e9,
-        host_to_device_bytes_per_s=5e9,
-        optimizer_elements_per_s={"adamw_32": 3e8, "adamw_8": 2e8},
-        source="measured",
-    )
-    device = Device(kind="cpu", name="test", memory_bytes=2**34)
-    return Machine(name="test", device=device, host_memory_bytes=2**34, rates=rates)
+    return make_cpu_machine()

