@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from optimizer.errors import HeadroomError, InvalidInput
 from optimizer.hardware.devices import table_machine
@@ -27,7 +27,7 @@ from optimizer.search.problem import SearchProblem
 from optimizer.search.search import training_problem
 from optimizer.techniques import TECHNIQUE_LABELS
 from optimizer.units import parse_bytes
-from optimizer.workload import Goal, TrainingWorkload
+from optimizer.workload import Goal, OptimizerName, TrainingWorkload
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -150,6 +150,13 @@ def _add_workload_options(parser: argparse.ArgumentParser) -> None:
         metavar="NORM",
         help="gradients are clipped to this global norm; 0 for no clipping",
     )
+    parser.add_argument(
+        "--optimizer",
+        choices=get_args(OptimizerName),
+        default=TrainingWorkload.optimizer,
+        help="adamw keeps two numbers of state for each weight, sgd one, or none without momentum",
+    )
+    parser.add_argument("--momentum", type=float, default=TrainingWorkload.momentum, help="of sgd; 0 for none")
 
 
 def _add_machine_options(parser: argparse.ArgumentParser) -> None:
@@ -165,6 +172,8 @@ def _read_problem(options: argparse.Namespace) -> tuple[SearchProblem, Machine, 
         global_batch_size=options.batch,
         num_steps=options.steps,
         max_grad_norm=options.max_grad_norm or None,
+        optimizer=options.optimizer,
+        momentum=options.momentum,
     )
     budget_bytes, host_budget_bytes, disk_budget_bytes = (
         _parse_size(name, getattr(options, name.replace("-", "_"))) for name in ("budget", "host-budget", "disk-budget")

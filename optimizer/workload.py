@@ -3,7 +3,7 @@
 import math
 import reprlib
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from optimizer.errors import InvalidWorkload
 from optimizer.serialize import shown
@@ -28,6 +28,7 @@ Technique = Literal[
 ]
 """What a goal may forbid. ``disk`` and ``remote`` forbid a place, whatever would live there."""
 ScheduleName = Literal["constant", "linear", "cosine"]
+OptimizerName = Literal["adamw", "sgd"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,9 +83,14 @@ class TrainingWorkload:
     """Shape after the warm-up; linear and cosine end at a tenth of the peak."""
     warmup_steps: int = 0
     """Steps of linear warm-up, less than ``num_steps``."""
+    optimizer: OptimizerName = "adamw"
+    """adamw keeps two moments of each weight, sgd one, or none without momentum. Not Nesterov's."""
+    momentum: float = 0.9
+    """Of sgd, 0 to below 1; at 0 it keeps no state. adamw has beta1."""
     weight_decay: float = 0.1
-    """Decoupled (AdamW), applied to tensors of two or more dimensions."""
+    """Applied to tensors of two or more dimensions. adamw: decoupled; sgd: added to the gradient, as torch's does."""
     beta1: float = 0.9
+    """This and the next two: of adamw."""
     beta2: float = 0.95
     epsilon: float = 1e-8
     max_grad_norm: float | None = 1.0
@@ -115,11 +121,26 @@ class TrainingWorkload:
         _require_int("sample_tokens", self.sample_tokens, low=0, high=4_096)
         _require_float("learning_rate", self.learning_rate, low=0, high=1, low_allowed=False)
         _require_float("weight_decay", self.weight_decay, low=0, high=10)
+        if self.optimizer not in get_args(OptimizerName):
+            raise InvalidWorkload(
+                f"workload.optimizer is {reprlib.repr(self.optimizer)}; allowed: {', '.join(get_args(OptimizerName))}",
+                field="workload.optimizer",
+                value=shown(self.optimizer),
+                allowed=list(get_args(OptimizerName)),
+            )
+        _require_float("momentum", self.momentum, low=0, high=0.99999)
         _require_float("beta1", self.beta1, low=0, high=0.99999)
         _require_float("beta2", self.beta2, low=0, high=0.9999999)
         _require_float("epsilon", self.epsilon, low=0, high=1, low_allowed=False)
         if self.max_grad_norm is not None:
             _require_float("max_grad_norm", self.max_grad_norm, low=0, high=1e9, low_allowed=False)
+
+    @property
+    def num_moments(self) -> int:
+        """Numbers that the optimizer keeps of each weight between steps, beside its fp32 value."""
+        if self.optimizer == "adamw":
+            return 2
+        return 1 if self.momentum > 0 else 0
 
     @property
     def tokens_per_step(self) -> int:

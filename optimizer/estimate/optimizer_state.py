@@ -1,4 +1,4 @@
-"""What AdamW's state costs in bytes on every tier, what its update needs for a moment, what it moves and how long it takes.
+"""What the optimizer's state costs in bytes on every tier; what its update needs for a moment, moves, and takes in time.
 
 Follows ``runtime/optimizer_state.py`` for what stays on the device and ``runtime/host_update.py`` for what leaves it.
 Source of the 8-bit layout: bitsandbytes (``optim/optimizer.py``): one byte per element and moment, one fp32 scale per
@@ -16,12 +16,15 @@ from optimizer.hardware.machine import Rates
 from optimizer.plan.optimizer_state import QUANTIZATION_BLOCK_ELEMENTS, split_state
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import TensorSize
+from optimizer.workload import TrainingWorkload
 
 MIN_8BIT_ELEMENTS = 4096
 ASSUMED_HOST_ELEMENTS_PER_S = 2e8
-"""Updates on a host whose rate was not measured: a desktop's memory, read and written at 28 bytes an element."""
-UPDATE_BYTES_PER_ELEMENT = 28
-"""Moved by an update of fp32: weight, gradient and two moments read, all but the gradient written."""
+"""AdamW on a host whose rate was not measured: a desktop's memory, read and written at 28 bytes an element."""
+UPDATE_BYTES_PER_ELEMENT = {2: 28, 1: 20, 0: 12}
+"""Moved by an update of fp32, by the moments there are: weight, gradient and moments read, all but the gradient written."""
+_RATE_NAMES = {2: "adamw_32", 1: "sgd_momentum", 0: "sgd"}
+"""In ``Rates.optimizer_elements_per_s``."""
 _TABLES_BYTES = 2 * 256 * 4
 _STEP_COUNTER_BYTES = 4
 """torch's fused AdamW counts steps in one fp32 scalar per tensor."""
@@ -31,15 +34,20 @@ _NUM_SLOTS = 2
 _FP32_BYTES = 4
 
 
-def estimate_state_bytes(tensors: Sequence[TensorSize], plan: Plan) -> int:
+def estimate_state_bytes(tensors: Sequence[TensorSize], plan: Plan, *, num_moments: int) -> int:
     """On the device, of these tensors: what lives between steps, fp32 master weights of bf16 training included."""
     num_elements = sum(tensor.num_elements for tensor in tensors)
     master_bytes = _FP32_BYTES * num_elements if plan.weights.dtype != "fp32" else 0
     if plan.optimizer_state.bits == 32:
-        return master_bytes + 8 * num_elements + _STEP_COUNTER_BYTES * len(tensors)
+        return master_bytes + _FP32_BYTES * num_moments * num_elements + _counter_bytes(num_moments) * len(tensors)
     moments = [_moment_bytes(tensor.num_elements) for tensor in tensors]
     is_any_8bit = any(tensor.num_elements >= MIN_8BIT_ELEMENTS for tensor in tensors)
     return master_bytes + sum(moments) + (_TABLES_BYTES if is_any_8bit else 0)
+
+
+def _counter_bytes(num_moments: int) -> int:
+    """Of each tensor: only AdamW, which alone has two moments, counts its steps."""
+    return _STEP_COUNTER_BYTES if num_moments == 2 else 0
 
 
 def _moment_bytes(num_elements: int) -> int:
@@ -65,25 +73,25 @@ class StateCosts:
     """Of ``(temporaries, gradients)`` bytes on the device during the update, in order."""
 
 
-def estimate_state(tensors: TensorList, plan: Plan, *, trains_all: bool) -> StateCosts:
-    """trains_all: False under adapters."""
+def estimate_state(tensors: TensorList, plan: Plan, *, workload: TrainingWorkload) -> StateCosts:
+    num_moments = workload.num_moments
     leaves = split_state(plan.optimizer_state, tensors.num_elements)
     staying = [size for size, is_away in zip(tensors.sizes, leaves, strict=True) if not is_away]
     num_staying = sum(size.num_elements for size in staying)
     costs = StateCosts(
-        device_bytes=estimate_state_bytes(staying, plan),
+        device_bytes=estimate_state_bytes(staying, plan, num_moments=num_moments),
         num_staying=num_staying,
         changes=tuple(list_update_changes(staying, plan)),
     )
     if not any(leaves):
         return _with_fetched_gradients(costs, plan)
-    streams = is_streamed(tensors, plan.weights, trains_all=trains_all)
+    streams = is_streamed(tensors, plan.weights, trains_all=workload.adapter is None)
     leaving = [
         (size.num_elements, block, streamed)
         for size, block, streamed, is_away in zip(tensors.sizes, tensors.blocks, streams, leaves, strict=True)
         if is_away
     ]
-    return _with_fetched_gradients(_away(costs, leaving, plan), plan)
+    return _with_fetched_gradients(_away(costs, leaving, plan, num_moments=num_moments), plan)
 
 
 def list_update_changes(tensors: Sequence[TensorSize], plan: Plan) -> list[tuple[int, int]]:
@@ -122,12 +130,14 @@ def _with_fetched_gradients(costs: StateCosts, plan: Plan) -> StateCosts:
     return replace(costs, copied_bytes=copied)
 
 
-def _away(costs: StateCosts, leaving: Sequence[tuple[int, int, bool]], plan: Plan) -> StateCosts:
+def _away(
+    costs: StateCosts, leaving: Sequence[tuple[int, int, bool]], plan: Plan, *, num_moments: int
+) -> StateCosts:
     """leaving: elements, block, and whether the weight itself streams."""
     is_below = plan.weights.dtype != "fp32"
     size = plan.weights.bytes_per_element
     place, home = plan.optimizer_state.place, plan.weights.place
-    held = {"host": _STEP_COUNTER_BYTES * len(leaving), "disk": 0}
+    held = {"host": _counter_bytes(num_moments) * len(leaving), "disk": 0}
     copied: dict[Link, int] = {}
     stored_elements = 0
     stored_masters = False
@@ -135,10 +145,10 @@ def _away(costs: StateCosts, leaving: Sequence[tuple[int, int, bool]], plan: Pla
     for num_elements, block, streams in leaving:
         by_block[block] = by_block.get(block, 0) + num_elements
         has_own_master = is_below or not streams
-        held[place] += _FP32_BYTES * num_elements * (3 if has_own_master else 2)
+        held[place] += _FP32_BYTES * num_elements * (num_moments + has_own_master)
         is_master_stored = (place if has_own_master else home) == "disk"
         stored_masters |= is_master_stored
-        stored_elements += num_elements * (is_master_stored + 2 * (place == "disk"))
+        stored_elements += num_elements * (is_master_stored + num_moments * (place == "disk"))
         if not streams:
             _add(copied, "host_to_device", size * num_elements)
         elif is_below and home == "disk":
@@ -146,7 +156,7 @@ def _away(costs: StateCosts, leaving: Sequence[tuple[int, int, bool]], plan: Pla
     for link in ("disk_to_host", "host_to_disk"):
         _add(copied, link, _FP32_BYTES * stored_elements)
     num_piece = min(_PIECE_ELEMENTS, max(num_elements for num_elements, _, _ in leaving))
-    num_stored_parts = stored_masters + 2 * (place == "disk")
+    num_stored_parts = stored_masters + num_moments * (place == "disk")
     converts = is_below and any(not streams or home == "disk" for _, _, streams in leaving)
     slot_bytes = num_piece * (_FP32_BYTES * num_stored_parts + size * converts)
     held["host"] += _NUM_SLOTS * slot_bytes + _FP32_BYTES * num_piece * is_below
@@ -164,23 +174,28 @@ def _add(copied: dict[Link, int], link: Link, num_bytes: int) -> None:
         copied[link] = copied.get(link, 0) + num_bytes
 
 
-def estimate_update_ms(num_elements: int, plan: Plan, rates: Rates) -> float:
-    """Of state on the device."""
-    rate = rates.optimizer_elements_per_s.get(f"adamw_{plan.optimizer_state.bits}")
-    if rate is None:
-        # No 8-bit kernel was measured: the 32-bit rate is the nearest known.
-        rate = rates.optimizer_elements_per_s["adamw_32"]
+def estimate_update_ms(num_elements: int, plan: Plan, rates: Rates, *, num_moments: int = 2) -> float:
+    """Of state on the device. Kernels that were not measured are taken to move their bytes as fast as 32-bit AdamW does; 8-bit
+    ones to take its time.
+    """
+    measured = rates.optimizer_elements_per_s
+    name = "adamw_8" if plan.optimizer_state.bits == 8 else _RATE_NAMES[num_moments]
+    rate = measured.get(name) or _as_fast_as_adamw(measured["adamw_32"], num_moments)
     return num_elements / rate * 1000
 
 
-def host_elements_per_s(rates: Rates) -> float:
+def host_elements_per_s(rates: Rates, *, num_moments: int = 2) -> float:
     """Updates of state that left."""
-    return rates.host_optimizer_elements_per_s or ASSUMED_HOST_ELEMENTS_PER_S
+    return _as_fast_as_adamw(rates.host_optimizer_elements_per_s or ASSUMED_HOST_ELEMENTS_PER_S, num_moments)
+
+
+def _as_fast_as_adamw(elements_per_s: float, num_moments: int) -> float:
+    return elements_per_s * UPDATE_BYTES_PER_ELEMENT[2] / UPDATE_BYTES_PER_ELEMENT[num_moments]
 
 
 def host_bytes_per_s(rates: Rates) -> float:
     """What the host's memory gives simple loops: as much as updates move."""
-    return UPDATE_BYTES_PER_ELEMENT * host_elements_per_s(rates)
+    return UPDATE_BYTES_PER_ELEMENT[2] * host_elements_per_s(rates)
 
 
 def disk_read_ms(num_bytes: int, rates: Rates) -> float:

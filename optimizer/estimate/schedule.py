@@ -65,7 +65,7 @@ def build_schedule(
         later += (move_task("backward", "end of the micro-batch", single("gradients", rows_bytes)),)
     update = compiled.keep(
         ("update", plan.gradients, plan.optimizer_state, plan.weights, num_later, workload.max_grad_norm is None,
-         workload.adapter is None, layout.rates_key),
+         workload.adapter is None, workload.num_moments, layout.rates_key),
         lambda: tuple(list_update_tasks(tensors, state, plan=plan, workload=workload, machine=machine)),
     )  # fmt: skip
     return Schedule(first=first, later=later, num_later=num_later, update=update, carried=carried)

@@ -55,8 +55,8 @@ def estimate_training(
     tensors = list_tensors(profile)
     trains_all = workload.adapter is None
     state = compiled.keep(
-        ("state", plan.optimizer_state, plan.weights, plan.gradients, trains_all),
-        lambda: estimate_state(tensors, plan, trains_all=trains_all),
+        ("state", plan.optimizer_state, plan.weights, plan.gradients, trains_all, workload.num_moments),
+        lambda: estimate_state(tensors, plan, workload=workload),
     )
     schedule = build_schedule(
         profile, compiled, plan=plan, workload=workload, machine=machine, tensors=tensors, state=state

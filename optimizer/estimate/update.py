@@ -53,7 +53,7 @@ def list_update_tasks(
     fetched_bytes = state.num_staying * plan.weights.bytes_per_element if plan.gradients.choice == "host" else 0
     fetched: Legs = (("copy_in", fetched_bytes / machine.rates.host_to_device_bytes_per_s * 1000),)
     back = (Transfer(key="gradients", legs=fetched),) if fetched_bytes else ()
-    time = PartTime(compute_ms=estimate_update_ms(state.num_staying, plan, machine.rates))
+    time = PartTime(compute_ms=estimate_update_ms(state.num_staying, plan, machine.rates, num_moments=workload.num_moments))
     for transfer in (*back, *(() if in_backward else away)):
         time = add_legs(time, transfer.legs)
     clipped_bytes = estimate_clipped_bytes(plan) if plan.gradients.choice == "keep" else 0
@@ -81,7 +81,9 @@ def _clip_task(
     compute_ms = estimate_clip_ms(tensors, plan, machine.rates, scales=clips)
     if plan.gradients.choice == "consume":
         # The update of each tensor is inside backward; its time is the same there.
-        compute_ms += estimate_update_ms(tensors.total_elements, plan, machine.rates)
+        compute_ms += estimate_update_ms(
+            tensors.total_elements, plan, machine.rates, num_moments=workload.num_moments
+        )
     # Rows of sparse gradients are joined and summed into new ones.
     rows_bytes = estimate_rows_bytes(tensors, num_tokens=workload.tokens_per_step)
     device = single("temporaries", 0 if is_on_host else scratch_bytes) + single("gradients", rows_bytes)
@@ -107,7 +109,8 @@ def _list_host_updates(
     size = plan.weights.bytes_per_element
     scaled_bytes = 2 * size if workload.max_grad_norm is not None else 0
     converted_bytes = _CONVERTED_BYTES if plan.weights.dtype != "fp32" else 0
-    host_s = 1 / host_elements_per_s(rates) + (scaled_bytes + converted_bytes) / host_bytes_per_s(rates)
+    host_s = 1 / host_elements_per_s(rates, num_moments=workload.num_moments)
+    host_s += (scaled_bytes + converted_bytes) / host_bytes_per_s(rates)
     num_leaving = sum(state.leaving_by_block.values())
     returned_bytes = state.copied_bytes.get("host_to_device", 0)
     if plan.gradients.choice == "host":

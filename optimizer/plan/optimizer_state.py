@@ -1,4 +1,4 @@
-"""What can be decided about optimizer state: in how many bits AdamW's moments are kept, and where."""
+"""What can be decided about optimizer state: in how many bits moments are kept, and where."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,10 +14,13 @@ StatePlace = Literal["device", "host", "disk"]
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerStatePlan:
-    """AdamW's moments. Weights below fp32 add fp32 master weights, and so does state that is not on the device."""
+    """The moments that the workload's optimizer keeps: AdamW's two, SGD's one or none. Weights below fp32 add fp32 master
+    weights, and so does state that is not on the device.
+    """
 
     bits: Literal[32, 8] = 32
-    """32 keeps fp32 moments (lossless); 8 keeps one byte per element and one fp32 scale per block; only on the device."""
+    """32 keeps fp32 moments (lossless); 8 keeps one byte per element and one fp32 scale per block; AdamW's alone, only on
+    the device."""
     place: StatePlace = "device"
     """Where the offloaded part of the state lives; its update runs on the host, wherever the weights are."""
     fraction: float = 1.0

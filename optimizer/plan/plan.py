@@ -21,6 +21,7 @@ from optimizer.serialize import from_json, to_json
 from optimizer.workload import TrainingWorkload
 
 PLAN_VERSION: Final = 2
+_SPARSE_MODEL: Final = "a model with sparse embedding gradients (sparse_embedding_gradients)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +88,13 @@ class Plan:
 
         has_sparse_gradients: whether some trained embedding's gradient holds only the rows of a batch's tokens.
         """
+        if has_sparse_gradients and workload.optimizer != "adamw":
+            return InvalidPlan(
+                f"workload.optimizer is {workload.optimizer}; {_SPARSE_MODEL} is updated by AdamW alone",
+                field="workload.optimizer",
+                value=workload.optimizer,
+                allowed="adamw",
+            )
         consumes = self.gradients.choice == "consume"
         trains_all = workload.adapter is None
         rules: tuple[tuple[bool, str, object, str], ...] = (
@@ -134,6 +142,12 @@ class Plan:
                 self.weights.frozen,
                 "applies to weights under adapters (workload.adapter is null: every weight is trained)",
             ),
+            (
+                self.optimizer_state.bits == 8 and workload.optimizer != "adamw",
+                "optimizer_state.bits",
+                8,
+                f"is AdamW's state (workload.optimizer is {workload.optimizer}, whose moment has 32 bits)",
+            ),
             *(self._sparse_rules() if has_sparse_gradients else ()),
         )
         for is_broken, name, value, why in rules:
@@ -144,7 +158,7 @@ class Plan:
 
     def _sparse_rules(self) -> tuple[tuple[bool, str, object, str], ...]:
         """What the update of an embedding's rows (``runtime/sparse_gradients.py``) cannot be combined with."""
-        model = "a model with sparse embedding gradients (sparse_embedding_gradients)"
+        model = _SPARSE_MODEL
         return (
             (
                 self.gradients.choice != "keep",

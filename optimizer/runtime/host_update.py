@@ -1,18 +1,19 @@
-"""AdamW for tensors whose state left the device: kept on the host or in the scratch file, updated on the host.
+"""AdamW and SGD for tensors whose state left the device: kept on the host or in the scratch file, updated on the host.
 
-The numbers are those of the device's update: the same fused kernel on the same fp32 values, cut at the borders at which that
-kernel cuts its own work. The update of a tensor runs in pieces of at most ``PIECE_ELEMENTS``; while one is worked on, the next
-is read from the disk and the one before is written back. Jobs run on the worker of ``optimizer_state.py``: on CUDA a thread
-beside backward or the next forward, on the CPU device at once. Who needs a tensor's new weights waits for that tensor alone.
+The numbers are those of the device's update: the same fused kernel (``update_rule.py``) on the same fp32 values, cut at the
+borders at which that kernel cuts its own work. The update of a tensor runs in pieces of at most ``PIECE_ELEMENTS``; while one
+is worked on, the next is read from the disk and the one before is written back. Jobs run on the worker of
+``optimizer_state.py``: on CUDA a thread beside backward or the next forward, on the CPU device at once. Who needs a tensor's
+new weights waits for that tensor alone.
 
 What is allocated, all of it at construction and until the end; P is the most elements of a piece: ``PIECE_ELEMENTS`` or the
 largest leaving tensor, and each leaving tensor, in the model's order, has n elements:
 
-host or disk   by the plan's place: fp32 master (4n), exp_avg (4n), exp_avg_sq (4n), as optimizer state. No master where the
-               weight streams and is fp32: its home (``weights.py``) is the master, where the plan's weights have their place.
-host           4 bytes per tensor: its count of steps (optimizer state).
+host or disk   by the plan's place: fp32 master (4n) and each moment (4n), as optimizer state. No master where the weight
+               streams and is fp32: its home (``weights.py``) is the master, where the plan's weights have their place.
+host           4 bytes per tensor: its count of steps (optimizer state), with AdamW.
 host           gradient scratch, where gradients are below fp32: 4P (gradients).
-host           two slots, each: 4P for each of master, exp_avg, exp_avg_sq that any tensor has on the disk (optimizer state),
+host           two slots, each: 4P for the master and each moment that any tensor has on the disk (optimizer state),
                and, where weights are below fp32 and not at home on the host, P weights in their dtype (weights).
 
 Nothing is allocated by an update. Its copies per step and tensor: disk to host and back 4n for each part on the disk; the new
@@ -31,11 +32,10 @@ from optimizer.runtime.copies import Copy
 from optimizer.runtime.homes import PIECE_ELEMENTS, Home, HomeTensor, pieces
 from optimizer.runtime.tiers import Tiers
 from optimizer.runtime.transfers import Transfer
+from optimizer.runtime.update_rule import rule_of
 from optimizer.workload import TrainingWorkload
 
 MASTER = "master"
-_MOMENTS = ("exp_avg", "exp_avg_sq")
-_PARTS = (MASTER, *_MOMENTS)
 
 GradientOf = Callable[[str], torch.Tensor]
 """The complete gradient of a tensor, on the host."""
@@ -58,7 +58,8 @@ class _Leaving:
     parameter: nn.Parameter
     weight_decay: float
     parts: Mapping[str, Home]
-    num_steps: torch.Tensor
+    num_steps: torch.Tensor | None
+    """None where the optimizer does not count."""
     home: Home | None
     """Of the weight, where it streams; the master itself when that is fp32."""
 
@@ -84,7 +85,9 @@ class HostState:
         tiers: Tiers,
         home_of: Callable[[str], Home | None],
     ) -> None:
-        self._workload = workload
+        self._weight_decay = workload.weight_decay
+        self._rule = rule_of(workload)
+        self._parts = (MASTER, *self._rule.moments)
         self._tiers = tiers
         self._tensors: dict[str, _Leaving] = {}
         for name, parameter in named.items():
@@ -147,16 +150,16 @@ class HostState:
         """As the device's state of the same tensor: the master only of weights below fp32, whose equal it is not."""
         tensor = self._tensors[name]
         size = tensor.parameter.shape
-        keys = _PARTS if tensor.is_below_fp32 else _MOMENTS
+        keys = self._parts if tensor.is_below_fp32 else self._rule.moments
         exported: dict[str, torch.Tensor | HomeTensor] = {
             key: HomeTensor(tensor.parts[key], dtype=torch.float32, shape=size) for key in keys
         }
-        return {**exported, "step": tensor.num_steps}
+        return exported if tensor.num_steps is None else {**exported, "step": tensor.num_steps}
 
     def set(self, name: str, key: str, value: torch.Tensor) -> None:
         """Undo ``export`` for one entry; ``master`` also for fp32 weights, where it is not the weight's home."""
         tensor = self._tensors[name]
-        if key == "step":
+        if key == "step" and tensor.num_steps is not None:
             tensor.num_steps.copy_(value)
         elif tensor.parts[key] is not tensor.home:
             tensor.parts[key].write(value.contiguous(), dtype=torch.float32)
@@ -178,17 +181,19 @@ class HostState:
             )
             weight = parameter.detach() if home is None else home.read().view(parameter.dtype)
             master.write(weight.contiguous(), dtype=torch.float32)
-        for key in _MOMENTS:
+        for key in self._rule.moments:
             moment = parts[key] = Home(
                 self._tiers, num_bytes, place=place, category="optimizer_state", meets_device=False
             )
             if moment.data is not None:
                 moment.data.zero_()
-        num_steps = self._tiers.host_buffer((), dtype=torch.float32, category="optimizer_state", pinned=False).zero_()
+        num_steps = None
+        if self._rule.counts_steps:
+            num_steps = self._tiers.host_buffer((), dtype=torch.float32, category="optimizer_state", pinned=False).zero_()
         return _Leaving(
             name=name,
             parameter=parameter,
-            weight_decay=self._workload.weight_decay if parameter.dim() >= 2 else 0.0,
+            weight_decay=self._weight_decay if parameter.dim() >= 2 else 0.0,
             parts=parts,
             num_steps=num_steps,
             home=home,
@@ -204,7 +209,7 @@ class HostState:
     def _make_slot(self) -> "_Slot":
         tensors = self._tensors.values()
         size = self._num_piece_elements
-        stored = [key for key in _PARTS if any(tensor.parts[key].stored is not None for tensor in tensors)]
+        stored = [key for key in self._parts if any(tensor.parts[key].stored is not None for tensor in tensors)]
         converted = next((tensor.parameter.dtype for tensor in tensors if tensor.needs_conversion), None)
         return _Slot(
             parts={
@@ -238,23 +243,16 @@ class HostState:
 
     def _update_piece(self, piece: "_Piece", slot: "_Slot", gradient: torch.Tensor, facts: UpdateFacts) -> None:
         tensor = piece.tensor
-        master, exp_avg, exp_avg_sq = (self._part(piece, key, slot) for key in _PARTS)
-        if piece.start == 0:
+        master, *moments = (self._part(piece, key, slot) for key in self._parts)
+        if piece.start == 0 and tensor.num_steps is not None:
             tensor.num_steps.add_(1)
-        torch._fused_adamw_(
-            [master],
-            [self._scaled(gradient.view(-1)[piece.start : piece.end], facts.grad_factor)],
-            [exp_avg],
-            [exp_avg_sq],
-            [],
-            [tensor.num_steps],
-            lr=facts.learning_rate,
-            beta1=self._workload.beta1,
-            beta2=self._workload.beta2,
+        self._rule.update(
+            master,
+            self._scaled(gradient.view(-1)[piece.start : piece.end], facts.grad_factor),
+            moments,
+            tensor.num_steps,
+            learning_rate=facts.learning_rate,
             weight_decay=tensor.weight_decay,
-            eps=self._workload.epsilon,
-            amsgrad=False,
-            maximize=False,
         )
         self._bring_weights(piece, slot, master)
         for key, home in tensor.parts.items():

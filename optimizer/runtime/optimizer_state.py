@@ -1,11 +1,12 @@
-"""Carries out the optimizer-state row of a plan: AdamW with moments in 32 or 8 bits, on the device, the host or the disk.
+"""Carries out the optimizer-state row of a plan: AdamW or SGD with moments in 32 bits, AdamW in 8, on the device, the host or
+the disk.
 
-32 bits is torch's fused AdamW, which allocates nothing but its state; 8 bits is bitsandbytes' block-wise AdamW (tensors under
-4096 elements stay in 32 bits). With weights below fp32 each parameter is stepped by itself, so the fp32 copy of a gradient
-exists for one parameter at a time. Tensors whose state leaves the device (``split_state``) are ``host_update.py``'s,
-embeddings with sparse gradients ``sparse_gradients.py``'s.
+32 bits is torch's fused AdamW or SGD, which allocate nothing but their state; 8 bits is bitsandbytes' block-wise AdamW
+(tensors under 4096 elements stay in 32 bits): ``update_rule.py``. With weights below fp32 each parameter is stepped by itself,
+so the fp32 copy of a gradient exists for one parameter at a time. Tensors whose state leaves the device (``split_state``) are
+``host_update.py``'s, embeddings with sparse gradients ``sparse_gradients.py``'s.
 
-What an update of tensors whose state stayed allocates on the device, tensor by tensor in the order of ``_decay_groups``:
+What an update of tensors whose state stayed allocates on the device, tensor by tensor, matrices before the rest:
 
 gradients on the device   fp32 weights: nothing. Below: the fp32 gradient (4n, temporaries), the gradient goes, the update,
                           the fp32 gradient goes.
@@ -17,7 +18,7 @@ Also here: the learning rate.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,13 +26,14 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from optimizer.errors import CheckpointInvalid, MissingExtra
+from optimizer.errors import CheckpointInvalid
 from optimizer.plan.optimizer_state import OptimizerStatePlan, split_state
 from optimizer.runtime.gradients import HostGradients
 from optimizer.runtime.homes import Home, HomeTensor
 from optimizer.runtime.host_update import MASTER, HostState, UpdateFacts
 from optimizer.runtime.sparse_gradients import LazyAdamW, find_sparse
 from optimizer.runtime.tiers import Tiers
+from optimizer.runtime.update_rule import make_optimizer, rule_of
 from optimizer.runtime.worker import Worker
 from optimizer.workload import TrainingWorkload
 
@@ -59,7 +61,7 @@ def learning_rate_at(step: int, workload: TrainingWorkload) -> float:
 
 
 class Optimizer:
-    """AdamW over a model's trained parameters, by name, with the state the plan asks for.
+    """The workload's optimizer over a model's trained parameters, by name, with the state the plan asks for.
 
     tiers: needed where state leaves the device. home_of: of weights that stream. is_threaded: updates on the host run on a
     thread of their own; ``wait`` or ``require`` a tensor, or ``join`` all, before its new weights are used.
@@ -80,6 +82,7 @@ class Optimizer:
         leaving = {name: p for (name, p), left in zip(self._named.items(), leaves, strict=True) if left}
         sparse = find_sparse(model)
         self._lazy = LazyAdamW(sparse, workload=workload)
+        self._known_keys = {MASTER, *rule_of(workload).known_keys}
         staying = {name: p for name, p in self._named.items() if name not in leaving and name not in sparse}
         self._masters = {
             name: nn.Parameter(p.detach().to(torch.float32)) for name, p in staying.items() if p.dtype != torch.float32
@@ -90,7 +93,7 @@ class Optimizer:
         }
         self._inner: torch.optim.Optimizer | None = None
         if staying:
-            self._inner = _make_adamw(_decay_groups(self._stepped.values(), workload.weight_decay), plan, workload)
+            self._inner = make_optimizer(self._stepped.values(), plan=plan, workload=workload)
         groups = [] if self._inner is None else self._inner.param_groups
         self._group_of = {stepped: group for group in groups for stepped in group["params"]}
         self.on_host: HostState | None = None
@@ -229,12 +232,14 @@ class Optimizer:
 
     @torch.no_grad()
     def import_state(self, tensors: Mapping[str, torch.Tensor], scalars: StateScalars) -> None:
-        """Undo ``export_state``. Raises CheckpointInvalid where names do not match this model."""
+        """Undo ``export_state``. Raises CheckpointInvalid where names do not match this model and its optimizer."""
         items: list[tuple[str, Any]] = [*tensors.items(), *scalars.items()]
         for full_name, value in items:
             name, _, key = full_name.rpartition("//")
             if name not in self._named:
                 raise CheckpointInvalid(f"optimizer state names {name!r}, which the model does not have")
+            if key not in self._known_keys:
+                raise CheckpointInvalid(f"optimizer state holds {key!r} of {name}, which this optimizer does not keep")
             if self._is_on_host(name):
                 self.on_host.set(name, key, value)  # type: ignore[union-attr]
             elif name in self._lazy.names:
@@ -299,28 +304,3 @@ class Optimizer:
                 parameter.copy_(stepped)
         finally:
             self._inner.param_groups = groups
-
-
-def _decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """Weight decay on matrices and embeddings only: norms and biases are not shrunk."""
-    decayed: list[nn.Parameter] = []
-    plain: list[nn.Parameter] = []
-    for parameter in parameters:
-        (decayed if parameter.dim() >= 2 else plain).append(parameter)
-    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]
-
-
-def _make_adamw(
-    groups: list[dict[str, Any]], plan: OptimizerStatePlan, workload: TrainingWorkload
-) -> torch.optim.Optimizer:
-    betas = (workload.beta1, workload.beta2)
-    if plan.bits == 32:
-        return torch.optim.AdamW(groups, lr=workload.learning_rate, betas=betas, eps=workload.epsilon, fused=True)
-    try:
-        import bitsandbytes
-    except ImportError as error:
-        raise MissingExtra("bitsandbytes", needed_for="optimizer state in 8 bits") from error
-    adamw_8bit: Any = bitsandbytes.optim.AdamW8bit  # type: ignore[attr-defined]
-    optimizer: torch.optim.Optimizer = adamw_8bit(groups, lr=workload.learning_rate, betas=betas, eps=workload.epsilon)
-    return optimizer

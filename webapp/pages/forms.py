@@ -26,6 +26,8 @@ WORKLOAD_FIELDS = (
     "learning_rate",
     "schedule",
     "warmup_steps",
+    "optimizer",
+    "momentum",
     "weight_decay",
     "max_grad_norm",
     "seed",
@@ -72,6 +74,8 @@ class JobForm(forms.Form):
         choices=[(name, name) for name in ("cosine", "linear", "constant")], initial=_DEFAULTS.schedule
     )
     warmup_steps = forms.IntegerField(label="Warm-up steps", initial=_DEFAULTS.warmup_steps)
+    optimizer = forms.ChoiceField(choices=[("adamw", "AdamW"), ("sgd", "SGD")], initial=_DEFAULTS.optimizer)
+    momentum = forms.FloatField(label="Momentum", help_text="of SGD; 0 keeps no state", initial=_DEFAULTS.momentum)
     weight_decay = forms.FloatField(label="Weight decay", initial=_DEFAULTS.weight_decay)
     max_grad_norm = forms.FloatField(
         label="Clip gradients to", help_text="empty: no clipping", initial=_DEFAULTS.max_grad_norm, required=False
@@ -133,7 +137,7 @@ class JobForm(forms.Form):
         _choices(self, "dataset", [(row.pk, row.name) for row in datasets], nothing="no dataset yet: upload one")
         for field in self.fields.values():
             field.widget.attrs["form"] = FORM_ID
-        for name in ("learning_rate", "weight_decay", "max_grad_norm", "alpha", "dropout"):
+        for name in ("learning_rate", "momentum", "weight_decay", "max_grad_norm", "alpha", "dropout"):
             # a text field: the browser's number field drops what it cannot parse, and people write 1e-3
             self.fields[name].widget = forms.TextInput(attrs={"form": FORM_ID, "inputmode": "decimal"})
 

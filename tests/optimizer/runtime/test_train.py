@@ -160,6 +160,17 @@ def test_a_job_may_go_on_with_its_states_in_other_places(make_run, before, after
     assert result.summary["weights_sha256"] == whole.summary["weights_sha256"]
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_sgd_stopped_and_resumed_with_its_state_on_the_disk_ends_with_the_same_bits(make_run, momentum):
+    sgd = {"optimizer": "sgd", "momentum": momentum}
+    whole = train(make_run(folder="whole", **sgd), report=lambda message: None, should_stop=never)
+    run, messages = make_run(folder="halves", plan=make_plan("recompute", **ON_DISK), **sgd), []
+    train(run, report=messages.append, should_stop=stop_after(messages, 4))
+    second = dataclasses.replace(run, resume_from="newest", attempt=2, fence=8)
+    result = train(second, report=lambda message: None, should_stop=never)
+    assert result.summary["weights_sha256"] == whole.summary["weights_sha256"]
+
+
 def train_until_killed(run, step):
     """In a process of its own: dies without a word once the record of this step was reported."""
 

@@ -30,6 +30,8 @@ def typed(model, dataset):
         "learning_rate": "1e-3",
         "schedule": "cosine",
         "warmup_steps": "5",
+        "optimizer": "adamw",
+        "momentum": "0.9",
         "weight_decay": "0.1",
         "max_grad_norm": "",
         "seed": "1",

@@ -20,6 +20,8 @@ from webapp.pages.pricing import Pricing, price_for_page
 from webapp.pages.views.catalog import upload_dataset, upload_model
 
 ADVANCED = (
+    "optimizer",
+    "momentum",
     "weight_decay",
     "max_grad_norm",
     "seed",
