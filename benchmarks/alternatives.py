@@ -20,7 +20,8 @@ import torch
 from torch import nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
-from optimizer.models.build import build_model, find_blocks
+from optimizer.models.anatomy import find_blocks
+from optimizer.models.build import build_model
 from optimizer.models.spec import ModelSpec
 from optimizer.plan import Plan
 from optimizer.plan.weights import WeightsPlan

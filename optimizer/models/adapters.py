@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from optimizer.errors import InvalidWorkload, MissingExtra
-from optimizer.models.build import find_blocks
+from optimizer.models.anatomy import find_blocks
 from optimizer.models.targets import dropout_on_experts
 from optimizer.workload import Adapter
 

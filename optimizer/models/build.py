@@ -18,7 +18,7 @@ from optimizer.models.decoder.model import Decoder
 from optimizer.models.load import load_weights
 from optimizer.models.spec import ModelSpec, read_model_spec
 
-__all__ = ["build_model", "compute_logits", "find_backbone_and_head", "find_blocks", "load_model", "load_weights"]
+__all__ = ["build_model", "load_model", "load_weights"]
 
 _EAGER_ATTENTION_MODEL_TYPES = frozenset({"gemma2"})
 """No fused kernel applies a soft cap to attention scores; transformers refuses sdpa for these."""
@@ -65,40 +65,6 @@ def _build_published(spec: ModelSpec, dtype: torch.dtype) -> nn.Module:
         options["experts_implementation"] = "grouped_mm"
     model: nn.Module = AutoModelForCausalLM.from_config(config, **options)  # type: ignore[no-untyped-call]
     return model
-
-
-def find_backbone_and_head(model: nn.Module) -> tuple[nn.Module, nn.Module]:
-    """The part up to the last hidden state, and the output projection.
-
-    ``backbone(input_ids=..., use_cache=False).last_hidden_state`` is what ``compute_logits`` takes. The projection alone
-    is not the whole head of every architecture; ``compute_logits`` is.
-    """
-    backbone: nn.Module = model.get_decoder()  # type: ignore[operator]
-    head: nn.Module = model.get_output_embeddings()  # type: ignore[operator]
-    return backbone, head
-
-
-def find_blocks(model: nn.Module) -> list[nn.Module]:
-    """The decoder blocks, first to last: the one list of modules directly under the backbone, as long as the model is deep."""
-    backbone, _ = find_backbone_and_head(model)
-    num_blocks = model.config.num_hidden_layers  # type: ignore[union-attr]
-    lists = [child for child in backbone.children() if isinstance(child, nn.ModuleList) and len(child) == num_blocks]
-    if len(lists) != 1:
-        raise LookupError(
-            f"{type(model).__name__} has {len(lists)} lists of {num_blocks} blocks under its backbone, not one"
-        )
-    return list(lists[0])
-
-
-def compute_logits(model: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
-    """Logits from the backbone's last hidden state, with the soft cap where the architecture has one (Gemma 2).
-
-    hidden: [..., hidden_size]; any leading shape, so a chunk of a sequence is as good as the whole.
-    """
-    _, head = find_backbone_and_head(model)
-    logits: torch.Tensor = head(hidden)
-    cap = getattr(model.config, "final_logit_softcapping", None)
-    return logits if cap is None else torch.tanh(logits / cap) * cap
 
 
 def go_offline() -> None:

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from optimizer.models.adapters import base_name, has_adapters
-from optimizer.models.build import find_blocks
+from optimizer.models.anatomy import find_blocks
 from optimizer.plan.weights import FrozenFormat
 from optimizer.runtime.experts import has_stacked_experts, take_over_experts
 from optimizer.runtime.packed import PackedForm, pack_parameter, unpack

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from optimizer.models.build import compute_logits, find_backbone_and_head
+from optimizer.models.anatomy import find_anatomy
 
 
 @torch.no_grad()
@@ -28,7 +28,7 @@ def generate_tokens(
     window_length: the model sees at most this many of the last tokens. vocab_size: ids from here on are never drawn, for
     tokenizers smaller than the model's output. temperature: 0 takes the likeliest token each time.
     """
-    backbone, _ = find_backbone_and_head(model)
+    anatomy = find_anatomy(model)
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)
     ids = list(prompt_ids)
@@ -37,8 +37,8 @@ def generate_tokens(
     try:
         for _ in range(num_tokens):
             window = torch.tensor([ids[-window_length:]], device=device)
-            hidden = backbone(input_ids=window, use_cache=False).last_hidden_state[:, -1]
-            logits = compute_logits(model, hidden)[0, :vocab_size].float().cpu()
+            hidden = anatomy.backbone(input_ids=window, use_cache=False).last_hidden_state[:, -1]
+            logits = anatomy.compute_logits(hidden)[0, :vocab_size].float().cpu()
             ids.append(_draw(logits, temperature=temperature, top_k=top_k, generator=generator))
     finally:
         model.train(was_training)

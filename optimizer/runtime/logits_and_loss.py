@@ -18,11 +18,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 from torch.autograd.function import once_differentiable
 
 from optimizer.errors import InvalidPlan
-from optimizer.models.build import compute_logits, find_backbone_and_head
+from optimizer.models.anatomy import Anatomy
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 
 IGNORED_LABEL = -100
@@ -32,19 +31,22 @@ _HALF_SHRINK = 2.0**-5
 
 
 def compute_loss(
-    model: nn.Module, hidden: torch.Tensor, labels: torch.Tensor, *, plan: LogitsAndLossPlan
+    anatomy: Anatomy, result: torch.Tensor, labels: torch.Tensor, *, plan: LogitsAndLossPlan
 ) -> torch.Tensor:
-    """Mean cross-entropy over all tokens, a scalar in the graph; in fp32 where it is made in chunks.
+    """The loss, a scalar in the graph: the anatomy's own, or mean cross-entropy over all tokens that count; in fp32 where it
+    is made in chunks.
 
-    hidden: [batch, sequence, hidden_size]; labels: [batch, sequence], -100 where a token does not count.
-    Raises InvalidPlan where chunks are asked of a head that is no plain projection.
+    result: what ``anatomy.run`` returned, [batch, sequence, hidden_size] or logits; labels: [batch, sequence], -100 where a
+    token does not count. Raises InvalidPlan where chunks are asked of a head that is no plain projection.
     """
     if plan.num_chunks == 1:
-        logits = compute_logits(model, hidden)
+        logits = anatomy.compute_logits(result)
+        if anatomy.loss is not None:
+            return anatomy.loss(logits, labels)
         # No shift and no upcast here: both would copy the largest tensor of the step.
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
-    _, head = find_backbone_and_head(model)
-    if type(head) is not nn.Linear:
+    head = anatomy.head
+    if not anatomy.is_chunkable or head is None:
         raise InvalidPlan(
             f"plan.logits_and_loss.num_chunks is {plan.num_chunks}; the model's head is a {type(head).__name__}, and only "
             "a plain projection (Linear) is cut into chunks; use 1, or leave the head out of the adapter's targets",
@@ -52,14 +54,13 @@ def compute_loss(
             value=plan.num_chunks,
             allowed=1,
         )
-    soft_cap = getattr(model.config, "final_logit_softcapping", None)
     return chunked_cross_entropy(
-        hidden.flatten(0, 1),
-        head.weight,
+        result.flatten(0, 1),
+        head.weight,  # type: ignore[arg-type]
         labels.flatten(),
-        bias=head.bias,
+        bias=head.bias,  # type: ignore[arg-type]
         num_chunks=plan.num_chunks,
-        soft_cap=soft_cap,
+        soft_cap=anatomy.soft_cap,
     )
 
 

@@ -22,7 +22,7 @@ from torch.utils.hooks import RemovableHandle
 
 from optimizer.categories import Category
 from optimizer.errors import LossNotFinite
-from optimizer.models.build import find_backbone_and_head, find_blocks
+from optimizer.models.anatomy import Anatomy, find_anatomy
 from optimizer.plan import Plan
 from optimizer.runtime.activations import apply_activations
 from optimizer.runtime.gradients import ConsumedGradients, Gradients, HostGradients
@@ -60,7 +60,8 @@ class Trainer:
     """A model, its optimizer and its plan, ready to step. Call ``close`` to leave the model as it was.
 
     meter: None runs without counting and without a cap; with activations all kept, nothing at all is then wrapped.
-    scratch: folder of the disk tier's file; the system's temporary folder unless given.
+    scratch: folder of the disk tier's file; the system's temporary folder unless given. anatomy: the model's parts, where
+    they are not those that ``find_anatomy`` finds.
     """
 
     def __init__(
@@ -73,8 +74,10 @@ class Trainer:
         meter: Meter | None,
         scratch: Path | None = None,
         updates_on_thread: bool | None = None,
+        anatomy: Anatomy | None = None,
     ) -> None:
-        blocks = find_blocks(model)
+        self.anatomy = anatomy or find_anatomy(model)
+        blocks = self.anatomy.blocks
         self._sparse = find_sparse(model)
         plan.check(num_blocks=len(blocks), workload=workload, has_sparse_gradients=bool(self._sparse))
         self.model = model
@@ -86,7 +89,6 @@ class Trainer:
         self.tiers = Tiers(device=device, meter=meter, scratch=scratch)
         is_threaded = device.type == "cuda" if updates_on_thread is None else updates_on_thread
         self._worker = Worker(name="host-update", device=device, is_threaded=is_threaded)
-        self._backbone, _ = find_backbone_and_head(model)
         self._undo_activations: Callable[[], None] = lambda: None
         self._handles: list[RemovableHandle] = []
         self._has_failed = self._is_closed = False
@@ -122,8 +124,8 @@ class Trainer:
         self.gradients = self._make_gradients(named)
         self._handles += self.gradients.watch()
         self._undo_activations = apply_activations(blocks, plan.activations, self.tiers)
-        self._handles += self.weights.watch(self._backbone, blocks, updates=self.optimizer)
-        self._handles += self.optimizer.watch(model, blocks=blocks, backbone=self._backbone)
+        self._handles += self.weights.watch(self.anatomy.backbone, blocks, updates=self.optimizer)
+        self._handles += self.optimizer.watch(model, blocks=blocks, backbone=self.anatomy.backbone)
 
     def _make_gradients(self, named: Mapping[str, nn.Parameter]) -> Gradients:
         if self.plan.gradients.choice == "consume":
@@ -328,15 +330,16 @@ class Trainer:
         masks = {} if attention_mask is None else {"attention_mask": attention_mask.to(self.device)}
         self._region("activations")
         with self.precision.autocast():
-            hidden = self._backbone(input_ids=ids, use_cache=False, **masks).last_hidden_state
+            result = self.anatomy.run(ids, labels=labels, masks=masks, at_hidden=self._backbone_ends)
+            return compute_loss(self.anatomy, result, labels, plan=self.plan.logits_and_loss)
+
+    def _backbone_ends(self, hidden: torch.Tensor) -> None:
         # Before the largest tensors of the step: what blocks have offloaded is let go.
         self.tiers.settle()
         self._mark("head and loss")
         self._region("logits_and_loss")
         if hidden.requires_grad and self.meter is not None:
-            hidden.register_hook(self._backbone_backward_begins)
-        with self.precision.autocast():
-            return compute_loss(self.model, hidden, labels, plan=self.plan.logits_and_loss)
+            hidden.register_hook(self._backbone_backward_begins)  # type: ignore[no-untyped-call]
 
     def _backbone_backward_begins(self, gradient: torch.Tensor) -> None:
         self._mark("backward")

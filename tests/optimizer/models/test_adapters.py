@@ -8,7 +8,8 @@ from peft.tuners.lora import LoraLayer
 
 from optimizer.errors import InvalidWorkload, MissingExtra
 from optimizer.models.adapters import add_adapter, attach_adapters, base_name, has_adapters, list_sites
-from optimizer.models.build import build_model, compute_logits, find_backbone_and_head, find_blocks
+from optimizer.models.anatomy import find_anatomy, find_blocks
+from optimizer.models.build import build_model
 from optimizer.models.spec import read_model_spec
 from optimizer.models.targets import ADAPTER_TARGETS, check_targets
 from optimizer.workload import Adapter
@@ -21,9 +22,9 @@ def make_model(model_type, *, dtype=torch.float32, device="cpu", seed=1):
 
 def logits_of(model):
     model.eval()
-    backbone, _ = find_backbone_and_head(model)
+    anatomy = find_anatomy(model)
     with torch.no_grad():
-        return compute_logits(model, backbone(input_ids=torch.arange(12)[None], use_cache=False).last_hidden_state)
+        return anatomy.compute_logits(anatomy.backbone(input_ids=torch.arange(12)[None], use_cache=False).last_hidden_state)
 
 
 def give_values(model):

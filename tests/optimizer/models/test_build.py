@@ -6,7 +6,8 @@ import socket
 import pytest
 import torch
 
-from optimizer.models.build import build_model, compute_logits, find_backbone_and_head, find_blocks
+from optimizer.models.anatomy import find_anatomy, find_blocks
+from optimizer.models.build import build_model
 from optimizer.models.decoder.config import DECODER_TYPE
 from optimizer.models.schema import ARCHITECTURES
 from optimizer.models.spec import read_model_spec
@@ -27,10 +28,10 @@ def _inputs() -> torch.Tensor:
 @pytest.mark.parametrize("model_type", ALL_TYPES)
 def test_backbone_and_logits_give_what_the_model_gives(model_type: str) -> None:
     model = build_model(read_model_spec(SMALL_CONFIGS[model_type]), dtype=torch.float32, device="cpu", seed=1).eval()
-    backbone, _ = find_backbone_and_head(model)
+    anatomy = find_anatomy(model)
     with torch.no_grad():
-        hidden = backbone(input_ids=_inputs(), use_cache=False).last_hidden_state
-        assert torch.equal(compute_logits(model, hidden), model(input_ids=_inputs()).logits)
+        hidden = anatomy.backbone(input_ids=_inputs(), use_cache=False).last_hidden_state
+        assert torch.equal(anatomy.compute_logits(hidden), model(input_ids=_inputs()).logits)
 
 
 @pytest.mark.parametrize("model_type", ALL_TYPES)

@@ -8,7 +8,8 @@ import torch
 
 from optimizer.errors import InvalidModel
 from optimizer.models.adapters import attach_adapters, list_sites
-from optimizer.models.build import build_model, compute_logits, find_backbone_and_head, find_blocks, load_model
+from optimizer.models.anatomy import find_anatomy, find_blocks
+from optimizer.models.build import build_model, load_model
 from optimizer.models.export import export_model
 from optimizer.models.presets import PRESETS
 from optimizer.models.spec import read_model_spec
@@ -88,10 +89,10 @@ def test_a_longer_sequence_gives_the_same_beginning(name):
 @pytest.mark.parametrize("name", OPTIONS)
 def test_backbone_and_logits_give_what_the_model_gives(name):
     model = build_model(make_spec(name)).eval()
-    backbone, head = find_backbone_and_head(model)
-    hidden = backbone(input_ids=make_ids(), use_cache=False).last_hidden_state
-    assert torch.equal(compute_logits(model, hidden), model(make_ids()).logits)
-    assert head.out_features == 131
+    anatomy = find_anatomy(model)
+    hidden = anatomy.backbone(input_ids=make_ids(), use_cache=False).last_hidden_state
+    assert torch.equal(anatomy.compute_logits(hidden), model(make_ids()).logits)
+    assert anatomy.head.out_features == 131
 
 
 @pytest.mark.parametrize("name", OPTIONS)

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from optimizer.models.build import build_model, find_blocks
+from optimizer.models.anatomy import find_blocks
+from optimizer.models.build import build_model
 from optimizer.models.presets import PRESETS
 
 PUBLISHED_PARAMETERS = {

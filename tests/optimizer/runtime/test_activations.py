@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from optimizer.errors import DiskFull, InvalidPlan, RemoteStoreFull, RemoteStoreLost
-from optimizer.models.build import build_model, find_blocks
+from optimizer.models.anatomy import find_blocks
+from optimizer.models.build import build_model
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.runtime.activations import apply_activations
 from optimizer.runtime.measure import make_synthetic_batches

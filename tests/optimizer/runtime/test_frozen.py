@@ -9,7 +9,8 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from optimizer.errors import MissingExtra
 from optimizer.models.adapters import attach_adapters, base_name
-from optimizer.models.build import build_model, compute_logits, find_backbone_and_head, find_blocks
+from optimizer.models.anatomy import find_anatomy, find_blocks
+from optimizer.models.build import build_model
 from optimizer.models.spec import read_model_spec
 from optimizer.plan import Plan
 from optimizer.plan.activations import ActivationsPlan
@@ -77,11 +78,11 @@ def run(model, weights):
     """Logits, and the gradients of the adapters and of the embedding, which show those of every block's input."""
     embedding = model.get_input_embeddings().weight
     embedding.requires_grad_(True)
-    backbone, _ = find_backbone_and_head(model)
+    anatomy = find_anatomy(model)
     ids = torch.randint(100, (2, 9), generator=torch.Generator().manual_seed(3)).to(embedding.device)
     torch.manual_seed(11)
     with torch.autocast(embedding.device.type, dtype=torch.bfloat16, enabled=weights.autocast != "off", cache_enabled=False):
-        logits = compute_logits(model, backbone(input_ids=ids, use_cache=False).last_hidden_state)
+        logits = anatomy.compute_logits(anatomy.backbone(input_ids=ids, use_cache=False).last_hidden_state)
     torch.sin(logits.float()).sum().backward()
     embedding.requires_grad_(False)
     return logits, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}

@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from optimizer.errors import InvalidPlan
-from optimizer.models.build import build_model, find_backbone_and_head
+from optimizer.models.anatomy import find_anatomy
+from optimizer.models.build import build_model
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.runtime.logits_and_loss import chunk_ranges, chunked_cross_entropy, compute_loss
 from optimizer.runtime.meter import Meter
@@ -157,12 +158,12 @@ def test_chunks_are_equal_runs_with_a_shorter_last_one():
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
 def test_each_architecture_trains_its_own_head_tied_or_capped(name):
     model = build_model(make_spec(name), dtype=torch.float64, seed=1).eval()
-    backbone, _ = find_backbone_and_head(model)
+    anatomy = find_anatomy(model)
     ids = torch.randint(512, (2, 16))
     found = []
     for num_chunks in (1, 5):
-        hidden = backbone(input_ids=ids, use_cache=False).last_hidden_state
-        compute_loss(model, hidden, ids, plan=LogitsAndLossPlan(num_chunks=num_chunks)).backward()
+        hidden = anatomy.backbone(input_ids=ids, use_cache=False).last_hidden_state
+        compute_loss(anatomy, hidden, ids, plan=LogitsAndLossPlan(num_chunks=num_chunks)).backward()
         found.append([parameter.grad for parameter in model.parameters()])
         model.zero_grad()
     # Norms are computed in fp32 by transformers, whatever the dtype; their gradients cancel to it.
@@ -177,7 +178,7 @@ def test_a_head_that_is_more_than_a_projection_is_refused_by_name():
     model.lm_head = Adapted(64, 512, bias=False)
     with pytest.raises(InvalidPlan, match=r"the model's head is a Adapted, and only a plain projection"):
         compute_loss(
-            model,
+            find_anatomy(model),
             torch.zeros(1, 8, 64),
             torch.zeros(1, 8, dtype=torch.long),
             plan=LogitsAndLossPlan(num_chunks=2),

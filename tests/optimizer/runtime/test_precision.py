@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from optimizer.errors import CheckpointInvalid, LossNotFinite
-from optimizer.models.build import build_model, find_backbone_and_head
+from optimizer.models.build import build_model
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.measure import make_synthetic_batches
 from optimizer.runtime.meter import Meter
@@ -87,7 +87,7 @@ def test_autocast_holds_no_cast_of_a_weight_after_a_recomputed_forward():
     for autocast in ("off", "bf16"):
         trainer = make_trainer(WeightsPlan(autocast=autocast), "recompute")
         ((ids, _),) = make_batches(trainer)
-        backbone, _ = find_backbone_and_head(trainer.model)
+        backbone = trainer.anatomy.backbone
         with trainer.metered(), trainer.meter.region("activations"), trainer.precision.autocast():
             hidden = backbone(input_ids=ids, use_cache=False).last_hidden_state
             left_bytes.append(trainer.meter.bytes_by_category()["activations"])

@@ -8,7 +8,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from optimizer.models.build import build_model, find_backbone_and_head, find_blocks
+from optimizer.models.anatomy import find_anatomy, find_blocks
+from optimizer.models.build import build_model
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.profile.op_costs import classify_op
 from optimizer.runtime.activations import apply_activations
@@ -139,9 +140,9 @@ def activation_bytes_after_forward(contexts):
         block.forward = functools.partial(_checkpointed, forward, contexts)
     meter = Meter(device=CPU)
     meter.assign_module(model)
-    backbone, _ = find_backbone_and_head(model)
+    anatomy = find_anatomy(model)
     with meter, meter.region("activations"):
-        hidden = backbone(input_ids=torch.zeros(2, 32, dtype=torch.long), use_cache=False).last_hidden_state
+        hidden = anatomy.backbone(input_ids=torch.zeros(2, 32, dtype=torch.long), use_cache=False).last_hidden_state
     num_bytes = meter.bytes_by_category()["activations"]
     del hidden
     return num_bytes

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from optimizer.errors import DiskFull
-from optimizer.models.build import build_model, find_blocks
+from optimizer.models.anatomy import find_blocks
+from optimizer.models.build import build_model
 from optimizer.packing import STAGING_BYTES, scratch_bytes
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.runtime.activations import apply_activations

@@ -4,7 +4,8 @@ import dataclasses
 import pytest
 import torch
 
-from optimizer.models.build import build_model, find_blocks
+from optimizer.models.anatomy import find_blocks
+from optimizer.models.build import build_model
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.measure import make_synthetic_batches
