@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from optimizer.categories import Category, Tier
 from optimizer.errors import InvalidModel
 from optimizer.plan.activations import BlockChoice
-from optimizer.profile.events import Allocated, Began, Event, Freed, Held, Input, Moved, Ran, Trace
+from optimizer.profile.events import Allocated, Began, Event, Freed, Held, Input, Moved, Ran, Trace, Viewed
 from optimizer.profile.profile import (
     BLOCK_CHOICES,
     BlockTemplate,
@@ -51,6 +51,7 @@ class _RawChange:
 class _RawPart:
     ops: list[Ran] = field(default_factory=list)
     changes: list[_RawChange] = field(default_factory=list)
+    num_views: int = 0
 
 
 @dataclass(kw_only=True)
@@ -94,13 +95,14 @@ class PartTables:
     def parts(self) -> tuple[Part, ...]:
         return tuple(self._parts)
 
-    def add(self, ops: Iterable[Op], changes: Iterable[tuple[int, Change]]) -> int:
+    def add(self, ops: Iterable[Op], changes: Iterable[tuple[int, Change]], *, num_views: int = 0) -> int:
         """changes: each with the number of its op. Returns the index of the part."""
         placed = list(changes)
         part = Part(
             ops=tuple(self._ops.setdefault(op, len(self._ops)) for op in ops),
             changes=tuple(self._changes.setdefault(change, len(self._changes)) for _, change in placed),
             changes_at=tuple(at for at, _ in placed),
+            num_views=num_views,
         )
         return self._parts.setdefault(part, len(self._parts))
 
@@ -127,7 +129,10 @@ def assemble_regime(
     }
     fit = _Fitter(place.shape)
     plain = raw["keep", "first"]
-    fit.learn(plain, {shape: _cut(trace.first, held["keep", "first"]) for shape, trace in growth.items()})
+    others = {shape: _cut(trace.first, held["keep", "first"]) for shape, trace in growth.items()}
+    fit.learn(plain, others)
+    for unwatched in list(others.values())[:1]:
+        _leave_out_watching(unwatched, raw["keep", "first"], raw["keep", "accumulate"])
 
     def part(choice: BlockChoice, which: str, key: PartKey) -> int:
         return fit.add_part(raw[choice, which].parts[key], tables, adds_gradients=which == "accumulate")
@@ -168,6 +173,14 @@ def assemble_regime(
         templates=templates,
         block_templates=block_templates,
     )
+
+
+def _leave_out_watching(unwatched: _Raw, first: _Raw, accumulate: _Raw) -> None:
+    """Make the numbers of views in kept blocks those of a run that is not watched for what blocks hold."""
+    for key, part in first.parts.items():
+        num_extra = part.num_views - unwatched.parts[key].num_views
+        part.num_views -= num_extra
+        accumulate.parts[key].num_views -= num_extra
 
 
 def _held_storages(whole: Mapping[BlockChoice, Trace]) -> dict[tuple[BlockChoice, str], dict[int, set[int]]]:
@@ -256,6 +269,8 @@ def _cut(events: Iterable[Event], held: Mapping[int, set[int]]) -> _Raw:
             part = parts.setdefault(key, _RawPart())
         elif isinstance(event, Ran):
             part.ops.append(event)
+        elif isinstance(event, Viewed):
+            part.num_views += 1
         elif isinstance(event, Allocated):
             first_number = event.storage if first_number is None else first_number
             storages[event.storage] = _Storage(
@@ -415,7 +430,7 @@ class _Fitter:
             )
             for c in raw.changes
         )
-        return tables.add(ops, changes)
+        return tables.add(ops, changes, num_views=raw.num_views)
 
 
 def _describe(op: Ran) -> str:

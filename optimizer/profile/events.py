@@ -29,6 +29,10 @@ class Ran(NamedTuple):
     written_bytes: int
 
 
+class Viewed(NamedTuple):
+    """An op that moves no bytes: a view, or what changes how a tensor shows its own. It costs its dispatch."""
+
+
 class Allocated(NamedTuple):
     storage: int
     num_bytes: int
@@ -61,7 +65,7 @@ class Held(NamedTuple):
     storage: int
 
 
-Event = Began | Ran | Allocated | Moved | Freed | Input | Held
+Event = Began | Ran | Viewed | Allocated | Moved | Freed | Input | Held
 
 
 @dataclass(frozen=True, kw_only=True)

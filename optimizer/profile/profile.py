@@ -74,6 +74,8 @@ class Part:
     changes: tuple[int, ...]
     changes_at: tuple[int, ...]
     """For each change the number of the op in this part. Bytes come with the op and go after it; -1 is before the first."""
+    num_views: int = 0
+    """Ops beside those listed that move no bytes; each costs its dispatch."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ import torch
 from optimizer.categories import CATEGORIES, Tier
 from optimizer.errors import InvalidModel
 from optimizer.profile.dataless import Ops, OpTraits, tensors_in, without_devices
-from optimizer.profile.events import Allocated, Began, Event, Freed, Moved, Ran
+from optimizer.profile.events import Allocated, Began, Event, Freed, Moved, Ran, Viewed
 from optimizer.profile.op_costs import classify_op, count_flops
 from optimizer.runtime.meter import NUM_CATEGORIES, Meter
 
@@ -22,6 +22,7 @@ _MAX_SHADOW_ELEMENTS = 1 << 22
 _SCALES_BY_FREQUENCY = 4
 """Argument of ``embedding_dense_backward`` that marks embeddings with sparse gradients, which have no kernel without data:
 ``trace.py`` makes them dense and sets it. No supported model uses it otherwise."""
+_VIEWED = Viewed()
 _SHADOW_DTYPES = frozenset({torch.int64, torch.int32, torch.bool})
 
 
@@ -66,10 +67,13 @@ class Recorder(Meter):  # type: ignore[no-untyped-call]
         outputs = [result] if isinstance(result, torch.Tensor) else tensors_in((result,), {})
         if outputs and outputs[0].dtype in _SHADOW_DTYPES:
             self._shadow(func, args, kwargs, outputs, sets_view=traits.sets_view)
-        # What is made without bytes, and what only changes a tensor's view of them (``set_``), takes no part in a profile.
+        # What is made without bytes, and what only changes a tensor's view of them (``set_``), is only counted.
         new = [output for output in outputs if self._is_new(output.untyped_storage())]
-        if self._is_recording and (new or (traits.writes and not traits.sets_view)):
-            self.events.append(self._describe_op(traits, args, tensors_in(args, kwargs), outputs))
+        if self._is_recording:
+            moves_bytes = bool(new) or (traits.writes and not traits.sets_view)
+            self.events.append(
+                self._describe_op(traits, args, tensors_in(args, kwargs), outputs) if moves_bytes else _VIEWED
+            )
         for output in new:
             self._see(output, self._slot)
         return result

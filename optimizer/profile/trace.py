@@ -252,12 +252,26 @@ def _storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
 def _trace_range(subject: _Subject, place: ShapeRange, *, tables: PartTables, ops: Ops) -> Regime:
     """The whole at one shape; at the others one micro-batch of the plain plan, which shows how every size grows."""
     whole = {choice: _trace_step(subject, place.shape, choice, num_micro_batches=2, ops=ops) for choice in BLOCK_CHOICES}
-    growth = {shape: _trace_step(subject, shape, "keep", num_micro_batches=1, ops=ops) for shape in place.more_shapes}
+    growth = {
+        shape: _trace_step(subject, shape, "keep", num_micro_batches=1, ops=ops, watches_holds=False)
+        for shape in place.more_shapes
+    }
     return assemble_regime(whole, growth, place=place, block_templates=subject.instances, tables=tables)
 
 
-def _trace_step(subject: _Subject, shape: Shape, choice: BlockChoice, *, num_micro_batches: int, ops: Ops) -> Trace:
-    """One or two micro-batches through the runtime's own step."""
+def _trace_step(
+    subject: _Subject,
+    shape: Shape,
+    choice: BlockChoice,
+    *,
+    num_micro_batches: int,
+    ops: Ops,
+    watches_holds: bool = True,
+) -> Trace:
+    """One or two micro-batches through the runtime's own step.
+
+    watches_holds: notes what blocks hold; of kept blocks by hooks on what autograd saves, which cost views of their own.
+    """
     batch, sequence = shape
     model = subject.model
     recorder = Recorder(ops)
@@ -272,7 +286,7 @@ def _trace_step(subject: _Subject, shape: Shape, choice: BlockChoice, *, num_mic
     )
     with pretend_cpu(ops):
         trainer = Trainer(model, plan=plan, workload=workload, device=_CPU, meter=recorder)
-        handles = _watch_holds(blocks, recorder, choice)
+        handles = _watch_holds(blocks, recorder, choice) if watches_holds else []
         try:
             with trainer.metered():
                 micro_batches = [

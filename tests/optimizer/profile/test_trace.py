@@ -1,14 +1,21 @@
 """A trace without data is what the runtime does with data: the peaks priced from it are those that the meter counts."""
 
+from collections import Counter
+
 import pytest
+import torch
 
 from optimizer.estimate.training import estimate_training
+from optimizer.models.build import build_model
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.profile import BLOCK_CHOICES
+from optimizer.runtime.measure import make_synthetic_batches
+from optimizer.runtime.meter import Meter
+from optimizer.runtime.step import Trainer
 from optimizer.workload import TrainingWorkload
 from tests.optimizer.machines import make_cpu_machine
 from tests.optimizer.profile.conftest import LLAMA
@@ -62,3 +69,44 @@ def test_selective_lies_between_keeping_and_recomputing(profile, machine):
     )
     assert keep.device_peak_bytes > selective.device_peak_bytes > recompute.device_peak_bytes
     assert keep.step_ms < selective.step_ms < recompute.step_ms
+
+
+class DispatchCounter(Meter):
+    """Counts ops by what the runtime is doing."""
+
+    def __init__(self):
+        super().__init__(device=torch.device("cpu"))
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.counts[self._phase] += 1
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+@pytest.mark.parametrize("choice", BLOCK_CHOICES)
+def test_every_dispatch_of_a_step_is_in_the_profile_views_included(profile, choice):
+    shape = (2, 40)
+    model = build_model(read_model_spec(LLAMA))
+    meter = DispatchCounter()
+    plan = Plan(batch=BatchPlan(micro_batch_size=2, accumulation_steps=1), activations=ActivationsPlan(per_block=(choice,) * 2))
+    workload = TrainingWorkload(sequence_length=40, global_batch_size=2)
+    trainer = Trainer(model, plan=plan, workload=workload, device=torch.device("cpu"), meter=meter)
+    batches = make_synthetic_batches(model, plan=plan, workload=workload)
+    with trainer.metered():
+        trainer.accumulate(batches)
+        trainer.gradients.clear()
+        meter.counts.clear()
+        trainer.accumulate(batches)
+    trainer.close()
+    regime = profile.regime("fp32", shape)
+    templates = [regime.templates[choice][index] for index in regime.block_templates]
+    expected = {
+        "forward": [regime.parts["prologue"], *(template.forward for template in templates)],
+        "head and loss": [regime.parts["head"]],
+        "backward of head and loss": [regime.parts["head_backward_first"]],
+        "backward": [regime.parts["norm_backward_first"], *(template.backward_first for template in templates)],
+    }
+    for phase, indices in expected.items():
+        parts = [profile.parts[index] for index in indices]
+        # The micro-batch is on the device already: its copy there is one op less, or one more view.
+        assert abs(sum(len(part.ops) + part.num_views for part in parts) - meter.counts[phase]) <= 1
