@@ -198,5 +198,5 @@ def test_a_missing_or_broken_file_is_named(files, capsys, tmp_path):
 
 def test_an_unknown_card_lists_the_table(files, capsys):
     lines = fail(capsys, "plan", "--profile", str(files / "profile.json"), "--gpu", "Voodoo 2")
-    assert lines[0].startswith("error: GPU 'Voodoo 2' is not in the table; known: T4, ")
+    assert lines[0].startswith("error: GPU 'Voodoo 2' is not in the table; known: P100 16GB, ")
     assert lines[1].startswith("hint: ")

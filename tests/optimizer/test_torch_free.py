@@ -9,6 +9,7 @@ MODULES = [
     "optimizer.search.search",
     "optimizer.search.core",
     "optimizer.hardware.devices",
+    "optimizer.hardware.prices",
     "optimizer.hardware.calibration",
     "optimizer.hardware.memory",
     "optimizer.plan.explain",
