@@ -148,6 +148,31 @@ class TrainingWorkload:
 
 
 @dataclass(frozen=True, kw_only=True)
+class InferenceWorkload:
+    """Batch generation: each prompt is continued by the likeliest tokens (greedy), always as many as asked for."""
+
+    prompt_length: int = 512
+    """Tokens of each prompt, 2 to 131,072; all prompts are of one length."""
+    num_new_tokens: int = 128
+    """Tokens generated after each prompt, 1 to 131,072; no token ends a sequence early."""
+    num_sequences: int = 1
+    """Prompts in all, however they are split into passes."""
+    seed: int = 0
+    """Fixes random weights and made-up prompts."""
+
+    def __post_init__(self) -> None:
+        _require_int("prompt_length", self.prompt_length, low=2, high=131_072)
+        _require_int("num_new_tokens", self.num_new_tokens, low=1, high=131_072)
+        _require_int("num_sequences", self.num_sequences, low=1, high=1_000_000_000)
+        _require_int("seed", self.seed, low=0, high=2**63 - 1)
+
+    @property
+    def cache_length(self) -> int:
+        """Tokens whose keys and values are kept at most: all but the last one, which nothing follows."""
+        return self.prompt_length + self.num_new_tokens - 1
+
+
+@dataclass(frozen=True, kw_only=True)
 class Goal:
     """What a plan must honour, and what it is judged by."""
 

@@ -269,12 +269,15 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if parameter.requires_grad
         ]
 
-    def watch_blocks(self, blocks: Sequence[nn.Module]) -> list[RemovableHandle]:
-        """Mark the moment as each block runs forward and as its backward begins; adds nothing to the graph."""
+    def watch_blocks(self, blocks: Sequence[nn.Module], *, phase: str | None = "forward") -> list[RemovableHandle]:
+        """Mark the moment as each block runs forward and as its backward begins; adds nothing to the graph.
+
+        phase: of the blocks' forward; None for the one that was marked last.
+        """
         self._num_blocks = len(blocks)
         handles: list[RemovableHandle] = []
         for index, block in enumerate(blocks):
-            handles.append(block.register_forward_pre_hook(self._forward_marker(index)))
+            handles.append(block.register_forward_pre_hook(self._forward_marker(index, phase)))
             handles.append(block.register_forward_hook(self._backward_marker(index)))
         return handles
 
@@ -383,9 +386,9 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             self._move(allocation, slot)
 
-    def _forward_marker(self, index: int) -> Callable[..., None]:
+    def _forward_marker(self, index: int, phase: str | None) -> Callable[..., None]:
         def mark(module: nn.Module, args: Any) -> None:
-            self.mark("forward", block_index=index)
+            self.mark(phase or self._phase, block_index=index)
 
         return mark
 

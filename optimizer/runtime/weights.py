@@ -108,8 +108,10 @@ class StreamedWeights:
     def is_streaming(self) -> bool:
         return bool(self._by_block)
 
-    def watch(self, backbone: nn.Module, blocks: Sequence[nn.Module], *, updates: Updates) -> list[RemovableHandle]:
-        """Bring and drop weights as the backbone runs forward and backward."""
+    def watch(
+        self, backbone: nn.Module, blocks: Sequence[nn.Module], *, updates: Updates | None
+    ) -> list[RemovableHandle]:
+        """Bring and drop weights as the backbone runs forward and backward. updates: None where nothing is trained."""
         self._updates = updates
         if not self.is_streaming:
             return []

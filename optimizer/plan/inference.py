@@ -1,0 +1,107 @@
+"""The plan of a batch generation: one frozen, versioned, JSON-able table, as ``plan.py`` is for training.
+
+Rows are the categories that generation has; what holds no row here (gradients, optimizer state) does not exist then.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from optimizer.errors import InvalidPlan, InvalidWorkload
+from optimizer.plan.allocator import AllocatorPlan
+from optimizer.plan.kv_cache import KvCachePlan
+from optimizer.plan.weights import WeightsPlan
+from optimizer.serialize import from_json, to_json
+from optimizer.workload import InferenceWorkload
+
+INFERENCE_PLAN_VERSION: Final = 1
+PREFILL: Final = "prefill"
+
+
+def decode_phase(token: int) -> str:
+    """How the forward pass that makes a sequence's new token of this number (the prefill makes number 1) is told of."""
+    return f"decode (token {token})"
+
+
+def head_of(phase: str) -> str:
+    """What follows the backbone in a phase."""
+    return f"head of {phase}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferencePlan:
+    """Every decision about the memory of one batch generation."""
+
+    version: Literal[1] = INFERENCE_PLAN_VERSION
+    batch_size: int = 1
+    """Sequences that run together in a pass: prompt, then token by token to the end. The last pass may hold fewer."""
+    weights: WeightsPlan = field(default_factory=WeightsPlan)
+    """``frozen`` here holds every matrix inside the blocks: none is trained."""
+    kv_cache: KvCachePlan = field(default_factory=KvCachePlan)
+    allocator: AllocatorPlan = field(default_factory=AllocatorPlan)
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise InvalidPlan(
+                f"plan.batch_size is {self.batch_size}; allowed: 1 or more",
+                field="plan.batch_size",
+                value=self.batch_size,
+                allowed={"minimum": 1},
+            )
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether the numbers equal plain fp32 generation's."""
+        return self.weights.dtype == "fp32" and self.weights.frozen == "same" and self.kv_cache.dtype == "same"
+
+    @property
+    def fingerprint(self) -> str:
+        """First 16 hex digits of the sha256 of the canonical JSON."""
+        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:16]
+
+    def check(self, *, workload: InferenceWorkload, max_sequence_length: int) -> None:
+        """Raise InvalidPlan where the plan contradicts itself or the workload, InvalidWorkload beyond the model's positions."""
+        num_tokens = workload.prompt_length + workload.num_new_tokens
+        if num_tokens > max_sequence_length:
+            raise InvalidWorkload(
+                f"workload.prompt_length {workload.prompt_length:,} and workload.num_new_tokens "
+                f"{workload.num_new_tokens:,} make {num_tokens:,} tokens; this model has positions for "
+                f"{max_sequence_length:,}: shorten the prompt or generate fewer",
+                field="workload.num_new_tokens",
+                value=workload.num_new_tokens,
+                allowed={"prompt_length + num_new_tokens": {"maximum": max_sequence_length}},
+            )
+        conflict = self.find_conflict(workload)
+        if conflict is not None:
+            raise conflict
+
+    def find_conflict(self, workload: InferenceWorkload) -> InvalidPlan | None:
+        """The first decision that cannot be carried out for this workload, or beside another; None where there is none."""
+        rules: tuple[tuple[bool, str, object, str], ...] = (
+            (
+                self.batch_size > workload.num_sequences,
+                "batch_size",
+                self.batch_size,
+                f"is more than there are to generate (workload.num_sequences is {workload.num_sequences})",
+            ),
+            (
+                self.weights.autocast != "off",
+                "weights.autocast",
+                self.weights.autocast,
+                "is for training; to generate in fewer bits choose plan.weights.dtype",
+            ),
+        )
+        for is_broken, name, value, why in rules:
+            if is_broken:
+                path = f"plan.{name}"
+                return InvalidPlan(f"{path} is {value}, which {why}", field=path, value=value, allowed=why)
+        return None
+
+    def to_json(self) -> dict[str, Any]:
+        document: dict[str, Any] = to_json(self)
+        return document
+
+    @classmethod
+    def from_json(cls, document: Any) -> "InferencePlan":
+        return from_json(cls, document, path="plan", error=InvalidPlan)

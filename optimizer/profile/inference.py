@@ -1,0 +1,180 @@
+"""An InferenceProfile: what one forward pass of batch generation does, in numbers, for any batch and any length.
+
+Torch-free and JSON-able; ``inference_trace.py`` makes one. Two phases are held: the prefill, whose sizes are polynomials in
+batch and prompt length, and the decode of one token, in batch and the number of tokens it sees, itself included. Each runs
+through parts: the embedding, the blocks, the head. Each distinct block is held once, whatever the depth.
+
+Keys and values are not in the traced sizes: how many elements a block keeps by token, and within which window, is exact by
+itself, and how many tokens there is room for is the plan's and the workload's business. Where in a block's first run they
+come is ``kv_after``. Regimes, and what is not modelled, are as in ``profile.py``.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from optimizer.errors import InvalidModel, InvalidPlan, InvalidWorkload
+from optimizer.profile.profile import Change, Op, Part, Regime
+from optimizer.profile.sizes import Shape
+from optimizer.serialize import from_json, to_json
+
+INFERENCE_PROFILE_VERSION: Final = 1
+EMBEDDING, HEAD = "embedding", "head"
+
+
+def block_part(template: int) -> str:
+    """Name of a block's part in ``Regime.parts``."""
+    return f"block {template}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class KvTensors:
+    """Keys and values of one distinct block."""
+
+    elements_per_token: int
+    """Of both, for each sequence."""
+    window: int | None
+    """Tokens kept at most, of a sliding window; None keeps all."""
+
+    def num_elements(self, num_tokens: int) -> int:
+        """Kept of so many tokens, for each sequence."""
+        kept = num_tokens if self.window is None else min(num_tokens, self.window)
+        return self.elements_per_token * kept
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightBytes:
+    """Bytes of all weights in one representation: packed or not, with their scales."""
+
+    outside: int
+    """Of what belongs to no block or to several: embedding, final norm, head, what blocks share. Always on the device."""
+    by_block: tuple[int, ...]
+    """Distinct blocks. What streams where ``weights.place`` is not the device."""
+    staying_by_block: tuple[int, ...]
+    """Distinct blocks' buffers, which stay on the device."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForwardRegime(Regime):
+    """A range of batches and lengths (in the fields of ``Regime``) over which a phase's ops are the same."""
+
+    kv_after: tuple[int, ...]
+    """For each distinct block: after which op of its part its keys and values come, where they are not there yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """Prefill or decode."""
+
+    ops: tuple[Op, ...]
+    """Distinct ones, as are the next two."""
+    changes: tuple[Change, ...]
+    parts: tuple[Part, ...]
+    regimes: dict[str, tuple[ForwardRegime, ...]]
+    """By representation of the weights (``WeightsPlan.representation``)."""
+
+    def regime(self, representation: str, shape: Shape) -> ForwardRegime:
+        """The regime that holds at a batch and a length.
+
+        Raises InvalidPlan for a representation that was not profiled, InvalidWorkload for lengths outside all regimes.
+        """
+        regimes = self.regimes.get(profiled_name(representation))
+        if regimes is None:
+            raise not_profiled(representation, self.regimes)
+        found = next((regime for regime in regimes if regime.covers(shape)), None)
+        if found is not None:
+            return found
+        low, high = min(each.sequence_low for each in regimes), max(each.sequence_high for each in regimes)
+        raise InvalidWorkload(
+            f"{shape[1]:,} tokens were asked for; this model was profiled for {low:,} to {high:,}",
+            field="workload.prompt_length",
+            value=shape[1],
+            allowed={"minimum": low, "maximum": high},
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferenceProfile:
+    """All that planning needs to know of a model that generates."""
+
+    version: Literal[1] = INFERENCE_PROFILE_VERSION
+    model_fingerprint: str
+    model_type: str
+    num_blocks: int
+    hidden_size: int
+    vocab_size: int
+    max_sequence_length: int
+    torch_version: str
+    block_kinds: tuple[int, ...]
+    """For each block of the model, which of the distinct ones it is."""
+    kv: tuple[KvTensors, ...]
+    """By distinct block."""
+    weights: dict[str, WeightBytes]
+    """By representation; read it with ``weight_bytes``, which knows that fp16 weighs what bf16 does."""
+    prefill: Phase
+    decode: Phase
+
+    @property
+    def representations(self) -> tuple[str, ...]:
+        return tuple(self.weights)
+
+    def weight_bytes(self, representation: str) -> WeightBytes:
+        """Raises InvalidPlan for a representation that was not profiled."""
+        found = self.weights.get(profiled_name(representation))
+        if found is None:
+            raise not_profiled(representation, self.weights)
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        document: dict[str, Any] = to_json(self)
+        return document
+
+    @classmethod
+    def from_json(cls, document: Any) -> "InferenceProfile":
+        """Raises InvalidModel, which names the first field that is wrong or points to nothing."""
+        profile = from_json(cls, document, path="profile", error=InvalidModel)
+        for name in ("prefill", "decode"):
+            profile._check_phase(f"profile.{name}", getattr(profile, name))
+        _check("profile.block_kinds", profile.block_kinds, high=len(profile.kv))
+        return profile
+
+    def _check_phase(self, path: str, phase: Phase) -> None:
+        for index, part in enumerate(phase.parts):
+            _check(f"{path}.parts[{index}].ops", part.ops, high=len(phase.ops))
+            _check(f"{path}.parts[{index}].changes", part.changes, high=len(phase.changes))
+        names = {EMBEDDING, HEAD, *(block_part(kind) for kind in range(len(self.kv)))}
+        for representation, regimes in phase.regimes.items():
+            for index, regime in enumerate(regimes):
+                where = f"{path}.regimes.{representation}[{index}]"
+                _check(f"{where}.parts", tuple(regime.parts.values()), high=len(phase.parts))
+                if regime.parts.keys() != names:
+                    raise InvalidModel(
+                        f"{where}.parts are {', '.join(regime.parts)}; needed: {', '.join(sorted(names))}",
+                        field=f"{where}.parts",
+                        value=list(regime.parts),
+                        allowed=sorted(names),
+                    )
+
+
+def profiled_name(representation: str) -> str:
+    """fp16 has the sizes of bf16."""
+    return representation.replace("fp16", "bf16")
+
+
+def not_profiled(representation: str, known: Any) -> InvalidPlan:
+    return InvalidPlan(
+        f"plan.weights are {representation}, which this profile does not know; known: {', '.join(known)}",
+        field="plan.weights",
+        value=representation,
+        allowed=list(known),
+    )
+
+
+def _check(path: str, indices: tuple[int, ...], *, high: int) -> None:
+    wrong = [index for index in indices if not 0 <= index < high]
+    if wrong:
+        raise InvalidModel(
+            f"{path} points to {wrong[0]}; there are 0 to {high - 1}",
+            field=path,
+            value=wrong[0],
+            allowed=f"0 to {high - 1}",
+        )

@@ -1,0 +1,211 @@
+"""Carries out an InferencePlan: greedy generation in passes, each a prompt's prefill and then one token at a time.
+
+Models are run by their own definitions. What is allocated in a pass, in order, which is the schedule that
+``estimate/inference.py`` prices:
+
+pass           the new tokens' ids (temporaries, to the end of the pass), the prompts' ids (temporaries, until the prefill ends)
+prefill        the backbone over the whole prompt (activations); each block makes its keys and values (kv_cache) as it first
+               runs. Then a copy of the last position's hidden states, and the logits of that position alone (logits and loss).
+decode         the same with the newest token, once for each token but the first
+end            the cache goes
+
+Streamed weights come and go with their blocks in every such forward pass (``weights.py``). *Not modelled*: what loading and
+packing take before the first pass.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from optimizer.categories import Category
+from optimizer.models.build import build_model, compute_logits, find_backbone_and_head, find_blocks, load_weights
+from optimizer.models.spec import ModelSpec
+from optimizer.plan.inference import PREFILL, InferencePlan, decode_phase, head_of
+from optimizer.plan.weights import WeightsPlan
+from optimizer.runtime.allocator import apply_allocator
+from optimizer.runtime.frozen import freeze_base
+from optimizer.runtime.kv_cache import KvCache, find_windows
+from optimizer.runtime.meter import Meter
+from optimizer.runtime.tiers import Tiers
+from optimizer.runtime.weights import StreamedWeights, torch_dtype
+
+
+def build_for_inference(
+    spec: ModelSpec,
+    *,
+    weights: WeightsPlan,
+    device: torch.device,
+    seed: int = 0,
+    weights_folder: Path | None = None,
+) -> nn.Module:
+    """The model as ``Generator`` takes it: on the device, or on the host where its blocks are to stream.
+
+    What is packed or streamed is built on the host, so that the whole never stands on the device. weights_folder: where the
+    model's own weights are read from; None leaves the random ones that ``seed`` draws. Raises MissingExtra for bitsandbytes.
+    """
+    streams = weights.place != "device"
+    model = build_model(
+        spec, dtype=torch_dtype(weights), device="cpu" if streams or weights.frozen != "same" else device, seed=seed
+    )
+    if weights_folder is not None:
+        load_weights(model, weights_folder)
+    prepare_for_inference(model, weights=weights, device=device)
+    return model if streams else model.to(device)
+
+
+def prepare_for_inference(model: nn.Module, *, weights: WeightsPlan, device: torch.device | None = None) -> None:
+    """No dropout, no gradients, and the matrices inside the blocks packed where the plan says so; in place.
+
+    device: where to pack, one matrix at a time; results return to where the matrix was.
+    """
+    model.requires_grad_(requires_grad=False).eval()
+    if weights.frozen != "same":
+        freeze_base(model, weights.frozen, device=device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """What one pass generated, and how long that took."""
+
+    tokens: torch.Tensor
+    """[batch, new tokens], int64, on the host."""
+    prefill_ms: float
+    """Until the first new token."""
+    decode_ms: float
+    """All the others."""
+
+
+class Generator:
+    """A model and its plan, ready to generate. Call ``close`` to leave the model as it was, in host memory where it streamed.
+
+    model: from ``build_for_inference``, or prepared by ``prepare_for_inference``. meter: None runs without counting and
+    without a cap. scratch: folder of the disk tier's file; the system's temporary folder unless given.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        plan: InferencePlan,
+        device: torch.device,
+        meter: Meter | None = None,
+        scratch: Path | None = None,
+    ) -> None:
+        self.model = model
+        self.plan = plan
+        self.device = device
+        self.meter = meter
+        self.windows = find_windows(model.config)
+        self._backbone, _ = find_backbone_and_head(model)
+        self._handles: list[RemovableHandle] = []
+        apply_allocator(plan.allocator, device)
+        self.tiers = Tiers(device=device, meter=meter, scratch=scratch)
+        self._weights = StreamedWeights(self.tiers, plan=plan.weights)
+        try:
+            blocks = find_blocks(model)
+            self._weights.send_home(model, blocks=blocks, trains_all=True)
+            if meter is not None:
+                meter.assign_module(model)
+                self._handles += meter.watch_blocks(blocks, phase=None)
+            self._handles += self._weights.watch(self._backbone, blocks, updates=None)
+        except BaseException:
+            self.close(keep_weights=False)
+            raise
+
+    def generate(self, prompts: torch.Tensor, *, num_new_tokens: int) -> torch.Tensor:
+        """[sequences, new tokens] for prompts [sequences, prompt length]; both int64, on the host."""
+        passes = self.run_passes(prompts.split(self.plan.batch_size), num_new_tokens=num_new_tokens)
+        return torch.cat([each.tokens for each in passes])
+
+    def run_passes(self, prompts: Sequence[torch.Tensor], *, num_new_tokens: int) -> Iterator[Pass]:
+        """One for each tensor of prompts, as they are done."""
+        for each in prompts:
+            with torch.no_grad(), self.metered():
+                start_s = time.perf_counter()
+                tokens, prefill_s = self._run_pass(each, num_new_tokens)
+                self._synchronize()
+                end_s = time.perf_counter()
+                if self.meter is not None:
+                    self.meter.check_peak()
+            yield Pass(
+                tokens=tokens.t().to("cpu", copy=True).contiguous(),
+                prefill_ms=(prefill_s - start_s) * 1000,
+                decode_ms=(end_s - prefill_s) * 1000,
+            )
+
+    def make_cache(self, *, capacity: int, num_seen: int = 0) -> KvCache:
+        """For one pass. Its tensors are made as the blocks first run."""
+        return KvCache(self.windows, capacity=capacity, num_seen=num_seen, meter=self.meter)
+
+    def advance(self, ids: torch.Tensor, *, cache: KvCache, phase: str, into: torch.Tensor) -> None:
+        """The likeliest token after ``ids`` [batch, length], written to ``into`` [batch]. phase: for peaks and errors."""
+        self._mark(phase)
+        self._region("activations")
+        hidden = self._backbone(input_ids=ids, past_key_values=cache, use_cache=True).last_hidden_state
+        self._mark(head_of(phase))
+        self._region("logits_and_loss")
+        # A copy, so that the other positions go before the logits come.
+        last = hidden[:, -1].clone()
+        del hidden
+        into.copy_(compute_logits(self.model, last).argmax(dim=-1))
+        self._region("temporaries")
+
+    def close(self, *, keep_weights: bool = True) -> None:
+        """Take off the hooks and end what streams. keep_weights: streamed weights become the model's again, in host memory."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        try:
+            if keep_weights:
+                self._weights.release_all()
+                self._weights.bind_homes()
+        finally:
+            self.tiers.close()
+
+    @contextmanager
+    def metered(self) -> Iterator[None]:
+        """Count what is allocated inside, under the cap; does nothing without a meter."""
+        if self.meter is None:
+            yield
+            return
+        with self.meter.translating(), self.meter:
+            self.meter.set_region("temporaries")
+            yield
+            self.meter.set_region("temporaries")
+
+    def _run_pass(self, prompts: torch.Tensor, num_new_tokens: int) -> tuple[torch.Tensor, float]:
+        """The tokens, [new tokens, batch] on the device, and when the first was there."""
+        batch, prompt_length = prompts.shape
+        self._mark(PREFILL)
+        tokens = torch.empty((num_new_tokens, batch), dtype=torch.long, device=self.device)
+        ids = prompts.to(self.device, copy=True)
+        cache = self.make_cache(capacity=prompt_length + num_new_tokens - 1)
+        try:
+            self.advance(ids, cache=cache, phase=PREFILL, into=tokens[0])
+            del ids
+            self._synchronize()
+            prefill_s = time.perf_counter()
+            for index in range(1, num_new_tokens):
+                phase = decode_phase(index + 1)
+                self.advance(tokens[index - 1].unsqueeze(1), cache=cache, phase=phase, into=tokens[index])
+        finally:
+            self._weights.release_all()
+        return tokens, prefill_s
+
+    def _synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _region(self, category: Category) -> None:
+        if self.meter is not None:
+            self.meter.set_region(category)
+
+    def _mark(self, phase: str) -> None:
+        if self.meter is not None:
+            self.meter.mark(phase)

@@ -1,0 +1,115 @@
+"""Measures a batch generation under a plan: what it really allocates and how long it takes, on made-up prompts.
+
+The same ``Generator`` as any other generation's. Needs no dataset.
+"""
+
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from optimizer.models.spec import ModelSpec
+from optimizer.plan.inference import InferencePlan
+from optimizer.runtime.device import check_dtype, prepared_device
+from optimizer.runtime.inference import Generator, Pass, build_for_inference
+from optimizer.runtime.meter import Meter
+from optimizer.runtime.timeline import TimelinePoint
+from optimizer.workload import InferenceWorkload
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationMeasurement:
+    """All passes of a workload."""
+
+    device_peak_bytes: int
+    device_bytes_by_category: dict[str, int]
+    """At the peak; sums to ``device_peak_bytes``."""
+    peak_moment: str
+    host_peak_bytes: int
+    disk_peak_bytes: int
+    prefill_ms: float
+    """Time to the first token of a pass: the median of the passes."""
+    decode_ms: float
+    """Of each later token of a pass, on average; 0 where there is only one."""
+    total_s: float
+    tokens_per_s: float
+    """Of all sequences, prefill included."""
+    copied_bytes: dict[str, int]
+    """In all passes by link; links without traffic left out."""
+    timeline: list[TimelinePoint]
+    """``(offset_ms, device bytes by category)`` of all passes."""
+    tokens: torch.Tensor
+    """[sequences, new tokens], on the host."""
+
+
+def measure_generation(
+    model_or_spec: nn.Module | ModelSpec,
+    *,
+    plan: InferencePlan,
+    workload: InferenceWorkload,
+    device: str | torch.device = "cpu",
+    cap_bytes: int | None = None,
+    host_cap_bytes: int | None = None,
+    scratch: Path | None = None,
+) -> GenerationMeasurement:
+    """Generate the whole workload and report its memory and its time.
+
+    A module must be prepared for the plan (``prepare_for_inference``); a spec is built first. scratch: folder of the disk tier.
+    Raises OutOfDeviceMemory over ``cap_bytes``, OutOfHostMemory over ``host_cap_bytes``, DiskFull, InvalidModel for models
+    that keep anything but keys and values between tokens, and what ``InferencePlan.check`` raises.
+    """
+    device = torch.device(device)
+    with prepared_device(device):
+        check_dtype(plan.weights, device)
+        meter = Meter(device=device, cap_bytes=cap_bytes, host_cap_bytes=host_cap_bytes)
+        with meter.translating():
+            model = model_or_spec
+            if isinstance(model, ModelSpec):
+                plan.check(workload=workload, max_sequence_length=model.max_sequence_length)
+                model = build_for_inference(model, weights=plan.weights, device=device, seed=workload.seed)
+            generator = Generator(model, plan=plan, device=device, meter=meter, scratch=scratch)
+        try:
+            return _measure(generator, meter, workload)
+        finally:
+            generator.close(keep_weights=model is model_or_spec)
+
+
+def make_prompts(vocab_size: int, workload: InferenceWorkload) -> torch.Tensor:
+    """[sequences, prompt length] of uniformly random tokens."""
+    generator = torch.Generator().manual_seed(workload.seed)
+    shape = (workload.num_sequences, workload.prompt_length)
+    return torch.randint(vocab_size, shape, generator=generator)
+
+
+def _measure(generator: Generator, meter: Meter, workload: InferenceWorkload) -> GenerationMeasurement:
+    vocab_size: int = generator.model.config.vocab_size  # type: ignore[union-attr,assignment]
+    prompts = make_prompts(vocab_size, workload).split(generator.plan.batch_size)
+    before_bytes = dict(generator.tiers.copied_bytes)
+    generator.tiers.reset_peak()
+    meter.reset_peak()
+    meter.start_timeline()
+    passes: list[Pass] = list(generator.run_passes(prompts, num_new_tokens=workload.num_new_tokens))
+    timeline = meter.take_timeline()
+    peak = meter.peak()
+    total_s = sum(each.prefill_ms + each.decode_ms for each in passes) / 1000
+    num_later = len(passes) * (workload.num_new_tokens - 1)
+    return GenerationMeasurement(
+        device_peak_bytes=peak.device_bytes,
+        device_bytes_by_category=peak.device_bytes_by_category,
+        peak_moment=peak.moment,
+        host_peak_bytes=peak.host_bytes,
+        disk_peak_bytes=generator.tiers.disk_peak_bytes,
+        prefill_ms=statistics.median(each.prefill_ms for each in passes),
+        decode_ms=sum(each.decode_ms for each in passes) / num_later if num_later else 0.0,
+        total_s=total_s,
+        tokens_per_s=workload.num_sequences * workload.num_new_tokens / total_s,
+        copied_bytes={
+            link: num_bytes - before_bytes[link]
+            for link, num_bytes in generator.tiers.copied_bytes.items()
+            if num_bytes > before_bytes[link]
+        },
+        timeline=timeline,
+        tokens=torch.cat([each.tokens for each in passes]),
+    )
