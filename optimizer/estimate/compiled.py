@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,12 +29,15 @@ from optimizer.estimate.prediction import LANES
 from optimizer.hardware.machine import Machine, Rates
 from optimizer.plan.activations import BlockChoice
 from optimizer.plan.weights import WeightsPlan
-from optimizer.profile.profile import Op, Part, Profile, TensorSize
+from optimizer.profile.profile import Change as ProfileChange
+from optimizer.profile.profile import Op, Part, Profile, Regime, TensorSize
 from optimizer.profile.sizes import NUM_MONOMIALS, Shape, Terms, evaluate, monomials
 
 Bytes = NDArray[np.int64]
 Change = tuple[Tier, int, int]
 """Tier, place of the category, bytes."""
+Arrival = tuple[int, Category, int]
+"""After which op of a part so many bytes come that are not traced with it."""
 _SLOT = {name: index for index, name in enumerate(CATEGORIES)}
 _GRADIENTS, _TEMPORARIES, _LOGITS = _SLOT["gradients"], _SLOT["temporaries"], _SLOT["logits_and_loss"]
 _MAX_CACHED = 64
@@ -91,10 +94,22 @@ class Dropped:
 NO_COPIES: Mapping[Link, int] = MappingProxyType({})
 
 
+class Traced(Protocol):
+    """What can be compiled: the profile of a step, or of one phase of a generation."""
+
+    @property
+    def ops(self) -> tuple[Op, ...]: ...
+    @property
+    def changes(self) -> tuple[ProfileChange, ...]: ...
+    @property
+    def parts(self) -> tuple[Part, ...]: ...
+    def regime(self, representation: str, shape: Shape) -> Regime: ...
+
+
 class CompiledShape:
     """One regime of a profile at one micro-batch size and sequence length."""
 
-    def __init__(self, profile: Profile, *, weights: WeightsPlan, shape: Shape) -> None:
+    def __init__(self, profile: Traced, *, weights: WeightsPlan, shape: Shape) -> None:
         self.regime = profile.regime(weights.representation, shape)
         self.shape = shape
         self.compute_dtype = weights.dtype if weights.autocast == "off" else weights.autocast
@@ -125,10 +140,11 @@ class CompiledShape:
         releases: tuple[tuple[int, int], ...] = (),
         trip: Trip | None = None,
         dropped: Dropped | None = None,
+        arrivals: tuple[Arrival, ...] = (),
     ) -> PartBytes:
         """releases: shared storages that go during the part, as (index, after which op). dropped: None keeps gradients."""
-        key = ("bytes", name, releases, trip, dropped)
-        return self.keep(key, lambda: sum_changes(self._list_changes(name, releases, trip, dropped)))
+        key = ("bytes", name, releases, trip, dropped, arrivals)
+        return self.keep(key, lambda: sum_changes(self._list_changes(name, releases, trip, dropped, arrivals)))
 
     def part_time(
         self, name: "PartName", machine: Machine, *, rates_key: Hashable, trip: Trip | None = None
@@ -160,6 +176,7 @@ class CompiledShape:
         releases: tuple[tuple[int, int], ...],
         trip: Trip | None,
         dropped: Dropped | None,
+        arrivals: tuple[Arrival, ...],
     ) -> list[Change]:
         part = self._part(name)
         changes = [self._changes[index] for index in part.changes]
@@ -167,10 +184,11 @@ class CompiledShape:
             made = self._copies(self._part((name[0], name[1], "forward")))
             changes = redirect_changes(changes, self._copies(part), trip=trip, made=made)
         at = list(part.changes_at)
-        for index, after in releases:
-            num_bytes, category = self.shared_bytes(index)
+        shared = [(after, *self.shared_bytes(index)) for index, after in releases]
+        moves: list[Arrival] = [(after, category, -num_bytes) for after, num_bytes, category in shared]
+        for after, category, num_bytes in (*moves, *arrivals):
             place = sum(1 for other in at if other <= after)
-            changes.insert(place, ("device", _SLOT[category], -num_bytes))
+            changes.insert(place, ("device", _SLOT[category], num_bytes))
             at.insert(place, after)
         if dropped is not None:
             is_head = isinstance(name, str) and name.startswith("head")
@@ -313,7 +331,7 @@ def list_tensors(profile: Profile) -> TensorList:
     return _tensors[id(profile)]
 
 
-def compile_shape(profile: Profile, weights: WeightsPlan, shape: Shape) -> CompiledShape:
+def compile_shape(profile: Traced, weights: WeightsPlan, shape: Shape) -> CompiledShape:
     """Raises InvalidWorkload beyond the position table. Kept while the profile lives, the oldest dropped after a few dozen."""
     key = (id(profile), weights.representation, shape)
     if key not in _compiled:

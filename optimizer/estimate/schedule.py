@@ -25,9 +25,10 @@ from optimizer.estimate.compiled import (
 )
 from optimizer.estimate.gradients import estimate_rows_bytes, find_dropped
 from optimizer.estimate.logits_and_loss import estimate_chunked_head
-from optimizer.estimate.optimizer_state import StateCosts, disk_read_ms, host_bytes_per_s
+from optimizer.estimate.optimizer_state import StateCosts, host_bytes_per_s
 from optimizer.estimate.prediction import Lane
-from optimizer.estimate.tasks import NO_TIME, Legs, Schedule, Task, Transfer, add_legs, move_task, moved_bytes, single
+from optimizer.estimate.streaming import make_weights_task
+from optimizer.estimate.tasks import Legs, Schedule, Task, Transfer, add_legs, move_task, single
 from optimizer.estimate.update import list_update_tasks, update_key
 from optimizer.estimate.weights import list_backward_moves, list_forward_moves, list_streamed_bytes
 from optimizer.hardware.machine import Machine
@@ -237,33 +238,16 @@ class _Layout:
         return self._compiled.keep(key, lambda: self._make_weights_task(phase, block, gone_bytes, coming))
 
     def _make_weights_task(self, phase: str, block: int, gone_bytes: int, coming: range) -> Task:
-        transfers = {other: self._weights_transfer(phase, other) for other in (*coming, block)}
-        come_bytes = sum(self._streamed[other] for other in coming)
-        copied = {"host_to_device": come_bytes}
-        if self._plan.weights.place == "disk":
-            copied["disk_to_host"] = come_bytes
-        time = NO_TIME
-        for other in coming:
-            time = add_legs(time, transfers[other].legs)
-        return Task(
-            phase=phase,
-            block=block,
-            name="",
-            bytes=moved_bytes(single("weights", come_bytes - gone_bytes)),
-            time=time,
-            copied=copied if come_bytes else {},  # type: ignore[arg-type]
+        return make_weights_task(
+            phase,
+            block,
+            by_block=self._streamed,
+            gone_bytes=gone_bytes,
+            coming=coming,
+            plan=self._plan.weights,
+            rates=self._machine.rates,
             waits_for=tuple(update_key(other) for other in coming) if phase == "forward" else (),
-            arrives=(transfers[block],),
-            begins=tuple(transfers[other] for other in coming if other != block),
         )
-
-    def _weights_transfer(self, phase: str, block: int) -> Transfer:
-        rates, num_bytes = self._machine.rates, self._streamed[block]
-        copy_ms = num_bytes / rates.host_to_device_bytes_per_s * 1000
-        legs: Legs = (("copy_in", copy_ms),)
-        if self._plan.weights.place == "disk":
-            legs = (("disk", disk_read_ms(num_bytes, rates)), *legs)
-        return Transfer(key=("weights", phase, block), legs=legs)
 
     def _offloaded_before(self, block: int) -> int:
         if self._choices[block] not in OFFLOADING:

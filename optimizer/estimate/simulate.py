@@ -111,9 +111,10 @@ def _place_rows(schedule: Schedule, resident: Resident, timing: "_Timing", time_
             here = base + index * schedule.carried + (min(index, 1) * (net - schedule.carried))
             rows.append(row(schedule.later, here + levels, timing.later_starts_ms, offset_ms))
         base = base + net + (schedule.num_later - 1) * schedule.carried
-    levels, _ = _levels(schedule.update)
-    offset_ms = timing.first_ms + schedule.num_later * timing.later_ms
-    rows.append(row(schedule.update, base + levels, timing.update_starts_ms, offset_ms))
+    if schedule.update:
+        levels, _ = _levels(schedule.update)
+        offset_ms = timing.first_ms + schedule.num_later * timing.later_ms
+        rows.append(row(schedule.update, base + levels, timing.update_starts_ms, offset_ms))
     return rows
 
 

@@ -444,3 +444,21 @@ def _outline(part: _RawPart) -> tuple[tuple[str, ...], tuple[tuple[int, Tier, Ca
     while changes and not changes[-1][-1]:
         changes.pop()
     return tuple(op.name for op in part.ops), tuple(changes)
+
+
+# A forward pass alone.
+
+
+def assemble_forward(
+    runs: Mapping[Shape, Sequence[Event]], *, shape: Shape, tables: PartTables
+) -> dict[tuple[str, int], int]:
+    """The parts of one forward pass, traced without gradients at each of a few shapes, of which ``shape`` is the first.
+
+    A release is booked where it happens, as there is no backward for which anything could be held. Ops, changes and parts are
+    added to ``tables``; returned are indices in its parts, by the phase and block that began them.
+    Raises InvalidModel where the shapes disagree about anything but sizes, or a size fits no polynomial.
+    """
+    raw = {each: _cut(events, {}) for each, events in runs.items()}
+    fit = _Fitter(shape)
+    fit.learn(raw[shape], {each: cut for each, cut in raw.items() if each != shape})
+    return {key: fit.add_part(part, tables, adds_gradients=False) for key, part in raw[shape].parts.items()}

@@ -36,14 +36,20 @@ class ShapeRange:
 
 
 def plan_ranges(
-    *, max_sequence_length: int, sequence_limits: Sequence[int], multiple: int = 1, shortest: int = 1
+    *,
+    max_sequence_length: int,
+    sequence_limits: Sequence[int],
+    multiple: int = 1,
+    shortest: int = 1,
+    lowest: int = SEQUENCE_LOW,
 ) -> list[ShapeRange]:
     """sequence_limits: lengths up to and including which the ops do not change (sliding windows).
 
-    multiple, shortest: lengths are multiples of the first and at least the second (attention in blocks).
+    multiple, shortest: lengths are multiples of the first and at least the second (attention in blocks). lowest: that a workload
+    may ask for.
     """
     ranges = []
-    low = max(SEQUENCE_LOW, shortest)
+    low = max(lowest, shortest)
     for high in [*sorted({limit for limit in sequence_limits if limit < max_sequence_length}), max_sequence_length]:
         if high < low:
             continue

@@ -120,7 +120,7 @@ class Generator:
 
     def generate(self, prompts: torch.Tensor, *, num_new_tokens: int) -> torch.Tensor:
         """[sequences, new tokens] for prompts [sequences, prompt length]; both int64, on the host."""
-        passes = self.run_passes(prompts.split(self.plan.batch_size), num_new_tokens=num_new_tokens)
+        passes = self.run_passes(torch.split(prompts, self.plan.batch_size), num_new_tokens=num_new_tokens)
         return torch.cat([each.tokens for each in passes])
 
     def run_passes(self, prompts: Sequence[torch.Tensor], *, num_new_tokens: int) -> Iterator[Pass]:

@@ -57,13 +57,13 @@ def _window_of_kind(kind: str, config: Any) -> int | None:
     return int(config.local_window) if kind == "local" else None
 
 
-class KvLayer(DynamicLayer):
+class KvLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     """Of one block: keys and values, each [batch, heads, slots, head_dim]."""
 
     is_croppable = False
 
     def __init__(self, *, capacity: int, window: int | None, num_seen: int, meter: Meter | None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.is_sliding = window is not None
         self.sliding_window = window
         self.num_slots = capacity if window is None else min(capacity, window)
@@ -138,5 +138,6 @@ class KvCache(Cache):
 
         meter: counts the tensors as ``kv_cache``.
         """
-        layers = [KvLayer(capacity=capacity, window=window, num_seen=num_seen, meter=meter) for window in windows]
-        super().__init__(layers=layers)
+        super().__init__(
+            layers=[KvLayer(capacity=capacity, window=window, num_seen=num_seen, meter=meter) for window in windows]
+        )

@@ -85,7 +85,7 @@ def make_prompts(vocab_size: int, workload: InferenceWorkload) -> torch.Tensor:
 
 def _measure(generator: Generator, meter: Meter, workload: InferenceWorkload) -> GenerationMeasurement:
     vocab_size: int = generator.model.config.vocab_size  # type: ignore[union-attr,assignment]
-    prompts = make_prompts(vocab_size, workload).split(generator.plan.batch_size)
+    prompts = torch.split(make_prompts(vocab_size, workload), generator.plan.batch_size)
     before_bytes = dict(generator.tiers.copied_bytes)
     generator.tiers.reset_peak()
     meter.reset_peak()

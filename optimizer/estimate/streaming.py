@@ -1,0 +1,52 @@
+"""What it costs that blocks keep their weights elsewhere (``runtime/weights.py``): a task before each block's own."""
+
+from collections.abc import Hashable, Mapping
+
+from optimizer.categories import Link
+from optimizer.estimate.optimizer_state import disk_read_ms
+from optimizer.estimate.tasks import NO_TIME, Legs, Task, Transfer, add_legs, moved_bytes, single
+from optimizer.hardware.machine import Rates
+from optimizer.plan.weights import WeightsPlan
+
+
+def make_weights_task(
+    phase: str,
+    block: int,
+    *,
+    by_block: tuple[int, ...],
+    gone_bytes: int,
+    coming: range,
+    plan: WeightsPlan,
+    rates: Rates,
+    waits_for: tuple[Hashable, ...] = (),
+) -> Task:
+    """As a block begins: ``gone_bytes`` go, the blocks in ``coming`` come, and the block's own must have arrived."""
+    transfers = {other: _transfer(phase, other, by_block[other], plan, rates) for other in (*coming, block)}
+    come_bytes = sum(by_block[other] for other in coming)
+    time = NO_TIME
+    for other in coming:
+        time = add_legs(time, transfers[other].legs)
+    return Task(
+        phase=phase,
+        block=block,
+        name="",
+        bytes=moved_bytes(single("weights", come_bytes - gone_bytes)),
+        time=time,
+        copied=_copied(come_bytes, plan),
+        waits_for=waits_for,
+        arrives=(transfers[block],),
+        begins=tuple(transfers[other] for other in coming if other != block),
+    )
+
+
+def _copied(num_bytes: int, plan: WeightsPlan) -> Mapping[Link, int]:
+    if not num_bytes:
+        return {}
+    return {"host_to_device": num_bytes, **({"disk_to_host": num_bytes} if plan.place == "disk" else {})}
+
+
+def _transfer(phase: str, block: int, num_bytes: int, plan: WeightsPlan, rates: Rates) -> Transfer:
+    legs: Legs = (("copy_in", num_bytes / rates.host_to_device_bytes_per_s * 1000),)
+    if plan.place == "disk":
+        legs = (("disk", disk_read_ms(num_bytes, rates)), *legs)
+    return Transfer(key=("weights", phase, block), legs=legs)

@@ -1,0 +1,247 @@
+"""Traces a model's prefill and decode once and returns its InferenceProfile, as ``trace.py`` does for a training step.
+
+The runtime's own ``Generator.advance`` is run without data on a model of as few blocks as show each distinct one, at four
+shapes for each range of batches and lengths over which the ops are the same. A decode is traced with a cache that says it
+holds what came before, so that no prompt need be run. Keys and values are taken out of the events and told of apart.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import product
+from typing import get_args
+
+import torch
+from torch import nn
+
+from optimizer.models.build import build_model, find_blocks
+from optimizer.models.spec import ModelSpec
+from optimizer.plan.inference import InferencePlan
+from optimizer.plan.weights import FrozenFormat, WeightsPlan
+from optimizer.profile.assemble import PartTables, assemble_forward
+from optimizer.profile.dataless import Ops, pretend_cpu
+from optimizer.profile.depth import shorten_blocks
+from optimizer.profile.events import Allocated, Began, Event, Freed, Ran
+from optimizer.profile.inference import (
+    EMBEDDING,
+    HEAD,
+    ForwardRegime,
+    InferenceProfile,
+    KvTensors,
+    Phase,
+    WeightBytes,
+    block_part,
+    not_profiled,
+)
+from optimizer.profile.ranges import ShapeRange, plan_ranges
+from optimizer.profile.recorder import Recorder
+from optimizer.profile.sizes import Shape
+from optimizer.profile.trace import _block_kinds, _sequence_limits, _shared_between, _storage_bytes, _with_blocks
+from optimizer.runtime.inference import Generator, prepare_for_inference
+from optimizer.runtime.kv_cache import find_windows
+from optimizer.runtime.weights import torch_dtype
+
+_CPU = torch.device("cpu")
+_SHORTEST = 2
+"""A prompt of one token runs other ops: it is what decode is."""
+_SPARE_TOKENS = 2
+"""Room in the traced caches beyond the tokens that are in, so that what is handed out is a view, as it mostly is."""
+_TRACED = "traced"
+"""The phase's name in the events."""
+
+
+def profile_inference(spec: ModelSpec, *, representations: Sequence[str] | None = None) -> InferenceProfile:
+    """Trace each distinct block once in each representation. No weights are allocated, and depth costs nothing.
+
+    representations: as ``WeightsPlan.representation`` names them (``bf16``, ``fp32/int8``); None for all that this machine
+    can carry out. Raises InvalidModel for models that keep anything but keys and values between tokens, where an operation
+    cannot be traced, or a size is no polynomial in batch and length; MissingExtra for nf4 without bitsandbytes.
+    """
+    short_kinds, instances = shorten_blocks(_block_kinds(spec))
+    short_spec = _with_blocks(spec, short_kinds)
+    ops, tables = Ops(), {"prefill": PartTables(), "decode": PartTables()}
+    regimes: dict[str, dict[str, tuple[ForwardRegime, ...]]] = {"prefill": {}, "decode": {}}
+    weights: dict[str, WeightBytes] = {}
+    kv: tuple[KvTensors, ...] = ()
+    ranges = plan_ranges(
+        max_sequence_length=spec.max_sequence_length, sequence_limits=_sequence_limits(spec), lowest=_SHORTEST
+    )
+    for plan in _list_representations(representations):
+        model = build_model(short_spec, dtype=torch_dtype(plan), device="meta")
+        prepare_for_inference(model, weights=plan)
+        name = plan.representation
+        weights[name] = _weight_bytes(model, whole=lambda: build_model(spec, device="meta"))
+        for phase in ("prefill", "decode"):
+            subject = _Subject(model=model, weights=plan, phase=phase, instances=tuple(instances), ops=ops)
+            traced = [_trace_range(subject, place, tables=tables[phase]) for place in ranges]
+            regimes[phase][name] = tuple(regime for regime, _ in traced)
+            kv = traced[0][1]
+    return InferenceProfile(
+        model_fingerprint=spec.fingerprint,
+        model_type=spec.model_type,
+        num_blocks=spec.num_blocks,
+        hidden_size=spec.hidden_size,
+        vocab_size=spec.vocab_size,
+        max_sequence_length=spec.max_sequence_length,
+        torch_version=torch.__version__,
+        block_kinds=tuple(instances),
+        kv=kv,
+        weights=weights,
+        prefill=_phase(tables["prefill"], regimes["prefill"]),
+        decode=_phase(tables["decode"], regimes["decode"]),
+    )
+
+
+def _phase(tables: PartTables, regimes: dict[str, tuple[ForwardRegime, ...]]) -> Phase:
+    return Phase(ops=tables.ops, changes=tables.changes, parts=tables.parts, regimes=regimes)
+
+
+def _list_representations(names: Sequence[str] | None) -> list[WeightsPlan]:
+    forms = [form for form in get_args(FrozenFormat) if form != "nf4" or find_spec("bitsandbytes") is not None]
+    every = [WeightsPlan(dtype=dtype, frozen=form) for dtype, form in product(("fp32", "bf16"), forms)]  # type: ignore[arg-type]
+    if names is None:
+        return every
+    known = {plan.representation: plan for plan in every}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise not_profiled(unknown[0], known)
+    return [known[name] for name in names]
+
+
+# Running a forward pass.
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Subject:
+    """What is traced."""
+
+    model: nn.Module
+    weights: WeightsPlan
+    phase: str
+    instances: tuple[int, ...]
+    ops: Ops
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """One forward pass at one shape."""
+
+    events: tuple[Event, ...]
+    """Without keys and values."""
+    kv_bytes: tuple[int, ...]
+    """By block, of keys and values together."""
+    kv_after: tuple[int, ...]
+    """By block, the op after which they came."""
+
+
+def _trace_range(
+    subject: _Subject, place: ShapeRange, *, tables: PartTables
+) -> tuple[ForwardRegime, tuple[KvTensors, ...]]:
+    runs = {shape: _trace_forward(subject, shape) for shape in (place.shape, *place.more_shapes)}
+    parts = assemble_forward({shape: run.events for shape, run in runs.items()}, shape=place.shape, tables=tables)
+    run = runs[place.shape]
+    regime = ForwardRegime(
+        micro_batch_low=place.micro_batch_low,
+        micro_batch_high=place.micro_batch_high,
+        sequence_low=place.sequence_low,
+        sequence_high=place.sequence_high,
+        parts={_part_name(*key): index for key, index in parts.items()},
+        shared=(),
+        templates={},
+        block_templates=subject.instances,
+        kv_after=run.kv_after,
+    )
+    return regime, _kv_tensors(subject, run, place.shape)
+
+
+def _part_name(phase: str, block: int) -> str:
+    if block >= 0:
+        return block_part(block)
+    return EMBEDDING if phase == _TRACED else HEAD
+
+
+def _kv_tensors(subject: _Subject, run: _Run, shape: Shape) -> tuple[KvTensors, ...]:
+    """A token's share of what each block made at one shape."""
+    windows = find_windows(subject.model.config)
+    batch, length = shape
+    size = batch * subject.weights.bytes_per_element
+    kept = [length + _SPARE_TOKENS if window is None else min(length + _SPARE_TOKENS, window) for window in windows]
+    return tuple(
+        KvTensors(elements_per_token=num_bytes // (size * num_tokens), window=window)
+        for num_bytes, num_tokens, window in zip(run.kv_bytes, kept, windows, strict=True)
+    )
+
+
+def _trace_forward(subject: _Subject, shape: Shape) -> _Run:
+    """A prefill of so long a prompt, or the decode of the token that is the last of so many."""
+    batch, length = shape
+    recorder = Recorder(subject.ops)
+    plan = InferencePlan(batch_size=batch, weights=subject.weights)
+    with pretend_cpu(subject.ops):
+        generator = Generator(subject.model, plan=plan, device=_CPU, meter=recorder)
+        try:
+            with torch.no_grad(), generator.metered():
+                num_given = length if subject.phase == "prefill" else 1
+                ids = torch.zeros((batch, num_given), dtype=torch.long)
+                into = torch.zeros(batch, dtype=torch.long)
+                cache = generator.make_cache(capacity=length + _SPARE_TOKENS, num_seen=length - num_given)
+                recorder.start()
+                generator.advance(ids, cache=cache, phase=_TRACED, into=into)
+                recorder.stop()
+                recorder.mark("end")
+        finally:
+            generator.close(keep_weights=False)
+    events = recorder.events
+    return _without_kv(events[events.index(Began(_TRACED, -1)) : events.index(Began("end", -1))])
+
+
+def _without_kv(events: Sequence[Event]) -> _Run:
+    """Take out keys and values, and the ops that made room for them."""
+    kept: list[Event] = []
+    kv: set[int] = set()
+    kv_bytes: dict[int, int] = {}
+    kv_after: dict[int, int] = {}
+    block, num_ops = -1, 0
+    for event in events:
+        if isinstance(event, Began):
+            block, num_ops = event.block, 0
+        elif isinstance(event, Ran):
+            num_ops += 1
+        elif isinstance(event, Allocated) and event.category == "kv_cache":
+            assert isinstance(kept.pop(), Ran)
+            num_ops -= 1
+            kv.add(event.storage)
+            kv_bytes[block] = kv_bytes.get(block, 0) + event.num_bytes
+            kv_after[block] = num_ops - 1
+            continue
+        elif isinstance(event, Freed) and event.storage in kv:
+            continue
+        kept.append(event)
+    in_order = sorted(kv_bytes)
+    return _Run(
+        events=tuple(kept),
+        kv_bytes=tuple(kv_bytes[block] for block in in_order),
+        kv_after=tuple(kv_after[block] for block in in_order),
+    )
+
+
+# Weights.
+
+
+def _weight_bytes(model: nn.Module, *, whole: Callable[[], nn.Module]) -> WeightBytes:
+    """model: short; whole: makes the model in its full depth, which alone has everything that blocks share."""
+    blocks = find_blocks(model)
+    shared = _shared_between(blocks)
+    in_blocks = {id(tensor) for block in blocks for tensor in (*block.parameters(), *block.buffers())}
+    outside = [tensor for tensor in (*model.parameters(), *model.buffers()) if id(tensor) not in in_blocks]
+    outside_bytes = _storage_bytes(outside)
+    if shared:
+        every = whole()
+        in_all = _shared_between(find_blocks(every))
+        size = next(model.parameters()).element_size()
+        outside_bytes += sum(parameter.numel() * size for parameter in every.parameters() if id(parameter) in in_all)
+    return WeightBytes(
+        outside=outside_bytes,
+        by_block=tuple(_storage_bytes(p for p in block.parameters() if id(p) not in shared) for block in blocks),
+        staying_by_block=tuple(_storage_bytes(block.buffers()) for block in blocks),
+    )
