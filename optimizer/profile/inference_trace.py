@@ -14,7 +14,8 @@ from typing import get_args
 import torch
 from torch import nn
 
-from optimizer.models.build import build_model, find_blocks
+from optimizer.models.anatomy import find_blocks
+from optimizer.models.build import build_model
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.weights import FrozenFormat, WeightsPlan

@@ -24,7 +24,8 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from optimizer.categories import Category
-from optimizer.models.build import build_model, compute_logits, find_backbone_and_head, find_blocks, load_weights
+from optimizer.models.anatomy import find_anatomy
+from optimizer.models.build import build_model, load_weights
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.inference import PREFILL, InferencePlan, decode_phase, head_of
 from optimizer.plan.weights import WeightsPlan
@@ -102,18 +103,18 @@ class Generator:
         self.device = device
         self.meter = meter
         self.windows = find_windows(model.config)
-        self._backbone, _ = find_backbone_and_head(model)
+        self._anatomy = find_anatomy(model)
         self._handles: list[RemovableHandle] = []
         apply_allocator(plan.allocator, device)
         self.tiers = Tiers(device=device, meter=meter, scratch=scratch)
         self._weights = StreamedWeights(self.tiers, plan=plan.weights)
         try:
-            blocks = find_blocks(model)
+            blocks = self._anatomy.blocks
             self._weights.send_home(model, blocks=blocks, trains_all=True)
             if meter is not None:
                 meter.assign_module(model)
                 self._handles += meter.watch_blocks(blocks, phase=None)
-            self._handles += self._weights.watch(self._backbone, blocks, updates=None)
+            self._handles += self._weights.watch(self._anatomy.backbone, blocks, updates=None)
         except BaseException:
             self.close(keep_weights=False)
             raise
@@ -147,13 +148,14 @@ class Generator:
         """The likeliest token after ``ids`` [batch, length], written to ``into`` [batch]. phase: for peaks and errors."""
         self._mark(phase)
         self._region("activations")
-        hidden = self._backbone(input_ids=ids, past_key_values=cache, use_cache=True).last_hidden_state
+        backbone = self._anatomy.backbone
+        hidden: torch.Tensor = backbone(input_ids=ids, past_key_values=cache, use_cache=True).last_hidden_state
         self._mark(head_of(phase))
         self._region("logits_and_loss")
         # A copy, so that the other positions go before the logits come.
         last = hidden[:, -1].clone()
         del hidden
-        into.copy_(compute_logits(self.model, last).argmax(dim=-1))
+        into.copy_(self._anatomy.compute_logits(last).argmax(dim=-1))
         self._region("temporaries")
 
     def close(self, *, keep_weights: bool = True) -> None:
