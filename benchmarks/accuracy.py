@@ -1,163 +1,143 @@
-"""How far predicted bytes are from measured bytes, over architectures, plans, dtypes and accumulation.
+"""The proof that the estimate is right: predicted against measured, bytes and time, over many models and plans.
 
-``python -m benchmarks.accuracy [--quick] [--json FILE]``. Each row prices a plan and runs two real steps of it under
-the runtime's meter.
-Tiny models: what is compared is bookkeeping, which does not depend on size. Step times are not compared here.
+    python -m benchmarks.accuracy [--quick] [--json FILE] [--rows FILE] [--only PART] [--case WORD] [--device cpu]
+
+Real steps of each case (``accuracy_cases.py``) are held against what was predicted of it. On the CPU device bytes are counted by
+an independent meter (``accuracy_meter.py``) beside the runtime's; verdicts are asked for around the measured peak, and some
+carried out under a cap; other ways to estimate answer for the same cases (``estimators.py``); steps are timed in rounds over all
+cases, there and back, and one calibration, fitted to four fifths of them, is judged on the fifth that was held back.
+
+``--rows`` appends each row to a file as it comes, and a later run with the same file goes on from there. A case that fails is
+told in a row of its own, and the others still run.
 """
 
 import argparse
-import json
-import platform
-import statistics
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from optimizer.estimate.training import estimate_training
-from optimizer.hardware.machine import Device, Machine, Rates
-from optimizer.models.spec import read_model_spec
-from optimizer.plan.activations import ActivationsPlan, BlockChoice
-from optimizer.plan.batch import BatchPlan
-from optimizer.plan.optimizer_state import OptimizerStatePlan
-from optimizer.plan.plan import Plan
-from optimizer.plan.weights import WeightsPlan
-from optimizer.profile.profile import Profile
-from optimizer.profile.trace import profile_model
-from optimizer.runtime.measure import measure_step
-from optimizer.workload import TrainingWorkload
+from benchmarks.accuracy_cases import Case, list_cases
+from benchmarks.accuracy_run import Bench, carry_out, measure_memory, why_left_out
+from benchmarks.accuracy_summary import summarize, tabulate_errors, tabulate_estimators
+from benchmarks.accuracy_time import NUM_ROUNDS, measure_times, predicted_rows
+from benchmarks.estimators import ask_all
+from benchmarks.journal import Journal
+from benchmarks.record import Row, describe_machine
+from optimizer.hardware.machine import Machine
+from optimizer.hardware.probe import probe_machine
+from optimizer.runtime.train import set_num_threads
+from optimizer.units import format_bytes
 
-_ROTARY = {
-    "hidden_size": 64,
-    "intermediate_size": 160,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 257,
-    "max_position_embeddings": 128,
-}
-MODELS: dict[str, dict[str, Any]] = {
-    "gpt2": {"n_embd": 64, "n_layer": 4, "n_head": 4, "vocab_size": 257, "n_positions": 128},
-    "opt": {
-        "hidden_size": 64,
-        "word_embed_proj_dim": 64,
-        "ffn_dim": 160,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "vocab_size": 257,
-        "max_position_embeddings": 128,
-    },
-    "llama": _ROTARY,
-    "qwen2": {**_ROTARY, "tie_word_embeddings": True},
-    "mistral": {**_ROTARY, "sliding_window": 32},
-    "gemma2": {**_ROTARY, "head_dim": 16, "sliding_window": 32},
-    "phi3": {**_ROTARY, "num_key_value_heads": 4},
-    "mixtral": {**_ROTARY, "num_local_experts": 4, "num_experts_per_tok": 2},
-}
-QUICK_MODELS = ("opt",)
-BLOCKS: tuple[tuple[BlockChoice, ...], ...] = (
-    ("keep",) * 4,
-    ("recompute",) * 4,
-    ("offload",) * 4,
-    ("offload", "recompute", "keep", "keep"),
-)
-SETTINGS = (("fp32", 32, 1, 2), ("fp32", 8, 2, 1), ("bf16", 32, 2, 2), ("bf16", 8, 1, 1))
-"""dtype, bits of the optimizer state, accumulation steps, micro-batch size."""
-WORST_GOAL = 0.01
-MEDIAN_GOAL = 0.001
-SEQUENCE_LENGTH = 40
+PARTS = ("memory", "estimators", "time")
+PROBE_S = 8.0
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one architecture, under a minute on two idle cores")
-    parser.add_argument("--json", type=Path, help="write the rows and the summary there")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "--quick", action="store_true", help="a few cases of one model; under a minute on two idle cores"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here")
+    parser.add_argument("--rows", type=Path, metavar="FILE", help="append rows as they come; go on from what is there")
+    parser.add_argument("--only", choices=PARTS, action="append", help="these parts alone; may be repeated")
+    parser.add_argument(
+        "--case", action="append", metavar="WORD", help="cases with this in their name; may be repeated"
+    )
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    rows = [row for name in (QUICK_MODELS if arguments.quick else MODELS) for row in measure_model(name)]
-    summary = summarize(rows)
-    for goal, entry in summary.items():
-        print(f"{goal}: {entry['value']:.4%} (goal {entry['goal']:.2%}, {'met' if entry['met'] else 'MISSED'})")
-    if arguments.json:
-        machine = {"platform": platform.platform(), "torch": torch.__version__, "num_rows": len(rows)}
-        arguments.json.write_text(json.dumps({"machine": machine, "rows": rows, "summary": summary}, indent=1))
-    return 0 if all(entry["met"] for entry in summary.values()) else 1
+    set_num_threads()
+    machine = describe_machine(torch.device("cpu"))
+    journal = Journal(file=arguments.json, lines=arguments.rows, machine=machine, show=show)
+    cases = [case for case in list_cases() if is_wanted(case, arguments.case, quick=arguments.quick)]
+    bench = Bench(find_machine(journal, probe_s=2.0 if arguments.quick else PROBE_S))
+    run(journal, bench, cases, parts=arguments.only or PARTS, num_rounds=1 if arguments.quick else NUM_ROUNDS)
+    conclude(journal, bench, cases, is_whole=not arguments.quick and not arguments.case)
+    return 0 if all(entry["met"] for entry in journal.summary.values()) else 1
 
 
-def measure_model(name: str) -> list[dict[str, Any]]:
-    """Every plan of one architecture, printed as it comes."""
-    config = {"model_type": name, **MODELS[name]}
-    profile = profile_model(read_model_spec(config))
-    rows = []
-    for dtype, bits, accumulation_steps, micro_batch_size in SETTINGS:
-        for per_block in BLOCKS:
-            plan = Plan(
-                batch=BatchPlan(micro_batch_size=micro_batch_size, accumulation_steps=accumulation_steps),
-                weights=WeightsPlan(dtype=dtype),  # type: ignore[arg-type]
-                optimizer_state=OptimizerStatePlan(bits=bits),  # type: ignore[arg-type]
-                activations=ActivationsPlan(per_block=per_block),
-            )
-            row = {"model": name, **compare(profile, config, plan)}
-            print_row(row)
-            rows.append(row)
-    return rows
+def is_wanted(case: Case, words: Sequence[str] | None, *, quick: bool) -> bool:
+    """quick: one model without adapters, so that two shapes are profiled and no more."""
+    if words:
+        return any(word in case.name for word in words)
+    return not quick or (case.model == "llama" and case.shape in ("tiny", "small") and case.workload.adapter is None)
 
 
-def compare(profile: Profile, config: dict[str, Any], plan: Plan) -> dict[str, Any]:
-    """Predicted and measured peaks of one plan, on both tiers and by category."""
-    batch = plan.batch
-    workload = TrainingWorkload(sequence_length=SEQUENCE_LENGTH, global_batch_size=batch.global_batch_size)
-    predicted = estimate_training(profile, plan=plan, workload=workload, machine=_any_machine())
-    measured = measure_step(read_model_spec(config), plan=plan, workload=workload)
-    return {
-        "plan": f"{plan.weights.dtype} adam{plan.optimizer_state.bits} {batch.micro_batch_size}x{batch.accumulation_steps} "
-        + "".join(choice[0] for choice in plan.activations.per_block),
-        "predicted_bytes": predicted.device_peak_bytes,
-        "measured_bytes": measured.device_peak_bytes,
-        "error": predicted.device_peak_bytes / measured.device_peak_bytes - 1,
-        "predicted_host_bytes": predicted.host_peak_bytes,
-        "measured_host_bytes": measured.host_peak_bytes,
-        "predicted_by_category": predicted.device_bytes_by_category,
-        "measured_by_category": measured.device_bytes_by_category,
-        "predicted_moment": predicted.peak_moment,
-        "measured_moment": measured.peak_moment,
-    }
+def find_machine(journal: Journal, *, probe_s: float) -> Machine:
+    """Probed now, unless the journal has one: all rows are of one machine and its rates."""
+    if not journal.has(what="machine"):
+        journal.add({"what": "machine", "machine": probe_machine(device="cpu", max_s=probe_s).to_json()})
+    row = next(row for row in journal.rows if row["what"] == "machine")
+    return Machine.from_json(row["machine"])
 
 
-def print_row(row: dict[str, Any]) -> None:
-    host = row["predicted_host_bytes"] - row["measured_host_bytes"]
-    print(
-        f"{row['model']:8} {row['plan']:24} predicted {row['predicted_bytes']:>10} measured {row['measured_bytes']:>10} "
-        f"error {row['error']:+.4%} host {host:+d} B  {row['measured_moment']}",
-        flush=True,
-    )
+def run(journal: Journal, bench: Bench, cases: Sequence[Case], *, parts: Sequence[str], num_rounds: int) -> None:
+    """The parts in order, each over all cases that can run here."""
+    runnable = []
+    for case in cases:
+        why_not = why_left_out(case)
+        if why_not is None:
+            runnable.append(case)
+        else:
+            journal.do(dict, what="left out", case=case.name, why_not=why_not)
+    if "memory" in parts:
+        for case in runnable:
+            count(journal, bench, case)
+    if "estimators" in parts:
+        for case in runnable:
+            ask(journal, case)
+    if "time" in parts:
+        measure_times(journal, [case for case in runnable if case.is_timed], num_rounds=num_rounds)
 
 
-def summarize(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    errors = [abs(row["error"]) for row in rows]
-    worst, median = max(errors), statistics.median(errors)
-    return {
-        "worst peak error": {"value": worst, "goal": WORST_GOAL, "met": worst <= WORST_GOAL},
-        "median peak error": {"value": median, "goal": MEDIAN_GOAL, "met": median <= MEDIAN_GOAL},
-    }
+def count(journal: Journal, bench: Bench, case: Case) -> None:
+    journal.do(lambda: measure_memory(bench, case), what="memory", case=case.name)
+    if case.is_carried_out:
+        journal.do(lambda: carry_out(bench, case), what="carried out", case=case.name)
 
 
-def _any_machine() -> Machine:
-    """Bytes do not depend on rates."""
-    rates = Rates(
-        matmul_flops_per_s={"fp32": 1e11, "bf16": 1e11},
-        attention_flops_per_s={"fp32": 1e11, "bf16": 1e11},
-        memory_bytes_per_s=1e10,
-        op_overhead_s=1e-6,
-        device_to_host_bytes_per_s=1e10,
-        host_to_device_bytes_per_s=1e10,
-        optimizer_elements_per_s={"adamw_32": 1e9, "adamw_8": 1e9},
-        source="table",
-    )
-    return Machine(
-        name="any", device=Device(kind="cpu", name="cpu", memory_bytes=2**34), host_memory_bytes=2**34, rates=rates
-    )
+def ask(journal: Journal, case: Case) -> None:
+    """Other ways to estimate, of what the memory part has measured; large models would only take MemTracker longer."""
+    memory = next((row for row in journal.rows if row["what"] == "memory" and row["case"] == case.name), None)
+    if memory is None or case.is_timed or journal.has(what="estimator", case=case.name):
+        return
+    measured_bytes = max(memory["metered_bytes"], memory["profiled_bytes"])
+    for row in ask_all(case, measured_bytes=measured_bytes):
+        journal.add(row)
+
+
+def conclude(journal: Journal, bench: Bench, cases: Sequence[Case], *, is_whole: bool) -> None:
+    """Goals and tables from all rows, printed and written. is_whole: whether the number of cases is a goal too."""
+    journal.rows = [*journal.rows, *predicted_rows(bench, cases, journal.rows)]
+    journal.summary = summarize(journal.rows, is_whole=is_whole)
+    memory = [row for row in journal.rows if row["what"] == "memory"]
+    timed = [row for row in journal.rows if row["what"] == "time"]
+    for key in ("model", "shape", "techniques"):
+        journal.tables[f"bytes by {key}"] = tabulate_errors(memory, key)
+        journal.tables[f"time by {key}"] = tabulate_errors(timed, key)
+    journal.tables["estimators"] = tabulate_estimators(journal.rows)
+    for name, entry in journal.tables["estimators"].items():
+        print(name, *(f"{key}={value}" for key, value in entry.items()), sep="  ")
+    journal.close()
+
+
+def show(row: Row) -> str:
+    """One line for people."""
+    if row["what"] == "memory":
+        unseen = f", {row['unseen_by_meter_bytes']:+d} B unseen by the meter" if row["unseen_by_meter_bytes"] else ""
+        return (
+            f"{row['case']:44} predicted {format_bytes(row['predicted_bytes']):>9}  error {row['error']:+.4%} "
+            f"({row['error_to_meter_bytes']:+d} B to the meter{unseen}) host {row['host_error_bytes']:+d} B"
+            f"{'  held back' if row['held_back'] else ''}"
+        )
+    if row["what"] == "estimator":
+        answer = row["why_not"] or f"error {row['error']:+.2%} in {row['took_ms']:.0f} ms"
+        return f"{row['case']:44} {row['estimator']}: {answer}"
+    if row["what"] == "machine":
+        return f"machine: {row['machine']['name']}"
+    if row["what"] == "carried out":
+        return f"{row['case']:44} finished {row['finished']}, refused one byte below {row['refused_below']}"
+    return "  ".join(f"{name}={value}" for name, value in row.items() if name != "traceback")
 
 
 if __name__ == "__main__":

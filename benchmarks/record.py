@@ -29,6 +29,8 @@ class Record:
     machine: dict[str, Any]
     rows: list[Row] = field(default_factory=list)
     summary: dict[str, dict[str, Any]] = field(default_factory=dict)
+    tables: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What goes beside the summary, where a benchmark has more to tell than goals."""
     started_s: float = field(default_factory=time.monotonic)
 
     def add(self, row: Row) -> None:
@@ -55,6 +57,8 @@ class Record:
     def _write(self) -> None:
         if self.file is not None:
             result = {"machine": self.machine, "rows": self.rows, "summary": self.summary}
+            if self.tables:
+                result["tables"] = self.tables
             self.file.write_text(json.dumps(result, indent=1) + "\n")
 
 

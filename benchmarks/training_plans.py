@@ -1,5 +1,6 @@
 """The plans that ``benchmarks.training`` runs: each technique alone, by name, and a plan in a few words."""
 
+import itertools
 from typing import Any
 
 from optimizer.models.spec import ModelSpec
@@ -14,8 +15,10 @@ from optimizer.workload import TrainingWorkload
 
 
 def make_plan(spec: ModelSpec, workload: TrainingWorkload, *, cut: int = 1, **changes: Any) -> Plan:
-    """The plain plan with some decisions changed, each by its short name."""
-    per_block: tuple[BlockChoice, ...] = (changes.get("blocks", "keep"),) * spec.num_blocks
+    """The plain plan with some decisions changed, each by its short name; ``blocks`` is a choice, or some in turn."""
+    blocks = changes.get("blocks", "keep")
+    choices: list[Any] = [blocks] if isinstance(blocks, str) else list(blocks)
+    per_block: tuple[BlockChoice, ...] = tuple(itertools.islice(itertools.cycle(choices), spec.num_blocks))
     return Plan(
         batch=BatchPlan(micro_batch_size=workload.global_batch_size // cut, accumulation_steps=cut),
         weights=WeightsPlan(**changes.get("weights", {})),

@@ -35,7 +35,8 @@ def build_model(
     is_meta = torch.device(device).type == "meta"
     with _seeded(seed), torch.device("meta" if is_meta else "cpu"):
         model = Decoder(spec.to_config(), dtype=dtype) if spec.model_type == DECODER_TYPE else _build_published(spec, dtype)
-    return (model if is_meta else model.to(device)).train()
+    is_there = is_meta or torch.device(device).type == "cpu"
+    return (model if is_there else model.to(device)).train()
 
 
 def load_model(

@@ -1,0 +1,150 @@
+"""A second opinion on device bytes that shares nothing with the runtime's meter: the allocation events of torch's profiler.
+
+The profiler hears of every allocation and release by torch's CPU allocator, those inside kernels included, with its address.
+It is started before the model is built, so the running sum is everything that is alive, not a difference to something assumed.
+On the CPU device both tiers are one memory; which buffers are the host's is the one thing taken over from the runtime, by
+their addresses. *Not seen*: memory that comes from elsewhere than torch's allocator (``mmap``, libraries' own ``malloc``).
+"""
+
+import bisect
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._C._profiler import _EventType
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from optimizer.runtime.meter import NUM_CATEGORIES, Meter
+
+STEADY = "headroom: steady step"
+_HOST = "headroom: on the host:"
+
+
+@dataclass(kw_only=True)
+class _Block:
+    """One allocation, from its event to its release."""
+
+    num_bytes: int
+    is_on_host: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfiledPeak:
+    """Within the steady step."""
+
+    device_bytes: int
+    """Most bytes alive at once, buffers of the host's left out."""
+    total_bytes: int
+    """The same with the host's."""
+    num_events: int
+
+
+class HostMarkingMeter(Meter):  # type: ignore[no-untyped-call]
+    """The runtime's meter, which also tells the profiler at which address each buffer of the host's lies."""
+
+    def _see(self, tensor: torch.Tensor, slot: int) -> None:
+        super()._see(tensor, slot)
+        self._tell(tensor, slot)
+
+    def _count_as(self, tensor: torch.Tensor, slot: int) -> None:
+        super()._count_as(tensor, slot)
+        self._tell(tensor, slot)
+
+    def _tell(self, tensor: torch.Tensor, slot: int) -> None:
+        if slot >= NUM_CATEGORIES:
+            with record_function(f"{_HOST}{tensor.untyped_storage().data_ptr()}"):
+                pass
+
+
+@contextmanager
+def profiled_allocations() -> Iterator[list[ProfiledPeak]]:
+    """Hears of everything inside; the list has its one peak after leaving. Enter before the model is built."""
+    found: list[ProfiledPeak] = []
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        yield found
+    roots = profiler.profiler.kineto_results.experimental_event_tree()
+    found.append(read_peak(sorted(flatten(roots), key=lambda event: event.start_time_ns)))
+
+
+@contextmanager
+def steady_step() -> Iterator[None]:
+    """Around what counts."""
+    with record_function(STEADY):
+        yield
+
+
+def flatten(roots: Sequence[Any]) -> Iterator[Any]:
+    """Every event of a tree, in no particular order."""
+    waiting = list(roots)
+    while waiting:
+        event = waiting.pop()
+        waiting.extend(event.children)
+        yield event
+
+
+def read_peak(events: Iterable[Any]) -> ProfiledPeak:
+    """Of events in order of time. A release of what was allocated before the first event is passed over.
+
+    Raises ValueError without a steady step.
+    """
+    changes: list[tuple[_Block, int]] = []
+    live = _Live()
+    first, end_ns = None, None
+    for event in events:
+        if event.name == STEADY:
+            first, end_ns = len(changes), event.end_time_ns
+        elif event.name.startswith(_HOST):
+            live.mark_host(int(event.name.removeprefix(_HOST)))
+        elif event.tag == _EventType.Allocation and (end_ns is None or event.start_time_ns <= end_ns):
+            fields = event.extra_fields
+            changes += live.take(fields.ptr, fields.alloc_size) if fields.alloc_size > 0 else live.release(fields.ptr)
+    if first is None:
+        raise ValueError("no steady step was profiled")
+    device, total = list(_sums(changes, with_host=False)), list(_sums(changes, with_host=True))
+    return ProfiledPeak(
+        device_bytes=max(device[first:]), total_bytes=max(total[first:]), num_events=len(changes) - first
+    )
+
+
+class _Live:
+    """What is allocated at the moment, by address."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, _Block] = {}
+        self._addresses: list[int] = []
+
+    def take(self, address: int, num_bytes: int) -> list[tuple[_Block, int]]:
+        """Whatever stood there is gone: the profiler does not hear of releases on threads of the runtime's own."""
+        first = bisect.bisect_left(self._addresses, address)
+        if first and (before := self._addresses[first - 1]) + self._blocks[before].num_bytes > address:
+            first -= 1
+        last = bisect.bisect_left(self._addresses, address + num_bytes)
+        changes = [change for other in self._addresses[first:last] for change in self._drop(other)]
+        self._addresses[first:last] = [address]
+        block = self._blocks[address] = _Block(num_bytes=num_bytes)
+        return [*changes, (block, num_bytes)]
+
+    def release(self, address: int) -> list[tuple[_Block, int]]:
+        if address not in self._blocks:
+            return []
+        del self._addresses[bisect.bisect_left(self._addresses, address)]
+        return self._drop(address)
+
+    def mark_host(self, address: int) -> None:
+        if address in self._blocks:
+            self._blocks[address].is_on_host = True
+
+    def _drop(self, address: int) -> list[tuple[_Block, int]]:
+        block = self._blocks.pop(address)
+        return [(block, -block.num_bytes)]
+
+
+def _sums(changes: Iterable[tuple[_Block, int]], *, with_host: bool) -> Iterator[int]:
+    """Before the first change and after each."""
+    current = 0
+    yield current
+    for block, delta in changes:
+        current += delta if with_host or not block.is_on_host else 0
+        yield current

@@ -1,0 +1,64 @@
+"""Step times of ``benchmarks.accuracy``: measured in rounds over all cases, there and back, and predicted with one calibration.
+
+The calibration is fitted to the cases that are not held back, and judged on those that are.
+"""
+
+import functools
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from benchmarks.accuracy_cases import Case
+from benchmarks.accuracy_run import Bench, head_of, time_steps
+from benchmarks.journal import Journal
+from benchmarks.record import Row
+
+NUM_ROUNDS = 3
+NUM_STEPS = 2
+"""Steps of a case that count in each round, after one that does not."""
+
+
+def measure_times(journal: Journal, cases: Sequence[Case], *, num_rounds: int = NUM_ROUNDS) -> None:
+    """Rounds are far apart, so that a slow minute of the machine does not fall on one case alone."""
+    for index in range(num_rounds):
+        for case in cases if index % 2 == 0 else reversed(cases):
+            make = functools.partial(time_steps, case, num_steps=NUM_STEPS)
+            journal.do(make, what="step times", case=case.name, round=index)
+
+
+def predicted_rows(bench: Bench, cases: Iterable[Case], rows: Sequence[Row]) -> list[Row]:
+    """One row of what ``time`` for each case that was timed."""
+    measured = median_times(rows)
+    timed = [case for case in cases if case.name in measured]
+    calibration = fit_factor(bench, [case for case in timed if not case.is_held_back], measured)
+    found = []
+    for case in timed:
+        prediction = bench.predict(case, calibration=calibration)
+        measured_ms = measured[case.name]
+        found.append(
+            {
+                "what": "time",
+                **head_of(case),
+                "predicted_ms": round(prediction.step_ms, 3),
+                "uncalibrated_ms": round(bench.predict(case).step_ms, 3),
+                "measured_ms": round(measured_ms, 3),
+                "error": prediction.step_ms / measured_ms - 1,
+                "lane_busy_ms": {lane: round(value, 3) for lane, value in prediction.lane_busy_ms.items()},
+            }
+        )
+    return found
+
+
+def median_times(rows: Iterable[Row]) -> dict[str, float]:
+    """By case, over all steps of all rounds."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        if row["what"] == "step times":
+            found.setdefault(row["case"], []).extend(row["step_ms"])
+    return {name: statistics.median(times) for name, times in found.items()}
+
+
+def fit_factor(bench: Bench, cases: Sequence[Case], measured: Mapping[str, float]) -> dict[str, Any]:
+    """One factor on all times: the median of measured over predicted."""
+    ratios = [measured[case.name] / bench.predict(case).step_ms for case in cases]
+    return {"step_time_factor": statistics.median(ratios)} if ratios else {}

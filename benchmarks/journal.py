@@ -1,0 +1,44 @@
+"""A record of rows that survives its process: each is also a line of a file, from which a later run goes on."""
+
+import json
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.record import Record, Row, clear
+
+
+@dataclass(kw_only=True)
+class Journal(Record):
+    """Rows are printed by ``show``; the result's file is written once, by ``close``."""
+
+    lines: Path | None = None
+    """One JSON object a line. What is there already counts as done, failures excepted, which are tried again."""
+    show: Callable[[Row], str] = str
+
+    def __post_init__(self) -> None:
+        if self.lines is not None and self.lines.exists():
+            rows = [json.loads(line) for line in self.lines.read_text().splitlines() if line.endswith("}")]
+            self.rows = [row for row in rows if row["what"] != "failed"]
+
+    def add(self, row: Row) -> None:
+        self.rows.append(row)
+        print(self.show(row), flush=True)
+        if self.lines is not None:
+            with self.lines.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+
+    def has(self, **wanted: object) -> bool:
+        return any(all(row.get(name) == value for name, value in wanted.items()) for row in self.rows)
+
+    def do(self, make: Callable[[], Row], **head: object) -> None:
+        """One row, unless it is there already; where it fails, a row that tells why."""
+        if self.has(**head):
+            return
+        try:
+            self.add({**head, **make()})
+        except Exception as error:
+            short = f"{type(error).__name__}: {error}"
+            self.add({"what": "failed", "of": dict(head), "error": short, "traceback": traceback.format_exc()})
+        clear()
