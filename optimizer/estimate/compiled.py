@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,25 @@ Change = tuple[Tier, int, int]
 """Tier, place of the category, bytes."""
 Arrival = tuple[int, Category, int]
 """After which op of a part so many bytes come that are not traced with it."""
+
+
+FROM_PROLOGUE = -2
+"""In place of a storage's number: one of those that the micro-batch made before its blocks."""
+
+
+class Move(NamedTuple):
+    """A change with what it comes or goes with, for people and for replays of what is allocated."""
+
+    tier: Tier
+    slot: int
+    num_bytes: int
+    op: int
+    """Number of the op in its part; -1 is before the first."""
+    op_name: str = ""
+    storage: int = -1
+    """Number of a storage born in this part; -1 where it was there before, or is not known; FROM_PROLOGUE."""
+
+
 _SLOT = {name: index for index, name in enumerate(CATEGORIES)}
 _GRADIENTS, _TEMPORARIES, _LOGITS = _SLOT["gradients"], _SLOT["temporaries"], _SLOT["logits_and_loss"]
 _MAX_CACHED = 64
@@ -146,6 +165,24 @@ class CompiledShape:
         key = ("bytes", name, releases, trip, dropped, arrivals)
         return self.keep(key, lambda: sum_changes(self._list_changes(name, releases, trip, dropped, arrivals)))
 
+    def part_moves(
+        self,
+        name: "PartName",
+        *,
+        releases: tuple[tuple[int, int], ...] = (),
+        trip: Trip | None = None,
+        dropped: Dropped | None = None,
+        arrivals: tuple[Arrival, ...] = (),
+    ) -> tuple[Move, ...]:
+        """What ``part_bytes`` sums up, change by change."""
+        ops = self._part(name).ops
+
+        def name_of(place: int) -> str:
+            return self._op_list[ops[place]].name if place >= 0 else ""
+
+        placed = self._place_changes(name, releases, trip, dropped, arrivals)
+        return tuple(Move(*change, place, name_of(place), storage) for change, place, storage in placed)
+
     def part_time(
         self, name: "PartName", machine: Machine, *, rates_key: Hashable, trip: Trip | None = None
     ) -> PartTime:
@@ -178,22 +215,40 @@ class CompiledShape:
         dropped: Dropped | None,
         arrivals: tuple[Arrival, ...],
     ) -> list[Change]:
+        return [change for change, _, _ in self._place_changes(name, releases, trip, dropped, arrivals)]
+
+    def _place_changes(
+        self,
+        name: "PartName",
+        releases: tuple[tuple[int, int], ...],
+        trip: Trip | None,
+        dropped: Dropped | None,
+        arrivals: tuple[Arrival, ...],
+    ) -> list[tuple[Change, int, int]]:
+        """Each with the numbers of its op and of its storage (``Part``)."""
         part = self._part(name)
         changes = [self._changes[index] for index in part.changes]
         if trip is not None and not isinstance(name, str):
             made = self._copies(self._part((name[0], name[1], "forward")))
             changes = redirect_changes(changes, self._copies(part), trip=trip, made=made)
         at = list(part.changes_at)
+        storages = list(part.storages) or [-1] * len(at)
         shared = [(after, *self.shared_bytes(index)) for index, after in releases]
         moves: list[Arrival] = [(after, category, -num_bytes) for after, num_bytes, category in shared]
         for after, category, num_bytes in (*moves, *arrivals):
             place = sum(1 for other in at if other <= after)
             changes.insert(place, ("device", _SLOT[category], num_bytes))
             at.insert(place, after)
-        if dropped is not None:
-            is_head = isinstance(name, str) and name.startswith("head")
-            changes = list(drop_gradients(changes, dropped, region=_LOGITS if is_head else _TEMPORARIES))
-        return changes
+            storages.insert(place, FROM_PROLOGUE if num_bytes < 0 else -1)
+        placed = list(zip(changes, at, storages, strict=True))
+        if dropped is None:
+            return placed
+        region = _LOGITS if isinstance(name, str) and name.startswith("head") else _TEMPORARIES
+        return [
+            (kept, at, storage if kept[1] == change[1] else -1)
+            for change, at, storage in placed
+            for kept in drop_gradients([change], dropped, region=region)
+        ]
 
     def _sum_times(self, name: "PartName", machine: Machine, rates_key: str, trip: Trip | None) -> PartTime:
         part = self._part(name)

@@ -6,7 +6,9 @@ their block and go after it. Then clipping, the update, and the gradients are dr
 Micro-batches after the first are alike, so they are laid out once and counted.
 """
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -14,9 +16,10 @@ from optimizer.categories import CATEGORIES, Link, Tier
 from optimizer.estimate.activations import TRACED_CHOICE, trip_of
 from optimizer.estimate.batch import estimate_input_bytes, inputs_pile_up
 from optimizer.estimate.compiled import (
-    Bytes,
+    FROM_PROLOGUE,
     Change,
     CompiledShape,
+    Move,
     PartName,
     PartTime,
     TensorList,
@@ -28,9 +31,14 @@ from optimizer.estimate.logits_and_loss import estimate_chunked_head
 from optimizer.estimate.optimizer_state import StateCosts, host_bytes_per_s
 from optimizer.estimate.prediction import Lane
 from optimizer.estimate.streaming import make_weights_task
-from optimizer.estimate.tasks import Legs, Schedule, Task, Transfer, add_legs, move_task, single
+from optimizer.estimate.tasks import Legs, Schedule, Task, Transfer, add_legs, as_moves, move_task, single
 from optimizer.estimate.update import list_update_tasks, update_key
-from optimizer.estimate.weights import list_backward_moves, list_forward_moves, list_streamed_bytes
+from optimizer.estimate.weights import (
+    list_backward_moves,
+    list_forward_moves,
+    list_streamed_bytes,
+    list_streamed_tensors,
+)
 from optimizer.hardware.machine import Machine
 from optimizer.plan.activations import OFFLOADING
 from optimizer.plan.plan import Plan
@@ -97,6 +105,7 @@ class _Layout:
         self._common = compiled.keep(("common", common), object)
         trains_all = workload.adapter is None
         self._streamed = list_streamed_bytes(profile, plan.weights, trains_all=trains_all)
+        self._streamed_tensors = list_streamed_tensors(profile, plan.weights, trains_all=trains_all)
         self._trains_all = trains_all
         self._forward_moves = list_forward_moves(self._streamed, prefetch=plan.weights.prefetch)
         self._backward_moves = list_backward_moves(self._streamed, prefetch=plan.weights.prefetch)
@@ -125,8 +134,10 @@ class _Layout:
             if self._streamed:
                 yield self._weights_task("forward", block, *self._forward_moves[block])
             yield self._block_task("forward", block, "forward", is_first=is_first)
-        if self._freed_with_forward.any():
-            yield move_task("forward", "end of the backbone", -self._freed_with_forward)
+        if self._freed_with_forward:
+            freed = sum(single(CATEGORIES[move.slot], move.num_bytes) for move in self._freed_with_forward)
+            task = move_task("forward", "end of the backbone", np.asarray(freed))
+            yield replace(task, moves=partial(tuple, self._freed_with_forward))
         if self._streamed:
             # As they go here, those of the last block come again for its backward.
             yield move_task("forward", "end of the backbone", single("weights", -self._streamed[-1]))
@@ -150,6 +161,7 @@ class _Layout:
 
     def _make_task(self, phase: str, name: str, part: str, *, is_first: bool, waits_for: tuple[Hashable, ...]) -> Task:
         head = self._head
+        moves: Callable[[], Sequence[Move]]
         if head is not None and part in head.bytes:
             part_bytes, time = head.bytes[part], head.time[part]
             changes: list[Change] = [
@@ -157,11 +169,14 @@ class _Layout:
             ]
             kept_net = part_bytes.net
             if self._dropped is not None:
-                part_bytes = sum_changes(list(drop_gradients(changes, self._dropped, region=_SLOT["logits_and_loss"])))
+                changes = list(drop_gradients(changes, self._dropped, region=_SLOT["logits_and_loss"]))
+                part_bytes = sum_changes(changes)
+            moves = partial(as_moves, changes)
         else:
             time = self._compiled.part_time(part, self._machine, rates_key=self.rates_key)
             part_bytes = self._compiled.part_bytes(part, dropped=self._dropped)
             kept_net = self._compiled.part_bytes(part).net
+            moves = partial(self._compiled.part_moves, part, dropped=self._dropped)
         gradient_bytes = int(kept_net[_GRADIENTS]) if self._leaves_gradients and phase == "backward" else 0
         leaving = self._gradients_legs(gradient_bytes, is_first=is_first)
         return Task(
@@ -173,6 +188,7 @@ class _Layout:
             copied=_with_gradients({}, gradient_bytes),
             waits_for=waits_for,
             leaves=(leaving,) if leaving else (),
+            moves=moves,
         )
 
     def _block_task(self, phase: str, block: int, which: str, *, is_first: bool) -> Task:
@@ -212,6 +228,7 @@ class _Layout:
             arrives=(self._saved(block, which),) if trip is not None and is_backward else (),
             begins=(self._saved(ahead, which),) if ahead >= 0 else (),
             leaves=tuple(legs for legs in leaves if legs),
+            moves=partial(self._compiled.part_moves, part, releases=releases, trip=trip, dropped=self._dropped),
         )
 
     def _saved(self, block: int, which: str) -> Transfer:
@@ -242,6 +259,7 @@ class _Layout:
             phase,
             block,
             by_block=self._streamed,
+            tensors=self._streamed_tensors,
             gone_bytes=gone_bytes,
             coming=coming,
             plan=self._plan.weights,
@@ -254,7 +272,7 @@ class _Layout:
             return -1
         return next((other for other in range(block - 1, -1, -1) if self._choices[other] in OFFLOADING), -1)
 
-    def _place_shared(self) -> tuple[dict[int, tuple[tuple[int, int], ...]], Bytes]:
+    def _place_shared(self) -> tuple[dict[int, tuple[tuple[int, int], ...]], tuple[Move, ...]]:
         """Where each storage that blocks share goes: in the backward of the first block that holds it, or after the forward."""
         regime = self._compiled.regime
         waiting = set(range(len(regime.shared)))
@@ -267,11 +285,11 @@ class _Layout:
             if here:
                 releases[block] = here
                 waiting -= {index for index, _ in here}
-        freed = np.zeros(len(CATEGORIES), dtype=np.int64)
-        for index in waiting:
+        freed = []
+        for index in sorted(waiting):
             num_bytes, category = self._compiled.shared_bytes(index)
-            freed[_SLOT[category]] += num_bytes
-        return releases, freed
+            freed.append(Move("device", _SLOT[category], -num_bytes, -1, storage=FROM_PROLOGUE))
+        return releases, tuple(freed)
 
 
 def _legs(time: PartTime, *lanes: Lane | None) -> Legs:

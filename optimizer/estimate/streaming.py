@@ -1,12 +1,16 @@
 """What it costs that blocks keep their weights elsewhere (``runtime/weights.py``): a task before each block's own."""
 
 from collections.abc import Hashable, Mapping
+from functools import partial
 
-from optimizer.categories import Link
+from optimizer.categories import CATEGORIES, Link
+from optimizer.estimate.compiled import Change
 from optimizer.estimate.optimizer_state import disk_read_ms
-from optimizer.estimate.tasks import NO_TIME, Legs, Task, Transfer, add_legs, moved_bytes, single
+from optimizer.estimate.tasks import NO_TIME, Legs, Task, Transfer, add_legs, as_moves, moved_bytes, single
 from optimizer.hardware.machine import Rates
 from optimizer.plan.weights import WeightsPlan
+
+_WEIGHTS = CATEGORIES.index("weights")
 
 
 def make_weights_task(
@@ -14,18 +18,25 @@ def make_weights_task(
     block: int,
     *,
     by_block: tuple[int, ...],
+    tensors: tuple[tuple[int, ...], ...],
     gone_bytes: int,
     coming: range,
     plan: WeightsPlan,
     rates: Rates,
     waits_for: tuple[Hashable, ...] = (),
 ) -> Task:
-    """As a block begins: ``gone_bytes`` go, the blocks in ``coming`` come, and the block's own must have arrived."""
+    """As a block begins: ``gone_bytes`` go, the blocks in ``coming`` come, and the block's own must have arrived.
+
+    tensors: bytes of each block's, one by one.
+    """
     transfers = {other: _transfer(phase, other, by_block[other], plan, rates) for other in (*coming, block)}
     come_bytes = sum(by_block[other] for other in coming)
     time = NO_TIME
     for other in coming:
         time = add_legs(time, transfers[other].legs)
+    gone = (block - 1 if phase == "forward" else block + 1,) if gone_bytes else ()
+    changes: list[Change] = [("device", _WEIGHTS, -num_bytes) for other in gone for num_bytes in tensors[other]]
+    changes += [("device", _WEIGHTS, num_bytes) for other in coming for num_bytes in tensors[other]]
     return Task(
         phase=phase,
         block=block,
@@ -36,6 +47,7 @@ def make_weights_task(
         waits_for=waits_for,
         arrives=(transfers[block],),
         begins=tuple(transfers[other] for other in coming if other != block),
+        moves=partial(as_moves, changes),
     )
 
 

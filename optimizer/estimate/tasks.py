@@ -1,12 +1,12 @@
 """What a schedule is made of: tasks, what each waits for, and what it starts beside compute."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from optimizer.categories import CATEGORIES, Category, Link
-from optimizer.estimate.compiled import NO_COPIES, Bytes, PartBytes, PartTime
+from optimizer.estimate.compiled import NO_COPIES, Bytes, Change, Move, PartBytes, PartTime
 from optimizer.estimate.prediction import Lane
 
 _SLOT = {name: index for index, name in enumerate(CATEGORIES)}
@@ -50,6 +50,8 @@ class Task:
     """Begun with it; nobody waits but a task that ``drains``."""
     drains: bool = False
     """Waits for everything that was begun."""
+    moves: Callable[[], Sequence[Move]] | None = field(default=None, compare=False, repr=False)
+    """What ``bytes`` sums up, change by change, for a replay; None where all comes and goes at once."""
 
     def describe(self, num_blocks: int) -> str:
         return f"{self.phase} of block {self.block + 1} of {num_blocks}" if self.block >= 0 else self.name
@@ -83,6 +85,25 @@ def moved_bytes(net: Bytes) -> PartBytes:
 def risen_bytes(device: Bytes, *, host: int = 0) -> PartBytes:
     """Bytes that come and go again."""
     return PartBytes(net=np.zeros_like(device), rise=int(device.sum()), at_rise=device, host_rise=host)
+
+
+def list_moves(task: Task) -> Sequence[Move]:
+    """Of one task, in order."""
+    return task.moves() if task.moves is not None else tuple(_moves_at_once(task.bytes))
+
+
+def as_moves(changes: Sequence[Change]) -> tuple[Move, ...]:
+    """Of changes that no traced op makes."""
+    return tuple(Move(*change, -1) for change in changes)
+
+
+def _moves_at_once(part: PartBytes) -> Iterator[Move]:
+    """Up to the highest point, and from there to the end; what goes goes first."""
+    for row in (part.at_rise, part.net - part.at_rise):
+        steps = row.tolist()
+        for slot in sorted(range(len(steps)), key=lambda slot: steps[slot] > 0):
+            if steps[slot]:
+                yield Move("device", slot, steps[slot], -1)
 
 
 def move_task(phase: str, name: str, net: Bytes) -> Task:

@@ -7,6 +7,7 @@ the machine's attained rates; finished runs correct it through ``calibration``.
 
 import itertools
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from optimizer.estimate.optimizer_state import StateCosts, estimate_state
 from optimizer.estimate.prediction import Prediction, TimelinePoint
 from optimizer.estimate.schedule import build_schedule
 from optimizer.estimate.simulate import Resident, Simulation, simulate
-from optimizer.estimate.tasks import single
+from optimizer.estimate.tasks import Schedule, single
 from optimizer.estimate.weights import estimate_weight_bytes, list_streamed_bytes
 from optimizer.hardware.machine import Machine
 from optimizer.plan.plan import Plan
@@ -49,6 +50,25 @@ def estimate_training(
 
     Raises InvalidPlan where the plan does not match the model or workload, InvalidWorkload beyond the position table.
     """
+    laid = lay_out(profile, plan=plan, workload=workload, machine=machine)
+    factor = (calibration or {}).get("step_time_factor", 1.0)
+    simulation = simulate(
+        laid.schedule, resident=laid.resident, device_kind=machine.device.kind, time_factor=factor
+    )
+    return _predict(simulation, profile, workload=workload, machine=machine, is_calibrated=factor != 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaidOut:
+    """A plan as tasks in order, with what is there all the while."""
+
+    schedule: Schedule
+    resident: Resident
+    tensors: TensorList
+
+
+def lay_out(profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine) -> LaidOut:
+    """Raises as ``estimate_training`` does."""
     plan.check(num_blocks=profile.num_blocks, workload=workload, has_sparse_gradients=profile.has_sparse_gradients)
     shape = (plan.batch.micro_batch_size, workload.sequence_length)
     compiled = compile_shape(profile, plan.weights, shape)
@@ -61,14 +81,8 @@ def estimate_training(
     schedule = build_schedule(
         profile, compiled, plan=plan, workload=workload, machine=machine, tensors=tensors, state=state
     )
-    factor = (calibration or {}).get("step_time_factor", 1.0)
-    simulation = simulate(
-        schedule,
-        resident=_resident_bytes(profile, plan, tensors, state, trains_all=trains_all, machine=machine),
-        device_kind=machine.device.kind,
-        time_factor=factor,
-    )
-    return _predict(simulation, profile, workload=workload, machine=machine, is_calibrated=factor != 1.0)
+    resident = _resident_bytes(profile, plan, tensors, state, trains_all=trains_all, machine=machine)
+    return LaidOut(schedule=schedule, resident=resident, tensors=tensors)
 
 
 def _resident_bytes(

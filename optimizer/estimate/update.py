@@ -5,6 +5,7 @@ Where nothing is clipped or scaled it does so during backward. On the CPU device
 """
 
 from collections.abc import Hashable, Iterator
+from functools import partial
 
 from optimizer.categories import CATEGORIES
 from optimizer.estimate.compiled import Change, PartTime, TensorList, sum_changes
@@ -24,7 +25,7 @@ from optimizer.estimate.optimizer_state import (
     host_elements_per_s,
 )
 from optimizer.estimate.prediction import Lane
-from optimizer.estimate.tasks import Legs, Task, Transfer, add_legs, risen_bytes, single
+from optimizer.estimate.tasks import Legs, Task, Transfer, add_legs, as_moves, risen_bytes, single
 from optimizer.hardware.machine import Machine
 from optimizer.plan.plan import Plan
 from optimizer.workload import TrainingWorkload
@@ -57,18 +58,22 @@ def list_update_tasks(
     for transfer in (*back, *(() if in_backward else away)):
         time = add_legs(time, transfer.legs)
     clipped_bytes = estimate_clipped_bytes(plan) if plan.gradients.choice == "keep" else 0
-    changes = [*_as_changes(state.changes), *_rows_changes(tensors, workload)]
+    changes: list[Change] = [
+        ("device", _TEMPORARIES, clipped_bytes),
+        *_as_changes(state.changes),
+        *_rows_changes(tensors, workload),
+        ("device", _TEMPORARIES, -clipped_bytes),
+    ]
     yield Task(
         phase="optimizer",
         block=-1,
         name="optimizer step",
-        bytes=sum_changes(
-            [("device", _TEMPORARIES, clipped_bytes), *changes, ("device", _TEMPORARIES, -clipped_bytes)]
-        ),
+        bytes=sum_changes(changes),
         time=time,
         copied=state.copied_bytes,
         arrives=back if is_threaded else (*away, *back),
         begins=away if is_threaded and not in_backward else (),
+        moves=partial(as_moves, changes),
     )
 
 

@@ -33,6 +33,15 @@ def list_streamed_bytes(profile: Profile, plan: WeightsPlan, *, trains_all: bool
     return tuple(by_kind[kind] for kind in tensors.block_kinds)
 
 
+def list_streamed_tensors(profile: Profile, plan: WeightsPlan, *, trains_all: bool) -> tuple[tuple[int, ...], ...]:
+    """The same by tensor, as far as a profile knows them: those that are not trained as one."""
+    if not trains_all:
+        return tuple((num_bytes,) for num_bytes in list_streamed_bytes(profile, plan, trains_all=False))
+    tensors = profile.tensors
+    by_kind = [tuple(size.num_elements * plan.bytes_per_element for size in sizes) for sizes in tensors.by_block]
+    return tuple(by_kind[kind] for kind in tensors.block_kinds)
+
+
 def is_streamed(tensors: TensorList, plan: WeightsPlan, *, trains_all: bool) -> Iterator[bool]:
     """Of each trained tensor, in the model's order: whether it has a home of its own."""
     for block in tensors.blocks:

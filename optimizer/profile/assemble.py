@@ -6,7 +6,7 @@ crosses from part to part is the same for every choice, but for two things: a bl
 which is booked in that block; and what the prologue makes for all blocks goes with the last that holds it, which ``Hold`` says.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from optimizer.categories import Category, Tier
@@ -45,6 +45,7 @@ class _RawChange:
     num_bytes: int
     made_by: str
     """Op that allocated the storage."""
+    storage: "_Storage"
 
 
 @dataclass(kw_only=True)
@@ -54,7 +55,7 @@ class _RawPart:
     num_views: int = 0
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class _Storage:
     num_bytes: int
     tier: Tier
@@ -95,14 +96,22 @@ class PartTables:
     def parts(self) -> tuple[Part, ...]:
         return tuple(self._parts)
 
-    def add(self, ops: Iterable[Op], changes: Iterable[tuple[int, Change]], *, num_views: int = 0) -> int:
-        """changes: each with the number of its op. Returns the index of the part."""
+    def add(
+        self,
+        ops: Iterable[Op],
+        changes: Iterable[tuple[int, Change]],
+        *,
+        storages: tuple[int, ...],
+        num_views: int = 0,
+    ) -> int:
+        """changes: each with the number of its op. storages: as ``Part``'s. Returns the index of the part."""
         placed = list(changes)
         part = Part(
             ops=tuple(self._ops.setdefault(op, len(self._ops)) for op in ops),
             changes=tuple(self._changes.setdefault(change, len(self._changes)) for _, change in placed),
             changes_at=tuple(at for at, _ in placed),
             num_views=num_views,
+            storages=storages,
         )
         return self._parts.setdefault(part, len(self._parts))
 
@@ -321,6 +330,7 @@ def _book(part: _RawPart, storage: _Storage, *, sign: int) -> None:
             category=storage.category,
             num_bytes=sign * storage.num_bytes,
             made_by=storage.made_by,
+            storage=storage,
         )
     )
 
@@ -430,7 +440,21 @@ class _Fitter:
             )
             for c in raw.changes
         )
-        return tables.add(ops, changes, num_views=raw.num_views)
+        return tables.add(ops, changes, storages=tuple(_number_storages(raw.changes)), num_views=raw.num_views)
+
+
+def _number_storages(changes: Sequence[_RawChange]) -> Iterator[int]:
+    """For each change its storage's number, in order of birth in the part; -1 for what was there before."""
+    numbers: dict[_Storage, int] = {}
+    before: set[_Storage] = set()
+    for change in changes:
+        storage = change.storage
+        if storage not in numbers and storage not in before:
+            if change.num_bytes > 0:
+                numbers[storage] = len(numbers)
+            else:
+                before.add(storage)
+        yield numbers.get(storage, -1)
 
 
 def _describe(op: Ran) -> str:

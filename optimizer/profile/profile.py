@@ -76,6 +76,9 @@ class Part:
     """For each change the number of the op in this part. Bytes come with the op and go after it; -1 is before the first."""
     num_views: int = 0
     """Ops beside those listed that move no bytes; each costs its dispatch."""
+    storages: tuple[int, ...] = ()
+    """For each change which of the storages born in this part it is of, by order of birth; -1: one that was there before.
+    Empty in profiles that did not note it."""
 
 
 @dataclass(frozen=True, kw_only=True)
