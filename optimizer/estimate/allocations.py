@@ -17,12 +17,13 @@ from optimizer.estimate.compiled import FROM_PROLOGUE, Move, TensorList
 from optimizer.estimate.optimizer_state import estimate_state_bytes
 from optimizer.estimate.simulate import Resident
 from optimizer.estimate.tasks import Schedule, Task, list_moves
+from optimizer.packing import chunk_elements
 from optimizer.plan.plan import Plan
 
 MAX_LATER = 2
 """Micro-batches after the first that are laid out in each step."""
 _SLOT = {name: index for index, name in enumerate(CATEGORIES)}
-_WEIGHTS, _GRADIENTS, _STATE = _SLOT["weights"], _SLOT["gradients"], _SLOT["optimizer_state"]
+_WEIGHTS, _GRADIENTS, _STATE, _TEMPORARIES = _SLOT["weights"], _SLOT["gradients"], _SLOT["optimizer_state"], _SLOT["temporaries"]
 _FP32_BYTES = 4
 
 
@@ -55,11 +56,13 @@ class Allocations:
         return self.loading, self.first_step, self.second_step
 
 
-def list_allocations(schedule: Schedule, *, resident: Resident, tensors: TensorList, plan: Plan, num_moments: int) -> Allocations:
-    """resident: on the device between steps, by category."""
+def list_allocations(
+    schedule: Schedule, *, resident: Resident, tensors: TensorList, plan: Plan, num_moments: int, device_kind: str
+) -> Allocations:
+    """resident: on the device between steps, by category. num_moments: that the optimizer keeps of each element."""
     writer = _Writer(tensors.num_blocks)
     writer.begin()
-    for slot, num_bytes in _list_resident(resident, tensors, plan):
+    for slot, num_bytes in _list_resident(resident, tensors, plan, device_kind):
         writer.come(slot, num_bytes)
     loading = writer.requests
     stays = {slot: writer.live_bytes(slot) for slot in range(len(CATEGORIES))}
@@ -104,7 +107,7 @@ def _settle(writer: "_Writer", stays: dict[int, int]) -> None:
 # What is there between steps.
 
 
-def _list_resident(resident: Resident, tensors: TensorList, plan: Plan) -> Iterator[tuple[int, int]]:
+def _list_resident(resident: Resident, tensors: TensorList, plan: Plan, device_kind: str) -> Iterator[tuple[int, int]]:
     """Of weights one storage for each trained tensor, as far as they do not stream; masters of weights below fp32, which are
     made before the first step. The rest of a category as one."""
     left = dict(enumerate(resident.device.tolist()))
@@ -122,7 +125,11 @@ def _list_resident(resident: Resident, tensors: TensorList, plan: Plan) -> Itera
             if num_bytes <= left[_STATE]:
                 left[_STATE] -= num_bytes
                 yield _STATE, num_bytes
-    for slot, num_bytes in left.items():
+    # An int8 trip's packer has two buffers, one of them in fp32.
+    wide_bytes = _FP32_BYTES * chunk_elements(device_kind) if plan.activations.compress == "int8" else 0
+    wide_bytes = min(wide_bytes, left[_TEMPORARIES])
+    left[_TEMPORARIES] -= wide_bytes
+    for slot, num_bytes in (*left.items(), (_TEMPORARIES, wide_bytes)):
         if slot != _STATE and num_bytes:
             yield slot, num_bytes
 
@@ -137,32 +144,39 @@ class _Moments:
         self._left = int(resident.device[_STATE])
         if has_masters:
             self._left -= _FP32_BYTES * tensors.total_elements
-        self._waiting: dict[int, list[list[int]]] = {}
-        """By bytes of the gradient, in the order of the update: storages of each tensor."""
+        self._waiting: dict[int, list[int]] = {}
+        """By bytes of the gradient, in the order of the update: tensors."""
+        self._storages: dict[int, list[int]] = {}
+        """By tensor, in that order."""
         sizes = [*(t for t in tensors.sizes if t.is_matrix), *(t for t in tensors.sizes if not t.is_matrix)]
-        for tensor in sizes:
+        for index, tensor in enumerate(sizes):
             num_bytes = estimate_state_bytes([tensor], plan, num_moments=num_moments)
             num_bytes -= _FP32_BYTES * tensor.num_elements * has_masters
             little = num_bytes % 8 if num_moments == 2 else 0
             moments = [(num_bytes - little) // num_moments] * num_moments if num_moments else []
             gradient_bytes = tensor.num_elements * plan.weights.bytes_per_element
-            self._waiting.setdefault(gradient_bytes, []).append([little, *moments])
+            self._waiting.setdefault(gradient_bytes, []).append(index)
+            self._storages[index] = [little, *moments]
 
     def come(self, writer: "_Writer", gradient_bytes: int) -> None:
         """Those of the tensor whose gradient goes."""
         waiting = self._waiting.get(gradient_bytes)
-        for num_bytes in waiting.pop(0) if waiting else ():
-            if 0 < num_bytes <= self._left:
-                self._left -= num_bytes
-                writer.come(_STATE, num_bytes)
+        if waiting:
+            self._come(writer, waiting.pop(0))
 
     def come_all(self, writer: "_Writer") -> None:
-        for gradient_bytes, waiting in self._waiting.items():
-            while waiting:
-                self.come(writer, gradient_bytes)
+        """Those that are still to come."""
+        for index in list(self._storages):
+            self._come(writer, index)
         if self._left > 0:
             writer.come(_STATE, self._left)
             self._left = 0
+
+    def _come(self, writer: "_Writer", index: int) -> None:
+        for num_bytes in self._storages.pop(index, ()):
+            if 0 < num_bytes <= self._left:
+                self._left -= num_bytes
+                writer.come(_STATE, num_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,15 +213,17 @@ class _Writer:
     _alive_before: list[int] = field(default_factory=list)
     _births: dict[int, tuple[int, int, Task | None, str]] = field(default_factory=dict)
     """Of what lives and of what came in this phase: category, bytes, task, op."""
+    _moved: list[tuple[int, int, int]] = field(default_factory=list)
+    """In this phase: after how many requests which storage came to count as what."""
     _programs: dict[int, tuple[Task, list[_Instruction], bool]] = field(default_factory=dict)
 
     def begin(self) -> None:
         """A phase."""
-        alive = {key for sizes in self._live for keys in sizes.values() for key in keys}
-        self._births = {key: birth for key, birth in self._births.items() if key in alive}
-        self._alive_before = sorted(alive)
+        categories = {key: slot for slot, sizes in enumerate(self._live) for keys in sizes.values() for key in keys}
+        self._births = {key: (categories[key], *birth[1:]) for key, birth in self._births.items() if key in categories}
+        self._alive_before = sorted(categories)
         self._num_loaded = self._num_loaded or self._num_made
-        self.requests = []
+        self.requests, self._moved = [], []
         self.peak_bytes = self._total_bytes
         self._peak_at = 0
 
@@ -242,6 +258,7 @@ class _Writer:
                 else:
                     del self._live[told.slot][num_bytes][found]
                     self._live[told.target].setdefault(num_bytes, {})[found] = None
+                    self._moved.append((len(self.requests), found, told.target))
 
     def come(self, slot: int, num_bytes: int, task: Task | None = None, op: str = "") -> int:
         key = self._num_made = self._num_made + 1
@@ -280,8 +297,10 @@ class _Writer:
                 there[key] = None
             else:
                 del there[key]
+        moved = {key: slot for at, key, slot in self._moved if at < self._peak_at}
         for key in there:
             slot, num_bytes, task, op = self._births[key]
+            slot = moved.get(key, slot)
             made_in = "between steps" if task is None else task.describe(self.num_blocks)
             yield Held(category=CATEGORIES[slot], num_bytes=num_bytes, made_in=made_in, op=op)
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from optimizer.categories import CATEGORIES
 from optimizer.estimate.activations import estimate_packing_bytes, estimate_staging_bytes
+from optimizer.estimate.allocations import Allocations, list_allocations
 from optimizer.estimate.compiled import Bytes, TensorList, compile_shape, list_tensors
 from optimizer.estimate.gradients import estimate_gradient_bytes
 from optimizer.estimate.optimizer_state import StateCosts, estimate_state
@@ -83,6 +84,21 @@ def lay_out(profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine
     )
     resident = _resident_bytes(profile, plan, tensors, state, trains_all=trains_all, machine=machine)
     return LaidOut(schedule=schedule, resident=resident, tensors=tensors)
+
+
+def list_training_allocations(
+    profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine
+) -> Allocations:
+    """A plan as single allocations in order: loading and two steps. Raises as ``estimate_training`` does."""
+    laid = lay_out(profile, plan=plan, workload=workload, machine=machine)
+    return list_allocations(
+        laid.schedule,
+        resident=laid.resident,
+        tensors=laid.tensors,
+        plan=plan,
+        num_moments=workload.num_moments,
+        device_kind=machine.device.kind,
+    )
 
 
 def _resident_bytes(
