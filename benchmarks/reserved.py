@@ -141,8 +141,8 @@ def draw_plan(rng: random.Random, num_blocks: int) -> Plan:
         logits_and_loss=LogitsAndLossPlan(num_chunks=rng.choice([1, 1, 2, 4])),
         activations=ActivationsPlan(per_block=per_block),
         gradients=GradientsPlan(choice=gradients),  # type: ignore[arg-type]
-        optimizer_state=OptimizerStatePlan(place=rng.choice(["device", "host"]) if gradients == "host" else "device"),  # type: ignore[arg-type]
-        weights=WeightsPlan(dtype=rng.choice(["fp32", "fp32", "bf16"])),  # type: ignore[arg-type]
+        optimizer_state=OptimizerStatePlan(place=rng.choice(["device", "host"]) if gradients == "host" else "device"),
+        weights=WeightsPlan(dtype=rng.choice(["fp32", "fp32", "bf16"])),
     )
 
 

@@ -28,7 +28,7 @@ _ADDRESS_BITS: Final = 60
 _ADDRESS_SPACE_BYTES: Final = 1 << 50
 """Of one segment that grows."""
 
-Request = tuple[Hashable, int]
+Request = tuple[int, int]
 """Which storage, and its bytes when it comes; 0 when it goes."""
 
 
