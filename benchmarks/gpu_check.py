@@ -179,9 +179,7 @@ def budgets(machine: Machine, profiles: Profiles, workload: TrainingWorkload, *,
         profile = profiles.of(next(iter(profiles.specs)))
         result = search_plans(profile, workload=workload, goal=anything, machine=machine)
         plain_bytes = result.baselines["keep_all"].prediction.device_peak_bytes
-        found = [
-            Budget(label=f"{share:.0%} of plain", budget_bytes=int(plain_bytes * share)) for share in CPU_SHARES
-        ]
+        found = [Budget(label=f"{share:.0%} of plain", budget_bytes=int(plain_bytes * share)) for share in CPU_SHARES]
     return [found[0], found[-1]] if quick and len(found) > 2 else found
 
 

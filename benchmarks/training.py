@@ -105,7 +105,9 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here as well, after every row")
     parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--only", choices=list(PARTS), action="append", help="these parts alone; may be repeated")
-    parser.add_argument("--rounds", type=int, metavar="N", help="steps of each contender that count, and pairs of heads")
+    parser.add_argument(
+        "--rounds", type=int, metavar="N", help="steps of each contender that count, and pairs of heads"
+    )
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     record = Record(file=arguments.json, machine=describe_machine(device))

@@ -1,0 +1,317 @@
+"""Published measurements as rows of ``published_rows.csv``, and the model, workload and plan that each is a run of.
+
+The file holds what was published and where, nothing of ours. Which rows are in it is a rule, so that nobody picks the good ones:
+
+- ``fitcheck``: every run of its T4 archive with SDPA attention (ours is never eager), the first of repeats.
+- ``litgpt``: every single-GPU row of its resource tables of LoRA without double quantization, of models
+  that the estimator builds.
+- of the collection of published runs (2,564 rows; ``select_runs``): no tensor or pipeline parallelism, no offload, at most one
+  node, recompute full or none, fp16 or bf16, a device of the table, shape and step time complete; of runs that differ only in
+  the number of devices or the global batch, the one on the fewest devices, then of the smallest batch.
+
+Runs of several devices are estimated as what one of them computes; what they send each other is not in the estimate.
+"""
+
+import csv
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from optimizer.errors import InvalidInput
+from optimizer.hardware.devices import find_device
+from optimizer.models.spec import ModelSpec, read_model_spec
+from optimizer.plan import Plan
+from optimizer.plan.activations import ActivationsPlan
+from optimizer.plan.batch import BatchPlan
+from optimizer.plan.logits_and_loss import LogitsAndLossPlan
+from optimizer.plan.weights import WeightsPlan
+from optimizer.workload import Adapter, TrainingWorkload
+
+ROWS_FILE = Path(__file__).with_name("published_rows.csv")
+GB = 1e9
+_ROPE_FAMILIES = ("llama", "mistral", "qwen2")
+_TOKENS_PER_LITGPT_CHUNK = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedRow:
+    """One run that someone measured. Empty cells of the file are None."""
+
+    name: str
+    source: str
+    system: str
+    device: str
+    num_devices: int
+    model: str
+    family: Literal["megatron", "mpt", "llama", "mistral", "qwen2"]
+    layers: int
+    hidden: int
+    ffn: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    tied: bool
+    sequence_length: int
+    micro_batch: int
+    global_batch: int
+    weights: Literal["fp32", "bf16", "fp16"]
+    """Of what is not quantized."""
+    frozen: Literal["same", "nf4"]
+    adapter_rank: int | None
+    adapter_targets: tuple[str, ...]
+    recompute: Literal["none", "full"]
+    allocated_gb: float | None
+    """Peak of the allocator, in 10^9 bytes; so are the next two."""
+    reserved_gb: float | None
+    process_gb: float | None
+    step_s: float | None
+    compares_time: bool
+    """No where the published program computes in a way that no plan of ours does."""
+    extra_bytes_per_logit: int
+    """What the published program's source holds at its peak for each logit beyond ours: transformers' loss upcasts, and the
+    caller holds the logits."""
+    open_facts: str
+    """What the source leaves open or does otherwise, and what is assumed instead."""
+
+    @property
+    def accumulation_steps(self) -> int:
+        return self.global_batch // self.num_devices // self.micro_batch
+
+    @property
+    def extra_gb(self) -> float:
+        return self.micro_batch * self.sequence_length * self.vocab * self.extra_bytes_per_logit / GB
+
+    @property
+    def shape_key(self) -> tuple[object, ...]:
+        """What the profile depends on."""
+        sizes = (self.layers, self.hidden, self.ffn, self.heads, self.kv_heads, self.head_dim, self.vocab, self.tied)
+        return (self.family, *sizes, self.adapter_rank, self.adapter_targets, _positions(self))
+
+    @property
+    def representation(self) -> str:
+        """Of the weights, as profiles name it; fp16 has bf16's profile."""
+        name = WeightsPlan(dtype=self.weights, frozen=self.frozen).representation
+        return name.replace("fp16", "bf16")
+
+    def spec(self) -> ModelSpec:
+        return read_model_spec(_config(self))
+
+    def workload(self) -> TrainingWorkload:
+        adapter = None
+        if self.adapter_rank is not None:
+            adapter = Adapter(rank=self.adapter_rank, targets=self.adapter_targets)
+        return TrainingWorkload(
+            sequence_length=self.sequence_length,
+            global_batch_size=self.micro_batch * self.accumulation_steps,
+            adapter=adapter,
+            max_grad_norm=1.0 if adapter is None else None,
+        )
+
+    def plan(self, *, num_blocks: int) -> Plan:
+        choice: Literal["recompute", "keep"] = "recompute" if self.recompute == "full" else "keep"
+        tokens = self.micro_batch * self.sequence_length
+        num_chunks = -(-tokens // _TOKENS_PER_LITGPT_CHUNK) if self.system == "litgpt" else 1
+        return Plan(
+            batch=BatchPlan(micro_batch_size=self.micro_batch, accumulation_steps=self.accumulation_steps),
+            weights=WeightsPlan(dtype=self.weights, frozen=self.frozen),
+            activations=ActivationsPlan(per_block=(choice,) * num_blocks),
+            logits_and_loss=LogitsAndLossPlan(num_chunks=num_chunks),
+        )
+
+
+def read_rows(file: Path = ROWS_FILE) -> list[PublishedRow]:
+    """In the file's order. Raises InvalidInput where a row is wrong, ValueError where a cell is."""
+    with file.open(newline="", encoding="utf-8") as stream:
+        return [_row(cells) for cells in csv.DictReader(stream)]
+
+
+def write_rows(rows: Iterable[PublishedRow], file: Path = ROWS_FILE) -> None:
+    names = [field.name for field in dataclasses.fields(PublishedRow)]
+    with file.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(names)
+        for row in rows:
+            writer.writerow([_cell(getattr(row, name)) for name in names])
+
+
+def _row(cells: dict[str, str]) -> PublishedRow:
+    read: dict[str, Any] = {}
+    for field in dataclasses.fields(PublishedRow):
+        text = cells[field.name]
+        if field.type is int or field.type == (int | None):
+            read[field.name] = int(text) if text else None
+        elif field.type == (float | None):
+            read[field.name] = float(text) if text else None
+        elif field.type is bool:
+            read[field.name] = text == "yes"
+        elif field.name == "adapter_targets":
+            read[field.name] = tuple(text.split())
+        else:
+            read[field.name] = text
+    row = PublishedRow(**read)
+    find_device(row.device)
+    if row.accumulation_steps * row.micro_batch * row.num_devices != row.global_batch:
+        raise InvalidInput(
+            f"{row.name}: {row.num_devices} devices with micro-batches of {row.micro_batch} do not make a batch of "
+            f"{row.global_batch}",
+            field="global_batch",
+            value=row.global_batch,
+        )
+    return row
+
+
+def _cell(value: object) -> object:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return " ".join(value)
+    return "" if value is None else value
+
+
+# Models.
+
+
+_POSITIONS = (1_024, 8_192, 131_072)
+
+
+def _positions(row: PublishedRow) -> int:
+    """Few lengths of position tables, so that rows share profiles; only Megatron's table has weights."""
+    least = 0 if row.family == "megatron" else 8_192
+    return next(size for size in _POSITIONS if size >= max(row.sequence_length, least))
+
+
+def _config(row: PublishedRow) -> dict[str, Any]:
+    return _rope(row) if row.family in _ROPE_FAMILIES else _own_decoder(row)
+
+
+def _own_decoder(row: PublishedRow) -> dict[str, Any]:
+    """GPT as Megatron has it and MPT, in our own decoder: like theirs, GELU is one kernel and queries, keys and values are one
+    product. Megatron's default dropout, but not on attention weights: traced on the CPU that would be another attention than
+    a CUDA device runs. MPT's attention biases (ALiBi) cost nothing worth counting.
+    """
+    is_megatron = row.family == "megatron"
+    return {
+        "model_type": "headroom_decoder",
+        "vocab_size": row.vocab,
+        "hidden_size": row.hidden,
+        "intermediate_size": row.ffn,
+        "num_hidden_layers": row.layers,
+        "num_attention_heads": row.heads,
+        "max_position_embeddings": _positions(row),
+        "activation": "gelu",
+        "norm": "layer",
+        "use_bias": is_megatron,
+        "positions": "learned" if is_megatron else "none",
+        "dropout": 0.1 if is_megatron else 0.0,
+        "tie_word_embeddings": row.tied,
+    }
+
+
+def _rope(row: PublishedRow) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "model_type": row.family,
+        "vocab_size": row.vocab,
+        "hidden_size": row.hidden,
+        "intermediate_size": row.ffn,
+        "num_hidden_layers": row.layers,
+        "num_attention_heads": row.heads,
+        "num_key_value_heads": row.kv_heads,
+        "max_position_embeddings": _positions(row),
+        "tie_word_embeddings": row.tied,
+    }
+    if row.family != "qwen2":
+        config["head_dim"] = row.head_dim
+    if row.family == "mistral":
+        config["sliding_window"] = None
+    return config
+
+
+# The collection of published runs.
+
+
+def select_runs(file: Path) -> list[PublishedRow]:
+    """The rows of the collection that the rule above takes, in its order."""
+    chosen: dict[tuple[object, ...], PublishedRow] = {}
+    with file.open(newline="", encoding="utf-8") as stream:
+        for cells in csv.DictReader(stream):
+            row = _from_collection(cells)
+            if row is None:
+                continue
+            key = (
+                row.shape_key,
+                row.system,
+                row.device,
+                row.sequence_length,
+                row.micro_batch,
+                row.recompute,
+                row.weights,
+            )
+            held = chosen.get(key)
+            if held is None or (row.num_devices, row.global_batch) < (held.num_devices, held.global_batch):
+                chosen[key] = row
+    return list(chosen.values())
+
+
+_DEVICES = {
+    "A100-40GB-SXM": "A100 40GB",
+    "A100-80GB-SXM": "A100 80GB",
+    "H100-80GB-SXM": "H100 SXM",
+    "V100-32GB-SXM": "V100 32GB",
+    "V100-32GB": "V100 32GB",
+}
+_DTYPES: dict[str, Literal["bf16", "fp16"]] = {"bf16": "bf16", "amp_bf16": "bf16", "fp16": "fp16"}
+_MOST_DEVICES = 8
+_OPEN_IN_FSDP = (
+    "sharded over the devices: gathers and scatters taken as hidden, the update counted whole; ALiBi not counted"
+)
+_OPEN_IN_MEGATRON = (
+    "gradients' all-reduce not counted; attention taken as fused and without dropout, Megatron's was neither; ZeRO and precision "
+    "assumed by the collection"
+)
+_NEEDED = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "micro_batch", "global_batch", "step_time_s")
+
+
+def _from_collection(cells: dict[str, str]) -> PublishedRow | None:
+    is_alone = cells["tp"] == "1" and cells["pp"] == "1" and cells["offload"] == "none"
+    is_known = cells["gpu"] in _DEVICES and cells["precision"] in _DTYPES and cells["recompute"] in ("none", "full")
+    if not (is_alone and is_known and all(cells[name] for name in (*_NEEDED, "n_gpus"))):
+        return None
+    num_devices = int(cells["n_gpus"])
+    family = {"Megatron-DeepSpeed": "megatron", "Composer FSDP FULL_SHARD": "mpt"}.get(cells["system"])
+    if num_devices > _MOST_DEVICES or family is None:
+        return None
+    sizes = {name: int(cells[name]) for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")}
+    seq, micro_batch = int(cells["seq"]), int(cells["micro_batch"])
+    is_fsdp = family == "mpt"
+    assumed = _OPEN_IN_FSDP if is_fsdp else _OPEN_IN_MEGATRON
+    return PublishedRow(
+        name=f"{cells['model']} {sizes['layers']}x{sizes['hidden']} s{seq} b{micro_batch} {num_devices}x{cells['gpu']} "
+        f"{cells['recompute']}",
+        source=cells["source"],
+        system=cells["system"],
+        device=_DEVICES[cells["gpu"]],
+        num_devices=num_devices,
+        model=cells["model"],
+        family="mpt" if is_fsdp else "megatron",
+        **sizes,
+        head_dim=sizes["hidden"] // sizes["heads"],
+        tied=True,
+        sequence_length=seq,
+        micro_batch=micro_batch,
+        global_batch=int(cells["global_batch"]),
+        weights=_DTYPES[cells["precision"]],
+        frozen="same",
+        adapter_rank=None,
+        adapter_targets=(),
+        recompute="full" if cells["recompute"] == "full" else "none",
+        allocated_gb=None,
+        reserved_gb=None,
+        process_gb=None,
+        step_s=float(cells["step_time_s"]),
+        compares_time=True,
+        extra_bytes_per_logit=0,
+        open_facts=assumed,
+    )
