@@ -131,9 +131,12 @@ def estimate_trip_ms(copies: Sequence[TracedCopy], *, trip: Trip, rates: Rates, 
     out_bytes = sum(copy.packed(trip.compress) for copy in copies if copy.is_out)
     in_bytes = sum(copy.packed(trip.compress) for copy in copies if not copy.is_out)
     num_out = sum(copy.is_out for copy in copies)
-    overhead_s = rates.op_overhead_s
-    out_s = out_bytes / rates.device_to_host_bytes_per_s + num_out * overhead_s
-    in_s = in_bytes / rates.host_to_device_bytes_per_s + (len(copies) - num_out) * overhead_s
+    # Where an op's dispatch was measured, that of the copies is counted with the part's other ops.
+    overhead_s = rates.op_overhead_s if rates.forward_dispatch_s is None else 0.0
+    factors = rates.time_factors
+    num_in = len(copies) - num_out
+    out_s = out_bytes / rates.device_to_host_bytes_per_s + num_out * overhead_s * factors.get("copy_out", 1.0)
+    in_s = in_bytes / rates.host_to_device_bytes_per_s + num_in * overhead_s * factors.get("copy_in", 1.0)
     compute_s = sum(_packing_s(copy, trip.compress, rates, device_kind) for copy in copies)
     stored_s = _stored_s(out_bytes, in_bytes, trip.place, rates)
     return TripTime(
@@ -187,7 +190,8 @@ def _packing_s(copy: TracedCopy, compress: Compression, rates: Rates, device_kin
     if compress == "int8":
         element_bytes += _WIDE_BYTES["pack" if copy.is_out else "unpack"]
     num_ops = (PACK_OPS if copy.is_out else UNPACK_OPS)[compress]
-    return num_elements * element_bytes / rates.memory_bytes_per_s + num_chunks * num_ops * rates.op_overhead_s
+    op_s = rates.op_overhead_s if rates.forward_dispatch_s is None else rates.forward_dispatch_s
+    return num_elements * element_bytes / rates.memory_bytes_per_s + num_chunks * num_ops * op_s
 
 
 def _stored_s(out_bytes: int, in_bytes: int, place: Tier, rates: Rates) -> float:

@@ -19,19 +19,20 @@ from optimizer.estimate.activations import (
     TRACED_CHOICE,
     TracedCopy,
     Trip,
-    TripTime,
     count_copied_bytes,
     estimate_trip_ms,
     read_copy,
     redirect_changes,
 )
+from optimizer.estimate.op_times import OpTimes
 from optimizer.estimate.prediction import LANES
 from optimizer.hardware.machine import Machine, Rates
 from optimizer.plan.activations import BlockChoice
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.profile import Change as ProfileChange
-from optimizer.profile.profile import Op, Part, Profile, Regime, TensorSize
+from optimizer.profile.profile import Op, OpKind, Part, Profile, Regime, TensorSize
 from optimizer.profile.sizes import NUM_MONOMIALS, Shape, Terms, evaluate, monomials
+from optimizer.time_kinds import COMPUTE_KINDS, kind_of
 
 Bytes = NDArray[np.int64]
 Change = tuple[Tier, int, int]
@@ -85,9 +86,12 @@ class PartBytes:
         return self.host_net, self.host_rise, self.disk_net, self.disk_rise, self.remote_net, self.remote_rise
 
 
+NO_KINDS = (0.0,) * len(COMPUTE_KINDS)
+
+
 @dataclass(frozen=True, kw_only=True)
 class PartTime:
-    """Milliseconds on each lane (``prediction.Lane``)."""
+    """Milliseconds on each lane (``prediction.Lane``), and what compute's are made of."""
 
     compute_ms: float
     copy_out_ms: float = 0.0
@@ -95,11 +99,29 @@ class PartTime:
     host_ms: float = 0.0
     disk_ms: float = 0.0
     network_ms: float = 0.0
+    kinds_ms: tuple[float, ...] = NO_KINDS
+    """Of compute, in the order of COMPUTE_KINDS; sums to ``compute_ms``."""
+    kinds_work: tuple[float, ...] = NO_KINDS
+    """What is done in those: FLOPs of products and attention, bytes read and written of the other kinds of op."""
+    recomputed_ms: float = 0.0
+    """Of compute: what is done a second time because it was not kept."""
+
+    @classmethod
+    def spent(cls, **kinds_ms: float) -> "PartTime":
+        """On compute, by kind."""
+        return cls(
+            compute_ms=sum(kinds_ms.values()), kinds_ms=tuple(kinds_ms.get(kind, 0.0) for kind in COMPUTE_KINDS)
+        )
 
     @cached_property
     def by_lane(self) -> tuple[float, ...]:
         """In the order of ``prediction.LANES``, for arrays of many."""
         return tuple(getattr(self, f"{lane}_ms") for lane in LANES)
+
+    @cached_property
+    def by_kind(self) -> tuple[float, ...]:
+        """Milliseconds of each kind, then the work, then what is recomputed, for arrays of many."""
+        return *self.kinds_ms, *self.kinds_work, self.recomputed_ms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +162,8 @@ class CompiledShape:
             (c.tier, _SLOT[c.category], evaluate(c.num_bytes, shape)) for c in profile.changes
         ]
         self._kept: dict[Hashable, Any] = {}
-        self._op_s: dict[str, NDArray[np.float64]] = {}
+        self._element_dtype = weights.dtype
+        self._priced: dict[str, _PricedOps] = {}
 
     def keep(self, key: Hashable, make: Callable[[], T]) -> T:
         """What ``make`` gives, made once: a store for whatever depends on this shape and the key alone."""
@@ -251,31 +274,77 @@ class CompiledShape:
         ]
 
     def _sum_times(self, name: "PartName", machine: Machine, rates_key: str, trip: Trip | None) -> PartTime:
+        priced = self._price_ops(machine.rates, rates_key)
         part = self._part(name)
-        if rates_key not in self._op_s:
-            self._op_s[rates_key] = self._ops.seconds(machine.rates, self.compute_dtype)
-        indices = np.array(part.ops, dtype=np.int64)
-        lanes = self._ops.lanes[indices]
-        compute_s, out_s, in_s = np.bincount(lanes, weights=self._op_s[rates_key][indices], minlength=len(_LANES))
-        copies = self._copies(part) if trip is not None else []
-        if trip is None or not copies:
-            return PartTime(
-                compute_ms=float(compute_s) * 1000, copy_out_ms=float(out_s) * 1000, copy_in_ms=float(in_s) * 1000
-            )
-        moved: TripTime = estimate_trip_ms(copies, trip=trip, rates=machine.rates, device_kind=machine.device.kind)
+        kinds_s, work, (out_s, in_s) = priced.sum_of(part)
+        copies = self._copies(part)
+        moved = None
+        if trip is not None and copies:
+            moved = estimate_trip_ms(copies, trip=trip, rates=machine.rates, device_kind=machine.device.kind)
+            kinds_s[_QUANTIZATION] += moved.compute_ms / 1000 * priced.times.factors["quantization"]
+        self._add_python(kinds_s, name, priced.times, num_copies=len(copies), is_beside=machine.device.kind == "cuda")
+        kinds_ms = tuple((kinds_s * 1000).tolist())
+        compute_ms = sum(kinds_ms)
+        recomputed_ms = 0.0
+        if _is_done_again(name):
+            kept = self.part_time(("keep", *name[1:]), machine, rates_key=rates_key)
+            recomputed_ms = max(0.0, compute_ms - kept.compute_ms)
         return PartTime(
-            compute_ms=float(compute_s) * 1000 + moved.compute_ms,
-            copy_out_ms=moved.copy_out_ms,
-            copy_in_ms=moved.copy_in_ms,
-            disk_ms=moved.disk_ms,
-            network_ms=moved.network_ms,
+            compute_ms=compute_ms,
+            copy_out_ms=float(out_s) * 1000 if moved is None else moved.copy_out_ms,
+            copy_in_ms=float(in_s) * 1000 if moved is None else moved.copy_in_ms,
+            disk_ms=0.0 if moved is None else moved.disk_ms,
+            network_ms=0.0 if moved is None else moved.network_ms,
+            kinds_ms=kinds_ms,
+            kinds_work=tuple(work.tolist()),
+            recomputed_ms=recomputed_ms,
         )
+
+    def _price_ops(self, rates: Rates, rates_key: str) -> "_PricedOps":
+        if rates_key not in self._priced:
+            times = OpTimes(rates, self.compute_dtype, element_dtype=self._element_dtype)
+            self._priced[rates_key] = self._ops.priced(times, rates)
+        return self._priced[rates_key]
+
+    def _add_python(
+        self, kinds_s: NDArray[np.float64], name: "PartName", times: OpTimes, *, num_copies: int, is_beside: bool
+    ) -> None:
+        """What the ops of a part cost beside their kernels, and what its technique does.
+
+        is_beside: the device computes while Python runs ahead, which then costs only what it takes longer.
+        """
+        part = self._part(name)
+        num_ops = _num_dispatched(part, times, num_copies=num_copies)
+        forward_s, backward_s = times.dispatch_s
+        is_backward = "backward" in (name if isinstance(name, str) else name[2])
+        num_forward = 0 if is_backward else num_ops
+        hooks_s = num_copies * times.python_s("offload")
+        if _is_done_again(name):
+            num_forward = max(0, num_ops - _num_dispatched(self._part(("keep", *name[1:])), times))
+            hooks_s += times.python_s(str(name[0]))
+        dispatch_s = num_forward * forward_s + (num_ops - num_forward) * backward_s
+        if is_beside and times.counts_views:
+            dispatch_s, hooks_s = max(0.0, dispatch_s + hooks_s - float(kinds_s.sum())), 0.0
+        kinds_s[_DISPATCH] += dispatch_s
+        kinds_s[_HOOKS] += hooks_s
 
 
 PartName = str | tuple[BlockChoice, int, str]
 """A name of PART_NAMES, or (choice, template, ``forward`` | ``backward_first`` | ``backward_accumulate``)."""
 
 _LANES = ("compute", "copy_out", "copy_in")
+_KIND_SLOT = {kind: index for index, kind in enumerate(COMPUTE_KINDS)}
+_QUANTIZATION, _DISPATCH, _HOOKS = (_KIND_SLOT[kind] for kind in ("quantization", "dispatch", "hooks"))
+
+
+def _is_done_again(name: PartName) -> bool:
+    """Whether a part begins with what the forward did already."""
+    return not isinstance(name, str) and name[0] in ("recompute", "selective") and name[2] != "forward"
+
+
+def _num_dispatched(part: Part, times: OpTimes, *, num_copies: int = 0) -> int:
+    """Where dispatch was not measured, a copy's is in its lane, and views cost nothing."""
+    return len(part.ops) + (part.num_views if times.counts_views else -num_copies)
 
 
 def drop_gradients(changes: Iterable[Change], dropped: Dropped, *, region: int) -> Iterable[Change]:
@@ -300,23 +369,50 @@ class _OpSizes:
         values = np.array(monomials(shape), dtype=np.float64)
         self._flops = _terms_of(op.flops for op in ops) @ values
         self._written_bytes = _terms_of(op.written_bytes for op in ops) @ values
-        self._moved_bytes = _terms_of(op.read_bytes for op in ops) @ values + self._written_bytes
-        self._kinds = np.array([op.kind for op in ops])
-        self.lanes = np.array([_LANES.index(op.kind) if op.kind in _LANES else 0 for op in ops], dtype=np.int64)
+        self._read_bytes = _terms_of(op.read_bytes for op in ops) @ values
+        self._by_name: dict[tuple[OpKind, str], list[int]] = {}
+        for index, op in enumerate(ops):
+            # A copy between tiers is named by its dtype, which decides nothing here.
+            self._by_name.setdefault((op.kind, op.name if op.kind not in _LANES else ""), []).append(index)
 
-    def seconds(self, rates: Rates, dtype: str) -> NDArray[np.float64]:
-        """Of each op: copies at the link's rate, the rest the longer of moving bytes and computing."""
-        seconds = self._moved_bytes / rates.memory_bytes_per_s
-        tables = {"matmul": rates.matmul_flops_per_s, "attention": rates.attention_flops_per_s}
-        for kind, table in tables.items():
-            chosen = self._kinds == kind
-            compute_s = self._flops[chosen] / table.get(dtype, table["fp32"])
-            seconds[chosen] = np.maximum(seconds[chosen], compute_s)
+    def priced(self, times: OpTimes, rates: Rates) -> "_PricedOps":
+        """Copies at the link's rate, the rest by their kernels."""
+        num_ops = len(self._flops)
+        seconds, work = np.zeros(num_ops), np.zeros(num_ops)
+        slots = np.zeros(num_ops, dtype=np.int64)
         links = {"copy_out": rates.device_to_host_bytes_per_s, "copy_in": rates.host_to_device_bytes_per_s}
-        for kind, bytes_per_s in links.items():
-            chosen = self._kinds == kind
-            seconds[chosen] = self._written_bytes[chosen] / bytes_per_s
-        return seconds + rates.op_overhead_s
+        for (op_kind, name), indices in self._by_name.items():
+            read_bytes, written_bytes = self._read_bytes[indices], self._written_bytes[indices]
+            if op_kind in _LANES:
+                seconds[indices] = written_bytes / links[op_kind]
+                slots[indices] = len(COMPUTE_KINDS) + _LANES.index(op_kind) - 1
+                continue
+            kind, flops = kind_of(op_kind, name), self._flops[indices]
+            seconds[indices] = times.kernels_s(
+                kind, name, flops=flops, read_bytes=read_bytes, written_bytes=written_bytes
+            )
+            work[indices] = flops if op_kind in ("matmul", "attention") else read_bytes + written_bytes
+            slots[indices] = _KIND_SLOT[kind]
+        return _PricedOps(times=times, seconds=seconds, work=work, slots=slots)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _PricedOps:
+    """All ops of a profile at one shape on one machine, without their dispatch."""
+
+    times: OpTimes
+    seconds: NDArray[np.float64]
+    work: NDArray[np.float64]
+    slots: NDArray[np.int64]
+    """Place in COMPUTE_KINDS; beyond them copies out, then in."""
+
+    def sum_of(self, part: Part) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """Seconds and work of each kind, and seconds of copies out and in."""
+        indices = np.array(part.ops, dtype=np.int64)
+        slots, num_kinds = self.slots[indices], len(COMPUTE_KINDS)
+        seconds: NDArray[Any] = np.bincount(slots, weights=self.seconds[indices], minlength=num_kinds + 2)
+        work: NDArray[Any] = np.bincount(slots, weights=self.work[indices], minlength=num_kinds + 2)
+        return seconds[:num_kinds], work[:num_kinds], seconds[num_kinds:]
 
 
 def _terms_of(sizes: Iterable[Terms]) -> NDArray[np.float64]:

@@ -14,10 +14,12 @@ import numpy as np
 
 from optimizer.categories import CATEGORIES, Category
 from optimizer.estimate.compiled import CompiledShape, PartBytes, PartTime
+from optimizer.estimate.op_times import OpTimes
 from optimizer.hardware.machine import Rates
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Op, Part, Profile
 from optimizer.profile.sizes import evaluate
+from optimizer.time_kinds import COMPUTE_KINDS, ComputeKind
 
 HEAD_PARTS: Final = ("head", "head_backward_first", "head_backward_accumulate")
 """Parts of a profile's regime that are replaced."""
@@ -29,7 +31,8 @@ _WIDE_BYTES = 4
 _LABEL_BYTES = _COUNT_BYTES = 8
 _BF16_BYTES = 2
 _SMALL_OPS_PER_CHUNK = 20
-"""On one number per token each: they cost their overhead."""
+"""On one number per token each, and views: they cost their dispatch."""
+_SMALL_OPS_BACKWARD = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,16 +107,15 @@ def estimate_chunked_head(profile: Profile, compiled: CompiledShape, *, plan: Pl
         "head_backward_first": tuple(list_backward(head, adds=False)),
         "head_backward_accumulate": tuple(list_backward(head, adds=True)),
     }
-    clock = _Clock(rates, compiled.compute_dtype)
-    times: dict[str, float] = {
-        "head": _forward_s(head, num_chunks, clock),
-        "head_backward_first": _backward_s(head, clock, adds=False),
-        "head_backward_accumulate": _backward_s(head, clock, adds=True),
-    }
+    times = OpTimes(rates, compiled.compute_dtype, element_dtype=plan.weights.dtype)
     return ChunkedHead(
         changes=changes,
         bytes={name: _sum_changes(found) for name, found in changes.items()},
-        time={name: PartTime(compute_ms=s * 1000, copy_out_ms=0.0, copy_in_ms=0.0) for name, s in times.items()},
+        time={
+            "head": _forward_time(head, num_chunks, times),
+            "head_backward_first": _backward_time(head, times, adds=False),
+            "head_backward_accumulate": _backward_time(head, times, adds=True),
+        },
         loss_bytes=head.wide_bytes,
     )
 
@@ -289,56 +291,84 @@ def _sum_changes(changes: Sequence[ByteChange]) -> PartBytes:
     return PartBytes(net=levels[-1], rise=int(totals[top]), at_rise=levels[top], host_net=0, host_rise=0)
 
 
-# Time: each op the longer of moving its bytes and computing, as in the traced parts.
+# Time: each op at the rates of the traced parts.
 
 
 class _Clock:
-    """Seconds of ops at one machine's rates."""
+    """Adds up what ops take, by kind, and what they do."""
 
-    def __init__(self, rates: Rates, dtype: str) -> None:
-        self._rates = rates
-        self._flops_per_s = rates.matmul_flops_per_s.get(dtype, rates.matmul_flops_per_s["fp32"])
+    def __init__(self, times: OpTimes) -> None:
+        self._times = times
+        self._seconds = dict.fromkeys(COMPUTE_KINDS, 0.0)
+        self._work = dict.fromkeys(COMPUTE_KINDS, 0.0)
 
-    def product_s(self, rows: int, inner: int, columns: int, *, moved_bytes: int) -> float:
+    def add_product(self, rows: int, inner: int, columns: int, *, moved_bytes: int, times: int = 1) -> None:
         """A product ``[rows, inner] @ [inner, columns]``."""
-        compute_s = 2 * rows * inner * columns / self._flops_per_s
-        return max(compute_s, moved_bytes / self._rates.memory_bytes_per_s) + self._rates.op_overhead_s
+        flops = 2.0 * rows * inner * columns
+        self._seconds["matmul"] += times * self._times.kernel_s("matmul", "aten.mm", flops=flops, read_bytes=moved_bytes)
+        self._work["matmul"] += times * flops
+        self.add_small(times)
 
-    def memory_s(self, moved_bytes: int, *, num_ops: int) -> float:
-        return moved_bytes / self._rates.memory_bytes_per_s + num_ops * self._rates.op_overhead_s
+    def add_pass(self, kind: ComputeKind, name: str, num_bytes: int, *, times: int = 1) -> None:
+        """Ops that read and write so many bytes, each."""
+        self._seconds[kind] += times * self._times.kernel_s(kind, name, read_bytes=num_bytes)
+        self._work[kind] += times * num_bytes
+        self.add_small(times)
+
+    def add_small(self, num_ops: float) -> None:
+        """Ops that cost their dispatch."""
+        self._seconds["dispatch"] += num_ops * self._times.dispatch_s[0]
+
+    def total(self) -> PartTime:
+        return PartTime(
+            compute_ms=sum(self._seconds.values()) * 1000,
+            kinds_ms=tuple(seconds * 1000 for seconds in self._seconds.values()),
+            kinds_work=tuple(self._work.values()),
+        )
 
 
-def _forward_s(head: Head, num_chunks: int, clock: _Clock) -> float:
+def _forward_time(head: Head, num_chunks: int, times: OpTimes) -> PartTime:
     length = chunk_length(head.num_tokens, num_chunks)
     num_full, last = divmod(head.num_tokens, length)
-    return num_full * _chunk_s(head, length, clock) + (_chunk_s(head, last, clock) if last else 0.0)
+    clock = _Clock(times)
+    _add_chunk(clock, head, length, times=num_full)
+    if last:
+        _add_chunk(clock, head, last, times=1)
+    return clock.total()
 
 
-def _chunk_s(head: Head, length: int, clock: _Clock) -> float:
+def _add_chunk(clock: _Clock, head: Head, length: int, *, times: int) -> None:
     size, logit, width, vocabulary = head.product_bytes, head.logit_bytes, head.width, head.vocabulary
     product_bytes = (length * width + width * vocabulary + length * vocabulary) * size
-    # The maximum reads once, the sum once; subtracting, exponents and scaling read and write.
-    passes_bytes, num_passes = 8 * logit, 5
+    logits = length * vocabulary
+    clock.add_pass("reduction", "amax", logits * logit, times=times)
+    clock.add_pass("elementwise", "sub", 2 * logits * logit, times=times)
+    clock.add_pass("elementwise", "exp", 2 * logits * logit, times=times)
+    clock.add_pass("reduction", "sum", logits * logit, times=times)
+    clock.add_pass("elementwise", "mul", 2 * logits * logit, times=times)
     if head.has_cap:
-        passes_bytes, num_passes = passes_bytes + 8 * size + 3 * logit, num_passes + 5
+        clock.add_pass("elementwise", "tanh", 2 * logits * size, times=times)
+        clock.add_pass("elementwise", "mul", 2 * logits * size, times=3 * times)
+        clock.add_pass("elementwise", "mul", 3 * logits * logit, times=times)
     if head.is_autocast:
-        passes_bytes, num_passes = passes_bytes + 2 * (size + logit), num_passes + 2
-    seconds = clock.memory_s(length * vocabulary * passes_bytes, num_ops=num_passes + _SMALL_OPS_PER_CHUNK)
-    seconds += 2 * clock.product_s(length, width, vocabulary, moved_bytes=product_bytes)
+        clock.add_pass("elementwise", "_to_copy", logits * (size + logit), times=2 * times)
+    clock.add_small(_SMALL_OPS_PER_CHUNK * times)
+    clock.add_product(length, width, vocabulary, moved_bytes=product_bytes, times=2 * times)
     if head.trains_weight:
         share_bytes = product_bytes if head.rounds_shares else product_bytes + head.weight_elements * size
-        seconds += clock.product_s(vocabulary, length, width, moved_bytes=share_bytes)
+        clock.add_product(vocabulary, length, width, moved_bytes=share_bytes, times=times)
     if head.rounds_shares:
-        seconds += clock.memory_s(head.weight_elements * (2 * head.wide_bytes + size), num_ops=1)
-    return seconds
+        clock.add_pass("elementwise", "add", head.weight_elements * (2 * head.wide_bytes + size), times=times)
 
 
-def _backward_s(head: Head, clock: _Clock, *, adds: bool) -> float:
-    moved_bytes = 2 * head.hidden_bytes
+def _backward_time(head: Head, times: OpTimes, *, adds: bool) -> PartTime:
+    clock = _Clock(times)
+    clock.add_pass("elementwise", "mul", 2 * head.hidden_bytes)
     if head.trains_weight:
-        moved_bytes += 2 * head.weight_elements * head.wide_bytes
+        clock.add_pass("elementwise", "mul", 2 * head.weight_elements * head.wide_bytes)
         if head.weight_element_bytes < head.wide_bytes:
-            moved_bytes += head.weight_elements * (head.wide_bytes + head.weight_element_bytes)
+            clock.add_pass("elementwise", "_to_copy", head.weight_elements * (head.wide_bytes + head.weight_element_bytes))
         if adds and not head.is_tied:
-            moved_bytes += 3 * head.weight_elements * head.weight_element_bytes
-    return clock.memory_s(moved_bytes, num_ops=8)
+            clock.add_pass("elementwise", "add", 3 * head.weight_elements * head.weight_element_bytes)
+    clock.add_small(_SMALL_OPS_BACKWARD)
+    return clock.total()

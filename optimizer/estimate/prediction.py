@@ -61,6 +61,18 @@ class Prediction:
     exposed_ms: dict[str, float] = field(default_factory=dict)
     """Time per step that compute stands still, by the lane it waits for; lanes that cost nothing left out. All of
     ``exposed_copy_ms`` and what the host's updates cost."""
+    busy_by_kind_ms: dict[str, float] = field(default_factory=dict)
+    """What the step's work takes, by what is done (``time_kinds.KINDS``); kinds without work left out."""
+    exposed_by_kind_ms: dict[str, float] = field(default_factory=dict)
+    """Of those what the step waits for; the rest is hidden behind compute. Sums to ``step_ms``."""
+    recomputed_ms: float = 0.0
+    """Of the kinds on the compute lane, what is done a second time because it was not kept."""
+    attained_by_kind: dict[str, float] = field(default_factory=dict)
+    """The efficiency assumed: FLOPs per second of ``matmul`` and ``attention``, bytes moved per second of other ops."""
+    time_factors: dict[str, float] = field(default_factory=dict)
+    """What the calibration multiplied each kind by; all by one where none is named."""
+    num_time_runs: int = 0
+    """Finished runs that the time interval rests on; 0: its width is assumed."""
 
     def verdict(self, budget_bytes: int) -> Verdict:
         """``tight`` is when only the upper end of the interval goes over."""

@@ -90,7 +90,7 @@ class _Layout:
         self._plan = plan
         self._choices = plan.activations.per_block
         self._machine = machine
-        self.rates_key = f"{machine.device.kind} {machine.rates!r}"
+        self.rates_key = f"{machine.device.kind} {machine.rates.fingerprint}"
         self._templates = compiled.regime.block_templates
         self._releases, self._freed_with_forward = self._place_shared()
         self._trips = {choice: trip_of(choice, plan.activations) for choice in set(self._choices)}

@@ -14,6 +14,8 @@ from optimizer.categories import Link
 from optimizer.estimate.compiled import Bytes
 from optimizer.estimate.prediction import LANES, Lane
 from optimizer.estimate.tasks import Legs, Schedule, Task, Transfer
+from optimizer.time_kinds import COMPUTE_KINDS
+from optimizer.units import MIB
 
 _BESIDE: Mapping[str, Mapping[Lane, int]] = {
     "cpu": {"disk": 1, "network": 2},
@@ -60,16 +62,33 @@ class Simulation:
     busy_ms: dict[Lane, float]
     exposed_ms: dict[Lane, float]
     """Time that compute stood still for each other lane."""
+    kinds_ms: dict[str, float]
+    """Compute's own time by COMPUTE_KINDS, and ``allocation``."""
+    kinds_work: dict[str, float]
+    """FLOPs of products and attention, bytes of the other kinds of op."""
+    recomputed_ms: float
+    """Of ``kinds_ms``, what is done a second time."""
 
 
-def simulate(schedule: Schedule, *, resident: Resident, device_kind: str, time_factor: float = 1.0) -> Simulation:
-    """device_kind: which lanes run beside compute."""
+def simulate(
+    schedule: Schedule,
+    *,
+    resident: Resident,
+    device_kind: str,
+    time_factor: float = 1.0,
+    fresh_bytes_per_s: float | None = None,
+) -> Simulation:
+    """device_kind: which lanes run beside compute. fresh_bytes_per_s: of the CPU device's memory (``Rates``)."""
     timing = _time_step(schedule, _BESIDE[device_kind])
     rows = _place_rows(schedule, resident, timing, time_factor)
     tops = [row.levels.sum(axis=1) for row in rows]
     best_row = max(range(len(rows)), key=lambda index: (int(tops[index].max()), -index))
     best_task = int(tops[best_row].argmax())
     beyond = _highest_beyond(schedule)
+    kinds_ms, kinds_work, recomputed_ms = _sum_kinds(schedule)
+    if device_kind == "cpu" and fresh_bytes_per_s is not None:
+        transient_bytes = max(int(top.max()) for top in tops) - int(resident.device.sum()) + beyond[0]
+        kinds_ms["allocation"] = estimate_fresh_ms(transient_bytes, fresh_bytes_per_s=fresh_bytes_per_s)
     return Simulation(
         rows=tuple(rows),
         resident=resident.device,
@@ -79,9 +98,12 @@ def simulate(schedule: Schedule, *, resident: Resident, device_kind: str, time_f
         disk_peak_bytes=resident.disk + beyond[1],
         remote_peak_bytes=resident.remote + beyond[2],
         copied_bytes=_count_copies(schedule),
-        step_ms=timing.total_ms * time_factor,
+        step_ms=(timing.total_ms + kinds_ms.get("allocation", 0.0)) * time_factor,
         busy_ms={lane: lane_ms * time_factor for lane, lane_ms in _busy_ms(schedule).items()},
         exposed_ms={lane: lane_ms * time_factor for lane, lane_ms in timing.exposed_ms.items()},
+        kinds_ms={kind: kind_ms * time_factor for kind, kind_ms in kinds_ms.items()},
+        kinds_work=kinds_work,
+        recomputed_ms=recomputed_ms * time_factor,
     )
 
 
@@ -153,7 +175,29 @@ def _busy_ms(schedule: Schedule) -> dict[Lane, float]:
     return dict(zip(LANES, total.tolist(), strict=True))
 
 
+def _sum_kinds(schedule: Schedule) -> tuple[dict[str, float], dict[str, float], float]:
+    total = np.zeros(2 * len(COMPUTE_KINDS) + 1)
+    for tasks, times in ((schedule.first, 1), (schedule.later, schedule.num_later), (schedule.update, 1)):
+        if tasks:
+            total += times * np.array([task.time.by_kind for task in tasks]).sum(axis=0)
+    num_kinds = len(COMPUTE_KINDS)
+    kinds_ms = dict(zip(COMPUTE_KINDS, total[:num_kinds].tolist(), strict=True))
+    return kinds_ms, dict(zip(COMPUTE_KINDS, total[num_kinds:-1].tolist(), strict=True)), float(total[-1])
+
+
 # Time.
+
+KEPT_BYTES = 64 * MIB
+"""What the C library keeps of memory that is freed at the end of a step for the next (glibc: twice the largest threshold from
+which it maps memory apart, M_TRIM_THRESHOLD and M_MMAP_THRESHOLD in mallopt(3)); beyond it all goes back to the system."""
+
+
+def estimate_fresh_ms(transient_bytes: int, *, fresh_bytes_per_s: float) -> float:
+    """Of touching a step's memory for the first time again, where the process gave it back after the step before.
+
+    transient_bytes: at their most, above what stays between steps.
+    """
+    return transient_bytes / fresh_bytes_per_s * 1000 if transient_bytes > KEPT_BYTES else 0.0
 
 
 @dataclass(kw_only=True)

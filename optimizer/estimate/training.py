@@ -8,6 +8,7 @@ the machine's attained rates; finished runs correct it through ``calibration``.
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from optimizer.estimate.schedule import build_schedule
 from optimizer.estimate.simulate import Resident, Simulation, simulate
 from optimizer.estimate.tasks import Schedule, single
 from optimizer.estimate.weights import estimate_weight_bytes, list_streamed_bytes
+from optimizer.hardware.calibration import Spread, calibrated_machine, read_spread
 from optimizer.hardware.machine import Machine
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
@@ -33,8 +35,7 @@ MEMORY_MARGIN = {"cpu": 0.0025, "cuda": 0.05}
 cuda: an assumption until a card has been measured; other attention kernels save other tensors, and blocks are rounded up to 512
 bytes."""
 TIME_SPREAD = {"measured": 0.15, "table": 0.5}
-"""Half-width of the time interval as a share, without finished runs of this model on this machine."""
-CALIBRATED_TIME_SPREAD = 0.08
+"""Half-width of the time interval as a share, until enough runs have finished on this machine to tell."""
 _ALWAYS = ("compute", "copy_out", "copy_in")
 """Lanes of which a prediction tells even where they are idle."""
 
@@ -45,18 +46,21 @@ def estimate_training(
     plan: Plan,
     workload: TrainingWorkload,
     machine: Machine,
-    calibration: Mapping[str, float] | None = None,
+    calibration: Mapping[str, Any] | None = None,
 ) -> Prediction:
-    """calibration: ``{"step_time_factor": measured / predicted}`` from finished runs.
+    """calibration: what finished runs taught of this machine's time (``hardware/calibration.py``).
 
     Raises InvalidPlan where the plan does not match the model or workload, InvalidWorkload beyond the position table.
     """
+    machine = calibrated_machine(machine, calibration)
     laid = lay_out(profile, plan=plan, workload=workload, machine=machine)
-    factor = (calibration or {}).get("step_time_factor", 1.0)
     simulation = simulate(
-        laid.schedule, resident=laid.resident, device_kind=machine.device.kind, time_factor=factor
+        laid.schedule,
+        resident=laid.resident,
+        device_kind=machine.device.kind,
+        fresh_bytes_per_s=machine.rates.fresh_bytes_per_s,
     )
-    return _predict(simulation, profile, workload=workload, machine=machine, is_calibrated=factor != 1.0)
+    return _predict(simulation, profile, workload=workload, machine=machine, spread=read_spread(calibration))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,11 +124,11 @@ def _resident_bytes(
 
 
 def _predict(
-    simulation: Simulation, profile: Profile, *, workload: TrainingWorkload, machine: Machine, is_calibrated: bool
+    simulation: Simulation, profile: Profile, *, workload: TrainingWorkload, machine: Machine, spread: Spread | None
 ) -> Prediction:
     peak_bytes = int(simulation.peak.sum())
     margin_bytes = int(np.ceil(peak_bytes * MEMORY_MARGIN[machine.device.kind]))
-    spread = CALIBRATED_TIME_SPREAD if is_calibrated else TIME_SPREAD[machine.rates.source]
+    width = spread.width if spread is not None else TIME_SPREAD[machine.rates.source]
     step_ms = simulation.step_ms
     exposed_ms = simulation.exposed_ms
     return Prediction(
@@ -138,8 +142,8 @@ def _predict(
         copied_bytes={link: num_bytes for link, num_bytes in simulation.copied_bytes.items() if num_bytes},
         peak_moment=simulation.peak_task.describe(profile.num_blocks),
         step_ms=step_ms,
-        step_low_ms=step_ms * (1 - spread),
-        step_high_ms=step_ms * (1 + spread),
+        step_low_ms=step_ms * (1 - width),
+        step_high_ms=step_ms * (1 + width),
         lane_busy_ms={lane: lane_ms for lane, lane_ms in simulation.busy_ms.items() if lane in _ALWAYS or lane_ms},
         exposed_copy_ms=sum(lane_ms for lane, lane_ms in exposed_ms.items() if lane != "host"),
         exposed_ms=dict(exposed_ms.items()),
@@ -147,7 +151,28 @@ def _predict(
         total_s=step_ms * workload.num_steps / 1000,
         timeline=_timeline(simulation),
         time_source=machine.rates.source,
+        busy_by_kind_ms=_busy_by_kind(simulation),
+        exposed_by_kind_ms=_exposed_by_kind(simulation),
+        recomputed_ms=simulation.recomputed_ms,
+        attained_by_kind=_attained_by_kind(simulation),
+        time_factors=dict(machine.rates.time_factors),
+        num_time_runs=spread.num_runs if spread is not None else 0,
     )
+
+
+def _busy_by_kind(simulation: Simulation) -> dict[str, float]:
+    lanes = {lane: lane_ms for lane, lane_ms in simulation.busy_ms.items() if lane != "compute"}
+    return {kind: kind_ms for kind, kind_ms in (*simulation.kinds_ms.items(), *lanes.items()) if kind_ms}
+
+
+def _exposed_by_kind(simulation: Simulation) -> dict[str, float]:
+    placed = (*simulation.kinds_ms.items(), *simulation.exposed_ms.items())
+    return {kind: kind_ms for kind, kind_ms in placed if kind_ms}
+
+
+def _attained_by_kind(simulation: Simulation) -> dict[str, float]:
+    work, kinds_ms = simulation.kinds_work, simulation.kinds_ms
+    return {kind: work[kind] / kinds_ms[kind] * 1000 for kind in work if work[kind] and kinds_ms[kind]}
 
 
 def _by_category(row: Bytes) -> dict[str, int]:

@@ -26,7 +26,7 @@ from optimizer.estimate.optimizer_state import (
 )
 from optimizer.estimate.prediction import Lane
 from optimizer.estimate.tasks import Legs, Task, Transfer, add_legs, as_moves, risen_bytes, single
-from optimizer.hardware.machine import Machine
+from optimizer.hardware.machine import Machine, Rates
 from optimizer.plan.plan import Plan
 from optimizer.workload import TrainingWorkload
 
@@ -54,7 +54,10 @@ def list_update_tasks(
     fetched_bytes = state.num_staying * plan.weights.bytes_per_element if plan.gradients.choice == "host" else 0
     fetched: Legs = (("copy_in", fetched_bytes / machine.rates.host_to_device_bytes_per_s * 1000),)
     back = (Transfer(key="gradients", legs=fetched),) if fetched_bytes else ()
-    time = PartTime(compute_ms=estimate_update_ms(state.num_staying, plan, machine.rates, num_moments=workload.num_moments))
+    time = PartTime.spent(
+        optimizer=estimate_update_ms(state.num_staying, plan, machine.rates, num_moments=workload.num_moments),
+        hooks=_python_ms(tensors, plan, machine.rates),
+    )
     for transfer in (*back, *(() if in_backward else away)):
         time = add_legs(time, transfer.legs)
     clipped_bytes = estimate_clipped_bytes(plan) if plan.gradients.choice == "keep" else 0
@@ -83,16 +86,19 @@ def _clip_task(
     clips = workload.max_grad_norm is not None
     scratch_bytes = estimate_clip_bytes(tensors, plan, clips=clips)
     is_on_host = plan.gradients.choice == "host"
-    compute_ms = estimate_clip_ms(tensors, plan, machine.rates, scales=clips)
+    optimizer_ms = estimate_clip_ms(tensors, plan, machine.rates, scales=clips)
+    optimizer_ms *= machine.rates.time_factors.get("optimizer", 1.0)
+    hooks_ms = 0.0
     if plan.gradients.choice == "consume":
         # The update of each tensor is inside backward; its time is the same there.
-        compute_ms += estimate_update_ms(
+        optimizer_ms += estimate_update_ms(
             tensors.total_elements, plan, machine.rates, num_moments=workload.num_moments
         )
+        hooks_ms = _python_ms(tensors, plan, machine.rates)
     # Rows of sparse gradients are joined and summed into new ones.
     rows_bytes = estimate_rows_bytes(tensors, num_tokens=workload.tokens_per_step)
     device = single("temporaries", 0 if is_on_host else scratch_bytes) + single("gradients", rows_bytes)
-    time = PartTime(compute_ms=compute_ms)
+    time = PartTime.spent(optimizer=optimizer_ms, hooks=hooks_ms)
     for transfer in begins:
         time = add_legs(time, transfer.legs)
     return Task(
@@ -104,6 +110,14 @@ def _clip_task(
         begins=begins,
         drains=is_on_host,
     )
+
+
+def _python_ms(tensors: TensorList, plan: Plan, rates: Rates) -> float:
+    """What clipping and updating cost beside kernels: once a step, and for each tensor, more where each is stepped alone."""
+    one_by_one = plan.gradients.choice != "keep" or plan.weights.dtype != "fp32" or plan.optimizer_state.bits == 8
+    tensor_s = rates.python_s.get("update one" if one_by_one else "update many", 0.0)
+    seconds = rates.python_s.get("step", 0.0) + len(tensors.sizes) * tensor_s
+    return seconds * rates.time_factors.get("hooks", 1.0) * 1000
 
 
 def _list_host_updates(

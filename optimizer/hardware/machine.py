@@ -4,11 +4,14 @@ Torch-free. ``probe.py`` measures one of these on the spot; ``calibration.py`` c
 """
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from optimizer.serialize import from_json, to_json
 
 RateSource = Literal["measured", "table"]
+Curve = tuple[tuple[float, float], ...]
+"""Rates attained by size, as (size, rate per second), sizes rising."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +39,35 @@ class Rates:
     remote_write_bytes_per_s: float | None = None
     """To the store of the remote tier."""
     remote_read_bytes_per_s: float | None = None
+    matmul_curves: dict[str, Curve] = field(default_factory=dict)
+    """FLOPs per second by FLOPs for each byte moved, under ``mm fp32``, ``bmm bf16``; the flat rate where there is none."""
+    attention_curves: dict[str, Curve] = field(default_factory=dict)
+    """The same under ``forward fp32``, ``backward fp32``; longer sequences have more FLOPs for each byte."""
+    op_curves: dict[str, Curve] = field(default_factory=dict)
+    """Bytes read and written per second by their number, under an op's name (``tanh``), and with its dtype where it is not
+    fp32 (``tanh bf16``). An op that is not there takes that of its kind (``elementwise``), else the flat rate."""
+    forward_dispatch_s: float | None = None
+    """What an op costs in the runtime's own step beside its kernel: Python, autograd, the meter. None where it was not measured:
+    each op that moves bytes then costs ``op_overhead_s``."""
+    backward_dispatch_s: float | None = None
+    python_s: dict[str, float] = field(default_factory=dict)
+    """Work beside ops, by what is done: ``recompute``, ``selective`` a block; ``offload`` a copy; ``update`` a tensor."""
+    fresh_bytes_per_s: float | None = None
+    """Memory that the process does not have yet, touched for the first time: pages that the system finds and clears."""
+    link_bytes_per_s: dict[str, float] = field(default_factory=dict)
+    """Copies as they were probed: alone, beside compute, both ways at once; for people."""
+    time_factors: dict[str, float] = field(default_factory=dict)
+    """What finished runs say of each kind of time (``calibration.py``); 1 for those not named."""
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Differs where any rate does; made once."""
+        return repr(self)
+
+    @cached_property
+    def corrected(self) -> dict[tuple[tuple[str, float], ...], "Rates"]:
+        """These rates under calibrations, by their factors: a search asks for the same ones hundreds of times."""
+        return {}
 
 
 @dataclass(frozen=True, kw_only=True)

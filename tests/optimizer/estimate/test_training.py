@@ -95,7 +95,31 @@ def test_finished_runs_scale_the_step_time(profile, machine):
     plain = predict(profile, machine, plan)
     calibrated = predict(profile, machine, plan, calibration={"step_time_factor": 1.5})
     assert calibrated.step_ms == pytest.approx(1.5 * plain.step_ms)
-    assert calibrated.step_high_ms / calibrated.step_ms < plain.step_high_ms / plain.step_ms
+    told = predict(
+        profile, machine, plan, calibration={"step_time_factor": 1.5, "step_time_spread": 0.05, "num_spread_runs": 12}
+    )
+    assert told.step_high_ms == pytest.approx(1.05 * told.step_ms)
+    assert (plain.num_time_runs, told.num_time_runs) == (0, 12)
+
+
+def test_every_millisecond_of_a_step_has_a_kind(profile, machine):
+    predicted = predict(profile, machine, make_plan(("keep", "recompute", "offload", "keep")))
+    assert sum(predicted.exposed_by_kind_ms.values()) == pytest.approx(predicted.step_ms)
+    assert {"matmul", "attention", "elementwise", "dispatch", "optimizer", "copy_out", "copy_in"} <= set(
+        predicted.busy_by_kind_ms
+    )
+    assert 0 < predicted.recomputed_ms < predicted.step_ms
+    assert predict(profile, machine, make_plan(("keep",) * 4)).recomputed_ms == 0
+
+
+def test_a_factor_on_one_kind_moves_that_kind_alone(profile, machine):
+    plan = make_plan(("keep", "recompute", "offload", "keep"))
+    plain = predict(profile, machine, plan)
+    for kind in plain.busy_by_kind_ms:
+        moved = predict(profile, machine, plan, calibration={"time_factors": {kind: 3.0}})
+        assert moved.busy_by_kind_ms == pytest.approx(
+            {**plain.busy_by_kind_ms, kind: 3 * plain.busy_by_kind_ms[kind]}, rel=1e-3
+        )
 
 
 def test_a_depth_that_is_not_the_models_is_refused(profile, machine):

@@ -1,21 +1,31 @@
-"""What runs teach: a factor that settles, and errors that are told."""
+"""What runs teach: factors that settle, kinds that are told apart, and errors that are told."""
 
-from dataclasses import dataclass
+import random
+from dataclasses import dataclass, field
 
 import pytest
 
 from optimizer.hardware.calibration import (
-    FACTOR_LIMITS,
-    MAX_RECENT_RATIOS,
+    MAX_RUNS,
+    MIN_SPREAD_RUNS,
+    TimedRun,
+    calibrated_machine,
+    fit_calibration,
+    read_spread,
+    read_time_factors,
     step_time_factor,
     update_calibration,
 )
+from optimizer.time_kinds import KINDS
+from tests.optimizer.machines import make_cpu_machine
 
 
 @dataclass(frozen=True, kw_only=True)
 class Predicted:
     device_peak_bytes: int = 1000
     step_ms: float = 100.0
+    exposed_by_kind_ms: dict = field(default_factory=dict)
+    time_factors: dict = field(default_factory=dict)
 
 
 def run_many(calibration, ratios, *, applied=None):
@@ -25,14 +35,36 @@ def run_many(calibration, ratios, *, applied=None):
     return calibration
 
 
+TRUE_FACTORS = {"matmul": 1.3, "elementwise": 0.8, "dispatch": 1.6, "copy_out": 2.0}
+
+
+def make_runs(number, *, noise=0.0, seed=0, factors=TRUE_FACTORS):
+    """Steps in which each kind takes its factor times what was predicted, with relative noise."""
+    chance = random.Random(seed)
+    runs = []
+    for _ in range(number):
+        predicted_ms = {kind: chance.uniform(1, 100) for kind in factors}
+        true_ms = sum(factors[kind] * kind_ms for kind, kind_ms in predicted_ms.items())
+        runs.append(TimedRun(predicted_ms=predicted_ms, measured_ms=true_ms * (1 + chance.gauss(0, noise))))
+    return runs
+
+
+def predict_ms(calibration, run):
+    factors = read_time_factors(calibration)
+    return sum(factors[kind] * kind_ms for kind, kind_ms in run.predicted_ms.items())
+
+
 def test_a_machine_without_runs_has_factor_one():
     assert step_time_factor({}) == 1.0
     assert step_time_factor(None) == 1.0
+    assert read_time_factors({}) == {}
+    assert read_spread({}) is None
 
 
-def test_one_run_sets_the_factor_and_both_errors():
+def test_one_run_nearly_sets_the_factor_of_every_kind():
     after = update_calibration({}, prediction=Predicted(), measured={"device_peak_bytes": 800, "step_ms": 125.0})
-    assert after["step_time_factor"] == 1.25
+    assert after["step_time_factor"] == pytest.approx(1.25, rel=0.03)
+    assert set(read_time_factors(after)) == set(KINDS)
     assert after["num_runs"] == 1
     assert after["peak_mean_absolute_relative_error"] == pytest.approx(0.25)
     assert after["step_time_mean_absolute_relative_error"] == pytest.approx(0.2)
@@ -45,34 +77,100 @@ def test_the_argument_is_left_as_it_was():
     assert before == copy
 
 
+def test_many_runs_without_noise_recover_each_kinds_factor():
+    fitted = fit_calibration(make_runs(60))
+    for kind, factor in TRUE_FACTORS.items():
+        assert fitted["time_factors"][kind] == pytest.approx(factor, rel=0.1)
+
+
+def test_many_noisy_runs_predict_new_ones_better_than_one_factor_does():
+    fitted = fit_calibration(make_runs(60, noise=0.05))
+    common = {"step_time_factor": fitted["step_time_factor"]}
+    new = make_runs(200, seed=1)
+
+    def mean_error(calibration):
+        return sum(abs(predict_ms(calibration, run) / run.measured_ms - 1) for run in new) / len(new)
+
+    assert mean_error(fitted) < 0.025 < 0.05 < mean_error(common)
+
+
+def test_few_runs_move_kinds_little_from_the_common_factor():
+    fitted = fit_calibration(make_runs(1))
+    for factor in fitted["time_factors"].values():
+        assert factor == pytest.approx(fitted["step_time_factor"], rel=0.1)
+
+
+def test_a_few_wild_runs_do_not_move_the_factors():
+    runs = make_runs(40)
+    wild = [TimedRun(predicted_ms=run.predicted_ms, measured_ms=run.measured_ms * 5) for run in runs[::8]]
+    fitted = fit_calibration([*runs, *wild])
+    for run in runs:
+        assert predict_ms(fitted, run) == pytest.approx(run.measured_ms, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        TimedRun(predicted_ms={"matmul": 10.0}, measured_ms=float("nan")),
+        TimedRun(predicted_ms={"matmul": 10.0}, measured_ms=0.0),
+        TimedRun(predicted_ms={"matmul": float("inf")}, measured_ms=10.0),
+        TimedRun(predicted_ms={"matmul": -1.0, "copy_in": 11.0}, measured_ms=10.0),
+        TimedRun(predicted_ms={}, measured_ms=10.0),
+        TimedRun(predicted_ms={"matmul": 10.0}, measured_ms=1e6),
+    ],
+)
+def test_a_run_that_cannot_be_teaches_nothing(run):
+    runs = make_runs(5)
+    assert fit_calibration([*runs, run]) == fit_calibration(runs)
+
+
 def test_a_prediction_that_was_already_corrected_is_not_corrected_again():
-    """The machine takes 1.5 times as long; once predictions say so, the factor stays."""
-    calibration = run_many({}, [1.5])
-    corrected = Predicted(step_ms=150.0)
+    """The machine takes 1.5 times as long; once predictions say so, the factors stay."""
+    plain = {"matmul": 60.0, "copy_out": 40.0}
+    calibration = {}
     for _ in range(5):
-        calibration = update_calibration(
-            calibration, prediction=corrected, measured={"device_peak_bytes": 1000, "step_ms": 150.0}
-        )
-    assert calibration["step_time_factor"] == pytest.approx(1.5)
+        factors = read_time_factors(calibration)
+        exposed = {kind: kind_ms * factors.get(kind, 1.0) for kind, kind_ms in plain.items()}
+        prediction = Predicted(step_ms=sum(exposed.values()), exposed_by_kind_ms=exposed, time_factors=factors)
+        calibration = update_calibration(calibration, prediction=prediction, measured={"step_ms": 150.0})
+    assert sum(read_time_factors(calibration)[kind] * kind_ms for kind, kind_ms in plain.items()) == pytest.approx(
+        150, rel=0.02
+    )
+    assert calibration["runs"][-1]["predicted_ms"] == pytest.approx(plain)
 
 
 def test_the_factor_inside_an_older_prediction_can_be_given():
     calibration = run_many({}, [1.5, 1.5, 1.5], applied=1.0)
-    assert calibration["step_time_factor"] == 1.5
+    assert calibration["step_time_factor"] == pytest.approx(1.5, rel=0.02)
 
 
-def test_a_few_wild_runs_do_not_move_the_factor():
-    calibration = run_many({}, [1.2, 1.2, 1.2, 1.2, 50.0, 1.2, 0.001], applied=1.0)
-    assert calibration["step_time_factor"] == pytest.approx(1.2)
-    assert max(calibration["recent_step_time_ratios"]) == FACTOR_LIMITS[1]
-    assert min(calibration["recent_step_time_ratios"]) == FACTOR_LIMITS[0]
+def test_a_calibration_of_the_first_version_loads_and_learns_on():
+    old = {
+        "step_time_factor": 1.2,
+        "num_runs": 3,
+        "recent_step_time_ratios": [1.2, 1.2, 1.2],
+        "peak_mean_absolute_relative_error": 0.0,
+        "step_time_mean_absolute_relative_error": 0.1,
+    }
+    assert read_time_factors(old) == dict.fromkeys(KINDS, 1.2)
+    after = update_calibration(old, prediction=Predicted(step_ms=120.0), measured={"step_ms": 120.0})
+    assert after["num_runs"] == 4
+    assert len(after["runs"]) == 4
+    assert after["step_time_factor"] == pytest.approx(1.2, rel=0.01)
 
 
 def test_old_runs_are_forgotten():
-    calibration = run_many({}, [2.0] * MAX_RECENT_RATIOS + [1.0] * (MAX_RECENT_RATIOS // 2 + 1), applied=1.0)
-    assert calibration["step_time_factor"] == 1.0
-    assert len(calibration["recent_step_time_ratios"]) == MAX_RECENT_RATIOS
-    assert calibration["num_runs"] == MAX_RECENT_RATIOS + MAX_RECENT_RATIOS // 2 + 1
+    calibration = fit_calibration([*make_runs(3, factors={"matmul": 5.0}), *make_runs(MAX_RUNS, factors={"matmul": 1.0})])
+    assert len(calibration["runs"]) == MAX_RUNS
+    assert calibration["time_factors"]["matmul"] == pytest.approx(1.0)
+
+
+def test_the_interval_is_assumed_until_enough_runs_tell_and_then_covers_most_of_them():
+    assert read_spread(fit_calibration(make_runs(MIN_SPREAD_RUNS - 1, noise=0.1))) is None
+    spread = read_spread(fit_calibration(make_runs(40, noise=0.1)))
+    assert spread.num_runs == 40
+    assert 0.1 < spread.width < 0.3
+    assert read_spread(fit_calibration(make_runs(40, noise=0.02))).width < spread.width / 2
 
 
 def test_errors_are_averaged_over_all_runs():
@@ -87,8 +185,19 @@ def test_a_run_without_numbers_is_not_counted(measured):
     assert update_calibration(before, prediction=Predicted(), measured=measured) == before
 
 
-def test_a_run_with_a_peak_only_leaves_the_factor():
+def test_a_run_with_a_peak_only_leaves_the_factors():
     before = run_many({}, [1.3])
     after = update_calibration(before, prediction=Predicted(), measured={"device_peak_bytes": 2000})
-    assert after["step_time_factor"] == before["step_time_factor"]
+    assert after["time_factors"] == before["time_factors"]
     assert after["peak_mean_absolute_relative_error"] == pytest.approx(0.25)
+
+
+def test_rates_follow_their_kinds_factors():
+    machine = make_cpu_machine()
+    calibration = {"version": 2, "step_time_factor": 1.0, "time_factors": {"copy_out": 2.0, "matmul": 1.5}}
+    corrected = calibrated_machine(machine, calibration)
+    assert corrected.rates.device_to_host_bytes_per_s == machine.rates.device_to_host_bytes_per_s / 2
+    assert corrected.rates.host_to_device_bytes_per_s == machine.rates.host_to_device_bytes_per_s
+    assert corrected.rates.time_factors["matmul"] == 1.5
+    assert calibrated_machine(machine, calibration).rates is corrected.rates
+    assert calibrated_machine(machine, None) is machine

@@ -1,0 +1,115 @@
+"""Seconds of ops at a machine's rates: each by its own curve where the machine has one, else by the flat rate. Torch-free.
+
+Products and attention go by FLOPs, at a rate that depends on how many FLOPs there are for each byte; the rest goes by bytes,
+at a rate that depends on how many there are, which decides the cache they come from. More bytes never take less time, whatever
+a noisy measurement says. Without curves it is the longer of computing and moving bytes at the flat rates.
+"""
+
+
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optimizer.hardware.machine import Curve, Rates
+from optimizer.time_kinds import COMPUTE_KINDS, ComputeKind, base_name
+
+Values = NDArray[np.float64]
+
+
+class OpTimes:
+    """Prices ops at one machine's rates in one dtype of computing.
+
+    element_dtype: of element-wise ops: under autocast most stay in fp32.
+    """
+
+    def __init__(self, rates: Rates, dtype: str, *, element_dtype: str = "fp32") -> None:
+        self._rates = rates
+        self._dtype = dtype
+        self._suffixes = ("",) if element_dtype == "fp32" else (f" {element_dtype}", "")
+        self.factors = {kind: rates.time_factors.get(kind, 1.0) for kind in COMPUTE_KINDS}
+
+    @property
+    def counts_views(self) -> bool:
+        """Whether an op's dispatch was measured, and costs the same whether bytes move or not."""
+        return self._rates.forward_dispatch_s is not None
+
+    @property
+    def dispatch_s(self) -> tuple[float, float]:
+        """Of an op forward and backward, beside its kernel."""
+        rates, factor = self._rates, self.factors["dispatch"]
+        forward = rates.op_overhead_s if rates.forward_dispatch_s is None else rates.forward_dispatch_s
+        backward = rates.op_overhead_s if rates.backward_dispatch_s is None else rates.backward_dispatch_s
+        return forward * factor, backward * factor
+
+    def python_s(self, what: str) -> float:
+        """Of work beside ops (``Rates.python_s``); 0 where it was not measured."""
+        return self._rates.python_s.get(what, 0.0) * self.factors["hooks"]
+
+    def kernels_s(self, kind: ComputeKind, name: str, *, flops: Values, read_bytes: Values, written_bytes: Values) -> Values:
+        """Of ops of one kind and name (``aten.mm.default``), without their dispatch."""
+        moved_bytes = read_bytes + written_bytes
+        flat_s = moved_bytes / self._rates.memory_bytes_per_s
+        if kind == "matmul" or kind == "attention":
+            seconds = self._computing_s(kind, base_name(name), flops=flops, moved_bytes=moved_bytes, flat_s=flat_s)
+        else:
+            curve = self._memory_curve(kind, base_name(name))
+            # What gathers rows reads as much as it writes, however large the table.
+            counted_bytes = 2 * written_bytes if kind == "gather" else moved_bytes
+            seconds = flat_s if curve is None else seconds_by_bytes(counted_bytes, curve)
+        return seconds * self.factors[kind]
+
+    def kernel_s(
+        self, kind: ComputeKind, name: str, *, flops: float = 0.0, read_bytes: float = 0.0, written_bytes: float = 0.0
+    ) -> float:
+        """Of one."""
+        sizes = [np.array([size], dtype=np.float64) for size in (flops, read_bytes, written_bytes)]
+        return float(self.kernels_s(kind, name, flops=sizes[0], read_bytes=sizes[1], written_bytes=sizes[2])[0])
+
+    def _computing_s(
+        self, kind: ComputeKind, base: str, *, flops: Values, moved_bytes: Values, flat_s: Values
+    ) -> Values:
+        curve = self._computing_curve(kind, base)
+        if curve is not None:
+            return seconds_by_flops(flops, moved_bytes, curve)
+        table = self._rates.matmul_flops_per_s if kind == "matmul" else self._rates.attention_flops_per_s
+        seconds: Values = np.maximum(flops / table.get(self._dtype, table["fp32"]), flat_s)
+        return seconds
+
+    def _computing_curve(self, kind: ComputeKind, base: str) -> Curve | None:
+        if kind == "attention":
+            way = "backward" if base.endswith("backward") else "forward"
+            return self._rates.attention_curves.get(f"{way} {self._dtype}")
+        form = "bmm" if base in ("bmm", "baddbmm") else "mm"
+        curves = self._rates.matmul_curves
+        return curves.get(f"{form} {self._dtype}") or curves.get(f"mm {self._dtype}")
+
+    def _memory_curve(self, kind: ComputeKind, base: str) -> Curve | None:
+        curves = self._rates.op_curves
+        names = [f"{name}{suffix}" for name in (base.rstrip("_"), kind) for suffix in self._suffixes]
+        return next((curves[name] for name in names if name in curves), None)
+
+
+def seconds_by_bytes(num_bytes: Values, curve: Curve) -> Values:
+    """Between two sizes along the line through their times, in logarithms; outside at the rate of the nearest. Never less for
+    more bytes.
+    """
+    sizes = np.array([size for size, _ in curve])
+    times = np.maximum.accumulate(np.array([size / rate for size, rate in curve]))
+    inside = np.exp(np.interp(np.log(np.maximum(num_bytes, 1.0)), np.log(sizes), np.log(times)))
+    below, above = times[0] * num_bytes / sizes[0], times[-1] * num_bytes / sizes[-1]
+    seconds: Values = np.where(num_bytes < sizes[0], below, np.where(num_bytes > sizes[-1], above, inside))
+    return seconds
+
+
+def seconds_by_flops(flops: Values, moved_bytes: Values, curve: Curve) -> Values:
+    """The rate between two intensities along the line through theirs, in logarithms; under the lowest in proportion, as where
+    bytes decide; over the highest that of the highest.
+    """
+    intensity = np.maximum(flops, 1e-9) / np.maximum(moved_bytes, 1.0)
+    lowest = curve[0][0]
+    intensities, rates = (np.log(np.array(values)) for values in zip(*curve, strict=True))
+    attained = np.exp(np.interp(np.log(intensity), intensities, rates)) * np.minimum(intensity / lowest, 1.0)
+    seconds: Values = flops / attained
+    return seconds
+
+
