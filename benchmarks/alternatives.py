@@ -290,6 +290,9 @@ def build_quickly(
     streams = weights.place != "device"
     with no_init_weights():
         model = build_model(spec, dtype=torch_dtype(weights), device="cpu" if streams else device, seed=workload.seed)
+    if spec.tied_embeddings and hasattr(model, "tie_weights"):
+        # Left undone with the drawing.
+        model.tie_weights()
     for name, parameter in model.named_parameters():
         if parameter.dim() >= 2:
             run = (torch.randn(_RUN_ELEMENTS) * 0.02).to(parameter.dtype).to(parameter.device)

@@ -1,26 +1,33 @@
 """A record of rows that survives its process: each is also a line of a file, from which a later run goes on."""
 
 import json
+import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.record import Record, Row, clear
 
+WRITE_EVERY_S = 20.0
+
 
 @dataclass(kw_only=True)
 class Journal(Record):
-    """Rows are printed by ``show``; the result's file is written once, by ``close``."""
+    """Rows are printed by ``show``; the result's file is written now and then, and by ``close``."""
 
     lines: Path | None = None
     """One JSON object a line. What is there already counts as done, failures excepted, which are tried again."""
     show: Callable[[Row], str] = str
+    written_s: float = field(default_factory=time.monotonic)
+    """When the result's file was last written."""
 
     def __post_init__(self) -> None:
         if self.lines is not None and self.lines.exists():
             rows = [json.loads(line) for line in self.lines.read_text().splitlines() if line.endswith("}")]
             self.rows = [row for row in rows if row["what"] != "failed"]
+            # Without failures, and without a line that was cut short, which the next would else be joined to.
+            self.lines.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
 
     def add(self, row: Row) -> None:
         self.rows.append(row)
@@ -28,6 +35,9 @@ class Journal(Record):
         if self.lines is not None:
             with self.lines.open("a") as file:
                 file.write(json.dumps(row) + "\n")
+        if time.monotonic() - self.written_s > WRITE_EVERY_S:
+            self._write()
+            self.written_s = time.monotonic()
 
     def has(self, **wanted: object) -> bool:
         return any(all(row.get(name) == value for name, value in wanted.items()) for row in self.rows)

@@ -188,6 +188,12 @@ def test_weights_drawn_quickly_are_finite_different_and_train():
     assert found[-1] < found[0]
 
 
+def test_weights_drawn_quickly_are_tied_where_the_model_ties_them():
+    spec = read_model_spec({**CONFIG, "tie_word_embeddings": True})
+    model = build_quickly(spec, weights=WeightsPlan(), workload=WORKLOAD, device=CPU)
+    assert sum(p.numel() for p in model.parameters()) == spec.num_parameters
+
+
 def test_the_cases_of_cards_run_on_the_cpu_device_on_small_shapes(tmp_path, monkeypatch):
     two = [pair for pair in list_alternatives(JOB) if pair[0] in ("transformers", "torchao CPUOffloadOptimizer")]
     monkeypatch.setattr(training_cards, "list_alternatives", lambda job: two)

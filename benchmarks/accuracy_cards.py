@@ -1,0 +1,431 @@
+"""The part of ``benchmarks.accuracy`` for a CUDA machine: real models under the caps of cards of 4 to 24 GB, in under 8 minutes.
+
+A cap is what torch's allocator may reserve (``set_per_process_memory_fraction``): the card less the CUDA context. Before a cap is
+believed, one tensor larger than it must be refused and one a little smaller allowed. Predicted bytes are held against torch's
+own counters (allocated, reserved, retries) and against what the driver says the device holds; step times against a
+calibration fitted to the cases that are not held back.
+
+Minutes on a card are scarce: models are filled quickly, each step is measured few times, no case is begun after ``DEADLINE_S``,
+and what goes wrong in one row is told in it. On the CPU device the same code runs on small shapes, with the runtime's meter as
+the cap.
+"""
+
+import functools
+import gc
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from benchmarks.accuracy_cases import is_held_back, merge_changes
+from benchmarks.alternatives import Job
+from benchmarks.journal import Journal
+from benchmarks.record import Row, clear, goal
+from benchmarks.training_plans import describe, make_plan
+from optimizer.errors import HeadroomError, OutOfDeviceMemory
+from optimizer.estimate.prediction import Prediction
+from optimizer.estimate.training import estimate_training
+from optimizer.hardware.machine import Machine
+from optimizer.hardware.probe import probe_machine
+from optimizer.models.presets import PRESETS
+from optimizer.models.spec import ModelSpec, read_model_spec
+from optimizer.plan import Plan
+from optimizer.profile.profile import Profile
+from optimizer.profile.trace import profile_model
+from optimizer.runtime.device import prepared_device, reserve_workspaces
+from optimizer.runtime.measure import make_synthetic_batches
+from optimizer.runtime.meter import Meter
+from optimizer.runtime.step import Trainer
+from optimizer.units import GIB, MIB
+from optimizer.workload import TrainingWorkload
+
+DEADLINE_S = 380.0
+"""No case is begun after this; the slowest takes half a minute."""
+NUM_STEPS = 3
+"""That count, after the first."""
+MEDIAN_GOALS = {"allocated": 0.01, "reserved": 0.03, "time": 0.06}
+WORST_GOALS = {"allocated": 0.03, "reserved": 0.06, "time": 0.15}
+UNDER_GOAL = 0.02
+"""Least by which a prediction of bytes may lie under what was measured."""
+TIGHT_BYTES = 64 * MIB
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardCase:
+    """One plan of one model under one card's memory."""
+
+    name: str
+    spec: ModelSpec
+    techniques: tuple[str, ...]
+    card_bytes: int
+    workload: TrainingWorkload
+    plan: Plan
+
+    @property
+    def is_held_back(self) -> bool:
+        return is_held_back(self.name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cards:
+    """What is run."""
+
+    cases: tuple[CardCase, ...]
+    probe_s: float = 10.0
+    deadline_s: float = DEADLINE_S
+
+
+_THREE_B = {
+    **PRESETS["llama-3.2-1b"].config,
+    "hidden_size": 3_072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 24,
+    "head_dim": 128,
+}
+_BF16, _LORA = ("bf16",), ("bf16", "lora")
+_SELECTED: tuple[tuple[str, int, int, int, tuple[tuple[str, ...], ...]], ...] = (
+    (
+        "gpt2",
+        4,
+        512,
+        8,
+        (
+            (),
+            ("recompute",),
+            ("selective",),
+            ("offload",),
+            ("accumulate",),
+            ("chunks",),
+            ("autocast",),
+            _BF16,
+            ("8bit",),
+        ),
+    ),
+    ("gpt2", 8, 1024, 8, ((), ("autocast", "recompute"), ("fp16",), ("mixed",), ("consume",), ("host-gradients",))),
+    (
+        "qwen2.5-0.5b",
+        8,
+        1024,
+        4,
+        (
+            _BF16,
+            ("bf16", "recompute"),
+            ("bf16", "offload"),
+            ("bf16", "chunks", "8bit"),
+            ("bf16", "host-state"),
+            ("bf16", "recompute", "chunks", "streamed"),
+            ("bf16", "offload-int8", "chunks"),
+        ),
+    ),
+    (
+        "llama-3.2-1b",
+        12,
+        1024,
+        4,
+        (
+            ("bf16", "recompute", "chunks"),
+            ("bf16", "recompute", "chunks", "8bit"),
+            ("bf16", "recompute", "chunks", "host-state"),
+            ("bf16", "selective", "chunks", "streamed"),
+            _LORA,
+            ("bf16", "lora", "recompute"),
+            ("bf16", "qlora-int8", "recompute"),
+            ("bf16", "qlora-nf4", "recompute", "chunks"),
+        ),
+    ),
+    ("llama-3.2-1b", 24, 2048, 4, (("bf16", "chunks"), ("bf16", "offload", "chunks"))),
+    ("3b", 16, 1024, 4, (("bf16", "recompute", "chunks", "streamed"), ("bf16", "lora", "recompute", "chunks"))),
+    (
+        "llama-3-8b",
+        24,
+        1024,
+        2,
+        (("bf16", "lora", "recompute", "chunks"), ("bf16", "qlora-nf4", "recompute", "chunks")),
+    ),
+)
+"""Model, card in GiB, tokens, sequences, techniques; smallest models first, so that little is lost when time is out."""
+
+
+def cuda_cards() -> Cards:
+    return Cards(cases=tuple(_list_cases()))
+
+
+def _list_cases() -> Iterator[CardCase]:
+    for model, card_gib, length, batch, selected in _SELECTED:
+        spec = read_model_spec(_THREE_B) if model == "3b" else PRESETS[model].spec
+        for techniques in selected:
+            yield make_case(model, spec, techniques, card_gib * GIB, length=length, batch=batch)
+
+
+def make_case(
+    model: str, spec: ModelSpec, techniques: tuple[str, ...], card_bytes: int, *, length: int, batch: int
+) -> CardCase:
+    changes = merge_changes(techniques)
+    workload = TrainingWorkload(
+        sequence_length=length, global_batch_size=batch, learning_rate=1e-5, **changes.pop("work", {})
+    )
+    return CardCase(
+        name=f"card/{model}/{card_bytes / GIB:g} GiB/{batch}x{length}/{'+'.join(techniques) or 'plain'}",
+        spec=spec,
+        techniques=techniques,
+        card_bytes=card_bytes,
+        workload=workload,
+        plan=make_plan(spec, workload, **changes),
+    )
+
+
+class Bench:
+    """One device, its rates, and profiles as they are needed."""
+
+    def __init__(self, device: torch.device, machine: Machine) -> None:
+        self.device = device
+        self.machine = machine
+        self.baseline_bytes = 0
+        """What the device held before this process took anything: other processes, the driver."""
+        self._profiles: dict[str, Profile] = {}
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    def predict(self, case: CardCase, *, calibration: Any = None) -> Prediction:
+        key = f"{case.spec.fingerprint} {case.workload.adapter!r}"
+        if key not in self._profiles:
+            self._profiles[key] = profile_model(case.spec, adapter=case.workload.adapter)
+        profile = self._profiles[key]
+        return estimate_training(
+            profile, plan=case.plan, workload=case.workload, machine=self.machine, calibration=calibration
+        )
+
+    def used_bytes(self) -> int:
+        """What the driver says the device holds for this process, the context included; 0 on the CPU device."""
+        if not self.is_cuda:
+            return 0
+        free_bytes, total_bytes = torch.cuda.mem_get_info(self.device)
+        return total_bytes - free_bytes - self.baseline_bytes
+
+
+def measure_cards(journal: Journal, device: torch.device, *, quick: bool, cards: Cards | None = None) -> None:
+    """All cases, each row as it comes, then the predicted times. quick: the first group of cases alone."""
+    cards = cards or cuda_cards()
+    cases = cards.cases[:9] if quick else cards.cases
+    baseline_bytes = bytes_of_others(device)
+    with prepared_device(device):
+        machine = probe_machine(device=str(device), max_s=cards.probe_s)
+        bench = Bench(device, machine)
+        bench.baseline_bytes = baseline_bytes
+        journal.machine |= {"rates": machine.to_json()["rates"], "facts": machine.facts}
+        journal.machine["bytes_of_others"] = baseline_bytes
+        journal.machine["context_bytes"] = context_bytes(bench)
+        for card_bytes in sorted({case.card_bytes for case in cases}):
+            journal.do(functools.partial(prove_cap, bench, card_bytes), what="cap", card_bytes=card_bytes)
+        for case in cases:
+            if time.monotonic() - journal.started_s > cards.deadline_s:
+                journal.do(dict, what="left out", case=case.name, why_not="out of time")
+                continue
+            journal.do(functools.partial(measure_case, bench, case), what="card", case=case.name)
+        journal.rows += predicted_times(bench, cases, journal.rows)
+
+
+def bytes_of_others(device: torch.device) -> int:
+    """Before CUDA is begun, by the vendor's library; 0 where that is not installed."""
+    if device.type != "cuda":
+        return 0
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(device.index or 0)
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+    except Exception:
+        # Not installed, no permission, a virtual card: the figure is then the device's, which nobody else uses.
+        return 0
+
+
+def context_bytes(bench: Bench) -> int:
+    """Of CUDA and the libraries' code, with nothing reserved but their workspaces."""
+    clear()
+    return bench.used_bytes() - torch.cuda.memory_reserved(bench.device) if bench.is_cuda else 0
+
+
+def allowed_bytes(bench: Bench, card_bytes: int) -> int:
+    """What the allocator may reserve on a card of so many bytes."""
+    return card_bytes - context_bytes(bench)
+
+
+def limit(bench: Bench, card_bytes: int) -> int:
+    """Have the allocator stop where a card of so many bytes would; returns what it may reserve."""
+    clear()
+    total_bytes = torch.cuda.get_device_properties(bench.device).total_memory
+    num_bytes = allowed_bytes(bench, card_bytes)
+    torch.cuda.set_per_process_memory_fraction(min(1.0, num_bytes / total_bytes), bench.device)
+    return num_bytes
+
+
+def prove_cap(bench: Bench, card_bytes: int) -> Row:
+    """One tensor over the cap is refused, one a little under it is not."""
+    if not bench.is_cuda:
+        return {"bites": _is_refused(bench, card_bytes + 1, card_bytes), "allows": True, "allowed_bytes": card_bytes}
+    num_bytes = limit(bench, card_bytes)
+    room_bytes = num_bytes - torch.cuda.memory_reserved(bench.device)
+    return {
+        "bites": _is_refused(bench, room_bytes + TIGHT_BYTES, card_bytes),
+        "allows": not _is_refused(bench, room_bytes - TIGHT_BYTES, card_bytes),
+        "allowed_bytes": num_bytes,
+    }
+
+
+def _is_refused(bench: Bench, num_bytes: int, card_bytes: int) -> bool:
+    meter = Meter(device=bench.device, cap_bytes=None if bench.is_cuda else card_bytes)
+    try:
+        with meter:
+            torch.empty(num_bytes, dtype=torch.uint8, device=bench.device)
+    except (OutOfDeviceMemory, torch.OutOfMemoryError):
+        return True
+    finally:
+        clear()
+    return False
+
+
+def measure_case(bench: Bench, case: CardCase) -> Row:
+    """Predicted beside measured: bytes, verdict and outcome under the cap, and raw step times."""
+    prediction = bench.predict(case)
+    row: Row = {
+        "card_bytes": case.card_bytes,
+        "techniques": list(case.techniques),
+        "held_back": case.is_held_back,
+        "plan": describe(case.plan),
+        "predicted_allocated_bytes": prediction.device_peak_bytes,
+        "predicted_by_category": prediction.device_bytes_by_category,
+        "predicted_moment": prediction.peak_moment,
+        "verdict": prediction.verdict(case.card_bytes),
+    }
+    try:
+        return {**row, "finished": True, **_take_steps(bench, case)}
+    except HeadroomError as error:
+        return {**row, "finished": False, "why_not": str(error)}
+    finally:
+        gc.collect()
+
+
+def _take_steps(bench: Bench, case: CardCase) -> Row:
+    device = bench.device
+    if bench.is_cuda:
+        limit(bench, case.card_bytes)
+        workspace_bytes = reserve_workspaces(device)
+    meter = Meter(device=device, cap_bytes=None if bench.is_cuda else case.card_bytes)
+    with meter.translating():
+        job = Job(spec=case.spec, workload=case.workload, device=device, draws_quickly=True)
+        trainer = Trainer(
+            job.build(case.plan.weights), plan=case.plan, workload=case.workload, device=device, meter=meter
+        )
+        try:
+            batches = make_synthetic_batches(trainer.model, plan=case.plan, workload=case.workload)
+            times = [_timed_step(trainer, batches) for _ in range(1 + NUM_STEPS)]
+            peak = meter.peak()
+            measured = {
+                "allocated_bytes": peak.device_bytes,
+                "by_category": peak.device_bytes_by_category,
+                "measured_moment": peak.moment,
+                "host_bytes": peak.host_bytes,
+                "first_ms": round(times[0], 3),
+                "step_ms": [round(value, 3) for value in times[1:]],
+            }
+            return measured | (_read_counters(bench, workspace_bytes) if bench.is_cuda else {})
+        finally:
+            trainer.close(keep_weights=False)
+            del trainer
+            clear()
+
+
+def _timed_step(trainer: Trainer, batches: Any) -> float:
+    started_s = time.perf_counter()
+    trainer.step(batches, learning_rate=trainer.workload.learning_rate)
+    trainer.join()
+    if trainer.device.type == "cuda":
+        torch.cuda.synchronize(trainer.device)
+    return (time.perf_counter() - started_s) * 1000
+
+
+def _read_counters(bench: Bench, workspace_bytes: int) -> Row:
+    """torch's own, of the last step, and the driver's."""
+    stats = torch.cuda.memory_stats(bench.device)
+    return {
+        "torch_allocated_bytes": stats["allocated_bytes.all.peak"],
+        "torch_requested_bytes": stats["requested_bytes.all.peak"],
+        "torch_reserved_bytes": stats["reserved_bytes.all.peak"],
+        "num_segments": stats["segment.all.current"],
+        "num_alloc_retries": stats["num_alloc_retries"],
+        "workspace_bytes": workspace_bytes,
+        "process_bytes": bench.used_bytes(),
+    }
+
+
+def predicted_times(bench: Bench, cases: Sequence[CardCase], rows: Sequence[Row]) -> list[Row]:
+    """One row of what ``time`` for each case that ran; the calibration comes from those that are not held back."""
+    measured = {
+        row["case"]: statistics.median(row["step_ms"]) for row in rows if row["what"] == "card" and row["finished"]
+    }
+    timed = [case for case in cases if case.name in measured]
+    ratios = [measured[case.name] / bench.predict(case).step_ms for case in timed if not case.is_held_back]
+    calibration = {"step_time_factor": statistics.median(ratios)} if ratios else {}
+    found = []
+    for case in timed:
+        predicted_ms, measured_ms = bench.predict(case, calibration=calibration).step_ms, measured[case.name]
+        found.append(
+            {
+                "what": "time",
+                "case": case.name,
+                "held_back": case.is_held_back,
+                "techniques": list(case.techniques),
+                "predicted_ms": round(predicted_ms, 3),
+                "measured_ms": round(measured_ms, 3),
+                "error": predicted_ms / measured_ms - 1,
+            }
+        )
+    return found
+
+
+def summarize_cards(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+    """A goal without a row is missed."""
+    cards = [row for row in rows if row["what"] == "card"]
+    ran = [row for row in cards if row["finished"]]
+    caps = [row for row in rows if row["what"] == "cap"]
+    num_failed = sum(row["what"] in ("failed", "left out") for row in rows)
+    false_fits = sum(row["verdict"] == "fits" and not row["finished"] for row in cards)
+    bites = sum(row["bites"] and row["allows"] for row in caps)
+    allocated = [row["predicted_allocated_bytes"] / row["allocated_bytes"] - 1 for row in ran]
+    times = [row["error"] for row in rows if row["what"] == "time" and row["held_back"]]
+    return {
+        "rows that failed or were left out": goal(num_failed, 0, met=num_failed == 0),
+        "caps that bite": goal(f"{bites} of {len(caps)}", "all", met=bool(caps) and bites == len(caps)),
+        "called fits on a card that it does not fit on": goal(false_fits, 0, met=bool(cards) and false_fits == 0),
+        **_error_goals("allocated", allocated),
+        **_error_goals("time", times),
+    }
+
+
+def _error_goals(what: str, errors: Sequence[float]) -> dict[str, dict[str, Any]]:
+    sizes = [abs(error) for error in errors]
+    median, worst = (statistics.median(sizes), max(sizes)) if sizes else (None, None)
+    goals = {
+        f"{what}, median error": goal(
+            median, MEDIAN_GOALS[what], met=median is not None and median <= MEDIAN_GOALS[what]
+        ),
+        f"{what}, worst error": goal(worst, WORST_GOALS[what], met=worst is not None and worst <= WORST_GOALS[what]),
+    }
+    if what != "time":
+        under = max((-error for error in errors), default=None)
+        goals[f"{what}, most predicted too little"] = goal(
+            under, UNDER_GOAL, met=under is not None and under <= UNDER_GOAL
+        )
+    return goals
+
+
+def small_cards(spec: ModelSpec, techniques: Sequence[tuple[str, ...]], *, card_bytes: int) -> Cards:
+    """The same on shapes that the CPU device runs in a moment."""
+    cases = [make_case("small", spec, names, card_bytes, length=32, batch=4) for names in techniques]
+    return replace(cuda_cards(), cases=tuple(cases), probe_s=0.1)

@@ -1,0 +1,70 @@
+"""The part of the proof for cards runs here on the CPU device, on a shape small enough for a test."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from benchmarks.accuracy_cards import cuda_cards, measure_cards, small_cards, summarize_cards
+from benchmarks.journal import Journal
+from optimizer.models.spec import read_model_spec
+from optimizer.units import GIB, MIB
+
+CPU = torch.device("cpu")
+SPEC = read_model_spec(
+    {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 128, "n_positions": 64}
+)
+FITS_BYTES = 8 * MIB
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """Plans that fit, and one that does not."""
+    torch.set_num_threads(1)
+    journal = Journal(file=None, machine={})
+    cards = small_cards(SPEC, ((), ("recompute",), ("offload", "chunks")), card_bytes=FITS_BYTES)
+    too_small = small_cards(SPEC, ((),), card_bytes=MIB // 2)
+    measure_cards(journal, CPU, quick=False, cards=replace(cards, cases=cards.cases + too_small.cases))
+    return journal.rows
+
+
+def test_nothing_fails_and_every_cap_bites(rows):
+    assert [row.get("traceback") for row in rows if row["what"] == "failed"] == []
+    assert [row["bites"] for row in rows if row["what"] == "cap"] == [True, True]
+
+
+def test_predicted_bytes_are_the_measured_ones(rows):
+    ran = [row for row in rows if row["what"] == "card" and row["finished"]]
+    assert len(ran) == 3
+    assert all(row["predicted_allocated_bytes"] == row["allocated_bytes"] for row in ran)
+
+
+def test_what_does_not_fit_is_called_so_and_ends_with_the_sizes(rows):
+    (row,) = [row for row in rows if row["what"] == "card" and not row["finished"]]
+    assert row["verdict"] == "does_not_fit"
+    assert "in use" in row["why_not"]
+
+
+def test_the_summary_has_every_goal_and_the_rows_are_json(rows):
+    summary = summarize_cards(rows)
+    assert summary["called fits on a card that it does not fit on"] == {"value": 0, "goal": 0, "met": True}
+    assert summary["allocated, worst error"]["met"]
+    assert json.loads(json.dumps(rows, allow_nan=False)) == rows
+
+
+def test_what_is_left_out_for_want_of_time_is_told():
+    journal = Journal(file=None, machine={})
+    cards = small_cards(SPEC, ((),), card_bytes=FITS_BYTES)
+    measure_cards(journal, CPU, quick=False, cards=replace(cards, deadline_s=-1.0))
+    assert [row["why_not"] for row in journal.rows if row["what"] == "left out"] == ["out of time"]
+    assert not summarize_cards(journal.rows)["rows that failed or were left out"]["met"]
+
+
+def test_the_cards_cases_are_plans_that_hold_for_their_models_on_cards_of_4_to_24_gb():
+    cases = cuda_cards().cases
+    for case in cases:
+        case.plan.check(num_blocks=case.spec.num_blocks, workload=case.workload)
+    assert {case.card_bytes // GIB for case in cases} == {4, 8, 12, 16, 24}
+    assert len({case.name for case in cases}) == len(cases)
+    assert 0 < sum(case.is_held_back for case in cases) < len(cases) / 2
