@@ -290,9 +290,10 @@ def build_quickly(
     streams = weights.place != "device"
     with no_init_weights():
         model = build_model(spec, dtype=torch_dtype(weights), device="cpu" if streams else device, seed=workload.seed)
-    if spec.tied_embeddings and hasattr(model, "tie_weights"):
+    tie: Any = getattr(model, "tie_weights", None)
+    if spec.tied_embeddings and tie is not None:
         # Left undone with the drawing.
-        model.tie_weights()
+        tie()
     for name, parameter in model.named_parameters():
         if parameter.dim() >= 2:
             run = (torch.randn(_RUN_ELEMENTS) * 0.02).to(parameter.dtype).to(parameter.device)
