@@ -1,8 +1,6 @@
 """What the optimizer's state costs in bytes on every tier; what its update needs for a moment, moves, and takes in time.
 
 Follows ``runtime/optimizer_state.py`` for what stays on the device and ``runtime/host_update.py`` for what leaves it.
-Source of the 8-bit layout: bitsandbytes (``optim/optimizer.py``): one byte per element and moment, one fp32 scale per
-256 elements and moment, tensors under 4096 elements in 32 bits, two shared tables of 256 fp32 values.
 """
 
 from collections.abc import Sequence
@@ -11,23 +9,20 @@ from dataclasses import dataclass, field, replace
 from optimizer.categories import Link
 from optimizer.estimate.activations import ASSUMED_DISK_BYTES_PER_S
 from optimizer.estimate.compiled import TensorList
+from optimizer.estimate.moments import MIN_8BIT_ELEMENTS, TABLES_BYTES, Moments
 from optimizer.estimate.weights import is_streamed
 from optimizer.hardware.machine import Rates
-from optimizer.plan.optimizer_state import QUANTIZATION_BLOCK_ELEMENTS, split_state
+from optimizer.plan.optimizer_state import split_state
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import TensorSize
 from optimizer.workload import TrainingWorkload
 
-MIN_8BIT_ELEMENTS = 4096
 ASSUMED_HOST_ELEMENTS_PER_S = 2e8
 """AdamW on a host whose rate was not measured: a desktop's memory, read and written at 28 bytes an element."""
 UPDATE_BYTES_PER_ELEMENT = {2: 28, 1: 20, 0: 12}
 """Moved by an update of fp32, by the moments there are: weight, gradient and moments read, all but the gradient written."""
 _RATE_NAMES = {2: "adamw_32", 1: "sgd_momentum", 0: "sgd"}
 """In ``Rates.optimizer_elements_per_s``."""
-_TABLES_BYTES = 2 * 256 * 4
-_STEP_COUNTER_BYTES = 4
-"""torch's fused AdamW counts steps in one fp32 scalar per tensor."""
 _PIECE_ELEMENTS = 1 << 20
 """What an update on the host works on at once (``runtime/homes.py``)."""
 _NUM_SLOTS = 2
@@ -36,24 +31,19 @@ _FP32_BYTES = 4
 
 def estimate_state_bytes(tensors: Sequence[TensorSize], plan: Plan, *, num_moments: int) -> int:
     """On the device, of these tensors: what lives between steps, fp32 master weights of bf16 training included."""
-    num_elements = sum(tensor.num_elements for tensor in tensors)
-    master_bytes = _FP32_BYTES * num_elements if plan.weights.dtype != "fp32" else 0
-    if plan.optimizer_state.bits == 32:
-        return master_bytes + _FP32_BYTES * num_moments * num_elements + _counter_bytes(num_moments) * len(tensors)
-    moments = [_moment_bytes(tensor.num_elements) for tensor in tensors]
-    is_any_8bit = any(tensor.num_elements >= MIN_8BIT_ELEMENTS for tensor in tensors)
-    return master_bytes + sum(moments) + (_TABLES_BYTES if is_any_8bit else 0)
+    moments = Moments(bits=plan.optimizer_state.bits, num=num_moments)
+    return estimate_early_state_bytes(tensors, plan) + sum(moments.of(tensor.num_elements) for tensor in tensors)
 
 
-def _counter_bytes(num_moments: int) -> int:
-    """Of each tensor: only AdamW, which alone has two moments, counts its steps."""
-    return _STEP_COUNTER_BYTES if num_moments == 2 else 0
+def estimate_early_state_bytes(tensors: Sequence[TensorSize], plan: Plan) -> int:
+    """Of these bytes what is there before the first update: fp32 master weights, the tables of 8-bit state."""
+    master_bytes = _FP32_BYTES * sum(t.num_elements for t in tensors) if plan.weights.dtype != "fp32" else 0
+    has_tables = plan.optimizer_state.bits == 8 and any(t.num_elements >= MIN_8BIT_ELEMENTS for t in tensors)
+    return master_bytes + (TABLES_BYTES if has_tables else 0)
 
 
-def _moment_bytes(num_elements: int) -> int:
-    if num_elements < MIN_8BIT_ELEMENTS:
-        return 8 * num_elements
-    return 2 * (num_elements + 4 * -(-num_elements // QUANTIZATION_BLOCK_ELEMENTS))
+UpdateChange = tuple[int, int, int]
+"""Bytes of ``(temporaries, gradients, optimizer_state)`` that come or go on the device."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,14 +59,14 @@ class StateCosts:
     """Elements whose state is on the device."""
     leaving_by_block: dict[int, int] = field(default_factory=dict)
     """Elements whose update runs on the host, by block (``TensorList``), in the order of their updates."""
-    changes: tuple[tuple[int, int], ...] = ()
-    """Of ``(temporaries, gradients)`` bytes on the device during the update, in order."""
+    changes: tuple[UpdateChange, ...] = ()
+    """On the device during the update, in order."""
 
 
 def estimate_state(tensors: TensorList, plan: Plan, *, workload: TrainingWorkload) -> StateCosts:
     num_moments = workload.num_moments
     leaves = split_state(plan.optimizer_state, tensors.num_elements)
-    staying = [size for size, is_away in zip(tensors.sizes, leaves, strict=True) if not is_away]
+    staying = list_staying(tensors, plan)
     num_staying = sum(size.num_elements for size in staying)
     costs = StateCosts(
         device_bytes=estimate_state_bytes(staying, plan, num_moments=num_moments),
@@ -94,29 +84,40 @@ def estimate_state(tensors: TensorList, plan: Plan, *, workload: TrainingWorkloa
     return _with_fetched_gradients(_away(costs, leaving, plan, num_moments=num_moments), plan)
 
 
-def list_update_changes(tensors: Sequence[TensorSize], plan: Plan) -> list[tuple[int, int]]:
-    """During the update of state on the device, in order: changes of ``(temporaries, gradients)`` bytes.
+def list_staying(tensors: TensorList, plan: Plan) -> list[TensorSize]:
+    """Those whose state is on the device."""
+    leaves = split_state(plan.optimizer_state, tensors.num_elements)
+    return [size for size, is_away in zip(tensors.sizes, leaves, strict=True) if not is_away]
+
+
+def list_update_changes(
+    tensors: Sequence[TensorSize], plan: Plan, *, first_moments: Moments | None = None
+) -> list[UpdateChange]:
+    """During the update of state on the device, in order. first_moments: those that it makes, in the first step.
 
     Kept gradients: fp32 weights need nothing. Those below are stepped one by one: a fp32 copy of the gradient comes, the
     gradient goes, then the copy. Gradients on the host come back one by one, and go before the copy does.
     """
     is_below = plan.weights.dtype != "fp32"
     size = plan.weights.bytes_per_element
-    if plan.gradients.choice == "consume" or (plan.gradients.choice == "keep" and not is_below):
+    if plan.gradients.choice == "consume":
         return []
+    if plan.gradients.choice == "keep" and not is_below:
+        return [(0, 0, first_moments.of(tensor.num_elements)) for tensor in tensors] if first_moments else []
     fetches = plan.gradients.choice == "host"
     in_order = list(tensors)
     if not fetches:
         in_order = [*(t for t in tensors if t.is_matrix), *(t for t in tensors if not t.is_matrix)]
-    changes: list[tuple[int, int]] = []
+    changes: list[UpdateChange] = []
     for tensor in in_order:
         n = tensor.num_elements
+        made = [(0, 0, first_moments.of(n))] if first_moments else []
         if fetches:
-            changes.append((0, size * n))
+            changes.append((0, size * n, 0))
         if is_below:
-            changes += [(_FP32_BYTES * n, 0), (0, -size * n), (-_FP32_BYTES * n, 0)]
+            changes += [(_FP32_BYTES * n, 0, 0), (0, -size * n, 0), *made, (-_FP32_BYTES * n, 0, 0)]
         else:
-            changes.append((0, -size * n))
+            changes += [*made, (0, -size * n, 0)]
     return changes
 
 
@@ -137,7 +138,7 @@ def _away(
     is_below = plan.weights.dtype != "fp32"
     size = plan.weights.bytes_per_element
     place, home = plan.optimizer_state.place, plan.weights.place
-    held = {"host": _counter_bytes(num_moments) * len(leaving), "disk": 0}
+    held = {"host": Moments(bits=32, num=num_moments).counter_bytes * len(leaving), "disk": 0}
     copied: dict[Link, int] = {}
     stored_elements = 0
     stored_masters = False

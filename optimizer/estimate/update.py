@@ -18,6 +18,7 @@ from optimizer.estimate.gradients import (
 )
 from optimizer.estimate.optimizer_state import (
     StateCosts,
+    UpdateChange,
     disk_read_ms,
     disk_write_ms,
     estimate_update_ms,
@@ -156,11 +157,6 @@ def _rows_changes(tensors: TensorList, workload: TrainingWorkload) -> list[Chang
     return [("device", _SLOT["temporaries"], num_bytes), ("device", _SLOT["temporaries"], -num_bytes)]
 
 
-def _as_changes(changes: tuple[tuple[int, int], ...]) -> list[Change]:
-    found: list[Change] = []
-    for temporaries, gradients in changes:
-        if temporaries:
-            found.append(("device", _TEMPORARIES, temporaries))
-        if gradients:
-            found.append(("device", _SLOT["gradients"], gradients))
-    return found
+def _as_changes(changes: tuple[UpdateChange, ...]) -> list[Change]:
+    slots = (_TEMPORARIES, _SLOT["gradients"], _SLOT["optimizer_state"])
+    return [("device", slot, size) for change in changes for slot, size in zip(slots, change, strict=True) if size]

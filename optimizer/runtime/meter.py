@@ -16,8 +16,8 @@ weights           parameters and buffers (``assign``).
 gradients         a storage becomes a gradient when it is ``param.grad`` after accumulation; before that it counts as what
                   its region says (temporaries in the backbone, logits_and_loss in the head). Of a sparse gradient both the
                   indices and the values, which may be views of what backward had already (token ids, hidden states).
-optimizer_state   every tensor the optimizer holds between steps: moments, scales, fp32 master weights (``assign`` after
-                  the first step; while that first step runs they count as temporaries).
+optimizer_state   every tensor the optimizer holds between steps: moments, scales, fp32 master weights, from the update on
+                  in which they come to be.
 activations       allocated while the backbone runs forward, recomputation included, and what comes back from the host.
 logits_and_loss   allocated in the head and the loss, forward; and in backward until the gradient of the backbone's output
                   is complete, that gradient included.

@@ -19,6 +19,7 @@ Also here: the learning rate.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -78,6 +79,7 @@ class Optimizer:
         worker: Worker | None = None,
     ) -> None:
         self._named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._meter = None if tiers is None else tiers.meter
         leaves = split_state(plan, [p.numel() for p in self._named.values()])
         leaving = {name: p for (name, p), left in zip(self._named.items(), leaves, strict=True) if left}
         sparse = find_sparse(model)
@@ -93,7 +95,8 @@ class Optimizer:
         }
         self._inner: torch.optim.Optimizer | None = None
         if staying:
-            self._inner = make_optimizer(self._stepped.values(), plan=plan, workload=workload)
+            with self._makes_state():
+                self._inner = make_optimizer(self._stepped.values(), plan=plan, workload=workload)
         groups = [] if self._inner is None else self._inner.param_groups
         self._group_of = {stepped: group for group in groups for stepped in group["params"]}
         self.on_host: HostState | None = None
@@ -118,13 +121,16 @@ class Optimizer:
         grad_factor: what gradients are still to be multiplied by: fp32 copies of those on the device, all on the host.
         """
         self.learning_rate = learning_rate
+        with self._makes_state():
+            self._lazy.begin()
         self._lazy.step(learning_rate)
         if host_gradients is not None:
             self._step_from_host(host_gradients, grad_factor)
         elif not self._masters and self._inner is not None:
             for group in self._inner.param_groups:
                 group["lr"] = learning_rate
-            self._inner.step()
+            with self._makes_state():
+                self._inner.step()
         else:
             for stepped in self._group_of:
                 self._step_one(stepped, grad_factor)
@@ -263,6 +269,10 @@ class Optimizer:
     def _is_on_host(self, name: str) -> bool:
         return self.on_host is not None and name in self.on_host.names
 
+    def _makes_state(self) -> AbstractContextManager[None]:
+        """What torch's optimizers allocate is their state: in a tensor's first update, and nothing after."""
+        return nullcontext() if self._meter is None else self._meter.region("optimizer_state")
+
     def _require(self, names: Sequence[str], *_: Any) -> None:
         for name in names:
             self.require(name)
@@ -292,13 +302,15 @@ class Optimizer:
         self._inner.param_groups = [{**self._group_of[stepped], "params": [stepped], "lr": self.learning_rate}]
         try:
             if stepped is parameter:
-                self._inner.step()
+                with self._makes_state():
+                    self._inner.step()
                 return
             stepped.grad = parameter.grad.to(torch.float32)
             parameter.grad = None
             if grad_factor is not None:
                 stepped.grad.mul_(grad_factor)
-            self._inner.step()
+            with self._makes_state():
+                self._inner.step()
             stepped.grad = None
             with torch.no_grad():
                 parameter.copy_(stepped)

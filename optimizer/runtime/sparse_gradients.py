@@ -109,14 +109,19 @@ class LazyAdamW:
     def names(self) -> frozenset[str]:
         return frozenset(self._parameters)
 
+    def begin(self) -> None:
+        """Make the moments of tensors that have a first gradient."""
+        for name, parameter in self._parameters.items():
+            if parameter.grad is not None and not self._states.get(name):
+                self._begin(name)
+
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
-        """One update from ``param.grad``, each row of it once."""
+        """After ``begin``. One update from ``param.grad``, each row of it once."""
         for name, parameter in self._parameters.items():
             gradient = parameter.grad
             if gradient is not None:
-                state = self._states.setdefault(name, {}) or self._begin(name)
-                self._update(parameter, gradient, state, learning_rate)
+                self._update(parameter, gradient, self._states[name], learning_rate)
 
     def export(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         """``(name, what, tensor)`` of all that is kept between steps."""
@@ -132,12 +137,11 @@ class LazyAdamW:
             raise CheckpointInvalid(f"optimizer state {name}//{key} is not what an embedding's rows are updated with")
         self._states.setdefault(name, {})[key] = value.to(parameter.device, copy=True)
 
-    def _begin(self, name: str) -> dict[str, torch.Tensor]:
-        parameter, state = self._parameters[name], self._states[name]
+    def _begin(self, name: str) -> None:
+        parameter, state = self._parameters[name], self._states.setdefault(name, {})
         state[_STEP] = torch.zeros((), dtype=torch.float32, device=parameter.device)
         for key in _MOMENTS:
             state[key] = torch.zeros_like(parameter)
-        return state
 
     def _update(
         self, parameter: torch.Tensor, gradient: torch.Tensor, state: Mapping[str, torch.Tensor], learning_rate: float
