@@ -24,6 +24,7 @@ from optimizer.estimate.activations import (
     read_copy,
     redirect_changes,
 )
+from optimizer.estimate.moments import Moments
 from optimizer.estimate.op_times import OpTimes
 from optimizer.estimate.prediction import LANES
 from optimizer.hardware.machine import Machine, Rates
@@ -60,6 +61,7 @@ class Move(NamedTuple):
 
 _SLOT = {name: index for index, name in enumerate(CATEGORIES)}
 _GRADIENTS, _TEMPORARIES, _LOGITS = _SLOT["gradients"], _SLOT["temporaries"], _SLOT["logits_and_loss"]
+_STATE = _SLOT["optimizer_state"]
 _MAX_CACHED = 64
 T = TypeVar("T")
 
@@ -126,8 +128,13 @@ class PartTime:
 
 @dataclass(frozen=True, kw_only=True)
 class Dropped:
-    """What becomes of a gradient that is complete, where it does not stay on the device."""
+    """What becomes of a gradient that is complete, where it does not stay on the device. first_moments: which the update of
+    its tensor makes, in a first step that consumes gradients.
+    """
 
+    first_moments: Moments | None = None
+    element_bytes: int = 4
+    """Of a gradient."""
     widening: int = 0
     """The update inside backward makes a wider copy for a moment: so many bytes for each of the gradient's; 0 for none."""
 
@@ -205,6 +212,14 @@ class CompiledShape:
 
         placed = self._place_changes(name, releases, trip, dropped, arrivals)
         return tuple(Move(*change, place, name_of(place), storage) for change, place, storage in placed)
+
+    def indexed_bytes(self, index: int) -> PartBytes:
+        """Of one of the profile's parts by its number."""
+
+        def summed() -> PartBytes:
+            return sum_changes([self._changes[change] for change in self._parts[index].changes])
+
+        return self.keep(("indexed", index), summed)
 
     def part_time(
         self, name: "PartName", machine: Machine, *, rates_key: Hashable, trip: Trip | None = None
@@ -356,10 +371,14 @@ def drop_gradients(changes: Iterable[Change], dropped: Dropped, *, region: int) 
         yield change
         tier, slot, num_bytes = change
         if tier == "device" and slot == _GRADIENTS and num_bytes > 0:
+            used: Change = ("device", _GRADIENTS, -num_bytes)
             if dropped.widening:
                 yield "device", region, dropped.widening * num_bytes
-                yield "device", region, -dropped.widening * num_bytes
-            yield "device", _GRADIENTS, -num_bytes
+                yield used
+                used = ("device", region, -dropped.widening * num_bytes)
+            if dropped.first_moments is not None:
+                yield "device", _STATE, dropped.first_moments.of(num_bytes // dropped.element_bytes)
+            yield used
 
 
 class _OpSizes:

@@ -8,6 +8,7 @@ because how many rows a batch touches depends on its tokens.
 from dataclasses import dataclass
 
 from optimizer.estimate.compiled import Dropped, TensorList
+from optimizer.estimate.moments import Moments
 from optimizer.hardware.machine import Rates
 from optimizer.plan.plan import Plan
 
@@ -27,12 +28,19 @@ class GradientBytes:
     host: int = 0
 
 
-def find_dropped(plan: Plan) -> Dropped | None:
-    """What becomes of each gradient in the part that completes it; None where it stays."""
+def find_dropped(plan: Plan, *, first_moments: Moments | None = None) -> Dropped | None:
+    """What becomes of each gradient in the part that completes it; None where it stays.
+
+    first_moments: which its update there makes, in the first step.
+    """
     if plan.gradients.choice == "keep":
         return None
     widens = plan.gradients.choice == "consume" and plan.weights.dtype != "fp32"
-    return Dropped(widening=4 // plan.weights.bytes_per_element if widens else 0)
+    return Dropped(
+        widening=4 // plan.weights.bytes_per_element if widens else 0,
+        first_moments=first_moments if plan.gradients.choice == "consume" else None,
+        element_bytes=plan.weights.bytes_per_element,
+    )
 
 
 def estimate_gradient_bytes(tensors: TensorList, plan: Plan, *, device_kind: str) -> GradientBytes:

@@ -7,7 +7,7 @@ the traced ones. Every tensor counts, small ones too, so that the bytes are the 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -219,6 +219,20 @@ def list_forward(head: Head, num_chunks: int) -> list[ByteChange]:
     return ledger.changes
 
 
+def list_evaluation(head: Head, num_chunks: int) -> list[ByteChange]:
+    """The forward where no gradient is wanted: the same but for what is made of the probabilities."""
+    bare = replace(head, trains_weight=False, trains_bias=False)
+    length = chunk_length(head.num_tokens, num_chunks)
+    ledger = _Ledger()
+    ledger.take(loss_sum=head.wide_bytes, num_counted=_COUNT_BYTES)
+    _take_buffers(ledger, bare, length)
+    _run_chunk(ledger, bare, length, makes_gradients=False)
+    ledger.take(loss=head.wide_bytes)
+    ledger.free_since(set())
+    ledger.changes.append(("activations", -head.hidden_bytes))
+    return ledger.changes
+
+
 def _take_buffers(ledger: _Ledger, head: Head, length: int) -> None:
     """What all chunks of a micro-batch share."""
     size = head.product_bytes
@@ -238,7 +252,7 @@ def _take_buffers(ledger: _Ledger, head: Head, length: int) -> None:
         ledger.take(spare=size * min(max(logits, head.width), head.weight_elements))
 
 
-def _run_chunk(ledger: _Ledger, head: Head, length: int) -> None:
+def _run_chunk(ledger: _Ledger, head: Head, length: int, *, makes_gradients: bool = True) -> None:
     """A chunk of full length; none that is shorter is higher."""
     wide, logit = head.wide_bytes, head.logit_bytes
     is_narrow = logit < wide
@@ -254,6 +268,10 @@ def _run_chunk(ledger: _Ledger, head: Head, length: int) -> None:
     ledger.free("ignored", "sum")
     ledger.take(count=_COUNT_BYTES)
     ledger.free("count")
+    if not makes_gradients:
+        ledger.free_since(inside)
+        ledger.free("hidden")
+        return
     ledger.take(scale=length * logit * (logit == _BF16_BYTES))
     ledger.free("scale")
     ledger.take(at_label=length * logit, ones=length * logit)

@@ -23,6 +23,21 @@ class TimelinePoint:
     bytes_by_category: dict[str, int]
 
 
+Stage = Literal["first_step", "steady_step", "evaluation"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagePeak:
+    """Most bytes allocated on the device in one stage of a job."""
+
+    stage: Stage
+    device_peak_bytes: int
+    device_bytes_by_category: dict[str, int]
+    """At the peak moment; sums to ``device_peak_bytes``."""
+    moment: str
+    """For people, as ``Prediction.peak_moment``."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
     """One plan, priced on one machine for one workload."""
@@ -31,7 +46,7 @@ class Prediction:
     """Most bytes allocated on the device at any moment of a steady step, optimizer state included."""
     device_peak_low_bytes: int
     device_peak_high_bytes: int
-    """Interval that covers the measurement; the verdict compares ``high`` with the budget."""
+    """Interval that covers the measurement, of whichever stage is the highest; the verdict compares ``high`` with the budget."""
     device_bytes_by_category: dict[str, int]
     """At the peak moment; sums to ``device_peak_bytes``."""
     host_peak_bytes: int
@@ -74,11 +89,20 @@ class Prediction:
     num_time_runs: int = 0
     """Finished runs that the time interval rests on; 0: its width is assumed."""
 
+    peaks: tuple[StagePeak, ...] = ()
+    """Of each stage that the workload has, in order: first step, steady step, evaluation (left out where the profile has none).
+    All fields above are of the steady step."""
+
+    @property
+    def highest_peak_bytes(self) -> int:
+        """Of all stages."""
+        return max([self.device_peak_bytes, *(peak.device_peak_bytes for peak in self.peaks)])
+
     def verdict(self, budget_bytes: int) -> Verdict:
         """``tight`` is when only the upper end of the interval goes over."""
         if self.device_peak_high_bytes <= budget_bytes:
             return "fits"
-        return "tight" if self.device_peak_bytes <= budget_bytes else "does_not_fit"
+        return "tight" if self.highest_peak_bytes <= budget_bytes else "does_not_fit"
 
     def to_json(self) -> dict[str, Any]:
         document: dict[str, Any] = to_json(self)

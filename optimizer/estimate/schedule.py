@@ -28,6 +28,7 @@ from optimizer.estimate.compiled import (
 )
 from optimizer.estimate.gradients import estimate_rows_bytes, find_dropped
 from optimizer.estimate.logits_and_loss import estimate_chunked_head
+from optimizer.estimate.moments import Moments
 from optimizer.estimate.optimizer_state import StateCosts, host_bytes_per_s
 from optimizer.estimate.prediction import Lane
 from optimizer.estimate.streaming import make_weights_task
@@ -60,8 +61,12 @@ def build_schedule(
     machine: Machine,
     tensors: TensorList,
     state: StateCosts,
+    first_moments: Moments | None = None,
 ) -> Schedule:
-    layout = _Layout(profile, compiled, plan=plan, workload=workload, machine=machine)
+    """first_moments: which updates inside backward make, in a first step that consumes gradients."""
+    layout = _Layout(
+        profile, compiled, plan=plan, workload=workload, machine=machine, first_moments=first_moments
+    )
     num_later = plan.batch.accumulation_steps - 1
     input_bytes = estimate_input_bytes(plan.batch, sequence_length=workload.sequence_length)
     inputs_stay = inputs_pile_up(machine.device)
@@ -84,7 +89,14 @@ class _Layout:
     """Puts the parts of one shape in order under one plan."""
 
     def __init__(
-        self, profile: Profile, compiled: CompiledShape, *, plan: Plan, workload: TrainingWorkload, machine: Machine
+        self,
+        profile: Profile,
+        compiled: CompiledShape,
+        *,
+        plan: Plan,
+        workload: TrainingWorkload,
+        machine: Machine,
+        first_moments: Moments | None = None,
     ) -> None:
         self._compiled = compiled
         self._plan = plan
@@ -94,14 +106,14 @@ class _Layout:
         self._templates = compiled.regime.block_templates
         self._releases, self._freed_with_forward = self._place_shared()
         self._trips = {choice: trip_of(choice, plan.activations) for choice in set(self._choices)}
-        self._dropped = find_dropped(plan)
+        self._dropped = find_dropped(plan, first_moments=first_moments)
         self._leaves_gradients = plan.gradients.choice == "host"
         head_key = ("head", plan.logits_and_loss, plan.weights.representation, self.rates_key)
         self._head = compiled.keep(
             head_key, lambda: estimate_chunked_head(profile, compiled, plan=plan, rates=machine.rates)
         )
         # One object for all that does not change from block to block: plans are slow to hash.
-        common = (plan.weights, plan.gradients, plan.logits_and_loss, plan.activations.compress, self.rates_key)
+        common = (plan.weights, plan.gradients, plan.logits_and_loss, plan.activations.compress, self.rates_key, self._dropped)
         self._common = compiled.keep(("common", common), object)
         trains_all = workload.adapter is None
         self._streamed = list_streamed_bytes(profile, plan.weights, trains_all=trains_all)

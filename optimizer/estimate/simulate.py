@@ -140,6 +140,30 @@ def _place_rows(schedule: Schedule, resident: Resident, timing: "_Timing", time_
     return rows
 
 
+def find_highest(schedule: Schedule, resident: Bytes) -> tuple[Bytes, Task]:
+    """Device bytes at the peak of a step, and the task it falls in, as ``simulate`` finds them."""
+    runs = [(schedule.first, resident)]
+    base = resident + _net(schedule.first)
+    if schedule.num_later:
+        net = _net(schedule.later)
+        runs.append((schedule.later, base))
+        base = base + net + (schedule.num_later - 1) * schedule.carried
+        runs.append((schedule.later, base - schedule.carried if schedule.num_later > 1 else base - net))
+    runs.append((schedule.update, base))
+    best, best_task = resident, schedule.first[0]
+    for tasks, start in runs:
+        levels = start + _levels(tasks)[0]
+        top = int(levels.sum(axis=1).argmax())
+        if int(levels[top].sum()) > int(best.sum()):
+            best, best_task = levels[top], tasks[top]
+    return best, best_task
+
+
+def _net(tasks: tuple[Task, ...]) -> Bytes:
+    net: Bytes = np.array([task.bytes.net for task in tasks]).sum(axis=0)
+    return net
+
+
 def _levels(tasks: tuple[Task, ...]) -> tuple[Bytes, Bytes]:
     """Each task's highest point above the first one's start, and what all leave behind."""
     nets = np.array([task.bytes.net for task in tasks])

@@ -15,12 +15,13 @@ import numpy as np
 from optimizer.categories import CATEGORIES
 from optimizer.estimate.activations import estimate_packing_bytes, estimate_staging_bytes
 from optimizer.estimate.allocations import Allocations, list_allocations
-from optimizer.estimate.compiled import Bytes, TensorList, compile_shape, list_tensors
+from optimizer.estimate.compiled import Bytes, CompiledShape, TensorList, compile_shape, list_tensors
 from optimizer.estimate.gradients import estimate_gradient_bytes
 from optimizer.estimate.optimizer_state import StateCosts, estimate_state
 from optimizer.estimate.prediction import Prediction, TimelinePoint
 from optimizer.estimate.schedule import build_schedule
 from optimizer.estimate.simulate import Resident, Simulation, simulate
+from optimizer.estimate.stages import StepFacts, estimate_stages, with_stages
 from optimizer.estimate.tasks import Schedule, single
 from optimizer.estimate.weights import estimate_weight_bytes, list_streamed_bytes
 from optimizer.hardware.calibration import Spread, calibrated_machine, read_spread
@@ -60,7 +61,20 @@ def estimate_training(
         device_kind=machine.device.kind,
         fresh_bytes_per_s=machine.rates.fresh_bytes_per_s,
     )
-    return _predict(simulation, profile, workload=workload, machine=machine, spread=read_spread(calibration))
+    steady = _predict(simulation, profile, workload=workload, machine=machine, spread=read_spread(calibration))
+    facts = StepFacts(
+        profile=profile,
+        compiled=laid.compiled,
+        plan=plan,
+        workload=workload,
+        machine=machine,
+        tensors=laid.tensors,
+        state=laid.state,
+        schedule=laid.schedule,
+        resident=laid.resident,
+        simulation=simulation,
+    )
+    return with_stages(steady, estimate_stages(facts))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +84,8 @@ class LaidOut:
     schedule: Schedule
     resident: Resident
     tensors: TensorList
+    state: StateCosts
+    compiled: CompiledShape
 
 
 def lay_out(profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine) -> LaidOut:
@@ -87,7 +103,7 @@ def lay_out(profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine
         profile, compiled, plan=plan, workload=workload, machine=machine, tensors=tensors, state=state
     )
     resident = _resident_bytes(profile, plan, tensors, state, trains_all=trains_all, machine=machine)
-    return LaidOut(schedule=schedule, resident=resident, tensors=tensors)
+    return LaidOut(schedule=schedule, resident=resident, tensors=tensors, state=state, compiled=compiled)
 
 
 def list_training_allocations(

@@ -17,6 +17,7 @@ from optimizer.profile.profile import (
     BLOCK_CHOICES,
     BlockTemplate,
     Change,
+    Evaluation,
     Hold,
     Op,
     Part,
@@ -120,11 +121,13 @@ def assemble_regime(
     whole: Mapping[BlockChoice, Trace],
     growth: Mapping[Shape, Trace],
     *,
+    evaluation: Mapping[Shape, Trace] | None = None,
     place: ShapeRange,
     block_templates: tuple[int, ...],
     tables: PartTables,
 ) -> Regime:
-    """whole: two micro-batches under each choice at ``place.shape``; growth: one of the plain plan at each other shape.
+    """whole: two micro-batches under each choice at ``place.shape``; growth: one of the plain plan at each other shape;
+    evaluation: a forward without gradients at each shape.
 
     Ops, changes and parts are added to ``tables``.
 
@@ -181,15 +184,20 @@ def assemble_regime(
         ),
         templates=templates,
         block_templates=block_templates,
+        evaluation=None if evaluation is None else _assemble_evaluation(evaluation, place=place, tables=tables),
     )
 
 
-def _leave_out_watching(unwatched: _Raw, first: _Raw, accumulate: _Raw) -> None:
-    """Make the numbers of views in kept blocks those of a run that is not watched for what blocks hold."""
-    for key, part in first.parts.items():
-        num_extra = part.num_views - unwatched.parts[key].num_views
-        part.num_views -= num_extra
-        accumulate.parts[key].num_views -= num_extra
+def _assemble_evaluation(traces: Mapping[Shape, Trace], *, place: ShapeRange, tables: PartTables) -> Evaluation:
+    indices = assemble_forward(
+        {shape: trace.first for shape, trace in traces.items()}, shape=place.shape, tables=tables
+    )
+    num_blocks = 1 + max(block for _, block in indices)
+    return Evaluation(
+        prologue=indices[_PROLOGUE],
+        blocks=tuple(indices["forward", block] for block in range(num_blocks)),
+        head=indices[_HEAD],
+    )
 
 
 def _held_storages(whole: Mapping[BlockChoice, Trace]) -> dict[tuple[BlockChoice, str], dict[int, set[int]]]:

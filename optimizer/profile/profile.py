@@ -117,6 +117,16 @@ class Shared:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """A micro-batch forward without gradients or dropout, as indices in the profile's ``parts``. Nothing is held back by it."""
+
+    prologue: int
+    blocks: tuple[int, ...]
+    """By template, as ``Regime.block_templates`` counts them."""
+    head: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Regime:
     """The model over a range of shapes in which its ops are the same."""
 
@@ -131,6 +141,8 @@ class Regime:
     """By choice (BLOCK_CHOICES)."""
     block_templates: tuple[int, ...]
     """For each block of the model, first to last, its template."""
+    evaluation: Evaluation | None = None
+    """None where it was not traced."""
 
     def covers(self, shape: Shape) -> bool:
         batch, sequence = shape
@@ -313,6 +325,10 @@ class Profile:
 
     def _check_regime(self, path: str, regime: Regime) -> None:
         _check_range(f"{path}.parts", tuple(regime.parts.values()), high=len(self.parts))
+        if (evaluation := regime.evaluation) is not None:
+            indices = (evaluation.prologue, evaluation.head, *evaluation.blocks)
+            _check_range(f"{path}.evaluation", indices, high=len(self.parts))
+            _check_range(f"{path}.block_templates", regime.block_templates, high=len(evaluation.blocks))
         for choice, templates in regime.templates.items():
             _check_range(f"{path}.block_templates", regime.block_templates, high=len(templates))
             for index, template in enumerate(templates):

@@ -256,7 +256,10 @@ def _trace_range(subject: _Subject, place: ShapeRange, *, tables: PartTables, op
         shape: _trace_step(subject, shape, "keep", num_micro_batches=1, ops=ops, watches_holds=False)
         for shape in place.more_shapes
     }
-    return assemble_regime(whole, growth, place=place, block_templates=subject.instances, tables=tables)
+    evaluation = {shape: _trace_evaluation(subject, shape, ops=ops) for shape in (place.shape, *place.more_shapes)}
+    return assemble_regime(
+        whole, growth, evaluation=evaluation, place=place, block_templates=subject.instances, tables=tables
+    )
 
 
 def _trace_step(
@@ -310,6 +313,32 @@ def _trace_step(
         first=tuple(recorder.events[bounds[0] : bounds[1]]),
         accumulate=tuple(recorder.events[bounds[1] : bounds[2]]) if num_micro_batches == 2 else (),
     )
+
+
+def _trace_evaluation(subject: _Subject, shape: Shape, *, ops: Ops) -> Trace:
+    """A forward as ``Trainer.evaluate`` runs it, but for reading the loss."""
+    recorder = Recorder(ops)
+    model = subject.model
+    choice: BlockChoice = "keep"
+    plan = Plan(
+        batch=BatchPlan(micro_batch_size=shape[0], accumulation_steps=1),
+        weights=subject.weights,
+        activations=ActivationsPlan(per_block=(choice,) * len(find_blocks(model))),
+    )
+    workload = TrainingWorkload(sequence_length=shape[1], global_batch_size=shape[0], adapter=subject.adapter)
+    with pretend_cpu(ops):
+        trainer = Trainer(model, plan=plan, workload=workload, device=_CPU, meter=recorder)
+        model.eval()
+        try:
+            with trainer.metered(), torch.no_grad():
+                ids, labels = (torch.zeros(shape, dtype=torch.long) for _ in range(2))
+                recorder.start()
+                trainer.compute_loss(ids, labels)
+                recorder.stop()
+        finally:
+            model.train()
+            trainer.close()
+    return Trace(first=tuple(recorder.events), accumulate=())
 
 
 def _watch_holds(blocks: Sequence[nn.Module], recorder: Recorder, choice: BlockChoice) -> list[Any]:

@@ -41,6 +41,8 @@ from optimizer.workload import TrainingWorkload
 FINAL_LEARNING_RATE_FRACTION = 0.1
 """Linear and cosine schedules end at this fraction of the peak, at the last step."""
 
+MIN_8BIT_ELEMENTS = 4096
+"""Smaller tensors stay in 32 bits: bitsandbytes' own default."""
 _CONSTANT_MAPS = {"qmap1": "dynamic", "qmap2": "udynamic"}
 """bitsandbytes' tables of 8-bit values: the same for every parameter, so never written to a checkpoint."""
 
@@ -202,6 +204,7 @@ class Optimizer:
     def state_tensors(self) -> Iterator[torch.Tensor]:
         """Every tensor kept on the device between steps, master weights included."""
         yield from self._masters.values()
+        yield from self._tables()
         for state in self._states.values():
             for value in state.values():
                 if isinstance(value, torch.Tensor):
@@ -268,6 +271,12 @@ class Optimizer:
 
     def _is_on_host(self, name: str) -> bool:
         return self.on_host is not None and name in self.on_host.names
+
+    def _tables(self) -> Iterator[torch.Tensor]:
+        """Of 8-bit values: bitsandbytes makes them with the optimizer, and has them on the device from the first update on."""
+        if any(stepped.numel() >= MIN_8BIT_ELEMENTS for stepped in self._group_of):
+            devices = {stepped.device for stepped in self._group_of}
+            yield from (table for table in getattr(self._inner, "name2qmap", {}).values() if table.device in devices)
 
     def _makes_state(self) -> AbstractContextManager[None]:
         """What torch's optimizers allocate is their state: in a tensor's first update, and nothing after."""
