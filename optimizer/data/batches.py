@@ -3,6 +3,9 @@
 The token stream is cut into sequences of S + 1 tokens that overlap by one, so each token but the first is a label exactly
 once. Every k-th sequence is for validation: the split is spread evenly over the text, and is the same for every seed, so that
 runs with different seeds compare. Attention is not cut at document borders; documents are parted by the end-of-text token.
+
+Nothing is padded, chats included, so every batch is flat: the first is as large as the worst. For padded batches see
+``lengths.py``.
 """
 
 import numpy as np

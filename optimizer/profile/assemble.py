@@ -200,6 +200,14 @@ def _assemble_evaluation(traces: Mapping[Shape, Trace], *, place: ShapeRange, ta
     )
 
 
+def _leave_out_watching(unwatched: _Raw, first: _Raw, accumulate: _Raw) -> None:
+    """Make the numbers of views in kept blocks those of a run that is not watched for what blocks hold."""
+    for key, part in first.parts.items():
+        num_extra = part.num_views - unwatched.parts[key].num_views
+        part.num_views -= num_extra
+        accumulate.parts[key].num_views -= num_extra
+
+
 def _held_storages(whole: Mapping[BlockChoice, Trace]) -> dict[tuple[BlockChoice, str], dict[int, set[int]]]:
     """For each choice and micro-batch: which storages of the prologue some block holds, and which blocks."""
     held: dict[tuple[BlockChoice, str], dict[int, set[int]]] = {}

@@ -219,6 +219,8 @@ class Profile:
     hidden_size: int
     vocab_size: int
     max_sequence_length: int
+    is_padded: bool = False
+    """Traced with an attention mask that hides some token: other kernels, and the mask itself."""
     sequence_multiple: int = 1
     """Sequences are multiples of this: the block of attention that runs in blocks."""
     torch_version: str

@@ -52,17 +52,18 @@ from optimizer.profile.recorder import Recorder
 from optimizer.profile.sizes import Shape
 from optimizer.runtime.prepare import prepare_model
 from optimizer.runtime.sparse_gradients import find_sparse
-from optimizer.runtime.step import Trainer
+from optimizer.runtime.step import MicroBatch, Trainer
 from optimizer.runtime.weights import torch_dtype
 from optimizer.workload import Adapter, TrainingWorkload
 
 _CPU = torch.device("cpu")
 
 
-def profile_model(spec: ModelSpec, *, adapter: Adapter | None = None) -> Profile:
+def profile_model(spec: ModelSpec, *, adapter: Adapter | None = None, is_padded: bool = False) -> Profile:
     """Trace each distinct block once in each representation. Seconds, whatever the depth and width; no weights are allocated.
 
     adapter: of the workload; the profile is then of the model with these adapters, its frozen weights packed or not.
+    is_padded: every micro-batch has an attention mask that hides some token at the end of a sequence.
     Raises InvalidModel where an operation cannot be traced, or a size is no polynomial in micro-batch and sequence length,
     InvalidWorkload for adapters that the model cannot have, MissingExtra without peft.
     """
@@ -85,7 +86,7 @@ def profile_model(spec: ModelSpec, *, adapter: Adapter | None = None) -> Profile
         model = build_model(short_spec, dtype=torch_dtype(weights), device="meta")
         prepare_model(model, weights=weights, workload=workload)
         row_elements = _mark_sparse(model)
-        subject = _Subject(model, weights, adapter, tuple(instances))
+        subject = _Subject(model, weights, adapter, tuple(instances), is_padded)
         name = weights.representation
         regimes[name] = tuple(_trace_range(subject, place, tables=tables, ops=ops) for place in ranges)
         buffer_bytes[weights.dtype] = _storage_bytes(model.buffers())
@@ -103,6 +104,7 @@ def profile_model(spec: ModelSpec, *, adapter: Adapter | None = None) -> Profile
         vocab_size=spec.vocab_size,
         max_sequence_length=spec.max_sequence_length,
         torch_version=torch.__version__,
+        is_padded=is_padded,
         sequence_multiple=multiple,
         tensors=tensors,
         buffer_bytes=buffer_bytes,
@@ -131,6 +133,7 @@ class _Subject(NamedTuple):
     adapter: Adapter | None
     instances: tuple[int, ...]
     """For each block of the whole model, which block of this one it is like."""
+    is_padded: bool = False
 
 
 # A short model that shows every distinct block.
@@ -292,10 +295,7 @@ def _trace_step(
         handles = _watch_holds(blocks, recorder, choice) if watches_holds else []
         try:
             with trainer.metered():
-                micro_batches = [
-                    (torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long))
-                    for _ in range(num_micro_batches)
-                ]
+                micro_batches = [_make_micro_batch(subject, shape) for _ in range(num_micro_batches)]
                 recorder.start()
                 trainer.accumulate(micro_batches)
                 recorder.stop()
@@ -315,6 +315,15 @@ def _trace_step(
     )
 
 
+def _make_micro_batch(subject: _Subject, shape: Shape) -> MicroBatch:
+    ids, labels = (torch.zeros(shape, dtype=torch.long) for _ in range(2))
+    if not subject.is_padded:
+        return ids, labels
+    mask = torch.ones(shape, dtype=torch.long)
+    mask[0, -1] = 0
+    return ids, labels, mask
+
+
 def _trace_evaluation(subject: _Subject, shape: Shape, *, ops: Ops) -> Trace:
     """A forward as ``Trainer.evaluate`` runs it, but for reading the loss."""
     recorder = Recorder(ops)
@@ -331,9 +340,9 @@ def _trace_evaluation(subject: _Subject, shape: Shape, *, ops: Ops) -> Trace:
         model.eval()
         try:
             with trainer.metered(), torch.no_grad():
-                ids, labels = (torch.zeros(shape, dtype=torch.long) for _ in range(2))
+                ids, labels, *masks = _make_micro_batch(subject, shape)
                 recorder.start()
-                trainer.compute_loss(ids, labels)
+                trainer.compute_loss(ids, labels, attention_mask=masks[0] if masks else None)
                 recorder.stop()
         finally:
             model.train()

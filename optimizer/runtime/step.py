@@ -37,8 +37,9 @@ from optimizer.runtime.weights import StreamedWeights
 from optimizer.runtime.worker import Worker
 from optimizer.workload import TrainingWorkload
 
-MicroBatch = tuple[torch.Tensor, torch.Tensor]
-"""``(ids, labels)``, both int64 ``[micro_batch_size, sequence_length]``; labels are the next tokens, already shifted."""
+MicroBatch = tuple[torch.Tensor, torch.Tensor] | tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""``(ids, labels)``, both int64 ``[micro_batch_size, sequence_length]``; labels are the next tokens, already shifted. Where
+sequences are padded, an ``attention_mask`` of the same shape is the third."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,8 +276,8 @@ class Trainer:
     def accumulate(self, micro_batches: Sequence[MicroBatch]) -> torch.Tensor:
         """Forward and backward of each micro-batch into ``param.grad``; returns the mean loss, a scalar tensor."""
         total: torch.Tensor | None = None
-        for index, (ids, labels) in enumerate(micro_batches):
-            loss = self.compute_loss(ids, labels) / len(micro_batches)
+        for index, micro_batch in enumerate(micro_batches):
+            loss = self._loss_of(micro_batch) / len(micro_batches)
             if self.plan.gradients.choice == "consume":
                 # Backward changes weights.
                 _check_finite(float(loss.detach()), grad_norm=0.0)
@@ -308,10 +309,14 @@ class Trainer:
         try:
             with self.metered():
                 self._mark("evaluation")
-                losses = [float(self.compute_loss(ids, labels)) for ids, labels in micro_batches]
+                losses = [float(self._loss_of(micro_batch)) for micro_batch in micro_batches]
         finally:
             self.model.train()
         return math.fsum(losses) / len(losses)
+
+    def _loss_of(self, micro_batch: MicroBatch) -> torch.Tensor:
+        ids, labels, *masks = micro_batch
+        return self.compute_loss(ids, labels, attention_mask=masks[0] if masks else None)
 
     def compute_loss(
         self, ids: torch.Tensor, labels: torch.Tensor, *, attention_mask: torch.Tensor | None = None
@@ -327,7 +332,11 @@ class Trainer:
         if self.meter is not None:
             self.meter.assign(ids, "temporaries")
             self.meter.assign(labels, "temporaries")
-        masks = {} if attention_mask is None else {"attention_mask": attention_mask.to(self.device)}
+        masks = {}
+        if attention_mask is not None:
+            masks["attention_mask"] = attention_mask.to(self.device, non_blocking=True)
+            if self.meter is not None:
+                self.meter.assign(masks["attention_mask"], "temporaries")
         self._region("activations")
         with self.precision.autocast():
             result = self.anatomy.run(ids, labels=labels, masks=masks, at_hidden=self._backbone_ends)
