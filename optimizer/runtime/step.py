@@ -37,7 +37,7 @@ from optimizer.runtime.weights import StreamedWeights
 from optimizer.runtime.worker import Worker
 from optimizer.workload import TrainingWorkload
 
-MicroBatch = tuple[torch.Tensor, torch.Tensor] | tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+MicroBatch = tuple[torch.Tensor, ...]
 """``(ids, labels)``, both int64 ``[micro_batch_size, sequence_length]``; labels are the next tokens, already shifted. Where
 sequences are padded, an ``attention_mask`` of the same shape is the third."""
 
