@@ -71,6 +71,8 @@ class Phase:
     parts: tuple[Part, ...]
     regimes: dict[str, tuple[ForwardRegime, ...]]
     """By representation of the weights (``WeightsPlan.representation``)."""
+    length_multiple: int = 1
+    """Lengths are multiples of this: the block of attention that runs in blocks."""
 
     def regime(self, representation: str, shape: Shape) -> ForwardRegime:
         """The regime that holds at a batch and a length.
@@ -80,6 +82,14 @@ class Phase:
         regimes = self.regimes.get(profiled_name(representation))
         if regimes is None:
             raise not_profiled(representation, self.regimes)
+        if shape[1] % self.length_multiple:
+            raise InvalidWorkload(
+                f"workload.prompt_length is {shape[1]:,}; this model's attention runs in blocks of "
+                f"{self.length_multiple:,} tokens: use a multiple of it",
+                field="workload.prompt_length",
+                value=shape[1],
+                allowed={"multiple_of": self.length_multiple},
+            )
         found = next((regime for regime in regimes if regime.covers(shape)), None)
         if found is not None:
             return found

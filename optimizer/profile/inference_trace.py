@@ -7,6 +7,7 @@ holds what came before, so that no prompt need be run. Keys and values are taken
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from itertools import product
 from typing import get_args
@@ -16,6 +17,7 @@ from torch import nn
 
 from optimizer.models.anatomy import find_blocks
 from optimizer.models.build import build_model
+from optimizer.models.decoder.config import DECODER_TYPE
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.weights import FrozenFormat, WeightsPlan
@@ -37,7 +39,7 @@ from optimizer.profile.inference import (
 from optimizer.profile.ranges import ShapeRange, plan_ranges
 from optimizer.profile.recorder import Recorder
 from optimizer.profile.sizes import Shape
-from optimizer.profile.trace import _block_kinds, _sequence_limits, _shared_between, _storage_bytes, _with_blocks
+from optimizer.profile.trace import _block_kinds, _sequence_steps, _shared_between, _storage_bytes, _with_blocks
 from optimizer.runtime.inference import Generator, prepare_for_inference
 from optimizer.runtime.kv_cache import find_windows
 from optimizer.runtime.weights import torch_dtype
@@ -64,17 +66,14 @@ def profile_inference(spec: ModelSpec, *, representations: Sequence[str] | None 
     regimes: dict[str, dict[str, tuple[ForwardRegime, ...]]] = {"prefill": {}, "decode": {}}
     weights: dict[str, WeightBytes] = {}
     kv: tuple[KvTensors, ...] = ()
-    ranges = plan_ranges(
-        max_sequence_length=spec.max_sequence_length, sequence_limits=_sequence_limits(spec), lowest=_SHORTEST
-    )
     for plan in _list_representations(representations):
-        model = build_model(short_spec, dtype=torch_dtype(plan), device="meta")
-        prepare_for_inference(model, weights=plan)
+        model = _build(short_spec, plan)
         name = plan.representation
-        weights[name] = _weight_bytes(model, whole=lambda: build_model(spec, device="meta"))
+        ranges = _plan_ranges(spec, find_windows(model.config))
+        weights[name] = _weight_bytes(model, whole=partial(_build, spec, plan))
         for phase in ("prefill", "decode"):
             subject = _Subject(model=model, weights=plan, phase=phase, instances=tuple(instances), ops=ops)
-            traced = [_trace_range(subject, place, tables=tables[phase]) for place in ranges]
+            traced = [_trace_range(subject, place, tables=tables[phase]) for place in ranges[phase]]
             regimes[phase][name] = tuple(regime for regime, _ in traced)
             kv = traced[0][1]
     return InferenceProfile(
@@ -88,13 +87,44 @@ def profile_inference(spec: ModelSpec, *, representations: Sequence[str] | None 
         block_kinds=tuple(instances),
         kv=kv,
         weights=weights,
-        prefill=_phase(tables["prefill"], regimes["prefill"]),
+        prefill=_phase(tables["prefill"], regimes["prefill"], length_multiple=_sequence_steps(spec)[0]),
         decode=_phase(tables["decode"], regimes["decode"]),
     )
 
 
-def _phase(tables: PartTables, regimes: dict[str, tuple[ForwardRegime, ...]]) -> Phase:
-    return Phase(ops=tables.ops, changes=tables.changes, parts=tables.parts, regimes=regimes)
+def _build(spec: ModelSpec, weights: WeightsPlan) -> nn.Module:
+    model = build_model(spec, dtype=torch_dtype(weights), device="meta")
+    prepare_for_inference(model, weights=weights)
+    return model
+
+
+def _phase(
+    tables: PartTables, regimes: dict[str, tuple[ForwardRegime, ...]], *, length_multiple: int = 1
+) -> Phase:
+    return Phase(
+        ops=tables.ops, changes=tables.changes, parts=tables.parts, regimes=regimes, length_multiple=length_multiple
+    )
+
+
+def _plan_ranges(spec: ModelSpec, windows: Sequence[int | None]) -> dict[str, list[ShapeRange]]:
+    """By phase. From a sequence as long as a window on, transformers writes masks out, and a cache drops tokens."""
+    limits = sorted({window - 1 for window in windows if window is not None})
+    multiple, shortest = _sequence_steps(spec)
+    if multiple > 1:
+        # With a single block some copies are not made.
+        shortest = max(shortest, 2 * multiple)
+    return {
+        "prefill": plan_ranges(
+            max_sequence_length=spec.max_sequence_length,
+            sequence_limits=() if spec.model_type == DECODER_TYPE else limits,
+            multiple=multiple,
+            shortest=shortest,
+            lowest=_SHORTEST,
+        ),
+        "decode": plan_ranges(
+            max_sequence_length=spec.max_sequence_length, sequence_limits=limits, lowest=_SHORTEST + 1
+        ),
+    }
 
 
 def _list_representations(names: Sequence[str] | None) -> list[WeightsPlan]:
@@ -239,8 +269,7 @@ def _weight_bytes(model: nn.Module, *, whole: Callable[[], nn.Module]) -> Weight
     if shared:
         every = whole()
         in_all = _shared_between(find_blocks(every))
-        size = next(model.parameters()).element_size()
-        outside_bytes += sum(parameter.numel() * size for parameter in every.parameters() if id(parameter) in in_all)
+        outside_bytes += _storage_bytes(parameter for parameter in every.parameters() if id(parameter) in in_all)
     return WeightBytes(
         outside=outside_bytes,
         by_block=tuple(_storage_bytes(p for p in block.parameters() if id(p) not in shared) for block in blocks),

@@ -134,10 +134,11 @@ class Generator:
                 end_s = time.perf_counter()
                 if self.meter is not None:
                     self.meter.check_peak()
+            on_host = tokens.t().to("cpu", copy=True).contiguous()
+            # Before the next pass makes its own.
+            del tokens
             yield Pass(
-                tokens=tokens.t().to("cpu", copy=True).contiguous(),
-                prefill_ms=(prefill_s - start_s) * 1000,
-                decode_ms=(end_s - prefill_s) * 1000,
+                tokens=on_host, prefill_ms=(prefill_s - start_s) * 1000, decode_ms=(end_s - prefill_s) * 1000
             )
 
     def make_cache(self, *, capacity: int, num_seen: int = 0) -> KvCache:

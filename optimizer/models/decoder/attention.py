@@ -50,10 +50,11 @@ class Pattern:
 
 
 def full_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, dropout: float = 0.0
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, dropout: float = 0.0, is_causal: bool = True
 ) -> torch.Tensor:
+    """is_causal: False for the newest token alone, which sees every key there is."""
     result = F.scaled_dot_product_attention(
-        query, key, value, dropout_p=dropout, is_causal=True, enable_gqa=key.shape[1] != query.shape[1]
+        query, key, value, dropout_p=dropout, is_causal=is_causal, enable_gqa=key.shape[1] != query.shape[1]
     )
     return result.transpose(1, 2).flatten(2)
 

@@ -1,6 +1,6 @@
 """One block of the decoder: attention and MLP, each with its norms and added to the residual stream."""
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +11,15 @@ from optimizer.models.decoder.config import num_key_blocks
 
 Rotary = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines, each [length, head_dim]."""
+
+
+class KvCache(Protocol):
+    """Keys and values of the tokens so far (``runtime/kv_cache.py``)."""
+
+    def get_seq_length(self) -> int: ...
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
 class RMSNorm(nn.Module):
@@ -67,7 +76,13 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(wide, config.hidden_size, **options)
 
     def forward(
-        self, hidden: torch.Tensor, *, rotary: Rotary | None = None, mask: torch.Tensor | None = None
+        self,
+        hidden: torch.Tensor,
+        *,
+        rotary: Rotary | None = None,
+        mask: torch.Tensor | None = None,
+        cache: KvCache | None = None,
+        index: int = 0,
     ) -> torch.Tensor:
         if self.config.fused_qkv:
             projected = self.qkv_proj(hidden).split(self.sizes, dim=-1)
@@ -79,8 +94,18 @@ class Attention(nn.Module):
         )
         if rotary is not None:
             query, key = rotate(query, rotary), rotate(key, rotary)
-        attended: torch.Tensor = self.o_proj(self._attend(query, key, value, mask))
-        return attended
+        if cache is not None:
+            seen = cache.update(key, value, index)
+            if query.shape[2] == 1:
+                return self._project(full_attention(query, *seen, is_causal=False))
+            if self.kind == "full":
+                # The same numbers; what was projected goes before attention.
+                key, value = seen
+        return self._project(self._attend(query, key, value, mask))
+
+    def _project(self, attended: torch.Tensor) -> torch.Tensor:
+        projected: torch.Tensor = self.o_proj(attended)
+        return projected
 
     def _attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
@@ -129,10 +154,19 @@ class Block(nn.Module):
             setattr(self, f"{name}_mlp_norm", make_norm(config, dtype=dtype))
 
     def forward(
-        self, hidden_states: torch.Tensor, *, rotary: Rotary | None = None, mask: torch.Tensor | None = None
+        self,
+        hidden_states: torch.Tensor,
+        *,
+        rotary: Rotary | None = None,
+        mask: torch.Tensor | None = None,
+        cache: KvCache | None = None,
+        index: int = 0,
     ) -> torch.Tensor:
+        """index: of the block, by which the cache knows it."""
         hidden = hidden_states
-        attended = self.attention(self._before("attention", hidden), rotary=rotary, mask=mask)
+        attended = self.attention(
+            self._before("attention", hidden), rotary=rotary, mask=mask, cache=cache, index=index
+        )
         hidden = self._after("attention", hidden, attended)
         return self._after("mlp", hidden, self.mlp(self._before("mlp", hidden)))
 
@@ -155,9 +189,11 @@ def rotate(tensor: torch.Tensor, rotary: Rotary) -> torch.Tensor:
     return tensor * cosines + torch.cat((-high, low), dim=-1) * sines
 
 
-def make_rotary(length: int, *, head_dim: int, theta: float, dtype: torch.dtype, device: torch.device) -> Rotary:
-    """Angles are made in fp32."""
+def make_rotary(
+    length: int, *, head_dim: int, theta: float, dtype: torch.dtype, device: torch.device, first: int = 0
+) -> Rotary:
+    """Angles are made in fp32. first: position of the first of ``length`` tokens."""
     exponents = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim
-    angles = torch.outer(torch.arange(length, device=device, dtype=torch.float32), theta**-exponents)
+    angles = torch.outer(torch.arange(first, first + length, device=device, dtype=torch.float32), theta**-exponents)
     angles = torch.cat((angles, angles), dim=-1)
     return angles.cos().to(dtype), angles.sin().to(dtype)

@@ -1,5 +1,6 @@
 """The decoder as a module, with the names that this program expects of a model: ``get_decoder``, ``get_output_embeddings``,
-``config``, and ``last_hidden_state`` and ``logits`` in what forward returns. It keeps no cache of keys and values.
+``config``, and ``last_hidden_state`` and ``logits`` in what forward returns. It makes no cache of keys and values, and uses
+one that it is given where all its blocks have full or local attention.
 """
 
 import copy
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from optimizer.models.decoder.attention import make_mask
-from optimizer.models.decoder.blocks import Block, Rotary, make_norm, make_pattern, make_rotary
+from optimizer.models.decoder.blocks import Block, KvCache, Rotary, make_norm, make_pattern, make_rotary
 from optimizer.models.decoder.config import owner_of_each_block
 
 
@@ -66,41 +67,50 @@ class Backbone(nn.Module):
         self._patterns = {kind: make_pattern(kind, config) for kind in config.layer_types}
 
     def forward(
-        self, input_ids: torch.Tensor, *, attention_mask: torch.Tensor | None = None, use_cache: bool = False
+        self,
+        input_ids: torch.Tensor,
+        *,
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: KvCache | None = None,
+        use_cache: bool = False,
     ) -> BackboneOutput:
         """attention_mask: [batch, length] of ones and zeros; zeros only at the end, which causal attention needs no mask for.
 
-        Raises ValueError for longer sequences than there are positions, padding at the start, and where a cache is asked for.
+        past_key_values: of the tokens before these; the first time these are the whole prompt, then one token at a time.
+        Raises ValueError for longer sequences than there are positions, padding at the start, and where a cache is asked for
+        and none is given.
         """
         config, length = self.config, input_ids.shape[1]
-        if use_cache:
-            raise ValueError("this decoder keeps no cache of keys and values; call it with use_cache=False")
-        if length > config.max_position_embeddings:
-            raise ValueError(f"{length} tokens; the model has positions for {config.max_position_embeddings}")
+        if use_cache and past_key_values is None:
+            raise ValueError("this decoder makes no cache of keys and values; give it one, or call it with use_cache=False")
+        first = 0 if past_key_values is None else past_key_values.get_seq_length()
+        if first + length > config.max_position_embeddings:
+            raise ValueError(f"{first + length} tokens; the model has positions for {config.max_position_embeddings}")
         if attention_mask is not None and bool((attention_mask[:, 1:] > attention_mask[:, :-1]).any()):
             raise ValueError("attention_mask hides tokens before others; sequences must be padded at their end")
         hidden = self.embed_tokens(input_ids)
         if config.positions == "learned":
-            hidden = hidden + self.embed_positions(torch.arange(length, device=input_ids.device))
+            hidden = hidden + self.embed_positions(torch.arange(first, first + length, device=input_ids.device))
         if config.dropout:
             hidden = F.dropout(hidden, config.dropout, self.training)
-        rotary = self._make_rotary(length, hidden) if config.positions == "rope" else None
+        rotary = self._make_rotary(first, length, hidden) if config.positions == "rope" else None
         masks = {
             kind: make_mask(pattern, length, dtype=hidden.dtype, device=hidden.device)
             for kind, pattern in self._patterns.items()
-            if pattern is not None
+            if pattern is not None and not first
         }
         # A second name for the blocks' input keeps it to the end of the forward pass, as the models of transformers do and as
         # a profile takes it to be; it would go earlier only where the first block is offloaded.
         embedded = hidden
-        for block, kind in zip(self.layers, config.layer_types, strict=True):
-            hidden = block(hidden, rotary=rotary, mask=masks.get(kind))
+        for index, (block, kind) in enumerate(zip(self.layers, config.layer_types, strict=True)):
+            hidden = block(hidden, rotary=rotary, mask=masks.get(kind), cache=past_key_values, index=index)
         del embedded
         return BackboneOutput(last_hidden_state=self.norm(hidden))
 
-    def _make_rotary(self, length: int, hidden: torch.Tensor) -> Rotary:
+    def _make_rotary(self, first: int, length: int, hidden: torch.Tensor) -> Rotary:
         return make_rotary(
             length,
+            first=first,
             head_dim=self.config.head_dim,
             theta=self.config.rope_theta,
             dtype=hidden.dtype,

@@ -1,0 +1,88 @@
+"""What the estimator returns for one generation under one plan on one machine. Torch-free, JSON-able."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+from optimizer.estimate.prediction import TimelinePoint, Verdict
+from optimizer.serialize import from_json, to_json
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodePoint:
+    """The decode of one token."""
+
+    num_tokens: int
+    """That the new token sees, itself included: prompt and what was generated so far."""
+    step_ms: float
+    device_peak_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferencePrediction:
+    """One plan, priced on one machine for one workload. Of a pass: one of ``plan.batch_size`` sequences."""
+
+    device_peak_bytes: int
+    """Most bytes allocated on the device at any moment of a pass."""
+    device_peak_low_bytes: int
+    device_peak_high_bytes: int
+    """Interval that covers the measurement; the verdict compares ``high`` with the budget."""
+    device_bytes_by_category: dict[str, int]
+    """At the peak moment; sums to ``device_peak_bytes``."""
+    peak_moment: str
+    """For people: ``prefill of block 11 of 12``, ``head of decode (token 40)``."""
+    kv_cache_bytes: int
+    """Of a pass, all of it."""
+    host_peak_bytes: int
+    disk_peak_bytes: int
+    copied_bytes: dict[str, int]
+    """In all passes by link (``categories.Link``); links without traffic left out, as in the next two."""
+    copied_bytes_per_pass: dict[str, int]
+    copied_bytes_per_token: dict[str, int]
+    """For one decoded token of every sequence of a pass."""
+    prefill_ms: float
+    """From a pass's begin to its first token."""
+    prefill_low_ms: float
+    prefill_high_ms: float
+    decode_ms: float
+    """Of each later token, on average over the pass; 0 where there is only one."""
+    decode_low_ms: float
+    decode_high_ms: float
+    decode: tuple[DecodePoint, ...]
+    """How that grows with the cache: what was priced, in order; between two neighbours time is a straight line."""
+    tokens_per_s: float
+    """New tokens of all sequences, prefill included."""
+    total_s: float
+    lane_busy_ms: dict[str, float]
+    """Busy time per lane in one pass."""
+    exposed_ms: dict[str, float]
+    """Time of a pass that compute stands still, by the lane it waits for; lanes that cost nothing left out."""
+    timeline: tuple[TimelinePoint, ...]
+    """Device bytes within one pass, in order, at most 400 points, the peak moment always among them."""
+    time_source: Literal["measured", "table"]
+    """Whether the machine's rates were measured or come from the table."""
+
+    def decode_step_ms(self, num_tokens: int) -> float:
+        """Time for the token that sees so many, itself included; the nearest priced one beyond the pass's own."""
+        points = self.decode
+        if not points:
+            return 0.0
+        for before, after in pairwise(points):
+            if before.num_tokens <= num_tokens <= after.num_tokens:
+                share = (num_tokens - before.num_tokens) / (after.num_tokens - before.num_tokens)
+                return before.step_ms + share * (after.step_ms - before.step_ms)
+        return points[0].step_ms if num_tokens < points[0].num_tokens else points[-1].step_ms
+
+    def verdict(self, budget_bytes: int) -> Verdict:
+        """``tight`` is when only the upper end of the interval goes over."""
+        if self.device_peak_high_bytes <= budget_bytes:
+            return "fits"
+        return "tight" if self.device_peak_bytes <= budget_bytes else "does_not_fit"
+
+    def to_json(self) -> dict[str, Any]:
+        document: dict[str, Any] = to_json(self)
+        return document
+
+    @classmethod
+    def from_json(cls, document: Any) -> "InferencePrediction":
+        return from_json(cls, document, path="prediction")
