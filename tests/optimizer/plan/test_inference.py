@@ -1,0 +1,68 @@
+"""Plans and workloads of generation: JSON there and back, what cannot go together, and what is said of it."""
+
+import pytest
+
+from optimizer.errors import InvalidPlan, InvalidWorkload
+from optimizer.plan.inference import InferencePlan
+from optimizer.plan.weights import WeightsPlan
+from optimizer.workload import InferenceWorkload
+
+WORKLOAD = InferenceWorkload(prompt_length=16, num_new_tokens=8, num_sequences=4)
+
+
+def test_a_plan_survives_json():
+    plan = InferencePlan(batch_size=3, weights=WeightsPlan(dtype="bf16", frozen="nf4", place="disk", prefetch=2))
+    assert InferencePlan.from_json(plan.to_json()) == plan
+    assert InferencePlan.from_json(plan.to_json()).fingerprint == plan.fingerprint
+
+
+def test_an_unknown_field_is_refused_by_name():
+    with pytest.raises(InvalidPlan, match=r"plan\.kv_cache\.bits is not a known field"):
+        InferencePlan.from_json({"kv_cache": {"bits": 4}})
+
+
+def test_a_batch_of_none_is_refused():
+    with pytest.raises(InvalidPlan, match=r"plan\.batch_size is 0; allowed: 1 or more"):
+        InferencePlan(batch_size=0)
+
+
+def test_a_batch_larger_than_the_workload_is_a_conflict():
+    with pytest.raises(InvalidPlan, match=r"plan\.batch_size is 5, .* \(workload\.num_sequences is 4\)"):
+        InferencePlan(batch_size=5).check(workload=WORKLOAD, max_sequence_length=64)
+
+
+def test_autocast_is_a_conflict():
+    conflict = InferencePlan(weights=WeightsPlan(autocast="bf16")).find_conflict(WORKLOAD)
+    assert str(conflict).startswith("plan.weights.autocast is bf16, which is for training")
+
+
+def test_tokens_beyond_the_positions_are_refused_with_their_sum():
+    with pytest.raises(InvalidWorkload, match="make 24 tokens; this model has positions for 23"):
+        InferencePlan().check(workload=WORKLOAD, max_sequence_length=23)
+
+
+def test_tokens_up_to_the_last_position_are_not():
+    InferencePlan().check(workload=WORKLOAD, max_sequence_length=24)
+
+
+@pytest.mark.parametrize("field", ["prompt_length", "num_new_tokens", "num_sequences"])
+def test_a_workload_of_nothing_is_refused(field):
+    with pytest.raises(InvalidWorkload, match=rf"workload\.{field} is 0; allowed: an integer from"):
+        InferenceWorkload(**{field: 0})
+
+
+def test_the_last_token_is_not_kept():
+    assert WORKLOAD.cache_length == 23
+
+
+@pytest.mark.parametrize(
+    ("weights", "is_lossless"),
+    [
+        (WeightsPlan(), True),
+        (WeightsPlan(place="disk"), True),
+        (WeightsPlan(dtype="bf16"), False),
+        (WeightsPlan(frozen="int8"), False),
+    ],
+)
+def test_only_fp32_weights_that_are_not_packed_are_lossless(weights, is_lossless):
+    assert InferencePlan(weights=weights).is_lossless is is_lossless
