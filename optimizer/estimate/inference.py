@@ -11,14 +11,15 @@ on the line between the ends, both halves are priced the same way. Time is then 
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from optimizer.categories import CATEGORIES, Link
-from optimizer.estimate.compiled import Bytes, CompiledShape, compile_shape
+from optimizer.estimate.compiled import Arrival, Bytes, CompiledShape, compile_shape
 from optimizer.estimate.inference_prediction import DecodePoint, InferencePrediction
 from optimizer.estimate.kv_cache import list_kv_bytes
 from optimizer.estimate.prediction import LANES, TimelinePoint
@@ -27,15 +28,17 @@ from optimizer.estimate.streaming import make_weights_task
 from optimizer.estimate.tasks import Schedule, Task, move_task, single
 from optimizer.estimate.training import MEMORY_MARGIN, TIME_SPREAD
 from optimizer.estimate.weights import list_forward_moves
+from optimizer.hardware.calibration import Spread, calibrated_machine, read_spread
 from optimizer.hardware.machine import Machine
 from optimizer.packing import STAGING_BYTES
 from optimizer.plan.inference import PREFILL, InferencePlan, decode_phase, head_of
 from optimizer.profile.inference import EMBEDDING, HEAD, ForwardRegime, InferenceProfile, Phase, block_part
+from optimizer.time_kinds import COMPUTE_KINDS
 from optimizer.workload import InferenceWorkload
 
 _ID_BYTES = 8
 """Of one token's id."""
-_CALIBRATED_TIME_SPREAD = 0.08
+_KINDS = (*COMPUTE_KINDS, "allocation")
 _MAX_PREFILL_POINTS = 200
 _MAX_DECODE_POINTS = 199
 _STRAIGHT = 1e-6
@@ -48,20 +51,20 @@ def estimate_inference(
     plan: InferencePlan,
     workload: InferenceWorkload,
     machine: Machine,
-    calibration: Mapping[str, float] | None = None,
+    calibration: Mapping[str, Any] | None = None,
 ) -> InferencePrediction:
-    """calibration: ``prefill_time_factor`` and ``decode_time_factor``, measured over predicted, from finished generations.
+    """calibration: what finished runs taught of this machine's time (``hardware/calibration.py``).
 
     Raises InvalidPlan where the plan contradicts itself, the workload or the profile, InvalidWorkload beyond the positions.
     """
     plan.check(workload=workload, max_sequence_length=profile.max_sequence_length)
-    factors = calibration or {}
-    full = _Pass(profile, plan, workload, machine, batch_size=plan.batch_size, factors=factors)
+    machine = calibrated_machine(machine, calibration)
+    full = _Pass(profile, plan, workload, machine, batch_size=plan.batch_size)
     num_full, rest = divmod(workload.num_sequences, plan.batch_size)
     passes = [(full, num_full)]
     if rest:
-        passes.append((_Pass(profile, plan, workload, machine, batch_size=rest, factors=factors), 1))
-    return _predict(full, passes, is_calibrated=bool(factors))
+        passes.append((_Pass(profile, plan, workload, machine, batch_size=rest), 1))
+    return _predict(full, passes, spread=read_spread(calibration))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +72,7 @@ class _Sum:
     """Of all decoded tokens of a pass."""
 
     ms: NDArray[np.float64]
-    """The step's time, then each lane's busy and exposed time, in the order of LANES."""
+    """As ``_times`` has them."""
     num_tokens: int
 
 
@@ -84,17 +87,16 @@ class _Pass:
         machine: Machine,
         *,
         batch_size: int,
-        factors: Mapping[str, float],
     ) -> None:
         self.profile, self.plan, self.workload, self.machine = profile, plan, workload, machine
         self.batch_size = batch_size
-        self._factors = factors
         self._rates_key = f"{machine.device.kind} {machine.rates!r}"
         self._kv_bytes = list_kv_bytes(profile, plan, batch_size=batch_size, num_tokens=workload.cache_length)
         self._steps: dict[int, Simulation] = {}
         held = profile.weight_bytes(plan.weights.representation)
         kinds = profile.block_kinds
         by_block = tuple(held.by_block[kind] for kind in kinds)
+        self._tensors = tuple(held.tensors[kind] for kind in kinds)
         is_streaming = plan.weights.place != "device"
         self._streamed = by_block if is_streaming else ()
         self._moves = list_forward_moves(self._streamed, prefetch=plan.weights.prefetch)
@@ -129,7 +131,7 @@ class _Pass:
             *self._forward(self.profile.prefill, PREFILL, workload.prompt_length, makes_cache=True),
             move_task(PREFILL, head_of(PREFILL), -single("temporaries", prompts_bytes)),
         )
-        return self._simulate(tasks, single("weights", self.weight_bytes), factor="prefill_time_factor")
+        return self._simulate(tasks, single("weights", self.weight_bytes))
 
     def decode(self, num_tokens: int) -> Simulation:
         """Of the token that sees so many, itself included."""
@@ -138,13 +140,13 @@ class _Pass:
             resident = single("weights", self.weight_bytes) + single("kv_cache", self.kv_cache_bytes)
             resident += single("temporaries", _ID_BYTES * self.batch_size * self.workload.num_new_tokens)
             tasks = tuple(self._forward(self.profile.decode, phase, num_tokens, makes_cache=False))
-            self._steps[num_tokens] = self._simulate(tasks, resident, factor="decode_time_factor")
+            self._steps[num_tokens] = self._simulate(tasks, resident)
         return self._steps[num_tokens]
 
     @cached_property
     def decode_sum(self) -> _Sum:
         low, high = self.workload.prompt_length + 1, self.workload.cache_length
-        total = np.zeros(1 + 2 * len(LANES))
+        total = np.zeros(1 + 2 * len(LANES) + len(_KINDS))
         while low <= high:
             regime = self.profile.decode.regime(self.plan.weights.representation, (self.batch_size, low))
             end = min(high, regime.sequence_high)
@@ -167,13 +169,13 @@ class _Pass:
         """Of a prefill, and of every decode as well: each brings all streamed weights once."""
         return {link: num_bytes for link, num_bytes in self.prefill.copied_bytes.items() if num_bytes}
 
-    def _simulate(self, tasks: tuple[Task, ...], resident: Bytes, *, factor: str) -> Simulation:
+    def _simulate(self, tasks: tuple[Task, ...], resident: Bytes) -> Simulation:
         schedule = Schedule(first=tasks, later=(), num_later=0, update=(), carried=np.zeros_like(resident))
         return simulate(
             schedule,
             resident=Resident(device=resident, host=self.host_bytes, disk=self.disk_bytes),
             device_kind=self.machine.device.kind,
-            time_factor=self._factors.get(factor, 1.0),
+            fresh_bytes_per_s=self.machine.rates.fresh_bytes_per_s,
         )
 
     def _forward(self, traced: Phase, phase: str, length: int, *, makes_cache: bool) -> Iterator[Task]:
@@ -181,36 +183,35 @@ class _Pass:
         compiled = compile_shape(traced, self.plan.weights, (self.batch_size, length))
         regime = compiled.regime
         assert isinstance(regime, ForwardRegime)
-        yield self._part(compiled, phase, EMBEDDING, phase)
+        yield self._part(compiled, phase, EMBEDDING, name=phase)
         for block, template in enumerate(regime.block_templates):
             if self._streamed:
                 yield self._weights_task(compiled, phase, block)
             kv_bytes = self._kv_bytes[block] if makes_cache else 0
-            kv_after = regime.kv_after[template]
-            yield compiled.keep(
-                ("forward", phase, block, kv_bytes, self._rates_key),
-                lambda block=block, template=template, kv_bytes=kv_bytes, kv_after=kv_after: Task(  # type: ignore[misc]
-                    phase=phase,
-                    block=block,
-                    name="",
-                    bytes=compiled.part_bytes(
-                        block_part(template), arrivals=((kv_after, "kv_cache", kv_bytes),) if kv_bytes else ()
-                    ),
-                    time=compiled.part_time(block_part(template), self.machine, rates_key=self._rates_key),
-                ),
-            )
+            arrivals: tuple[Arrival, ...] = ((regime.kv_after[template], "kv_cache", kv_bytes),) if kv_bytes else ()
+            yield self._part(compiled, phase, block_part(template), block=block, arrivals=arrivals)
         if self._streamed:
             # The last that are there go as the backbone ends, still told of as the last block.
             yield move_task(phase, phase, -single("weights", self._streamed[-1]))
-        yield self._part(compiled, phase, HEAD, head_of(phase))
+        yield self._part(compiled, phase, HEAD, name=head_of(phase))
 
-    def _part(self, compiled: CompiledShape, phase: str, part: str, name: str) -> Task:
+    def _part(
+        self,
+        compiled: CompiledShape,
+        phase: str,
+        part: str,
+        *,
+        block: int = -1,
+        name: str = "",
+        arrivals: tuple[Arrival, ...] = (),
+    ) -> Task:
         return Task(
             phase=phase,
-            block=-1,
+            block=block,
             name=name,
-            bytes=compiled.part_bytes(part),
+            bytes=compiled.part_bytes(part, arrivals=arrivals),
             time=compiled.part_time(part, self.machine, rates_key=self._rates_key),
+            moves=partial(compiled.part_moves, part, arrivals=arrivals),
         )
 
     def _weights_task(self, compiled: CompiledShape, phase: str, block: int) -> Task:
@@ -221,6 +222,7 @@ class _Pass:
                 phase,
                 block,
                 by_block=self._streamed,
+                tensors=self._tensors,
                 gone_bytes=gone_bytes,
                 coming=coming,
                 plan=self.plan.weights,
@@ -230,13 +232,12 @@ class _Pass:
 
 
 def _times(step: Simulation) -> NDArray[np.float64]:
+    """The step's time, each lane's busy and each lane's exposed time, each kind's time."""
     lanes = [times.get(lane, 0.0) for times in (step.busy_ms, step.exposed_ms) for lane in LANES]
-    return np.array([step.step_ms, *lanes])
+    return np.array([step.step_ms, *lanes, *(step.kinds_ms.get(kind, 0.0) for kind in _KINDS)])
 
 
-def _sum_straight(
-    price: Callable[[int], NDArray[np.float64]], low: int, high: int
-) -> NDArray[np.float64]:
+def _sum_straight(price: Callable[[int], NDArray[np.float64]], low: int, high: int) -> NDArray[np.float64]:
     """The sum of ``price`` over every whole number from ``low`` to ``high``, which is piecewise linear."""
     first, last = price(low), price(high)
     count = high - low + 1
@@ -253,19 +254,19 @@ def _sum_straight(
 # The prediction.
 
 
-def _predict(full: _Pass, passes: list[tuple[_Pass, int]], *, is_calibrated: bool) -> InferencePrediction:
+def _predict(full: _Pass, passes: list[tuple[_Pass, int]], *, spread: Spread | None) -> InferencePrediction:
     workload, machine = full.workload, full.machine
     highest = _highest(full)
     peak_bytes = int(highest.peak.sum())
     margin_bytes = int(np.ceil(peak_bytes * MEMORY_MARGIN[machine.device.kind]))
-    spread = _CALIBRATED_TIME_SPREAD if is_calibrated else TIME_SPREAD[machine.rates.source]
+    width = spread.width if spread is not None else TIME_SPREAD[machine.rates.source]
     total_s = sum(count * each.total_ms for each, count in passes) / 1000
     num_forward = workload.num_new_tokens
     num_passes = sum(count for _, count in passes)
     decoded = full.decode_sum
     decode_ms = float(decoded.ms[0]) / decoded.num_tokens if decoded.num_tokens else 0.0
-    times = _times(full.prefill) + decoded.ms
-    busy, exposed = (dict(zip(LANES, row.tolist(), strict=True)) for row in times[1:].reshape(2, -1))
+    prefill = _times(full.prefill)
+    busy, exposed, _ = _split(prefill + decoded.ms)
     return InferencePrediction(
         device_peak_bytes=peak_bytes,
         device_peak_low_bytes=peak_bytes - margin_bytes,
@@ -279,22 +280,41 @@ def _predict(full: _Pass, passes: list[tuple[_Pass, int]], *, is_calibrated: boo
         copied_bytes_per_pass=_times_bytes(full.step_copies, num_forward),
         copied_bytes_per_token=_times_bytes(full.step_copies, 1 if decoded.num_tokens else 0),
         prefill_ms=full.prefill.step_ms,
-        prefill_low_ms=full.prefill.step_ms * (1 - spread),
-        prefill_high_ms=full.prefill.step_ms * (1 + spread),
+        prefill_low_ms=full.prefill.step_ms * (1 - width),
+        prefill_high_ms=full.prefill.step_ms * (1 + width),
         decode_ms=decode_ms,
-        decode_low_ms=decode_ms * (1 - spread),
-        decode_high_ms=decode_ms * (1 + spread),
+        decode_low_ms=decode_ms * (1 - width),
+        decode_high_ms=decode_ms * (1 + width),
         decode=tuple(
             DecodePoint(num_tokens=length, step_ms=step.step_ms, device_peak_bytes=int(step.peak.sum()))
             for length, step in full.decoded
         ),
         tokens_per_s=workload.num_sequences * workload.num_new_tokens / total_s,
         total_s=total_s,
-        lane_busy_ms={lane: lane_ms for lane, lane_ms in busy.items() if lane_ms or lane == "compute"},
-        exposed_ms={lane: lane_ms for lane, lane_ms in exposed.items() if lane_ms},
+        lane_busy_ms=busy,
+        exposed_ms=exposed,
+        prefill_by_kind_ms=_by_kind(prefill),
+        decode_by_kind_ms=_by_kind(decoded.ms),
         timeline=tuple(_timeline(full)),
         time_source=machine.rates.source,
+        num_time_runs=spread.num_runs if spread is not None else 0,
     )
+
+
+def _split(times: NDArray[np.float64]) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
+    """Of what ``_times`` gives: lanes busy, lanes waited for, kinds; those that cost nothing left out."""
+    names = (LANES, LANES, _KINDS)
+    rows = np.split(times[1:], [len(LANES), 2 * len(LANES)])
+    busy, exposed, kinds = (
+        {name: ms for name, ms in zip(each, row.tolist(), strict=True) if ms > 0}
+        for each, row in zip(names, rows, strict=True)
+    )
+    return busy, exposed, kinds
+
+
+def _by_kind(times: NDArray[np.float64]) -> dict[str, float]:
+    _, exposed, kinds = _split(times)
+    return {**kinds, **exposed}
 
 
 def _highest(full: _Pass) -> Simulation:

@@ -57,10 +57,16 @@ class InferencePrediction:
     """Busy time per lane in one pass."""
     exposed_ms: dict[str, float]
     """Time of a pass that compute stands still, by the lane it waits for; lanes that cost nothing left out."""
+    prefill_by_kind_ms: dict[str, float]
+    """Where a pass's prefill goes: each kind of work (``time_kinds``), and each lane that compute waits for."""
+    decode_by_kind_ms: dict[str, float]
+    """The same of all later tokens of a pass."""
     timeline: tuple[TimelinePoint, ...]
     """Device bytes within one pass, in order, at most 400 points, the peak moment always among them."""
     time_source: Literal["measured", "table"]
     """Whether the machine's rates were measured or come from the table."""
+    num_time_runs: int = 0
+    """Finished runs that the time intervals are drawn from; 0: an assumption."""
 
     def decode_step_ms(self, num_tokens: int) -> float:
         """Time for the token that sees so many, itself included; the nearest priced one beyond the pass's own."""

@@ -34,7 +34,7 @@ def make_weights_task(
     time = NO_TIME
     for other in coming:
         time = add_legs(time, transfers[other].legs)
-    gone = (block - 1 if phase == "forward" else block + 1,) if gone_bytes else ()
+    gone = (block + 1 if phase == "backward" else block - 1,) if gone_bytes else ()
     changes: list[Change] = [("device", _WEIGHTS, -num_bytes) for other in gone for num_bytes in tensors[other]]
     changes += [("device", _WEIGHTS, num_bytes) for other in coming for num_bytes in tensors[other]]
     return Task(

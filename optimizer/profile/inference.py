@@ -47,10 +47,15 @@ class WeightBytes:
 
     outside: int
     """Of what belongs to no block or to several: embedding, final norm, head, what blocks share. Always on the device."""
-    by_block: tuple[int, ...]
-    """Distinct blocks. What streams where ``weights.place`` is not the device."""
+    tensors: tuple[tuple[int, ...], ...]
+    """Distinct blocks, each tensor of theirs. What streams where ``weights.place`` is not the device."""
     staying_by_block: tuple[int, ...]
     """Distinct blocks' buffers, which stay on the device."""
+
+    @property
+    def by_block(self) -> tuple[int, ...]:
+        """Distinct blocks, of ``tensors``."""
+        return tuple(sum(sizes) for sizes in self.tensors)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -272,6 +272,6 @@ def _weight_bytes(model: nn.Module, *, whole: Callable[[], nn.Module]) -> Weight
         outside_bytes += _storage_bytes(parameter for parameter in every.parameters() if id(parameter) in in_all)
     return WeightBytes(
         outside=outside_bytes,
-        by_block=tuple(_storage_bytes(p for p in block.parameters() if id(p) not in shared) for block in blocks),
+        tensors=tuple(tuple(p.nbytes for p in block.parameters() if id(p) not in shared) for block in blocks),
         staying_by_block=tuple(_storage_bytes(block.buffers()) for block in blocks),
     )
