@@ -28,6 +28,7 @@ from benchmarks.training_plans import describe, make_plan
 from optimizer.errors import HeadroomError, OutOfDeviceMemory
 from optimizer.estimate.prediction import Prediction
 from optimizer.estimate.training import estimate_training
+from optimizer.hardware.calibration import TimedRun, fit_calibration
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.probe import probe_machine
 from optimizer.models.presets import PRESETS
@@ -370,8 +371,9 @@ def predicted_times(bench: Bench, cases: Sequence[CardCase], rows: Sequence[Row]
         row["case"]: statistics.median(row["step_ms"]) for row in rows if row["what"] == "card" and row["finished"]
     }
     timed = [case for case in cases if case.name in measured]
-    ratios = [measured[case.name] / bench.predict(case).step_ms for case in timed if not case.is_held_back]
-    calibration = {"step_time_factor": statistics.median(ratios)} if ratios else {}
+    calibration = fit_calibration(
+        TimedRun.of(bench.predict(case), measured_ms=measured[case.name]) for case in timed if not case.is_held_back
+    )
     found = []
     for case in timed:
         predicted_ms, measured_ms = bench.predict(case, calibration=calibration).step_ms, measured[case.name]

@@ -7,13 +7,16 @@ their addresses. *Not seen*: memory that comes from elsewhere than torch's alloc
 """
 
 import bisect
-from collections.abc import Iterable, Iterator, Sequence
+import contextlib
+import gc
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch._C._profiler import _EventType
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from optimizer.runtime.meter import NUM_CATEGORIES, Meter
@@ -58,21 +61,49 @@ class HostMarkingMeter(Meter):  # type: ignore[no-untyped-call]
                 pass
 
 
-@contextmanager
-def profiled_allocations() -> Iterator[list[ProfiledPeak]]:
-    """Hears of everything inside; the list has its one peak after leaving. Enter before the model is built."""
-    found: list[ProfiledPeak] = []
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        yield found
-    roots = profiler.profiler.kineto_results.experimental_event_tree()
-    found.append(read_peak(sorted(flatten(roots), key=lambda event: event.start_time_ns)))
+class AllocationProfile:
+    """Enter it before the model is built, and ``steady_step`` around what counts; the peak is there after leaving."""
+
+    def __init__(self) -> None:
+        self._profiler: Any = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+        self._alive: frozenset[int] | None = None
+        self._peak: ProfiledPeak | None = None
+
+    def __enter__(self) -> "AllocationProfile":
+        self._profiler.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._profiler.__exit__(*error)
+        if error[0] is None:
+            roots = self._profiler.profiler.kineto_results.experimental_event_tree()
+            events = sorted(flatten(roots), key=lambda event: event.start_time_ns)
+            self._peak = read_peak(events, alive=self._alive)
+
+    @property
+    def peak(self) -> ProfiledPeak:
+        if self._peak is None:
+            raise ValueError("the profile has not ended, or ended with an error")
+        return self._peak
+
+    @contextmanager
+    def steady_step(self) -> Iterator[None]:
+        self._alive = frozenset(list_addresses())
+        with record_function(STEADY):
+            yield
 
 
-@contextmanager
-def steady_step() -> Iterator[None]:
-    """Around what counts."""
-    with record_function(STEADY):
-        yield
+def list_addresses() -> Iterator[int]:
+    """Where the storages of all tensors lie that Python still knows."""
+    gc.collect()
+    for found in gc.get_objects():
+        if not issubclass(type(found), torch.Tensor | torch.UntypedStorage) or isinstance(found, FakeTensor):
+            continue
+        # Of sparse tensors and the like the parts are found for themselves.
+        with contextlib.suppress(NotImplementedError, RuntimeError):
+            storage = found if isinstance(found, torch.UntypedStorage) else found.untyped_storage()
+            if storage.device.type == "cpu":
+                yield storage.data_ptr()
 
 
 def flatten(roots: Sequence[Any]) -> Iterator[Any]:
@@ -84,16 +115,18 @@ def flatten(roots: Sequence[Any]) -> Iterator[Any]:
         yield event
 
 
-def read_peak(events: Iterable[Any]) -> ProfiledPeak:
+def read_peak(events: Iterable[Any], *, alive: Container[int] | None = None) -> ProfiledPeak:
     """Of events in order of time. A release of what was allocated before the first event is passed over.
 
-    Raises ValueError without a steady step.
+    alive: addresses of what is there when the steady step begins; what else seems to be there was released on a thread that
+    the profiler does not hear. None believes the events. Raises ValueError without a steady step.
     """
     changes: list[tuple[_Block, int]] = []
     live = _Live()
     first, end_ns = None, None
     for event in events:
         if event.name == STEADY:
+            changes += live.keep(alive) if alive is not None else []
             first, end_ns = len(changes), event.end_time_ns
         elif event.name.startswith(_HOST):
             live.mark_host(int(event.name.removeprefix(_HOST)))
@@ -131,6 +164,10 @@ class _Live:
             return []
         del self._addresses[bisect.bisect_left(self._addresses, address)]
         return self._drop(address)
+
+    def keep(self, alive: Container[int]) -> list[tuple[_Block, int]]:
+        gone = [address for address in self._addresses if address not in alive]
+        return [change for address in gone for change in self.release(address)]
 
     def mark_host(self, address: int) -> None:
         if address in self._blocks:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from benchmarks.accuracy_cases import REMOTE, Case
-from benchmarks.accuracy_meter import HostMarkingMeter, ProfiledPeak, profiled_allocations, steady_step
+from benchmarks.accuracy_meter import AllocationProfile, HostMarkingMeter, ProfiledPeak
 from benchmarks.record import Row
 from optimizer.errors import OutOfDeviceMemory
 from optimizer.estimate.prediction import Prediction
@@ -108,21 +108,20 @@ def count_step(case: Case) -> tuple[Peak, ProfiledPeak, int]:
     """A steady step by both meters, and the most in use on the disk."""
     gc.collect()
     meter = HostMarkingMeter(device=CPU)
-    with profiled_allocations() as found:
+    with AllocationProfile() as profiled:
         trainer = _make_trainer(case, meter)
         try:
             batches = make_synthetic_batches(trainer.model, plan=case.plan, workload=case.workload)
             trainer.step(batches, learning_rate=case.workload.learning_rate)
             trainer.join()
-            gc.collect()
             trainer.tiers.reset_peak()
-            with steady_step():
+            with profiled.steady_step():
                 trainer.step(batches, learning_rate=case.workload.learning_rate)
                 trainer.join()
-            return_peak, disk_bytes = meter.peak(), trainer.tiers.disk_peak_bytes
+            metered, disk_bytes = meter.peak(), trainer.tiers.disk_peak_bytes
         finally:
             trainer.close()
-    return return_peak, found[0], disk_bytes
+    return metered, profiled.peak, disk_bytes
 
 
 def wrong_categories(prediction: Prediction, metered: Peak) -> dict[str, int]:

@@ -4,6 +4,7 @@ The calibration is fitted to the cases that are not held back, and judged on tho
 """
 
 import functools
+import hashlib
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from benchmarks.accuracy_cases import Case
 from benchmarks.accuracy_run import Bench, head_of, time_steps
 from benchmarks.journal import Journal
 from benchmarks.record import Row
+from optimizer.hardware.calibration import TimedRun, fit_calibration
 
 NUM_ROUNDS = 3
 NUM_STEPS = 2
@@ -30,7 +32,7 @@ def predicted_rows(bench: Bench, cases: Iterable[Case], rows: Sequence[Row]) -> 
     """One row of what ``time`` for each case that was timed."""
     measured = median_times(rows)
     timed = [case for case in cases if case.name in measured]
-    calibration = fit_factor(bench, [case for case in timed if not case.is_held_back], measured)
+    calibration = fit(bench, [case for case in timed if not case.is_held_back], measured)
     found = []
     for case in timed:
         prediction = bench.predict(case, calibration=calibration)
@@ -43,7 +45,7 @@ def predicted_rows(bench: Bench, cases: Iterable[Case], rows: Sequence[Row]) -> 
                 "uncalibrated_ms": round(bench.predict(case).step_ms, 3),
                 "measured_ms": round(measured_ms, 3),
                 "error": prediction.step_ms / measured_ms - 1,
-                "lane_busy_ms": {lane: round(value, 3) for lane, value in prediction.lane_busy_ms.items()},
+                "exposed_by_kind_ms": {kind: round(value, 3) for kind, value in prediction.exposed_by_kind_ms.items()},
             }
         )
     return found
@@ -58,7 +60,10 @@ def median_times(rows: Iterable[Row]) -> dict[str, float]:
     return {name: statistics.median(times) for name, times in found.items()}
 
 
-def fit_factor(bench: Bench, cases: Sequence[Case], measured: Mapping[str, float]) -> dict[str, Any]:
-    """One factor on all times: the median of measured over predicted."""
-    ratios = [measured[case.name] / bench.predict(case).step_ms for case in cases]
-    return {"step_time_factor": statistics.median(ratios)} if ratios else {}
+def fit(bench: Bench, cases: Iterable[Case], measured: Mapping[str, float]) -> dict[str, Any]:
+    """What the machine learns from these cases, as from finished jobs.
+
+    Only the latest runs count there, so cases are put in an order that mixes models: by a hash of their names.
+    """
+    mixed = sorted(cases, key=lambda case: hashlib.sha256(case.name.encode()).digest())
+    return fit_calibration(TimedRun.of(bench.predict(case), measured_ms=measured[case.name]) for case in mixed)

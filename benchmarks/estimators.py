@@ -24,7 +24,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks.accuracy_cases import Case
-from benchmarks.accuracy_meter import profiled_allocations, steady_step
+from benchmarks.accuracy_meter import AllocationProfile
 from benchmarks.record import Row
 from optimizer.models.adapters import attach_adapters
 from optimizer.models.anatomy import find_anatomy
@@ -78,12 +78,12 @@ def ask_mem_tracker(case: Case, measured_bytes: int) -> Answer:
         raise NoAnswer("not traceable") from error
     took_ms = (time.perf_counter() - started_s) * 1000
     gc.collect()
-    with profiled_allocations() as found:
+    with AllocationProfile() as profiled:
         loop = Loop(case)
         loop.step()
-        with steady_step():
+        with profiled.steady_step():
             loop.step()
-    return Answer(predicted_bytes=predicted_bytes, measured_bytes=found[0].device_bytes, took_ms=took_ms)
+    return Answer(predicted_bytes=predicted_bytes, measured_bytes=profiled.peak.device_bytes, took_ms=took_ms)
 
 
 def track_step(case: Case) -> int:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ from torch._C._profiler import _EventType
 
 from benchmarks import accuracy, accuracy_cases, accuracy_summary
 from benchmarks.accuracy_cases import TECHNIQUES, is_held_back, list_cases, make_case, merge_changes
-from benchmarks.accuracy_meter import STEADY, profiled_allocations, read_peak, steady_step
+from benchmarks.accuracy_meter import STEADY, AllocationProfile, read_peak
 from benchmarks.accuracy_run import Bench, carry_out, measure_memory, time_steps
 from benchmarks.accuracy_time import median_times, predicted_rows
 from benchmarks.estimators import ask_all
@@ -143,13 +144,16 @@ def test_a_profile_without_a_steady_step_is_an_error():
         read_peak([event(time_ns=0, ptr=1, size=1)])
 
 
-def test_the_profiler_hears_of_real_allocations_inside_and_outside_of_ops():
-    with profiled_allocations() as found:
-        kept = torch.zeros(1000)
-        with steady_step():
+def test_the_profiler_hears_of_real_allocations_and_forgets_what_a_thread_let_go():
+    with AllocationProfile() as profiled:
+        kept = [torch.zeros(1000), torch.zeros(70)]
+        thread = threading.Thread(target=kept.pop)
+        thread.start()
+        thread.join()
+        with profiled.steady_step():
             torch.zeros(3000)
-    assert found[0].device_bytes == 16_000
-    del kept
+    assert profiled.peak.device_bytes == 16_000
+    assert len(kept) == 1
 
 
 def test_bytes_of_a_case_are_predicted_to_the_meters_and_nearly_to_the_profilers(tiny):
@@ -173,11 +177,18 @@ def test_a_verdict_is_carried_out_on_both_sides(tiny):
 
 def test_times_are_predicted_with_what_was_fitted_to_cases_that_are_not_held_back(tiny):
     case, bench = tiny
-    rows = [{"what": "step times", "case": case.name, "round": 0, **time_steps(case, num_steps=1)}]
-    (row,) = predicted_rows(bench, [case], rows)
     assert not case.is_held_back
-    assert row["error"] == pytest.approx(0, abs=1e-9)
-    assert row["predicted_ms"] != row["uncalibrated_ms"]
+    slow_ms = 1.7 * bench.predict(case).step_ms
+    (row,) = predicted_rows(bench, [case], [{"what": "step times", "case": case.name, "step_ms": [slow_ms]}])
+    assert abs(row["error"]) < 0.1
+    assert row["uncalibrated_ms"] == pytest.approx(row["measured_ms"] / 1.7, rel=0.01)
+
+
+def test_steps_are_timed_one_by_one_with_the_load_beside_them(tiny):
+    row = time_steps(tiny[0], num_steps=2)
+    assert len(row["step_ms"]) == 2
+    assert min(row["first_ms"], *row["step_ms"]) > 0
+    assert row["load"] >= 0
 
 
 def test_the_time_of_a_case_is_the_median_over_all_rounds():
