@@ -8,6 +8,8 @@ HeadroomError
 │   ├── InvalidWorkload
 │   └── InvalidPlan
 ├── NoFeasiblePlan            nothing fits; carries the smallest budget that would
+├── NotProfiled               a partial profile lacks what is asked of it
+├── ProfilingFailed           the process that traces a model ended without an answer
 ├── PlanStale                 the plan no longer holds on this machine
 ├── MissingExtra              an optional package is needed
 ├── OutOfMemory
@@ -110,6 +112,33 @@ class NoFeasiblePlan(HeadroomError):
             budget_bytes=budget_bytes,
             smallest_feasible_bytes=smallest_feasible_bytes,
             bytes_by_category=dict(bytes_by_category),
+        )
+
+
+class NotProfiled(HeadroomError):
+    """A profile of which only a part was traced is asked for another part."""
+
+    code = "not_profiled"
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"this profile is partial and does not hold {what}",
+            hint="Profile the model again with a larger extent, or without one for everything.",
+            what=what,
+        )
+
+
+class ProfilingFailed(HeadroomError):
+    """The process that traces a model was killed, or broke."""
+
+    code = "profiling_failed"
+
+    def __init__(self, *, exit_code: int, last_line: str) -> None:
+        how = f"was ended by signal {-exit_code}" if exit_code < 0 else f"ended with code {exit_code}"
+        super().__init__(
+            f"the process that traces the model {how}{f': {last_line[:300]}' if last_line else ''}",
+            hint="Signal 9 is what a lack of memory looks like. Else see that torch and transformers can be imported.",
+            exit_code=exit_code,
         )
 
 

@@ -1,7 +1,7 @@
 """What offloaded blocks move, where to, and how long that takes: the trace of ``offload`` turned into the other ways of
 offloading, and into compressed trips. Torch-free.
 
-A profile holds offloaded blocks once, as they go to the host uncompressed (``TRACED_CHOICE``). Going elsewhere or compressed
+A profile holds offloaded blocks once, as they go to the host uncompressed (``traced_choice``). Going elsewhere or compressed
 changes nothing on the device but for the packer's buffers, which stay as long as the run (``estimate_packing_bytes``). Where a
 store takes the copies, the host holds the staging buffers instead (``estimate_staging_bytes``). Each copy takes what it has
 when packed. Nothing else differs, so the bytes equal the runtime's to the byte.
@@ -20,9 +20,6 @@ from optimizer.packing import FLOAT_BYTES, STAGING_BYTES, chunk_elements, packed
 from optimizer.plan.activations import ActivationsPlan, BlockChoice, Compression
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import OpKind
-
-TRACED_CHOICE: dict[BlockChoice, BlockChoice] = {"offload_disk": "offload", "offload_remote": "offload"}
-"""Choices whose parts a profile does not hold, and the one they are priced from."""
 
 ASSUMED_DISK_BYTES_PER_S = 5e8
 """Where a machine's disk was not measured: a slow SSD."""

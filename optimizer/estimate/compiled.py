@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from optimizer.categories import CATEGORIES, Category, Link, Tier
 from optimizer.estimate.activations import (
-    TRACED_CHOICE,
     TracedCopy,
     Trip,
     count_copied_bytes,
@@ -237,7 +236,7 @@ class CompiledShape:
         if isinstance(name, str):
             return self._parts[self.regime.parts[name]]
         choice, template, which = name
-        index: int = getattr(self.regime.templates[TRACED_CHOICE.get(choice, choice)][template], which)
+        index: int = getattr(self.regime.templates_of(choice)[template], which)
         return self._parts[index]
 
     def _copies(self, part: Part) -> list[TracedCopy]:

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from optimizer.categories import CATEGORIES, Link, Tier
-from optimizer.estimate.activations import TRACED_CHOICE, trip_of
+from optimizer.estimate.activations import trip_of
 from optimizer.estimate.batch import estimate_input_bytes, inputs_pile_up
 from optimizer.estimate.compiled import (
     FROM_PROLOGUE,
@@ -294,7 +294,7 @@ class _Layout:
         for block, choice in enumerate(self._choices):
             if not waiting:
                 break
-            holds = regime.templates[TRACED_CHOICE.get(choice, choice)][self._templates[block]].holds
+            holds = regime.templates_of(choice)[self._templates[block]].holds
             here = tuple((hold.index, hold.until) for hold in holds if hold.index in waiting)
             if here:
                 releases[block] = here

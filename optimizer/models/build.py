@@ -7,11 +7,14 @@ transformers is imported. Loading weights is in load.py, writing them in export.
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from optimizer.models.decoder.config import DECODER_TYPE
 from optimizer.models.decoder.model import Decoder
@@ -33,7 +36,8 @@ def build_model(
     and then moved, so that CUDA starts from the same ones.
     """
     is_meta = torch.device(device).type == "meta"
-    with _seeded(seed), torch.device("meta" if is_meta else "cpu"):
+    unfilled = _Unfilled() if is_meta else nullcontext()  # type: ignore[no-untyped-call]
+    with _seeded(seed), torch.device("meta" if is_meta else "cpu"), unfilled:
         model = Decoder(spec.to_config(), dtype=dtype) if spec.model_type == DECODER_TYPE else _build_published(spec, dtype)
     is_there = is_meta or torch.device(device).type == "cpu"
     return (model if is_there else model.to(device)).train()
@@ -54,18 +58,29 @@ def load_model(
 
 
 def _build_published(spec: ModelSpec, dtype: torch.dtype) -> nn.Module:
-    go_offline()
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    config = AutoConfig.for_model(**spec.to_config())
+    config = build_config(spec)
     config.use_cache = False
     attention = "eager" if spec.model_type in _EAGER_ATTENTION_MODEL_TYPES else "sdpa"
     options = {"dtype": dtype, "attn_implementation": attention}
     if spec.model_type == "mixtral":
         # One grouped product over all experts; the loop over experts that were hit has shapes that depend on the data.
         options["experts_implementation"] = "grouped_mm"
-    model: nn.Module = AutoModelForCausalLM.from_config(config, **options)  # type: ignore[no-untyped-call]
+    model: nn.Module = _find_class(spec)._from_config(config, **options)
     return model
+
+
+def build_config(spec: ModelSpec) -> Any:
+    """transformers' own configuration, with what its class fills in by itself; not for our decoder, which has none."""
+    values = spec.to_config()
+    del values["model_type"]
+    return _find_class(spec).config_class(**values)
+
+
+def _find_class(spec: ModelSpec) -> Any:
+    """Of a published model, from its own module: what looks classes up by name imports every architecture there is."""
+    go_offline()
+    module = import_module(f"transformers.models.{spec.model_type}.modeling_{spec.model_type}")
+    return getattr(module, spec.config["architectures"][0])
 
 
 def go_offline() -> None:
@@ -76,6 +91,26 @@ def go_offline() -> None:
     import huggingface_hub.constants
 
     huggingface_hub.constants.HF_HUB_OFFLINE = True
+
+
+class _Unfilled(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Leaves out the filling of tensors that have no data: on ``meta`` those ops are Python code of torch's, and slow."""
+
+    _fills = frozenset(
+        {
+            torch.ops.aten.fill_.Scalar,
+            torch.ops.aten.normal_.default,
+            torch.ops.aten.uniform_.default,
+            torch.ops.aten.zero_.default,
+        }
+    )
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in self._fills and args[0].is_meta:
+            return args[0]
+        return func(*args, **(kwargs or {}))
 
 
 @contextmanager

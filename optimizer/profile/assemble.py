@@ -14,18 +14,17 @@ from optimizer.errors import InvalidModel
 from optimizer.plan.activations import BlockChoice
 from optimizer.profile.events import Allocated, Began, Event, Freed, Held, Input, Moved, Ran, Trace, Viewed
 from optimizer.profile.profile import (
-    BLOCK_CHOICES,
     BlockTemplate,
     Change,
     Evaluation,
     Hold,
     Op,
-    Part,
     Regime,
     Shared,
 )
 from optimizer.profile.ranges import ShapeRange
 from optimizer.profile.sizes import Shape, Terms, evaluate, fit_terms
+from optimizer.profile.tables import PartTables
 
 PartKey = tuple[str, int]
 """Phase as the runtime marks it, block or -1."""
@@ -77,46 +76,6 @@ class _Raw:
     """By block and index in ``shared``: until which op of the block's backward."""
 
 
-class PartTables:
-    """The distinct ops, changes and parts of a profile, in order of first use."""
-
-    def __init__(self) -> None:
-        self._ops: dict[Op, int] = {}
-        self._changes: dict[Change, int] = {}
-        self._parts: dict[Part, int] = {}
-
-    @property
-    def ops(self) -> tuple[Op, ...]:
-        return tuple(self._ops)
-
-    @property
-    def changes(self) -> tuple[Change, ...]:
-        return tuple(self._changes)
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        return tuple(self._parts)
-
-    def add(
-        self,
-        ops: Iterable[Op],
-        changes: Iterable[tuple[int, Change]],
-        *,
-        storages: tuple[int, ...],
-        num_views: int = 0,
-    ) -> int:
-        """changes: each with the number of its op. storages: as ``Part``'s. Returns the index of the part."""
-        placed = list(changes)
-        part = Part(
-            ops=tuple(self._ops.setdefault(op, len(self._ops)) for op in ops),
-            changes=tuple(self._changes.setdefault(change, len(self._changes)) for _, change in placed),
-            changes_at=tuple(at for at, _ in placed),
-            num_views=num_views,
-            storages=storages,
-        )
-        return self._parts.setdefault(part, len(self._parts))
-
-
 def assemble_regime(
     whole: Mapping[BlockChoice, Trace],
     growth: Mapping[Shape, Trace],
@@ -126,8 +85,8 @@ def assemble_regime(
     block_templates: tuple[int, ...],
     tables: PartTables,
 ) -> Regime:
-    """whole: two micro-batches under each choice at ``place.shape``; growth: one of the plain plan at each other shape;
-    evaluation: a forward without gradients at each shape.
+    """whole: two micro-batches under each choice wanted at ``place.shape``, ``keep`` among them; growth: one of the plain plan
+    at each other shape; evaluation: a forward without gradients at each shape.
 
     Ops, changes and parts are added to ``tables``.
 
@@ -163,7 +122,7 @@ def assemble_regime(
             )
             for block in range(num_blocks)
         )
-        for choice in BLOCK_CHOICES
+        for choice in whole
     }
     return Regime(
         micro_batch_low=place.micro_batch_low,
@@ -213,15 +172,15 @@ def _held_storages(whole: Mapping[BlockChoice, Trace]) -> dict[tuple[BlockChoice
     held: dict[tuple[BlockChoice, str], dict[int, set[int]]] = {}
     for which in ("first", "accumulate"):
         by_choice: dict[BlockChoice, dict[int, set[int]]] = {}
-        for choice in BLOCK_CHOICES:
+        for choice in whole:
             events = getattr(whole["keep" if choice == "offload" else choice], which)
             by_choice[choice] = _holders(events, with_first_input=choice != "offload")
         everything = {offset for holders in by_choice.values() for offset in holders}
         everything -= _held_by_prologue(getattr(whole["keep"], which), by_choice["keep"])
-        for offset in _gone_with_first_block(getattr(whole["offload"], which)):
-            if all(by_choice[choice].get(offset, set()) <= {0} for choice in BLOCK_CHOICES):
+        for offset in _gone_with_first_block(getattr(whole["offload"], which)) if "offload" in whole else ():
+            if all(holders.get(offset, set()) <= {0} for holders in by_choice.values()):
                 everything.discard(offset)
-        for choice in BLOCK_CHOICES:
+        for choice in whole:
             held[choice, which] = {offset: by_choice[choice].get(offset, set()) for offset in sorted(everything)}
     return held
 

@@ -15,6 +15,7 @@ each is seen to here:
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -29,6 +30,8 @@ from optimizer.profile.autocast import autocast_on_meta
 _CPU = torch.device("cpu")
 _META = torch.device("meta")
 _true_device_of = torch._C.TensorBase.device.__get__
+_SAME_ON_META = frozenset({"aten._unsafe_view.default", "aten.embedding.default", "aten.ones_like.default"})
+"""Ops of which FakeTensorMode has an answer of its own that is also that of ``meta``. Its first answer costs half a second."""
 _FLASH_ATTENTION = 1
 """``SDPBackend::flash_attention`` (aten/src/ATen/native/transformers/sdp_utils_cpp.h)."""
 
@@ -71,10 +74,14 @@ class Ops:
         self._traits: dict[int, OpTraits] = {}
         self._seen: list[Any] = []  # keeps the ids above from being used again
         self._returned: dict[tuple[Any, ...], _Returned | None] = {}
-        self._fake_mode = FakeTensorMode()
-        self._fake_mode.cache_enabled = False  # nothing is asked twice
         self.is_asking = False
         """Kernels without data are at work, which need to know what is on ``meta``."""
+
+    @cached_property
+    def _fake_mode(self) -> FakeTensorMode:
+        mode = FakeTensorMode()
+        mode.cache_enabled = False  # nothing is asked twice
+        return mode
 
     def traits(self, func: Any) -> OpTraits:
         # By id: hashing an op runs Python code of torch's.
@@ -207,7 +214,7 @@ def _read_traits(func: Any) -> OpTraits:
         writes=writes,
         sets_view=sets_view,
         returns_first=is_in_place and not sets_view,
-        asks_fake_mode=func in op_implementations_dict,
+        asks_fake_mode=func in op_implementations_dict and str(func) not in _SAME_ON_META,
     )
 
 

@@ -21,7 +21,7 @@ from optimizer.models.decoder.config import DECODER_TYPE
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.weights import FrozenFormat, WeightsPlan
-from optimizer.profile.assemble import PartTables, assemble_forward
+from optimizer.profile.assemble import assemble_forward
 from optimizer.profile.dataless import Ops, pretend_cpu
 from optimizer.profile.depth import shorten_blocks
 from optimizer.profile.events import Allocated, Began, Event, Freed, Ran
@@ -39,6 +39,7 @@ from optimizer.profile.inference import (
 from optimizer.profile.ranges import ShapeRange, plan_ranges
 from optimizer.profile.recorder import Recorder
 from optimizer.profile.sizes import Shape
+from optimizer.profile.tables import PartTables
 from optimizer.profile.trace import _block_kinds, _sequence_steps, _shared_between, _storage_bytes, _with_blocks
 from optimizer.runtime.inference import Generator, prepare_for_inference
 from optimizer.runtime.kv_cache import find_windows

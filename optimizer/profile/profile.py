@@ -14,12 +14,14 @@ inside one op.
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from optimizer.categories import Category, Tier
-from optimizer.errors import InvalidModel, InvalidPlan, InvalidWorkload
+from optimizer.errors import InvalidModel, InvalidPlan, InvalidWorkload, NotProfiled
 from optimizer.plan.activations import BlockChoice
+from optimizer.profile.extent import Extent, traced_choice, traced_representation
 from optimizer.profile.sizes import Shape, Terms
 from optimizer.serialize import from_json, to_json
 from optimizer.workload import Adapter
@@ -144,6 +146,13 @@ class Regime:
     evaluation: Evaluation | None = None
     """None where it was not traced."""
 
+    def templates_of(self, choice: BlockChoice) -> tuple[BlockTemplate, ...]:
+        """Raises NotProfiled where the choice was not traced."""
+        found = self.templates.get(traced_choice(choice))
+        if found is None:
+            raise NotProfiled(f"blocks that {choice}")
+        return found
+
     def covers(self, shape: Shape) -> bool:
         batch, sequence = shape
         return (
@@ -221,6 +230,9 @@ class Profile:
     max_sequence_length: int
     is_padded: bool = False
     """Traced with an attention mask that hides some token: other kernels, and the mask itself."""
+    is_partial: bool = False
+    """Less than everything was traced (``extent.py``): some representations, choices or ranges are not there. Asking for
+    those raises NotProfiled."""
     sequence_multiple: int = 1
     """Sequences are multiples of this: the block of attention that runs in blocks."""
     torch_version: str
@@ -250,7 +262,7 @@ class Profile:
         """All zero where every weight is trained. Raises InvalidPlan for a representation that was not profiled."""
         if not self.frozen:
             return FrozenBytes(outside=0, by_block=(0,) * len(self.tensors.by_block))
-        name = representation.replace("fp16", "bf16")
+        name = traced_representation(representation)
         if name not in self.frozen:
             raise self._not_profiled(representation)
         return self.frozen[name]
@@ -266,36 +278,36 @@ class Profile:
         fp16 has the sizes of bf16, in autocast as well. Raises InvalidWorkload beyond the position table, InvalidPlan for a
         representation that was not profiled.
         """
-        name = representation.replace("fp16", "bf16")
+        name = traced_representation(representation)
         if name not in self.regimes:
             raise self._not_profiled(representation)
         if shape[1] % self.sequence_multiple:
-            raise InvalidWorkload(
-                f"workload.sequence_length is {shape[1]:,}; this model's attention runs in blocks of "
-                f"{self.sequence_multiple:,} tokens: use a multiple of it",
-                field="workload.sequence_length",
-                value=shape[1],
-                allowed={"multiple_of": self.sequence_multiple, "maximum": self.max_sequence_length},
-            )
+            raise not_in_blocks(shape[1], multiple=self.sequence_multiple, high=self.max_sequence_length)
         for regime in self.regimes[name]:
             if regime.covers(shape):
                 return regime
+        if self.is_partial:
+            raise NotProfiled(f"micro-batches of {shape[0]:,} sequences of {shape[1]:,} tokens")
         low = min(regime.sequence_low for regime in self.regimes[name])
-        raise InvalidWorkload(
-            f"workload.sequence_length is {shape[1]:,}; this model has positions for {low:,} to "
-            f"{self.max_sequence_length:,} tokens",
-            field="workload.sequence_length",
-            value=shape[1],
-            allowed={"minimum": low, "maximum": self.max_sequence_length},
-        )
+        raise beyond_positions(shape[1], low=low, high=self.max_sequence_length)
 
-    def _not_profiled(self, representation: str) -> InvalidPlan:
-        return InvalidPlan(
-            f"plan.weights are {representation}, which this profile does not know; known: {', '.join(self.regimes)}",
-            field="plan.weights",
-            value=representation,
-            allowed=list(self.regimes),
-        )
+    def covers(self, extent: Extent) -> bool:
+        """Whether all that is asked for was traced. True of what no profile can hold: asking for that is another error."""
+        if not self.is_partial:
+            return True
+        if extent.representations is None or extent.choices is None or extent.shapes is None:
+            return False
+        for name in map(traced_representation, extent.representations):
+            for shape in extent.shapes:
+                found = [regime for regime in self.regimes.get(name, ()) if regime.covers(shape)]
+                if not found or not set(extent.choices) <= set(found[0].templates):
+                    return False
+        return True
+
+    def _not_profiled(self, representation: str) -> InvalidPlan | NotProfiled:
+        if self.is_partial:
+            return NotProfiled(f"{representation} weights")
+        return not_profiled(representation, known=list(self.regimes))
 
     def to_json(self) -> dict[str, Any]:
         document: dict[str, Any] = to_json(self)
@@ -338,6 +350,34 @@ class Profile:
                 held = tuple(hold.index for hold in template.holds)
                 _check_range(f"{path}.templates.{choice}[{index}]", parts, high=len(self.parts))
                 _check_range(f"{path}.templates.{choice}[{index}].holds", held, high=len(regime.shared))
+
+
+def not_profiled(representation: str, *, known: Sequence[str]) -> InvalidPlan:
+    return InvalidPlan(
+        f"plan.weights are {representation}, which this profile does not know; known: {', '.join(known)}",
+        field="plan.weights",
+        value=representation,
+        allowed=list(known),
+    )
+
+
+def not_in_blocks(sequence_length: int, *, multiple: int, high: int) -> InvalidWorkload:
+    return InvalidWorkload(
+        f"workload.sequence_length is {sequence_length:,}; this model's attention runs in blocks of "
+        f"{multiple:,} tokens: use a multiple of it",
+        field="workload.sequence_length",
+        value=sequence_length,
+        allowed={"multiple_of": multiple, "maximum": high},
+    )
+
+
+def beyond_positions(sequence_length: int, *, low: int, high: int) -> InvalidWorkload:
+    return InvalidWorkload(
+        f"workload.sequence_length is {sequence_length:,}; this model has positions for {low:,} to {high:,} tokens",
+        field="workload.sequence_length",
+        value=sequence_length,
+        allowed={"minimum": low, "maximum": high},
+    )
 
 
 def _check_range(path: str, indices: tuple[int, ...], *, high: int, low: int = 0) -> None:

@@ -34,6 +34,13 @@ class ShapeRange:
     shape: Shape
     more_shapes: tuple[Shape, ...]
 
+    def covers(self, shape: Shape) -> bool:
+        batch, sequence = shape
+        return (
+            self.micro_batch_low <= batch <= self.micro_batch_high
+            and self.sequence_low <= sequence <= self.sequence_high
+        )
+
 
 def plan_ranges(
     *,

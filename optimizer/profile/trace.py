@@ -21,7 +21,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
 from optimizer.models.anatomy import find_blocks
-from optimizer.models.build import build_model
+from optimizer.models.build import build_config, build_model
 from optimizer.models.decoder.config import (
     DECODER_TYPE,
     block_kinds,
@@ -34,10 +34,11 @@ from optimizer.plan.activations import ActivationsPlan, BlockChoice
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import FrozenFormat, WeightsPlan
-from optimizer.profile.assemble import PartTables, assemble_regime
+from optimizer.profile.assemble import assemble_regime
 from optimizer.profile.dataless import Ops, pretend_cpu
 from optimizer.profile.depth import shorten_blocks
 from optimizer.profile.events import Began, Held, Input, Trace
+from optimizer.profile.extent import EVERYTHING, Extent, traced_representation
 from optimizer.profile.profile import (
     BLOCK_CHOICES,
     FrozenBytes,
@@ -45,11 +46,15 @@ from optimizer.profile.profile import (
     Regime,
     Tensors,
     TensorSize,
+    beyond_positions,
+    not_in_blocks,
+    not_profiled,
     profile_fingerprint,
 )
 from optimizer.profile.ranges import ShapeRange, plan_ranges
 from optimizer.profile.recorder import Recorder
 from optimizer.profile.sizes import Shape
+from optimizer.profile.tables import PartTables
 from optimizer.runtime.prepare import prepare_model
 from optimizer.runtime.sparse_gradients import find_sparse
 from optimizer.runtime.step import MicroBatch, Trainer
@@ -59,11 +64,14 @@ from optimizer.workload import Adapter, TrainingWorkload
 _CPU = torch.device("cpu")
 
 
-def profile_model(spec: ModelSpec, *, adapter: Adapter | None = None, is_padded: bool = False) -> Profile:
+def profile_model(
+    spec: ModelSpec, *, adapter: Adapter | None = None, is_padded: bool = False, extent: Extent = EVERYTHING
+) -> Profile:
     """Trace each distinct block once in each representation. Seconds, whatever the depth and width; no weights are allocated.
 
     adapter: of the workload; the profile is then of the model with these adapters, its frozen weights packed or not.
     is_padded: every micro-batch has an attention mask that hides some token at the end of a sequence.
+    extent: how much is traced; with less than everything the profile says so (``Profile.is_partial``).
     Raises InvalidModel where an operation cannot be traced, or a size is no polynomial in micro-batch and sequence length,
     InvalidWorkload for adapters that the model cannot have, MissingExtra without peft.
     """
@@ -76,19 +84,21 @@ def profile_model(spec: ModelSpec, *, adapter: Adapter | None = None, is_padded:
         multiple=multiple,
         shortest=shortest,
     )
+    chosen = _choose_ranges(ranges, extent, multiple=multiple, max_sequence_length=spec.max_sequence_length)
+    choices = [choice for choice in BLOCK_CHOICES if extent.choices is None or choice in ("keep", *extent.choices)]
     regimes: dict[str, tuple[Regime, ...]] = {}
     buffer_bytes: dict[str, int] = {}
     frozen: dict[str, FrozenBytes] = {}
     tensors: Tensors | None = None
     tables, ops = PartTables(), Ops()
     workload = TrainingWorkload(adapter=adapter)
-    for weights in _list_representations(adapter):
+    for weights in _list_representations(adapter, extent):
         model = build_model(short_spec, dtype=torch_dtype(weights), device="meta")
         prepare_model(model, weights=weights, workload=workload)
         row_elements = _mark_sparse(model)
         subject = _Subject(model, weights, adapter, tuple(instances), is_padded)
         name = weights.representation
-        regimes[name] = tuple(_trace_range(subject, place, tables=tables, ops=ops) for place in ranges)
+        regimes[name] = tuple(_trace_range(subject, place, choices, tables=tables, ops=ops) for place in chosen)
         buffer_bytes[weights.dtype] = _storage_bytes(model.buffers())
         tensors = _list_tensors(
             model, instances, row_elements=row_elements, whole=lambda: build_model(spec, device="meta")
@@ -103,6 +113,7 @@ def profile_model(spec: ModelSpec, *, adapter: Adapter | None = None, is_padded:
         hidden_size=spec.hidden_size,
         vocab_size=spec.vocab_size,
         max_sequence_length=spec.max_sequence_length,
+        is_partial=not extent.is_everything,
         torch_version=torch.__version__,
         is_padded=is_padded,
         sequence_multiple=multiple,
@@ -116,13 +127,42 @@ def profile_model(spec: ModelSpec, *, adapter: Adapter | None = None, is_padded:
     )
 
 
-def _list_representations(adapter: Adapter | None) -> list[WeightsPlan]:
-    """Those that a plan can choose on this machine: nf4 is bitsandbytes' business."""
+def _list_representations(adapter: Adapter | None, extent: Extent) -> list[WeightsPlan]:
+    """Those that a plan can choose on this machine, as far as they were asked for: nf4 is bitsandbytes' business.
+
+    Raises InvalidPlan where one was asked for that is none.
+    """
+    forms: list[FrozenFormat] = ["same"]
+    if adapter is not None:
+        forms = [form for form in get_args(FrozenFormat) if form != "nf4" or find_spec("bitsandbytes") is not None]
     computed = [WeightsPlan(dtype="fp32"), WeightsPlan(dtype="bf16"), WeightsPlan(autocast="bf16")]
-    if adapter is None:
-        return computed
-    forms = [form for form in get_args(FrozenFormat) if form != "nf4" or find_spec("bitsandbytes") is not None]
-    return [replace(weights, frozen=form) for weights in computed for form in forms]
+    listed = [replace(weights, frozen=form) for weights in computed for form in forms]
+    if extent.representations is None:
+        return listed
+    known = [weights.representation for weights in listed]
+    wanted = [traced_representation(name) for name in extent.representations]
+    for name in wanted:
+        if name not in known:
+            raise not_profiled(name, known=known)
+    return [weights for weights in listed if weights.representation in wanted]
+
+
+def _choose_ranges(
+    ranges: Sequence[ShapeRange], extent: Extent, *, multiple: int, max_sequence_length: int
+) -> Sequence[ShapeRange]:
+    """Those in which some shape lies. Raises InvalidWorkload for one that lies in none."""
+    if extent.shapes is None:
+        return ranges
+    chosen = []
+    for shape in extent.shapes:
+        found = [place for place in ranges if place.covers(shape)]
+        if shape[1] % multiple:
+            raise not_in_blocks(shape[1], multiple=multiple, high=max_sequence_length)
+        if not found:
+            low = min(place.sequence_low for place in ranges)
+            raise beyond_positions(shape[1], low=low, high=max_sequence_length)
+        chosen += found
+    return [place for place in ranges if place in chosen]
 
 
 class _Subject(NamedTuple):
@@ -146,7 +186,7 @@ def _block_kinds(spec: ModelSpec) -> list[str]:
     given = config.get("layer_types")
     if given is None:
         # What a configuration class fills in by itself (Gemma 2 alternates) is read from it.
-        given = getattr(build_model(spec, device="meta").config, "layer_types", None)
+        given = getattr(build_config(spec), "layer_types", None)
     return list(given) if given else ["block"] * spec.num_blocks
 
 
@@ -252,9 +292,11 @@ def _storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
 # Running the step.
 
 
-def _trace_range(subject: _Subject, place: ShapeRange, *, tables: PartTables, ops: Ops) -> Regime:
+def _trace_range(
+    subject: _Subject, place: ShapeRange, choices: Sequence[BlockChoice], *, tables: PartTables, ops: Ops
+) -> Regime:
     """The whole at one shape; at the others one micro-batch of the plain plan, which shows how every size grows."""
-    whole = {choice: _trace_step(subject, place.shape, choice, num_micro_batches=2, ops=ops) for choice in BLOCK_CHOICES}
+    whole = {choice: _trace_step(subject, place.shape, choice, num_micro_batches=2, ops=ops) for choice in choices}
     growth = {
         shape: _trace_step(subject, shape, "keep", num_micro_batches=1, ops=ops, watches_holds=False)
         for shape in place.more_shapes

@@ -7,7 +7,6 @@ import pytest
 from optimizer.categories import CATEGORIES
 from optimizer.estimate.activations import (
     ASSUMED_DISK_BYTES_PER_S,
-    TRACED_CHOICE,
     TracedCopy,
     Trip,
     count_copied_bytes,
@@ -23,6 +22,7 @@ from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
+from optimizer.profile.extent import traced_choice
 from optimizer.profile.sizes import evaluate
 from optimizer.workload import TrainingWorkload
 
@@ -48,7 +48,7 @@ def traced_blocks(profile, per_block, dtype="fp32"):
     """For each block that offloads: its choice, forward, backward."""
     regime = profile.regime(dtype, SHAPE)
     for choice, kind in zip(per_block, regime.block_templates, strict=True):
-        traced = TRACED_CHOICE.get(choice, choice)
+        traced = traced_choice(choice)
         template = regime.templates[traced][kind]
         if traced == "offload":
             yield choice, TracedPart(profile, template.forward), TracedPart(profile, template.backward_first)

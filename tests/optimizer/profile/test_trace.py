@@ -88,7 +88,9 @@ def test_every_dispatch_of_a_step_is_in_the_profile_views_included(profile, choi
     shape = (2, 40)
     model = build_model(read_model_spec(LLAMA))
     meter = DispatchCounter()
-    plan = Plan(batch=BatchPlan(micro_batch_size=2, accumulation_steps=1), activations=ActivationsPlan(per_block=(choice,) * 2))
+    plan = Plan(
+        batch=BatchPlan(micro_batch_size=2, accumulation_steps=1), activations=ActivationsPlan(per_block=(choice,) * 2)
+    )
     workload = TrainingWorkload(sequence_length=40, global_batch_size=2)
     trainer = Trainer(model, plan=plan, workload=workload, device=torch.device("cpu"), meter=meter)
     batches = make_synthetic_batches(model, plan=plan, workload=workload)
