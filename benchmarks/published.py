@@ -1,71 +1,47 @@
-"""The estimator against what others measured and published: allocated memory and step time of runs nobody here made.
+"""The estimator against what others measured and published: memory and time of runs that nobody here made.
 
     python -m benchmarks.published [--quick] [--profiles FOLDER] [--json FILE]
 
-Nothing is fitted and nothing calibrated: each row of ``published_rows.csv`` is built as its source describes it and
-estimated on the device from the table; the error is printed with the facts that the source leaves open.
-``published_rows.py`` has the rule by which rows are taken. The published programs are not ours: other kernels, loss
-functions and loops are part of the error. Where a program's source says what it holds of the logits beyond ours,
-``allocated_gb, same logits`` is the error with that added.
+Nothing is fitted and nothing calibrated: each row of ``published_rows.csv`` (training) and ``published_generations.csv`` is
+built as its source describes it and estimated on the device from the table; the error is printed with the facts that the
+source leaves open. ``published_rows.py`` and ``published_generations.py`` have the rules by which rows are taken. The
+published programs are not ours: other kernels, loss functions and loops are part of the error. Where a program's source
+says what it holds of the logits beyond ours, ``allocated_gb, same logits`` is the error with that added.
 
 --quick takes every sixth row. --profiles keeps traced models between runs; tracing them takes minutes.
 """
 
 import argparse
-import hashlib
-import json
 import statistics
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.published_generations import PublishedGeneration, read_generations
+from benchmarks.published_models import PublishedModel
+from benchmarks.published_profiles import Profiles
 from benchmarks.published_rows import GB, PublishedRow, read_rows
 from benchmarks.record import Record, Row, goal
 from optimizer.errors import HeadroomError
+from optimizer.estimate.inference import estimate_inference
+from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.estimate.prediction import Prediction
 from optimizer.estimate.training import estimate_training
-from optimizer.hardware.devices import find_device, table_machine
+from optimizer.hardware.devices import table_machine
+from optimizer.profile.inference import InferenceProfile
 from optimizer.profile.profile import Profile
-from optimizer.profile.trace import profile_model
+from optimizer.units import GIB
 
+Figure = tuple[str, float, tuple[float, float, float]]
+"""Its name, what was published, and what is estimated with the interval's ends."""
+HOST_BYTES = 208 * GIB
+"""Of FlexGen's host; no other row depends on it."""
 QUICK_EVERY = 6
 LEAST_ROWS = 40
-FIGURES = ("allocated_gb", "allocated_gb, same logits", "step_s")
-
-
-class Profiles:
-    """Traced once for each shape; kept in a folder where one is given."""
-
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
-        self._held: tuple[str, Profile] | None = None
-
-    def of(self, row: PublishedRow) -> Profile:
-        """Rows of one shape stand together in the file, so only the last is held."""
-        key = hashlib.sha256(repr((row.shape_key, row.representation, torch.__version__)).encode()).hexdigest()[:16]
-        if self._held is None or self._held[0] != key:
-            self._held = (key, self._read(key) or self._trace(key, row))
-        return self._held[1]
-
-    def _read(self, key: str) -> Profile | None:
-        file = self._folder / f"{key}.json" if self._folder else None
-        if file is None or not file.exists():
-            return None
-        try:
-            return Profile.from_json(json.loads(file.read_text()))
-        except (ValueError, HeadroomError):
-            return None
-
-    def _trace(self, key: str, row: PublishedRow) -> Profile:
-        print(f"tracing {row.model} ...", file=sys.stderr, flush=True)
-        profile = profile_model(row.spec(), adapter=row.workload().adapter)
-        if self._folder is not None:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            (self._folder / f"{key}.json").write_text(json.dumps(profile.to_json()))
-        return profile
+FIGURES = ("allocated_gb", "allocated_gb, same logits", "step_s", "generating allocated_gb", "tokens_per_s")
 
 
 def compare(row: PublishedRow, profile: Profile) -> Row:
@@ -76,8 +52,23 @@ def compare(row: PublishedRow, profile: Profile) -> Row:
         workload=row.workload(),
         machine=table_machine(row.device),
     )
-    result: Row = {"name": row.name, "system": row.system, "device": row.device, "generation": _generation(row.device)}
-    for figure, published, (estimated, low, high) in _figures(row, prediction):
+    return _compared(row, _training_figures(row, prediction))
+
+
+def compare_generation(row: PublishedGeneration, profile: InferenceProfile) -> Row:
+    """The same of a generation."""
+    prediction = estimate_inference(
+        profile,
+        plan=row.plan(),
+        workload=row.workload(),
+        machine=table_machine(row.device, host_memory_bytes=HOST_BYTES),
+    )
+    return _compared(row, _generation_figures(row, prediction))
+
+
+def _compared(row: PublishedModel, figures: Iterable[Figure]) -> Row:
+    result: Row = {"name": row.name, "system": row.system, "device": row.device}
+    for figure, published, (estimated, low, high) in figures:
         result[f"published_{figure}"] = published
         result[f"estimated_{figure}"] = round(estimated, 4)
         result[f"error_{figure}"] = round(estimated / published - 1, 4)
@@ -108,7 +99,7 @@ def summarize(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     return summary
 
 
-def list_open_facts(rows: Iterable[PublishedRow]) -> dict[str, str]:
+def list_open_facts(rows: Iterable[PublishedModel]) -> dict[str, str]:
     """By system, what its rows leave open or do otherwise."""
     facts: dict[str, dict[str, None]] = {}
     for row in rows:
@@ -129,8 +120,7 @@ def _describe(rows: Sequence[Row], figure: str) -> dict[str, Any]:
     }
 
 
-def _figures(row: PublishedRow, prediction: Prediction) -> Iterator[tuple[str, float, tuple[float, float, float]]]:
-    """What both have: published, and estimated with its interval."""
+def _training_figures(row: PublishedRow, prediction: Prediction) -> Iterator[Figure]:
     if row.allocated_gb is not None:
         sizes = (prediction.device_peak_bytes, prediction.device_peak_low_bytes, prediction.device_peak_high_bytes)
         estimated, low, high = (size / GB for size in sizes)
@@ -142,17 +132,43 @@ def _figures(row: PublishedRow, prediction: Prediction) -> Iterator[tuple[str, f
         yield "step_s", row.step_s, (times[0] / 1000, times[1] / 1000, times[2] / 1000)
 
 
-def _generation(device: str) -> str:
-    return find_device(device).generation
+def _generation_figures(row: PublishedGeneration, prediction: InferencePrediction) -> Iterator[Figure]:
+    if row.allocated_gb is not None:
+        sizes = (prediction.device_peak_bytes, prediction.device_peak_low_bytes, prediction.device_peak_high_bytes)
+        yield "generating allocated_gb", row.allocated_gb, (sizes[0] / GB, sizes[1] / GB, sizes[2] / GB)
+    if row.tokens_per_s is not None:
+        num_later = row.num_new_tokens - 1
+        num_tokens = row.batch_size * row.num_new_tokens
+        slow_ms = prediction.prefill_high_ms + num_later * prediction.decode_high_ms
+        fast_ms = prediction.prefill_low_ms + num_later * prediction.decode_low_ms
+        interval = (num_tokens / slow_ms * 1000, num_tokens / fast_ms * 1000)
+        yield "tokens_per_s", row.tokens_per_s, (prediction.tokens_per_s, *interval)
 
 
-def run(rows: Iterable[PublishedRow], *, profiles: Profiles, record: Record) -> None:
+def run(
+    rows: Iterable[PublishedRow], generations: Iterable[PublishedGeneration], *, profiles: Profiles, record: Record
+) -> None:
     for row in rows:
-        try:
-            record.add(compare(row, profiles.of(row)))
-        except HeadroomError as error:
-            record.add({"name": row.name, "system": row.system, "device": row.device, "failed": error.message})
+        _add(record, row, partial(_training, row, profiles))
+    for generation in generations:
+        _add(record, generation, partial(_generation, generation, profiles))
     record.summary |= summarize(record.rows)
+
+
+def _training(row: PublishedRow, profiles: Profiles) -> Row:
+    return compare(row, profiles.training(row))
+
+
+def _generation(row: PublishedGeneration, profiles: Profiles) -> Row:
+    return compare_generation(row, profiles.generation(row))
+
+
+def _add(record: Record, row: PublishedModel, compared: Callable[[], Row]) -> None:
+    """A row that cannot be estimated is told, and counted."""
+    try:
+        record.add(compared())
+    except HeadroomError as error:
+        record.add({"name": row.name, "system": row.system, "device": row.device, "failed": error.message})
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -162,11 +178,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, help="file for rows and summary")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    rows = read_rows()
+    every = QUICK_EVERY if options.quick else 1
+    rows, generations = read_rows()[::every], read_generations()[::every]
     record = Record(file=options.json, machine={"estimated_only": True, "torch": torch.__version__})
-    run(rows[::QUICK_EVERY] if options.quick else rows, profiles=Profiles(options.profiles), record=record)
+    run(rows, generations, profiles=Profiles(options.profiles), record=record)
     record.close()
-    for system, facts in list_open_facts(rows).items():
+    for system, facts in list_open_facts([*rows, *generations]).items():
         print(f"left open by {system}: {facts}")
 
 

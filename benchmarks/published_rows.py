@@ -13,15 +13,12 @@ Runs of several devices are estimated as what one of them computes; what they se
 """
 
 import csv
-import dataclasses
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+from benchmarks.published_models import PublishedModel, read_table
 from optimizer.errors import InvalidInput
-from optimizer.hardware.devices import find_device
-from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan import Plan
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
@@ -31,29 +28,14 @@ from optimizer.workload import Adapter, TrainingWorkload
 
 ROWS_FILE = Path(__file__).with_name("published_rows.csv")
 GB = 1e9
-_ROPE_FAMILIES = ("llama", "mistral", "qwen2")
 _TOKENS_PER_LITGPT_CHUNK = 128
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublishedRow:
-    """One run that someone measured. Empty cells of the file are None."""
+class PublishedRow(PublishedModel):
+    """One training run."""
 
-    name: str
-    source: str
-    system: str
-    device: str
     num_devices: int
-    model: str
-    family: Literal["megatron", "mpt", "llama", "mistral", "qwen2"]
-    layers: int
-    hidden: int
-    ffn: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
-    tied: bool
     sequence_length: int
     micro_batch: int
     global_batch: int
@@ -73,8 +55,6 @@ class PublishedRow:
     extra_bytes_per_logit: int
     """What the published program's source holds at its peak for each logit beyond ours: transformers' loss upcasts, and the
     caller holds the logits."""
-    open_facts: str
-    """What the source leaves open or does otherwise, and what is assumed instead."""
 
     @property
     def accumulation_steps(self) -> int:
@@ -85,19 +65,18 @@ class PublishedRow:
         return self.micro_batch * self.sequence_length * self.vocab * self.extra_bytes_per_logit / GB
 
     @property
+    def num_positions_used(self) -> int:
+        return self.sequence_length
+
+    @property
     def shape_key(self) -> tuple[object, ...]:
-        """What the profile depends on."""
-        sizes = (self.layers, self.hidden, self.ffn, self.heads, self.kv_heads, self.head_dim, self.vocab, self.tied)
-        return (self.family, *sizes, self.adapter_rank, self.adapter_targets, _positions(self))
+        return (*super().shape_key, self.adapter_rank, self.adapter_targets)
 
     @property
     def representation(self) -> str:
         """Of the weights, as profiles name it; fp16 has bf16's profile."""
         name = WeightsPlan(dtype=self.weights, frozen=self.frozen).representation
         return name.replace("fp16", "bf16")
-
-    def spec(self) -> ModelSpec:
-        return read_model_spec(_config(self))
 
     def workload(self) -> TrainingWorkload:
         adapter = None
@@ -123,110 +102,17 @@ class PublishedRow:
 
 
 def read_rows(file: Path = ROWS_FILE) -> list[PublishedRow]:
-    """In the file's order. Raises InvalidInput where a row is wrong, ValueError where a cell is."""
-    with file.open(newline="", encoding="utf-8") as stream:
-        return [_row(cells) for cells in csv.DictReader(stream)]
-
-
-def write_rows(rows: Iterable[PublishedRow], file: Path = ROWS_FILE) -> None:
-    names = [field.name for field in dataclasses.fields(PublishedRow)]
-    with file.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(names)
-        for row in rows:
-            writer.writerow([_cell(getattr(row, name)) for name in names])
-
-
-def _row(cells: dict[str, str]) -> PublishedRow:
-    read: dict[str, Any] = {}
-    for field in dataclasses.fields(PublishedRow):
-        text = cells[field.name]
-        if field.type is int or field.type == (int | None):
-            read[field.name] = int(text) if text else None
-        elif field.type == (float | None):
-            read[field.name] = float(text) if text else None
-        elif field.type is bool:
-            read[field.name] = text == "yes"
-        elif field.name == "adapter_targets":
-            read[field.name] = tuple(text.split())
-        else:
-            read[field.name] = text
-    row = PublishedRow(**read)
-    find_device(row.device)
-    if row.accumulation_steps * row.micro_batch * row.num_devices != row.global_batch:
-        raise InvalidInput(
-            f"{row.name}: {row.num_devices} devices with micro-batches of {row.micro_batch} do not make a batch of "
-            f"{row.global_batch}",
-            field="global_batch",
-            value=row.global_batch,
-        )
-    return row
-
-
-def _cell(value: object) -> object:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, tuple):
-        return " ".join(value)
-    return "" if value is None else value
-
-
-# Models.
-
-
-_POSITIONS = (1_024, 8_192, 131_072)
-
-
-def _positions(row: PublishedRow) -> int:
-    """Few lengths of position tables, so that rows share profiles; only Megatron's table has weights."""
-    least = 0 if row.family == "megatron" else 8_192
-    return next(size for size in _POSITIONS if size >= max(row.sequence_length, least))
-
-
-def _config(row: PublishedRow) -> dict[str, Any]:
-    return _rope(row) if row.family in _ROPE_FAMILIES else _own_decoder(row)
-
-
-def _own_decoder(row: PublishedRow) -> dict[str, Any]:
-    """GPT as Megatron has it and MPT, in our own decoder: like theirs, GELU is one kernel and queries, keys and values are one
-    product. Megatron's default dropout, but not on attention weights: traced on the CPU that would be another attention than
-    a CUDA device runs. MPT's attention biases (ALiBi) cost nothing worth counting.
-    """
-    is_megatron = row.family == "megatron"
-    return {
-        "model_type": "headroom_decoder",
-        "vocab_size": row.vocab,
-        "hidden_size": row.hidden,
-        "intermediate_size": row.ffn,
-        "num_hidden_layers": row.layers,
-        "num_attention_heads": row.heads,
-        "max_position_embeddings": _positions(row),
-        "activation": "gelu",
-        "norm": "layer",
-        "use_bias": is_megatron,
-        "positions": "learned" if is_megatron else "none",
-        "dropout": 0.1 if is_megatron else 0.0,
-        "tie_word_embeddings": row.tied,
-    }
-
-
-def _rope(row: PublishedRow) -> dict[str, Any]:
-    config: dict[str, Any] = {
-        "model_type": row.family,
-        "vocab_size": row.vocab,
-        "hidden_size": row.hidden,
-        "intermediate_size": row.ffn,
-        "num_hidden_layers": row.layers,
-        "num_attention_heads": row.heads,
-        "num_key_value_heads": row.kv_heads,
-        "max_position_embeddings": _positions(row),
-        "tie_word_embeddings": row.tied,
-    }
-    if row.family != "qwen2":
-        config["head_dim"] = row.head_dim
-    if row.family == "mistral":
-        config["sliding_window"] = None
-    return config
+    """In the file's order. Raises InvalidInput where a row contradicts itself."""
+    rows = read_table(PublishedRow, file)
+    for row in rows:
+        if row.accumulation_steps * row.micro_batch * row.num_devices != row.global_batch:
+            raise InvalidInput(
+                f"{row.name}: {row.num_devices} devices with micro-batches of {row.micro_batch} do not make a batch of "
+                f"{row.global_batch}",
+                field="global_batch",
+                value=row.global_batch,
+            )
+    return rows
 
 
 # The collection of published runs.

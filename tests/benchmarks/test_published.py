@@ -6,13 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.published import Profiles, compare, list_open_facts, summarize
-from benchmarks.published_rows import PublishedRow, read_rows, select_runs, write_rows
+from benchmarks.published import compare, compare_generation, list_open_facts, summarize
+from benchmarks.published_generations import GENERATIONS_FILE, PublishedGeneration, read_generations
+from benchmarks.published_models import write_table
+from benchmarks.published_profiles import Profiles
+from benchmarks.published_rows import ROWS_FILE, PublishedRow, read_rows, select_runs
 from benchmarks.record import Row
 from optimizer.errors import InvalidInput
 from optimizer.hardware.devices import find_device
 
 ROWS = read_rows()
+GENERATIONS = read_generations()
 COLLECTED = [row for row in ROWS if row.family in ("megatron", "mpt")]
 SMALL = next(row for row in ROWS if row.name.startswith("GPT 12x1024 s1024 b1 "))
 RUN = {
@@ -71,15 +75,15 @@ def test_every_row_is_a_model_and_a_plan_that_the_estimator_knows():
         row.plan(num_blocks=spec.num_blocks).check(num_blocks=spec.num_blocks, workload=row.workload())
 
 
-def test_the_file_is_what_writing_its_rows_gives(tmp_path):
-    file = tmp_path / "rows.csv"
-    write_rows(ROWS, file)
-    assert read_rows(file) == ROWS
+@pytest.mark.parametrize(("rows", "file"), [(ROWS, ROWS_FILE), (GENERATIONS, GENERATIONS_FILE)])
+def test_the_files_are_what_writing_their_rows_gives(tmp_path, rows, file):
+    write_table(rows, tmp_path / "rows.csv")
+    assert (tmp_path / "rows.csv").read_bytes() == file.read_bytes()
 
 
 def test_a_batch_that_the_devices_do_not_make_is_refused(tmp_path):
     file = tmp_path / "rows.csv"
-    write_rows([dataclasses.replace(SMALL, global_batch=7)], file)
+    write_table([dataclasses.replace(SMALL, global_batch=7)], file)
     with pytest.raises(InvalidInput, match="do not make a batch of 7"):
         read_rows(file)
 
@@ -127,7 +131,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def profile(folder):
-    return Profiles(folder).of(SMALL)
+    return Profiles(folder).training(SMALL)
 
 
 def test_a_row_is_estimated_and_its_error_is_estimated_over_published(profile):
@@ -138,10 +142,28 @@ def test_a_row_is_estimated_and_its_error_is_estimated_over_published(profile):
     assert "error_allocated_gb" not in compared
 
 
+def test_a_generation_is_estimated_from_its_own_profile(folder):
+    # a small model in place of the published ones, which take longer to trace
+    sizes = {"layers": 2, "hidden": 64, "ffn": 256, "heads": 4, "kv_heads": 4, "head_dim": 16, "vocab": 100}
+    row = dataclasses.replace(GENERATIONS[0], **sizes, allocated_gb=0.001, tokens_per_s=100.0)
+    compared = compare_generation(row, Profiles(None).generation(row))
+    estimated = compared["estimated_tokens_per_s"]
+    assert compared["error_tokens_per_s"] == pytest.approx(estimated / 100 - 1, abs=1e-3)
+    assert compared["estimated_generating allocated_gb"] > 0
+
+
+def test_every_generation_is_a_model_and_a_plan_that_the_estimator_knows():
+    for row in GENERATIONS:
+        row.plan().check(workload=row.workload(), max_sequence_length=row.spec().max_sequence_length)
+        assert row.source
+        assert row.allocated_gb or row.tokens_per_s
+    assert all(isinstance(row, PublishedGeneration) for row in GENERATIONS)
+
+
 def test_a_profile_is_kept_in_the_folder_and_read_from_there(folder, profile):
     (file,) = folder.iterdir()
     written_ns = file.stat().st_mtime_ns
-    assert Profiles(folder).of(SMALL) == profile
+    assert Profiles(folder).training(SMALL) == profile
     assert file.stat().st_mtime_ns == written_ns
 
 

@@ -1,0 +1,58 @@
+"""Published measurements of generation as rows of ``published_generations.csv``; by rule, like the training rows:
+
+- ``litgpt``: every single-GPU inference row of its resource tables without double quantization, of models that the estimator
+  builds and that ran.
+- FlexGen's table of throughput on one T4 (its README): every entry of a system that keeps keys and values on the device and
+  whole layers of weights on the device or the host; those with a disk, with attention on the host or with weights split
+  within layers are plans that we do not have.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from benchmarks.published_models import PublishedModel, read_table
+from optimizer.plan.inference import InferencePlan
+from optimizer.plan.weights import WeightsPlan
+from optimizer.workload import InferenceWorkload
+
+GENERATIONS_FILE = Path(__file__).with_name("published_generations.csv")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedGeneration(PublishedModel):
+    """One batch generation."""
+
+    prompt_length: int
+    num_new_tokens: int
+    batch_size: int
+    weights: Literal["fp32", "bf16", "fp16"]
+    frozen: Literal["same", "nf4"]
+    place: Literal["device", "host"]
+    """Where blocks' weights are between uses."""
+    allocated_gb: float | None
+    """Peak of the allocator, in 10^9 bytes."""
+    tokens_per_s: float | None
+    """New tokens of all sequences over prefill and decode."""
+
+    @property
+    def num_positions_used(self) -> int:
+        return self.prompt_length + self.num_new_tokens
+
+    @property
+    def representation(self) -> str:
+        """Of the weights, as profiles name it; fp16 has bf16's profile."""
+        return WeightsPlan(dtype=self.weights, frozen=self.frozen).representation.replace("fp16", "bf16")
+
+    def workload(self) -> InferenceWorkload:
+        return InferenceWorkload(
+            prompt_length=self.prompt_length, num_new_tokens=self.num_new_tokens, num_sequences=self.batch_size
+        )
+
+    def plan(self) -> InferencePlan:
+        weights = WeightsPlan(dtype=self.weights, frozen=self.frozen, place=self.place)
+        return InferencePlan(batch_size=self.batch_size, weights=weights)
+
+
+def read_generations(file: Path = GENERATIONS_FILE) -> list[PublishedGeneration]:
+    return read_table(PublishedGeneration, file)
