@@ -16,6 +16,7 @@ from optimizer.categories import CATEGORIES, Category
 from optimizer.estimate.compiled import CompiledShape, PartBytes, PartTime
 from optimizer.estimate.op_times import OpTimes
 from optimizer.hardware.machine import Rates
+from optimizer.plan.logits_and_loss import WIDE_COPY_ELEMENTS
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Op, Part, Profile
 from optimizer.profile.sizes import evaluate
@@ -240,16 +241,34 @@ def _take_buffers(ledger: _Ledger, head: Head, length: int) -> None:
     if head.is_autocast:
         ledger.take(weight=head.weight_elements * size, bias=head.vocabulary * size * head.has_bias)
     ledger.take(logits=logits * size)
-    spare_elements = 0
     if head.is_autocast:
         ledger.take(probabilities=logits * head.wide_bytes)
-        spare_elements = logits * head.wide_bytes // size
     elif head.has_cap:
         ledger.take(probabilities=logits * size)
-        spare_elements = logits
     ledger.take(one=size * head.has_cap)
-    if head.rounds_shares and spare_elements < head.width:
-        ledger.take(spare=size * min(max(logits, head.width), head.weight_elements))
+    if head.rounds_shares and _found_spare_elements(head, logits) < head.width:
+        ledger.take(spare=size * _new_spare_elements(head, logits))
+
+
+def _found_spare_elements(head: Head, logits: int) -> int:
+    """Room for a share of the weight's gradient in buffers that are free by then."""
+    if head.is_autocast:
+        return logits * head.wide_bytes // head.product_bytes
+    return logits if head.has_cap else 0
+
+
+def _new_spare_elements(head: Head, logits: int) -> int:
+    return min(max(logits, head.width), head.weight_elements)
+
+
+def _wide_share_bytes(head: Head, logits: int) -> int:
+    """Of the copy by which the CPU adds a share to the sum; a card adds without one."""
+    if not head.rounds_shares:
+        return 0
+    found = _found_spare_elements(head, logits)
+    share = found if found >= head.width else _new_spare_elements(head, logits)
+    num_rows = min(share // head.width, head.vocabulary, max(1, WIDE_COPY_ELEMENTS // head.width))
+    return num_rows * head.width * head.wide_bytes
 
 
 def _run_chunk(ledger: _Ledger, head: Head, length: int, *, makes_gradients: bool = True) -> None:
@@ -278,6 +297,8 @@ def _run_chunk(ledger: _Ledger, head: Head, length: int, *, makes_gradients: boo
     ledger.free_since(inside)
     ledger.take(hidden_share=hidden_bytes * head.is_autocast)
     ledger.free("hidden_share")
+    ledger.take(wide_share=_wide_share_bytes(head, length * head.vocabulary))
+    ledger.free("wide_share")
     ledger.take(bias_share=head.vocabulary * wide * head.trains_bias)
     ledger.free("bias_share", "hidden")
 

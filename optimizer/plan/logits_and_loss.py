@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from optimizer.errors import InvalidPlan
 
 MAX_CHUNKS = 4096
+WIDE_COPY_ELEMENTS = 65_536
+"""The CPU adds a narrow share of the head's gradient to a wide sum through a copy of so many elements at a time: little memory,
+and it stays in the cache."""
 
 
 @dataclass(frozen=True, kw_only=True)

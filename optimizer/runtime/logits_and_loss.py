@@ -22,7 +22,7 @@ from torch.autograd.function import once_differentiable
 
 from optimizer.errors import InvalidPlan
 from optimizer.models.anatomy import Anatomy
-from optimizer.plan.logits_and_loss import LogitsAndLossPlan
+from optimizer.plan.logits_and_loss import WIDE_COPY_ELEMENTS, LogitsAndLossPlan
 
 IGNORED_LABEL = -100
 """Tokens with this label count for nothing, as in ``F.cross_entropy``."""
@@ -272,4 +272,11 @@ class _Worker:
             share = self._spare[: rows.numel()].view(rows.shape)
             columns = gradient[:, start : start + num_rows]
             torch.addmm(share, columns.t(), hidden, beta=0, alpha=shrink, out=share)
-            rows.add_(share, alpha=1 / shrink)
+            _add_wide_(rows, share, alpha=1 / shrink)
+
+
+def _add_wide_(total: torch.Tensor, share: torch.Tensor, *, alpha: float) -> None:
+    """Add what is narrower. Of mixed dtypes the CPU would make a wide copy of the whole; a small one stays in its cache."""
+    height = max(1, WIDE_COPY_ELEMENTS // total.shape[1]) if total.device.type == "cpu" else total.shape[0]
+    for rows, part in zip(torch.split(total, height), torch.split(share, height), strict=True):
+        rows.add_(part if total.is_cuda else part.to(total.dtype), alpha=alpha)
