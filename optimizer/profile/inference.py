@@ -12,8 +12,9 @@ come is ``kv_after``. Regimes, and what is not modelled, are as in ``profile.py`
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from optimizer.errors import InvalidModel, InvalidPlan, InvalidWorkload
-from optimizer.profile.profile import Change, Op, Part, Regime
+from optimizer.errors import InvalidModel, InvalidWorkload
+from optimizer.profile.extent import traced_representation
+from optimizer.profile.profile import Change, Op, Part, Regime, not_profiled
 from optimizer.profile.sizes import Shape
 from optimizer.serialize import from_json, to_json
 
@@ -84,9 +85,9 @@ class Phase:
 
         Raises InvalidPlan for a representation that was not profiled, InvalidWorkload for lengths outside all regimes.
         """
-        regimes = self.regimes.get(profiled_name(representation))
+        regimes = self.regimes.get(traced_representation(representation))
         if regimes is None:
-            raise not_profiled(representation, self.regimes)
+            raise not_profiled(representation, known=list(self.regimes))
         if shape[1] % self.length_multiple:
             raise InvalidWorkload(
                 f"workload.prompt_length is {shape[1]:,}; this model's attention runs in blocks of "
@@ -134,9 +135,9 @@ class InferenceProfile:
 
     def weight_bytes(self, representation: str) -> WeightBytes:
         """Raises InvalidPlan for a representation that was not profiled."""
-        found = self.weights.get(profiled_name(representation))
+        found = self.weights.get(traced_representation(representation))
         if found is None:
-            raise not_profiled(representation, self.weights)
+            raise not_profiled(representation, known=list(self.weights))
         return found
 
     def to_json(self) -> dict[str, Any]:
@@ -168,20 +169,6 @@ class InferenceProfile:
                         value=list(regime.parts),
                         allowed=sorted(names),
                     )
-
-
-def profiled_name(representation: str) -> str:
-    """fp16 has the sizes of bf16."""
-    return representation.replace("fp16", "bf16")
-
-
-def not_profiled(representation: str, known: Any) -> InvalidPlan:
-    return InvalidPlan(
-        f"plan.weights are {representation}, which this profile does not know; known: {', '.join(known)}",
-        field="plan.weights",
-        value=representation,
-        allowed=list(known),
-    )
 
 
 def _check(path: str, indices: tuple[int, ...], *, high: int) -> None:

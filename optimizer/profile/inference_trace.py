@@ -34,8 +34,8 @@ from optimizer.profile.inference import (
     Phase,
     WeightBytes,
     block_part,
-    not_profiled,
 )
+from optimizer.profile.profile import not_profiled
 from optimizer.profile.ranges import ShapeRange, plan_ranges
 from optimizer.profile.recorder import Recorder
 from optimizer.profile.sizes import Shape
@@ -136,7 +136,7 @@ def _list_representations(names: Sequence[str] | None) -> list[WeightsPlan]:
     known = {plan.representation: plan for plan in every}
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise not_profiled(unknown[0], known)
+        raise not_profiled(unknown[0], known=list(known))
     return [known[name] for name in names]
 
 

@@ -182,6 +182,6 @@ def test_what_cannot_be_carried_out_is_not_priced(profile, machine):
         estimate_inference(profile, plan=InferencePlan(batch_size=4), workload=workload_of(20, 5), machine=machine)
     with pytest.raises(InvalidWorkload, match="make 4,097 tokens; this model has positions for 4,096"):
         estimate_inference(profile, plan=InferencePlan(), workload=workload_of(4000, 97), machine=machine)
+    packed = InferencePlan(weights=WeightsPlan(dtype="bf16", frozen="nf4"))
     with pytest.raises(InvalidPlan, match="plan.weights are bf16/nf4"):
-        weights = WeightsPlan(dtype="bf16", frozen="nf4")
-        estimate_inference(profile, plan=InferencePlan(weights=weights), workload=workload_of(20, 5), machine=machine)
+        estimate_inference(profile, plan=packed, workload=workload_of(20, 5), machine=machine)
