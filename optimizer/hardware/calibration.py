@@ -98,14 +98,14 @@ class Spread:
 
 def fit_calibration(runs: Iterable[TimedRun]) -> dict[str, Any]:
     """The calibration that these runs alone give, in order of finishing; runs that cannot be are left out."""
-    kept = [run for run in runs if run.is_usable][-MAX_RUNS:]
+    kept = [run for run in runs if run.is_usable]
     common, factors = _fit(kept)
     fitted: dict[str, Any] = {
         "version": VERSION,
         "step_time_factor": common,
         "time_factors": factors,
         "num_runs": len(kept),
-        "runs": [_run_to_json(run) for run in kept],
+        "runs": [_run_to_json(run) for run in kept[-MAX_RUNS:]],
     }
     if len(kept) >= MIN_SPREAD_RUNS:
         fitted["step_time_spread"] = _left_out_spread(kept)
@@ -136,7 +136,7 @@ def update_calibration(
     if time_error is not None:
         factor = step_time_factor(before) if applied_factor is None else applied_factor
         run = TimedRun.of(prediction, measured_ms=float(measured["step_ms"]), common_factor=factor)
-        after |= fit_calibration([*_runs_of(before), run])
+        after |= fit_calibration([*_runs_of(before), run][-MAX_RUNS:])
     num_runs = int(before.get("num_runs", 0))
     return after | {
         "num_runs": num_runs + 1,

@@ -8,6 +8,8 @@ import torch
 from optimizer.errors import InvalidInput
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.probe import probe_machine
+from optimizer.hardware.probe.kernels import as_curve
+from optimizer.hardware.probe.stores import faults_of, probe_disk, probe_remote
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +32,28 @@ def test_every_rate_is_measured_and_possible(machine):
     for rate in (rates.memory_bytes_per_s, rates.device_to_host_bytes_per_s, rates.host_to_device_bytes_per_s):
         assert 1e7 < rate < 1e13
     assert 1e-8 < rates.op_overhead_s < 0.1
+
+
+def test_curves_dispatch_and_fresh_memory_are_measured_and_possible(machine):
+    rates = machine.rates
+    assert {"mm fp32", "bmm fp32", "mm bf16"} <= set(rates.matmul_curves)
+    assert {"forward fp32", "backward bf16"} <= set(rates.attention_curves)
+    assert {"tanh", "_softmax", "embedding_dense_backward", "elementwise", "reduction", "gather"} <= set(
+        rates.op_curves
+    )
+    for curve in (*rates.matmul_curves.values(), *rates.attention_curves.values(), *rates.op_curves.values()):
+        sizes = [size for size, _ in curve]
+        assert sizes == sorted(sizes)
+        assert all(1e5 < rate < 1e15 for _, rate in curve)
+    assert 1e-7 < rates.backward_dispatch_s < 1e-2
+    assert 1e-7 < rates.forward_dispatch_s < 1e-2
+    assert {"recompute", "selective", "offload", "step", "update many", "update one"} == set(rates.python_s)
+    assert 1e7 < rates.fresh_bytes_per_s < 1e13
+    assert set(rates.link_bytes_per_s) == {"device_to_host alone", "host_to_device alone"}
+
+
+def test_points_near_each_other_become_one_and_sizes_rise():
+    assert as_curve([(100.0, 8.0), (10.0, 2.0), (10.5, 4.0)]) == ((10.25, 3.0), (100.0, 8.0))
 
 
 def test_8_bit_state_is_measured_where_bitsandbytes_is(machine):
@@ -56,33 +80,32 @@ def test_the_disk_of_the_scratch_folder_is_measured_and_left_as_it_was(machine, 
     assert 1e6 < machine.rates.disk_write_bytes_per_s < 1e12
     assert 1e6 < machine.rates.disk_read_bytes_per_s < 1e12
     assert machine.disk_free_bytes > 0
-    probe_machine(device="cpu", max_s=0.01, scratch=tmp_path)
+    probe_disk(tmp_path, max_s=0.01)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_used_means_no_disk_tier_and_says_why(tmp_path):
     (tmp_path / "file").touch()
-    found = probe_machine(device="cpu", max_s=0.01, scratch=tmp_path / "file")
-    assert (found.disk_free_bytes, found.rates.disk_write_bytes_per_s) == (0, None)
-    assert "file" in found.facts["disk"]
+    found = probe_disk(tmp_path / "file", max_s=0.01)
+    assert (found.free_bytes, found.write_bytes_per_s) == (0, None)
+    assert "file" in faults_of(disk=found)["disk"]
 
 
 def test_a_remote_store_is_measured_where_one_is_configured(remote):
-    found = probe_machine(device="cpu", max_s=0.01)
-    assert 1e6 < found.rates.remote_write_bytes_per_s < 1e12
-    assert 1e6 < found.rates.remote_read_bytes_per_s < 1e12
-    assert found.remote_free_bytes > 0
+    found = probe_remote(max_s=0.01)
+    assert 1e6 < found.write_bytes_per_s < 1e12
+    assert 1e6 < found.read_bytes_per_s < 1e12
+    assert found.free_bytes > 0
     assert remote.list_keys() == []
-    assert Machine.from_json(found.to_json()) == found
 
 
 def test_no_remote_tier_without_a_store_and_one_that_is_gone_is_named(monkeypatch, machine, tmp_path):
     assert (machine.remote_free_bytes, machine.rates.remote_read_bytes_per_s) == (0, None)
     assert "remote" not in machine.facts
     monkeypatch.setenv("HEADROOM_REMOTE_URL", f"unix://{tmp_path}/none.sock")
-    found = probe_machine(device="cpu", max_s=0.01)
-    assert (found.remote_free_bytes, found.rates.remote_read_bytes_per_s) == (0, None)
-    assert "does not answer" in found.facts["remote"]
+    found = probe_remote(max_s=0.01)
+    assert (found.free_bytes, found.read_bytes_per_s) == (0, None)
+    assert "does not answer" in faults_of(remote=found)["remote"]
 
 
 def test_a_probed_machine_crosses_json(machine):

@@ -1,0 +1,138 @@
+"""Measures the machine at hand in under a minute: the rates that the estimator multiplies.
+
+A package by subject: ``kernels.py`` (products by shape, attention by length, ops by bytes), ``flat.py`` (one number each,
+where there is no curve), ``steps.py`` (what a step costs beside its kernels), ``links.py`` (copies alone and under load),
+``updates.py`` (AdamW on the device and the host), ``stores.py`` (disk and remote store), ``facts.py``. ``clock.py`` says how
+something is timed.
+
+On CUDA under the settings of a run (deterministic, no TF32), timed by events. Neither threads nor random state of the process are
+changed. Needs torch; the result does not.
+
+*Not modelled*: clocks that sink after minutes of load, other tenants of the link, a page cache that takes what the disk would.
+Finished runs correct them (``hardware/calibration.py``).
+"""
+
+import socket
+import tempfile
+from pathlib import Path
+
+import torch
+
+from optimizer.errors import InvalidInput
+from optimizer.hardware.machine import Machine, Rates
+from optimizer.hardware.memory import available_memory_bytes
+from optimizer.hardware.probe.clock import Share
+from optimizer.hardware.probe.facts import describe_device, list_facts
+from optimizer.hardware.probe.flat import (
+    probe_attention_rate,
+    probe_matmul_rate,
+    probe_memory_rate,
+    probe_op_overhead_s,
+)
+from optimizer.hardware.probe.kernels import probe_attention, probe_matmuls, probe_ops
+from optimizer.hardware.probe.links import probe_fresh_memory, probe_links, rate_in_step
+from optimizer.hardware.probe.steps import probe_steps
+from optimizer.hardware.probe.stores import Stored, faults_of, probe_disk, probe_remote
+from optimizer.hardware.probe.updates import probe_host_update, probe_updates
+from optimizer.runtime.device import has_bf16, prepared_device, reserve_workspaces
+
+MAX_PROBE_S = 20.0
+"""Time for all measurements together; shares below. Start-up of kernels comes on top."""
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_SHARES = {
+    "disk": 2, "remote": 1, "updates": 2, "host update": 1, "flat": 4, "matmuls": 8, "attention": 4, "ops": 12, "steps": 6,
+    "links": 2, "fresh memory": 1,
+}  # fmt: skip
+"""Of the time, by what is measured."""
+
+
+def probe_machine(
+    *, name: str | None = None, device: str | None = None, max_s: float = MAX_PROBE_S, scratch: Path | None = None
+) -> Machine:
+    """Measure this machine with one device.
+
+    name: how the machine is listed; its host name unless given.
+    device: ``cpu``, ``cuda`` or ``cuda:1``; CUDA where there is one unless given. InvalidInput where it is not there.
+    max_s: how long to measure; less makes rates rougher and curves shorter, never the shapes smaller than the first of each list.
+    scratch: folder whose disk is the disk tier; the system's temporary folder unless given. The remote tier is the store that
+    HEADROOM_REMOTE_URL names; one that does not answer is noted among the facts, and there is no remote tier.
+    """
+    chosen = _choose_device(device)
+    share_s = {what: max_s * share / sum(_SHARES.values()) for what, share in _SHARES.items()}
+    disk = probe_disk(scratch or Path(tempfile.gettempdir()), max_s=share_s["disk"])
+    remote = probe_remote(max_s=share_s["remote"])
+    state = torch.get_rng_state()
+    with prepared_device(chosen):
+        rates = _measure_rates(chosen, share_s=share_s, disk=disk, remote=remote)
+        workspace_bytes = reserve_workspaces(chosen)
+        host_bytes = available_memory_bytes()
+        described = describe_device(chosen, host_bytes=host_bytes)
+    torch.set_rng_state(state)
+    return Machine(
+        name=name or socket.gethostname(),
+        device=described,
+        host_memory_bytes=host_bytes - described.memory_bytes if described.kind == "cpu" else host_bytes,
+        rates=rates,
+        disk_free_bytes=disk.free_bytes,
+        remote_free_bytes=remote.free_bytes,
+        num_threads=torch.get_num_threads(),
+        facts=list_facts(chosen, workspace_bytes=workspace_bytes) | faults_of(disk=disk, remote=remote),
+    )
+
+
+def _choose_device(device: str | None) -> torch.device:
+    has_cuda = torch.cuda.is_available()
+    try:
+        chosen = torch.device(device or ("cuda" if has_cuda else "cpu"))
+    except RuntimeError as error:
+        raise _unknown_device(device) from error
+    if chosen.type == "cuda" and chosen.index is None and has_cuda:
+        chosen = torch.device("cuda", torch.cuda.current_device())
+    present = chosen.type == "cpu" or (chosen.type == "cuda" and (chosen.index or 0) < torch.cuda.device_count())
+    if not present:
+        raise _unknown_device(device)
+    return chosen
+
+
+def _unknown_device(device: str | None) -> InvalidInput:
+    present = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+    return InvalidInput(
+        f"device {device!r} is not on this machine; present: {', '.join(present)}",
+        field="device",
+        value=device,
+        allowed=present,
+    )
+
+
+def _measure_rates(device: torch.device, *, share_s: dict[str, float], disk: Stored, remote: Stored) -> Rates:
+    # Without a rate for bf16 no plan takes it: a card that emulates it gains nothing.
+    dtypes = {name: dtype for name, dtype in _DTYPES.items() if name != "bf16" or has_bf16(device)}
+    optimizers = probe_updates(device, max_s=share_s["updates"])
+    links = probe_links(device, max_s=share_s["links"])
+    steps = probe_steps(device, max_s=share_s["steps"])
+    flat = Share(share_s["flat"])
+    return Rates(
+        matmul_flops_per_s={name: probe_matmul_rate(device, dtype, max_s=flat.of(6)) for name, dtype in dtypes.items()},
+        attention_flops_per_s={
+            name: probe_attention_rate(device, dtype, max_s=flat.of(4)) for name, dtype in dtypes.items()
+        },
+        memory_bytes_per_s=probe_memory_rate(device, max_s=flat.of(2)),
+        op_overhead_s=probe_op_overhead_s(device, max_s=flat.of(1)),
+        device_to_host_bytes_per_s=rate_in_step(links, "device_to_host"),
+        host_to_device_bytes_per_s=rate_in_step(links, "host_to_device"),
+        optimizer_elements_per_s=optimizers,
+        source="measured",
+        host_optimizer_elements_per_s=probe_host_update(optimizers, device, max_s=share_s["host update"]),
+        disk_write_bytes_per_s=disk.write_bytes_per_s,
+        disk_read_bytes_per_s=disk.read_bytes_per_s,
+        remote_write_bytes_per_s=remote.write_bytes_per_s,
+        remote_read_bytes_per_s=remote.read_bytes_per_s,
+        matmul_curves=probe_matmuls(device, dtypes, max_s=share_s["matmuls"]),
+        attention_curves=probe_attention(device, dtypes, max_s=share_s["attention"]),
+        op_curves=probe_ops(device, dtypes, max_s=share_s["ops"]),
+        forward_dispatch_s=steps.forward_dispatch_s,
+        backward_dispatch_s=steps.backward_dispatch_s,
+        python_s=steps.python_s,
+        fresh_bytes_per_s=probe_fresh_memory(device, max_s=share_s["fresh memory"]),
+        link_bytes_per_s=links,
+    )

@@ -1,0 +1,61 @@
+"""How the probe times something: again and again within its share of the time, and the first quartile counts.
+
+What disturbs a run only makes it longer, so a low quantile is nearer to what the machine can do than a median; the least of all
+would be the luck of one run. Finished runs say how much is disturbed in practice (``calibration.py``).
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+MAX_REPEATS = 15
+now_s: Callable[[], float] = time.perf_counter
+"""Of the CPU; by its module, so that a benchmark on a busy machine can count its own thread's time alone."""
+
+
+def quartile_s(run: Callable[[], object], device: torch.device, *, max_s: float) -> float:
+    """Of one run, after one to warm up: at least one more, then as many as the time allows."""
+    started = time.perf_counter()
+    timed_s(run, device)
+    durations = [timed_s(run, device)]
+    while len(durations) < MAX_REPEATS and time.perf_counter() - started + durations[-1] < max_s:
+        durations.append(timed_s(run, device))
+    return max(sorted(durations)[len(durations) // 4], 1e-9)
+
+
+def timed_s(run: Callable[[], object], device: torch.device) -> float:
+    if device.type != "cuda":
+        started = now_s()
+        run()
+        return now_s() - started
+    event: Any = torch.cuda.Event
+    begin, end = event(enable_timing=True), event(enable_timing=True)
+    with torch.cuda.device(device):
+        begin.record()
+        run()
+        end.record()
+        end.synchronize()
+    return float(begin.elapsed_time(end)) / 1000
+
+
+class Share:
+    """A stretch of the probe's time."""
+
+    def __init__(self, max_s: float) -> None:
+        self._end_s = time.perf_counter() + max_s
+
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self._end_s - time.perf_counter())
+
+    def of(self, count: int) -> float:
+        """For each of so many that are still to come."""
+        return self.left_s / max(count, 1)
+
+
+def random_tensor(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """From its own generator, so that the process's random state stays as it was."""
+    generator = torch.Generator(device).manual_seed(0)
+    return torch.randn(shape, generator=generator, device=device).to(dtype)

@@ -1,0 +1,287 @@
+"""Curves of kernels: products by their shape, attention by its length, and the ops that differ by the bytes they move.
+
+Each is run as a step runs it: products in their forward and both backward forms, results in memory that was not just used.
+A step's fixed cost for each op is ``steps.py``'s business and is taken off here.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from optimizer.hardware.machine import Curve
+from optimizer.hardware.probe.clock import Share, quartile_s, random_tensor
+from optimizer.profile.op_costs import count_flops
+from optimizer.time_kinds import kind_of
+from optimizer.units import MIB
+
+_MATMUL_SHAPES = {
+    "cpu": (
+        (256, 256, 256), (64, 64, 64), (512, 16, 512), (8, 512, 512), (128, 128, 128), (32, 512, 512), (512, 256, 768),
+        (512, 512, 512), (1024, 768, 768), (512, 384, 8192),
+    ),
+    "cuda": (
+        (2048, 2048, 2048), (256, 256, 256), (1024, 64, 1024), (16, 4096, 4096), (512, 512, 512), (256, 4096, 4096),
+        (1024, 1024, 1024), (4096, 1024, 4096), (4096, 4096, 4096), (2048, 2048, 32768),
+    ),
+}  # fmt: skip
+"""Tokens, inputs, outputs; in the order in which they are worth their time."""
+_BMM_SHAPES = {
+    "cpu": ((24, 128, 64, 128), (8, 64, 16, 64), (16, 128, 32, 128), (24, 256, 64, 256), (4, 512, 64, 512)),
+    "cuda": ((64, 512, 64, 512), (64, 128, 64, 128), (32, 1024, 64, 1024), (16, 2048, 128, 2048)),
+}
+"""Matrices, rows, inner, columns."""
+_ATTENTION_SHAPES = {
+    "cpu": ((4, 4, 128, 64), (4, 4, 32, 32), (4, 6, 256, 64), (2, 8, 512, 64)),
+    "cuda": ((8, 16, 1024, 64), (8, 16, 256, 64), (4, 16, 2048, 64), (2, 16, 4096, 128)),
+}
+"""Batch, heads, sequence, head size."""
+_ELEMENTS = {"cpu": (1 << 14, 1 << 18, 1 << 21), "cuda": (1 << 16, 1 << 20, 1 << 23, 1 << 26)}
+"""Of one operand; rows of 512. On the CPU none as large as what the C library maps afresh each time."""
+_ROW = 512
+_RING_BYTES = {"cpu": 16 * MIB, "cuda": 512 * MIB}
+"""Results that are kept while others are made, so that each is written to memory that no cache holds."""
+_NEAR = 1.15
+"""Sizes nearer than this are one point of a curve."""
+
+
+def probe_matmuls(device: torch.device, dtypes: dict[str, torch.dtype], *, max_s: float) -> dict[str, Curve]:
+    """By FLOPs for each byte."""
+    share = Share(max_s)
+    curves: dict[str, Curve] = {}
+    forms = [(name, form) for name in dtypes for form in ("mm", "bmm")]
+    for done, (name, form) in enumerate(forms):
+        own = Share(share.of(len(forms) - done))
+        make, shapes = (_products, _MATMUL_SHAPES) if form == "mm" else (_batched, _BMM_SHAPES)
+        points = _points_of(shapes[device.type], lambda shape: make(shape, device, dtypes[name]), device, share=own)  # noqa: B023
+        curves[f"{form} {name}"] = as_curve(points)
+    return curves
+
+
+def probe_attention(device: torch.device, dtypes: dict[str, torch.dtype], *, max_s: float) -> dict[str, Curve]:
+    """By FLOPs for each byte, forward and backward."""
+    share = Share(max_s)
+    curves: dict[str, Curve] = {}
+    for done, (name, dtype) in enumerate(dtypes.items()):
+        own = Share(share.of(len(dtypes) - done))
+        forward: list[tuple[float, float]] = []
+        backward: list[tuple[float, float]] = []
+        shapes = _ATTENTION_SHAPES[device.type]
+        for index, shape in enumerate(shapes):
+            if index and not own.left_s:
+                break
+            max_each_s = own.of(2 * (len(shapes) - index))
+            for points, (run, flops, num_bytes) in zip((forward, backward), _attentions(shape, device, dtype), strict=True):
+                points.append((flops / num_bytes, flops / quartile_s(run, device, max_s=max_each_s)))
+        curves |= {f"forward {name}": as_curve(forward), f"backward {name}": as_curve(backward)}
+    return curves
+
+
+def probe_ops(device: torch.device, dtypes: dict[str, torch.dtype], *, max_s: float) -> dict[str, Curve]:
+    """By bytes, under each op's name, and each kind's under that of the op that stands for it."""
+    share = Share(max_s)
+    points: dict[str, list[tuple[float, float]]] = {}
+    fixed_s = _fixed_s(device, max_s=share.left_s / 20)
+    # What was freed once tells the C library up to which size to keep memory, as a first step does.
+    torch.empty(_RING_BYTES["cpu"], dtype=torch.uint8)
+    cases = [(num, suffix, dtype) for num in _ELEMENTS[device.type] for suffix, dtype in _suffixed(dtypes)]
+    for done, (num_elements, suffix, dtype) in enumerate(cases):
+        if done and not share.left_s:
+            break
+        own = Share(share.of(len(cases) - done))
+        ops = list(_ops(num_elements, device, dtype))
+        for index, (name, run) in enumerate(ops):
+            num_bytes, seconds = _time_op(name, run, device, max_s=own.of(len(ops) - index))
+            points.setdefault(f"{name}{suffix}", []).append((num_bytes, num_bytes / max(seconds - fixed_s, seconds / 20)))
+    curves = {name: as_curve(found) for name, found in points.items()}
+    stand_ins = {"elementwise": "add", "reduction": "sum", "gather": "embedding"}
+    return curves | {
+        f"{kind}{suffix}": curves[f"{name}{suffix}"]
+        for kind, name in stand_ins.items()
+        for suffix, _ in _suffixed(dtypes)
+        if f"{name}{suffix}" in curves
+    }
+
+
+def as_curve(points: Iterable[tuple[float, float]]) -> Curve:
+    """Sorted by size; of sizes next to each other the mean rate."""
+    merged: list[list[tuple[float, float]]] = []
+    for point in sorted(points):
+        if merged and point[0] < merged[-1][0][0] * _NEAR:
+            merged[-1].append(point)
+        else:
+            merged.append([point])
+    return tuple((_mean([size for size, _ in group]), _mean([rate for _, rate in group])) for group in merged)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _suffixed(dtypes: dict[str, torch.dtype]) -> list[tuple[str, torch.dtype]]:
+    return [("" if name == "fp32" else f" {name}", dtype) for name, dtype in dtypes.items()]
+
+
+# Products.
+
+Timed = tuple[Callable[[], object], float, float]
+"""What to run, its FLOPs and its bytes."""
+
+
+def _points_of(
+    shapes: Sequence[tuple[int, ...]], make: Callable[[tuple[int, ...]], Timed], device: torch.device, *, share: Share
+) -> list[tuple[float, float]]:
+    """One point at least; as many as there is time for, and none that would take all that is left."""
+    points: list[tuple[float, float]] = []
+    for index, shape in enumerate(shapes):
+        run, flops, num_bytes = make(shape)
+        if points and 3 * flops / min(rate for _, rate in points) > share.left_s:
+            continue
+        seconds = quartile_s(run, device, max_s=share.of(len(shapes) - index))
+        points.append((flops / num_bytes, flops / seconds))
+    return points
+
+
+def _products(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Timed:
+    tokens, inputs, outputs = shape
+    sizes = ((tokens, inputs), (outputs, inputs), (tokens, outputs))
+    x, weight, gradient = (random_tensor(size, device, dtype) for size in sizes)
+    num_bytes = 3.0 * (x.nbytes + weight.nbytes + gradient.nbytes)
+    return lambda: (x @ weight.t(), gradient @ weight, gradient.t() @ x), 6.0 * tokens * inputs * outputs, num_bytes
+
+
+def _batched(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Timed:
+    number, rows, inner, columns = shape
+    sizes = ((number, rows, inner), (number, columns, inner), (number, rows, columns))
+    left, right, gradient = (random_tensor(size, device, dtype) for size in sizes)
+    num_bytes = 3.0 * (left.nbytes + right.nbytes + gradient.nbytes)
+
+    def run() -> object:
+        return left @ right.transpose(1, 2), gradient @ right, gradient.transpose(1, 2) @ left
+
+    return run, 6.0 * number * rows * inner * columns, num_bytes
+
+
+def _attentions(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> tuple[Timed, Timed]:
+    query, key, value = (random_tensor(shape, device, dtype).requires_grad_() for _ in range(3))
+    gradient = random_tensor(shape, device, dtype)
+    attend = torch.nn.functional.scaled_dot_product_attention
+    output = attend(query, key, value, is_causal=True)
+    shapes = [shape] * 4
+    name = "aten._scaled_dot_product_flash_attention"
+    flops = [
+        count_flops(f"{name}.default", shapes[:3], [], is_causal=True),
+        count_flops(f"{name}_backward.default", shapes, [], is_causal=True),
+    ]
+
+    def backward() -> object:
+        return torch.autograd.grad(output, (query, key, value), gradient, retain_graph=True)
+
+    return (
+        (lambda: attend(query, key, value, is_causal=True), float(flops[0]), 4.0 * query.nbytes),
+        (backward, float(flops[1]), 8.0 * query.nbytes),
+    )
+
+
+# Ops that move bytes.
+
+
+def _fixed_s(device: torch.device, *, max_s: float) -> float:
+    x = torch.ones(8, device=device)
+    return quartile_s(lambda: [x + x for _ in range(100)], device, max_s=max_s) / 100
+
+
+def _time_op(name: str, run: Callable[[], Any], device: torch.device, *, max_s: float) -> tuple[float, float]:
+    """Bytes as a profile counts them, and seconds."""
+    result, inputs = run(), _inputs_of(run)
+    outputs = list(result) if isinstance(result, tuple | list) else [result]
+    written = sum(value.nbytes for value in outputs if isinstance(value, torch.Tensor))
+    is_gather = kind_of("memory", f"aten.{name}.default") == "gather"
+    num_bytes = 2 * written if is_gather else written + sum(tensor.nbytes for tensor in inputs)
+    ring: deque[Any] = deque(maxlen=max(1, _RING_BYTES[device.type] // max(written, 1)))
+    del result, outputs
+    # Small ones in batches, which a clock can tell apart.
+    batch = max(1, min(50, 2_000_000 // max(num_bytes, 1)))
+
+    def run_all() -> None:
+        for _ in range(batch):
+            ring.append(run())
+
+    return float(num_bytes), quartile_s(run_all, device, max_s=max_s) / batch
+
+
+def _inputs_of(run: Callable[[], Any]) -> list[torch.Tensor]:
+    arguments: tuple[Any, ...] = run.args  # type: ignore[attr-defined]
+    flat = [item for value in arguments for item in (value if isinstance(value, list) else [value])]
+    return [value for value in flat if isinstance(value, torch.Tensor)]
+
+
+def _ops(num_elements: int, device: torch.device, dtype: torch.dtype) -> Iterable[tuple[str, Callable[[], Any]]]:
+    """Names as in a profile."""
+    aten = torch.ops.aten
+    rows = num_elements // _ROW
+    x, y = (random_tensor((rows, _ROW), device, dtype) for _ in range(2))
+    weight = torch.ones(_ROW, device=device, dtype=dtype)
+    half = torch.full((rows, _ROW), 0.5, device=device, dtype=dtype)
+    other_dtype = torch.bfloat16 if dtype == torch.float32 else torch.float32
+    ids = torch.arange(rows, device=device) % 1024
+    labels = ids % _ROW
+    table = random_tensor((1024, _ROW), device, dtype)
+    is_on = x > 0
+    statistics = aten.native_layer_norm(x, [_ROW], weight, weight, 1e-5)
+    softmax, log_softmax = x.softmax(-1), x.log_softmax(-1)
+    counted = torch.tensor(float(rows), device=device, dtype=dtype)
+    scalar = torch.tensor(1.0, device=device, dtype=dtype)
+    arguments: dict[str, tuple[Any, ...]] = {
+        "add": (aten.add, x, y),
+        "mul": (aten.mul, x, y),
+        "neg": (aten.neg, x),
+        "div": (aten.div, x, 3.0),
+        "pow": (aten.pow, x, 2),
+        "exp": (aten.exp, x),
+        "tanh": (aten.tanh, x),
+        "sigmoid": (aten.sigmoid, x),
+        "gelu": (aten.gelu, x),
+        "silu": (aten.silu, x),
+        "relu": (aten.relu, x),
+        "bernoulli": (aten.bernoulli_.float, half, 0.9),
+        "tanh_backward": (aten.tanh_backward, x, y),
+        "gelu_backward": (aten.gelu_backward, x, y),
+        "silu_backward": (aten.silu_backward, x, y),
+        "threshold_backward": (aten.threshold_backward, x, y, 0),
+        "where": (aten.where, is_on, x, y),
+        "clone": (aten.clone, x),
+        "cat": (aten.cat, [x, y], -1),
+        "_to_copy": (aten.to.dtype, x, other_dtype),
+        "fill": (aten.fill_, y.clone(), 0.0),
+        "sum": (aten.sum.dim_IntList, x, [-1]),
+        "mean": (aten.mean.dim, x, [-1]),
+        "_softmax": (aten._softmax, x, -1, False),
+        "_safe_softmax": (aten._safe_softmax, x, -1),
+        "_softmax_backward_data": (aten._softmax_backward_data, x, softmax, -1, dtype),
+        "_log_softmax": (aten._log_softmax, x, -1, False),
+        "_log_softmax_backward_data": (aten._log_softmax_backward_data, x, log_softmax, -1, dtype),
+        "native_layer_norm": (aten.native_layer_norm, x, [_ROW], weight, weight, 1e-5),
+        "native_layer_norm_backward": (
+            aten.native_layer_norm_backward, y, x, [_ROW], statistics[1], statistics[2], weight, weight, [True] * 3,
+        ),
+        "embedding": (aten.embedding, table, ids),
+        "embedding_dense_backward": (aten.embedding_dense_backward, x, ids, rows, -1, False),
+        "nll_loss_backward": (aten.nll_loss_backward, scalar, log_softmax, labels, None, 1, -100, counted),
+        "slice_backward": (aten.slice_backward, x[:, : _ROW // 2], [rows, _ROW], 1, 0, _ROW // 2, 1),
+        "index": (aten.index, x, [ids % rows]),
+    }  # fmt: skip
+    for name, (op, *values) in arguments.items():
+        yield name, _Call(op, tuple(values))
+
+
+class _Call:
+    """An op with its arguments, which can be asked for."""
+
+    def __init__(self, op: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        self._op = op
+        self.args = arguments
+
+    def __call__(self) -> Any:
+        return self._op(*self.args)

@@ -1,0 +1,198 @@
+"""What a step costs beside its kernels: the runtime's own step of a model so small that nothing else is left.
+
+Its time over its ops is what one op costs in Python, autograd and the meter; what a technique adds beyond its ops is its own
+Python.
+Nearly the same for every architecture, because it is the dispatch that costs, of views as of others.
+"""
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from optimizer.hardware.probe import clock
+from optimizer.models.build import build_model
+from optimizer.models.spec import ModelSpec, read_model_spec
+from optimizer.plan.activations import ActivationsPlan, BlockChoice
+from optimizer.plan.batch import BatchPlan
+from optimizer.plan.gradients import GradientsPlan
+from optimizer.plan.plan import Plan
+from optimizer.runtime.measure import make_synthetic_batches
+from optimizer.runtime.meter import Meter
+from optimizer.runtime.step import Trainer
+from optimizer.workload import TrainingWorkload
+
+_NUM_BLOCKS, _MORE_BLOCKS = 2, 6
+_SEQUENCE_LENGTH = 64
+_CONFIG = {
+    "model_type": "headroom_decoder",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": _SEQUENCE_LENGTH,
+    "attention_block": _SEQUENCE_LENGTH,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+_NUM_WARM_UP = 2
+_MAX_STEPS = 30
+_UPDATE_PHASES = ("gradient clipping", "optimizer step")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepCosts:
+    """Seconds beside kernels (``Rates``)."""
+
+    forward_dispatch_s: float
+    backward_dispatch_s: float
+    python_s: dict[str, float]
+
+
+def probe_steps(device: torch.device, *, max_s: float) -> StepCosts:
+    share = clock.Share(max_s)
+    wanted: dict[str, tuple[BlockChoice, int, GradientsPlan]] = {
+        "keep": ("keep", _NUM_BLOCKS, GradientsPlan()),
+        "more": ("keep", _MORE_BLOCKS, GradientsPlan()),
+        "recompute": ("recompute", _NUM_BLOCKS, GradientsPlan()),
+        "selective": ("selective", _NUM_BLOCKS, GradientsPlan()),
+        "offload": ("offload", _NUM_BLOCKS, GradientsPlan()),
+        "consume": ("keep", _NUM_BLOCKS, GradientsPlan(choice="consume")),
+    }
+    found: dict[str, _Step] = {}
+    for done, (name, (choice, num_blocks, gradients)) in enumerate(wanted.items()):
+        spec = read_model_spec({**_CONFIG, "num_hidden_layers": num_blocks})
+        found[name] = _measure(spec, choice, gradients, device, max_s=share.of(len(wanted) - done))
+    keep = found["keep"]
+    forward_s, backward_s = keep.phase_s("forward") / keep.num("forward"), keep.phase_s("backward") / keep.num("backward")
+
+    def beyond_ops_s(name: str) -> float:
+        step = found[name]
+        num_again = step.num("backward") - keep.num("backward") if name in ("recompute", "selective") else 0
+        num_forward = step.num("forward") - keep.num("forward") + num_again
+        num_backward = step.num("backward") - keep.num("backward") - num_again
+        return max(0.0, step.total_s - keep.total_s - num_forward * forward_s - num_backward * backward_s)
+
+    more = found["more"]
+    tensor_s = max(0.0, (more.update_s - keep.update_s) / (more.num_tensors - keep.num_tensors))
+    python_s = {
+        "recompute": beyond_ops_s("recompute") / _NUM_BLOCKS,
+        "selective": beyond_ops_s("selective") / _NUM_BLOCKS,
+        "offload": beyond_ops_s("offload") / max(1, found["offload"].num_copies - keep.num_copies),
+        "step": max(0.0, keep.update_s - keep.num_tensors * tensor_s),
+        "update many": tensor_s,
+        "update one": tensor_s + max(0.0, found["consume"].total_s - keep.total_s) / keep.num_tensors,
+    }
+    return StepCosts(forward_dispatch_s=forward_s, backward_dispatch_s=backward_s, python_s=python_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Step:
+    """One plan's step."""
+
+    total_s: float
+    seconds: dict[str, float]
+    """By phase as the runtime marks it."""
+    ops: Counter[str]
+    num_copies: int
+    num_tensors: int
+
+    def phase_s(self, phase: str) -> float:
+        return self.seconds[phase]
+
+    def num(self, phase: str) -> int:
+        return self.ops[phase]
+
+    @property
+    def update_s(self) -> float:
+        return sum(self.seconds.get(phase, 0.0) for phase in _UPDATE_PHASES)
+
+
+class _PhaseMeter(Meter):  # type: ignore[no-untyped-call]
+    """A meter that notes when each phase begins, and counts ops when told to."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device=device)
+        self.marks: list[tuple[str, float]] = []
+
+    def mark(self, phase: str, *, block_index: int = -1) -> None:
+        super().mark(phase, block_index=block_index)
+        if self._is_cuda:
+            torch.cuda.synchronize(self.device)
+        self.marks.append((phase, clock.now_s()))
+
+    def take_phases(self) -> dict[str, float]:
+        marks, self.marks = [*self.marks, ("", clock.now_s())], []
+        seconds: dict[str, float] = {}
+        for (phase, begin_s), (_, end_s) in itertools.pairwise(marks):
+            seconds[phase] = seconds.get(phase, 0.0) + end_s - begin_s
+        return seconds
+
+
+class _CountingMeter(_PhaseMeter):  # type: ignore[no-untyped-call]
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.counts: Counter[str] = Counter()
+        self.num_copies = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.counts[self._phase] += 1
+        self.num_copies += func is torch.ops.aten.copy_.default
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+def _measure(
+    spec: ModelSpec, choice: BlockChoice, gradients: GradientsPlan, device: torch.device, *, max_s: float
+) -> _Step:
+    plan = Plan(
+        batch=BatchPlan(micro_batch_size=1, accumulation_steps=1),
+        activations=ActivationsPlan(per_block=(choice,) * spec.num_blocks),
+        gradients=gradients,
+    )
+    max_grad_norm = None if gradients.choice == "consume" else 1.0
+    workload = TrainingWorkload(sequence_length=_SEQUENCE_LENGTH, global_batch_size=1, max_grad_norm=max_grad_norm)
+    timed = _run(spec, plan, workload, _PhaseMeter(device), max_s=max_s)
+    counting = _CountingMeter(device)
+    _run(spec, plan, workload, counting, max_s=0.0)
+    return _Step(
+        total_s=_quartile([sum(phases.values()) for phases in timed]),
+        seconds={phase: _quartile([phases.get(phase, 0.0) for phases in timed]) for phase in timed[0]},
+        ops=counting.counts,
+        num_copies=counting.num_copies,
+        num_tensors=_num_tensors(spec),
+    )
+
+
+def _run(
+    spec: ModelSpec, plan: Plan, workload: TrainingWorkload, meter: _PhaseMeter, *, max_s: float
+) -> list[dict[str, float]]:
+    """Phases of each step after the first ones; a counting meter counts the last alone."""
+    model = build_model(spec, device=meter.device)
+    trainer = Trainer(model, plan=plan, workload=workload, device=meter.device, meter=meter)
+    share = clock.Share(max_s)
+    timed: list[dict[str, float]] = []
+    try:
+        while len(timed) < _NUM_WARM_UP + 1 or (share.left_s and len(timed) < _MAX_STEPS):
+            if isinstance(meter, _CountingMeter):
+                meter.counts.clear()
+                meter.num_copies = 0
+            batches = make_synthetic_batches(model, plan=plan, workload=workload)
+            meter.marks.clear()
+            trainer.step(batches, learning_rate=0.0)
+            timed.append(meter.take_phases())
+    finally:
+        trainer.close()
+    return timed[_NUM_WARM_UP:]
+
+
+def _num_tensors(spec: ModelSpec) -> int:
+    return len(list(build_model(spec, device="meta").parameters()))
+
+
+def _quartile(values: list[float]) -> float:
+    return sorted(values)[len(values) // 4]

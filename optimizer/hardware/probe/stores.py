@@ -1,0 +1,96 @@
+"""Rates of the disk and of the remote store, written and read as the runtime does: to the store itself and from it, past the page
+cache, which what does not fit in memory cannot count on.
+"""
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from optimizer.errors import DiskFull, HeadroomError
+from optimizer.hardware.probe.clock import MAX_REPEATS
+from optimizer.packing import SLAB_BYTES
+from optimizer.runtime.store_disk import DiskStore
+from optimizer.runtime.store_remote import RemoteStore, remote_url
+from optimizer.runtime.stores import Store
+
+_STORED_BYTES = 4 * SLAB_BYTES
+_REMOTE_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """What a store does; nothing where there is none."""
+
+    write_bytes_per_s: float | None = None
+    read_bytes_per_s: float | None = None
+    free_bytes: int = 0
+    fault: str = ""
+    """Why a store that should be there is not."""
+
+
+def probe_disk(folder: Path, *, max_s: float) -> Stored:
+    """Nothing where the folder cannot be written to or its disk is full."""
+    try:
+        store = DiskStore(folder)
+        with _closing(store):
+            free_bytes = shutil.disk_usage(folder).free
+            return _store_rates(store, store.flush, max_s=max_s, free_bytes=free_bytes)
+    except (OSError, DiskFull) as error:
+        return Stored(fault=str(error))
+
+
+def probe_remote(*, max_s: float) -> Stored:
+    url = remote_url()
+    if url is None:
+        return Stored()
+    try:
+        store = RemoteStore(url, timeout_s=_REMOTE_TIMEOUT_S)
+        with _closing(store):
+            return _store_rates(store, lambda: None, max_s=max_s, free_bytes=store.free_bytes() or 0)
+    except HeadroomError as error:
+        return Stored(fault=str(error))
+
+
+def _store_rates(store: Store, flush: Callable[[], None], *, max_s: float, free_bytes: int) -> Stored:
+    """flush: until what was written has arrived and what is read next comes from there."""
+    place = store.take(_STORED_BYTES)
+    data = memoryview(bytearray(_STORED_BYTES))
+
+    def write() -> None:
+        for start in range(0, _STORED_BYTES, SLAB_BYTES):
+            store.write(place, data[start : start + SLAB_BYTES], offset=start)
+        flush()
+
+    def read() -> None:
+        for start in range(0, _STORED_BYTES, SLAB_BYTES):
+            store.read(place, data[start : start + SLAB_BYTES], offset=start)
+        flush()
+
+    rates = [_STORED_BYTES / _quartile_s(run, max_s=max_s) for run in (write, read)]
+    return Stored(write_bytes_per_s=rates[0], read_bytes_per_s=rates[1], free_bytes=free_bytes)
+
+
+@contextmanager
+def _closing(store: Store) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        store.close()
+
+
+def faults_of(**stored: Stored) -> dict[str, str]:
+    return {name: found.fault for name, found in stored.items() if found.fault}
+
+
+def _quartile_s(run: Callable[[], object], *, max_s: float) -> float:
+    """By the wall clock, since a store works while the process waits; otherwise as ``clock.py`` does."""
+    durations: list[float] = []
+    started_s = time.perf_counter()
+    while len(durations) < 2 or (len(durations) < MAX_REPEATS and time.perf_counter() - started_s < max_s):
+        begin_s = time.perf_counter()
+        run()
+        durations.append(time.perf_counter() - begin_s)
+    return max(sorted(durations[1:])[len(durations[1:]) // 4], 1e-9)
