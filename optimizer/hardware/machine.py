@@ -1,6 +1,6 @@
 """A machine as the planner sees it: a device, a host, the link between, and rates with where each came from.
 
-Torch-free. ``probe.py`` measures one of these on the spot; ``calibration.py`` corrects it with finished runs.
+Torch-free. ``probe/`` measures one of these on the spot; ``calibration.py`` corrects it with finished runs.
 """
 
 from dataclasses import dataclass, field
