@@ -31,6 +31,7 @@ from optimizer.hardware.machine import Machine
 from optimizer.hardware.probe import probe_machine
 from optimizer.runtime.train import set_num_threads
 from optimizer.units import format_bytes
+from optimizer.workload import InferenceWorkload
 
 PARTS = ("memory", "estimators", "time")
 PROBE_S = 8.0
@@ -65,7 +66,7 @@ def main() -> int:
 def measure_cpu(journal: Journal, arguments: argparse.Namespace) -> None:
     """The parts that were asked for, over the cases that were asked for."""
     cases = [case for case in list_cases() if is_wanted(case, arguments.case, quick=arguments.quick)]
-    bench = Bench(find_machine(journal, probe_s=2.0 if arguments.quick else PROBE_S))
+    bench = Bench(find_machine(journal, probe_s=2.0 if arguments.quick else PROBE_S), cases)
     run(journal, bench, cases, parts=arguments.only or PARTS, num_rounds=1 if arguments.quick else NUM_ROUNDS)
     conclude(journal, bench, cases, is_whole=not arguments.quick and not arguments.case)
 
@@ -74,7 +75,7 @@ def is_wanted(case: Case, words: Sequence[str] | None, *, quick: bool) -> bool:
     """quick: one model without adapters, so that two shapes are profiled and no more."""
     if words:
         return any(word in case.name for word in words)
-    return not quick or (case.model == "llama" and case.shape in ("tiny", "small") and case.workload.adapter is None)
+    return not quick or (case.model == "llama" and case.shape in ("tiny", "small") and case.adapter is None)
 
 
 def find_machine(journal: Journal, *, probe_s: float) -> Machine:
@@ -113,7 +114,12 @@ def count(journal: Journal, bench: Bench, case: Case) -> None:
 def ask(journal: Journal, case: Case) -> None:
     """Other ways to estimate, of what the memory part has measured; large models would only take MemTracker longer."""
     memory = next((row for row in journal.rows if row["what"] == "memory" and row["case"] == case.name), None)
-    if memory is None or case.is_timed or journal.has(what="estimator", case=case.name):
+    if (
+        memory is None
+        or case.is_timed
+        or isinstance(case.workload, InferenceWorkload)
+        or journal.has(what="estimator", case=case.name)
+    ):
         return
     measured_bytes = max(memory["metered_bytes"], memory["profiled_bytes"])
     for row in ask_all(case, measured_bytes=measured_bytes):

@@ -17,14 +17,16 @@ from benchmarks.training_plans import make_plan
 from optimizer.errors import InvalidPlan
 from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan import Plan
-from optimizer.workload import Adapter, TrainingWorkload
+from optimizer.plan.inference import InferencePlan
+from optimizer.plan.weights import WeightsPlan
+from optimizer.workload import Adapter, InferenceWorkload, TrainingWorkload
 
 HOLDOUT_SEED = "held back, 2026-11"
 DRAWN_SEED = 20261121
 """Of the combinations of techniques."""
-NUM_DRAWN = 6
-"""Combinations per model and shape that are not timed."""
-NUM_ALONE = 10
+NUM_DRAWN = 5
+"""Combinations per model that are not timed."""
+NUM_ALONE = 9
 """Techniques alone per model; models take turns, so that together they have all."""
 
 
@@ -145,6 +147,23 @@ TECHNIQUES: dict[str, dict[str, Any]] = {
     "qlora-nf4": {**_ADAPTED, "weights": {"frozen": "nf4"}},
 }
 """What each changes of plain training: of the workload under ``work``, the rest by the names that ``make_plan`` takes."""
+GENERATION = "generate"
+"""Marks the cases that generate text, among the techniques of their name."""
+GENERATIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "bf16": {"dtype": "bf16"},
+    "fp16": {"dtype": "fp16"},
+    "int8": {"frozen": "int8"},
+    "nf4": {"frozen": "nf4"},
+    "streamed": {"place": "host"},
+    "streamed-disk": {"place": "disk", "prefetch": 0},
+    "streamed-bf16": {"place": "host", "dtype": "bf16", "prefetch": 2},
+    "streamed-int8": {"place": "host", "frozen": "int8"},
+}
+"""Of inference, what each changes of the weights."""
+NUM_GENERATIONS = 4
+"""Of these per model, in turn, beside plain generation."""
+TIMED_GENERATIONS = ("plain", "int8", "streamed", "nf4")
 REMOTE = frozenset({"offload-remote"})
 """Techniques that need a store at ``HEADROOM_REMOTE_URL``."""
 SLOW = frozenset({"bf16", "fp16", "autocast", "autocast-fp16"})
@@ -188,9 +207,13 @@ class Case:
     shape: str
     techniques: tuple[str, ...]
     config: Mapping[str, Any] = field(repr=False)
-    workload: TrainingWorkload = field(repr=False)
-    plan: Plan = field(repr=False)
+    workload: TrainingWorkload | InferenceWorkload = field(repr=False)
+    plan: Plan | InferencePlan = field(repr=False)
     is_timed: bool = False
+
+    @property
+    def adapter(self) -> Adapter | None:
+        return self.workload.adapter if isinstance(self.workload, TrainingWorkload) else None
 
     @property
     def is_held_back(self) -> bool:
@@ -243,6 +266,13 @@ def _cases_of(model: str, index: int) -> Iterator[Case]:
         techniques = TIMED[(index * NUM_TIMED + turn) % len(TIMED)]
         yield make_case(model, ("small", "long")[turn % 2], techniques, is_timed=True)
     yield make_case(model, "slow", TIMED_SLOW[index % len(TIMED_SLOW)], is_timed=True)
+    yield make_generation_case(model, "tiny", "plain")
+    others = [name for name in GENERATIONS if name != "plain"]
+    for turn in range(NUM_GENERATIONS):
+        name = others[(index * NUM_GENERATIONS + turn) % len(others)]
+        yield make_generation_case(model, shape[(turn + 1) % 2], name)
+    timed = TIMED_GENERATIONS[index % len(TIMED_GENERATIONS)]
+    yield make_generation_case(model, "long", timed, is_timed=True)
 
 
 def draw_techniques(generator: random.Random) -> tuple[str, ...]:
@@ -269,6 +299,30 @@ def make_case(model: str, shape: str, techniques: tuple[str, ...], *, is_timed: 
         config=config,
         workload=workload,
         plan=plan,
+        is_timed=is_timed,
+    )
+
+
+def make_generation_case(model: str, shape: str, technique: str, *, is_timed: bool = False) -> Case:
+    """The case of one model that generates, its weights held in some way; two passes, of which the second counts."""
+    sizes = SHAPES[shape]
+    config = make_config(model, sizes)
+    if model == "headroom_decoder":
+        # A linear layer keeps a state, which is no cache of keys and values.
+        config["layer_types"] = [kind.replace("linear", "local") for kind in config["layer_types"]]
+    batch_size = sizes.global_batch_size if shape != "odd" else 3
+    return Case(
+        name=f"{model}/{shape}/{GENERATION}+{technique}",
+        model=model,
+        shape=shape,
+        techniques=(GENERATION, technique) if technique != "plain" else (GENERATION,),
+        config=config,
+        workload=InferenceWorkload(
+            prompt_length=sizes.sequence_length // 2,
+            num_new_tokens=max(8, sizes.sequence_length // 8),
+            num_sequences=2 * batch_size,
+        ),
+        plan=InferencePlan(batch_size=batch_size, weights=WeightsPlan(**GENERATIONS[technique])),
         is_timed=is_timed,
     )
 

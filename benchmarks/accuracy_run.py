@@ -1,14 +1,17 @@
-"""Runs one case of ``benchmarks.accuracy``: prices its plan, takes real steps of it, and tells both in one row.
+"""Runs one case of ``benchmarks.accuracy``: prices its plan, carries it out, and tells both in one row.
 
-Bytes are counted twice in the same step, by the runtime's meter and by torch's profiler (``accuracy_meter.py``). Verdicts are
-asked for at budgets around what was measured, and for some cases carried out: under the predicted bound the steps must finish,
-one byte under the measured peak they must end in OutOfDeviceMemory.
+Bytes are counted twice at the same time, by the runtime's meter and by torch's profiler (``accuracy_meter.py``), in a second
+training step or a second pass of generation. Verdicts are asked for at budgets around what was measured, and for some cases
+carried out: under the predicted bound the case must finish, one byte under its measured peak it must end in OutOfDeviceMemory.
 """
 
+import functools
 import gc
 import json
 import os
 import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,44 +20,103 @@ from benchmarks.accuracy_cases import REMOTE, Case
 from benchmarks.accuracy_meter import AllocationProfile, HostMarkingMeter, ProfiledPeak
 from benchmarks.record import Row
 from optimizer.errors import OutOfDeviceMemory
+from optimizer.estimate.inference import estimate_inference
+from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.estimate.prediction import Prediction
 from optimizer.estimate.training import estimate_training
+from optimizer.hardware.calibration import TimedRun
 from optimizer.hardware.machine import Machine
+from optimizer.plan import Plan
+from optimizer.plan.inference import InferencePlan
+from optimizer.profile.extent import Extent, extent_of_plans
+from optimizer.profile.inference import InferenceProfile
+from optimizer.profile.inference_trace import profile_inference
 from optimizer.profile.profile import Profile
 from optimizer.profile.trace import profile_model
+from optimizer.runtime.inference import Generator, build_for_inference
 from optimizer.runtime.measure import make_synthetic_batches, measure_step
+from optimizer.runtime.measure_inference import make_prompts, measure_generation
 from optimizer.runtime.meter import Meter, Peak
 from optimizer.runtime.prepare import build_prepared
 from optimizer.runtime.step import Trainer
 from optimizer.runtime.store_remote import URL_VARIABLE
+from optimizer.runtime.tiers import Tiers
+from optimizer.workload import InferenceWorkload, TrainingWorkload
 
 CPU = torch.device("cpu")
-EXACT = ("weights", "gradients", "optimizer_state")
+EXACT = ("weights", "gradients", "optimizer_state", "kv_cache")
 """Categories whose bytes follow from shapes alone."""
 BUDGETS = {"-1 %": 0.99, "-0.1 %": 0.999, "-1 B": 1.0, "+0.5 %": 1.005, "+2 %": 1.02}
 """Around the measured peak; the third is one byte under it."""
 
 
 class Bench:
-    """What all cases share: the machine's rates and each model's profile, traced once."""
+    """What all cases share: the machine's rates, and profiles of what the cases need, each traced once."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, cases: Iterable[Case] = ()) -> None:
         self.machine = machine
-        self.profile_s: dict[str, float] = {}
-        self._profiles: dict[str, Profile] = {}
+        self._extents: dict[str, Extent] = {}
+        self._representations: dict[str, set[str]] = {}
+        self._profiles: dict[str, Profile | InferenceProfile] = {}
+        for case in cases:
+            self._note(case)
 
-    def profile_of(self, case: Case) -> Profile:
-        key = json.dumps([dict(case.config), repr(case.workload.adapter)], sort_keys=True)
+    def _note(self, case: Case) -> None:
+        key = _key_of(case)
+        if isinstance(case.plan, InferencePlan):
+            self._representations.setdefault(key, set()).add(case.plan.weights.representation)
+        elif isinstance(case.workload, TrainingWorkload):
+            extent = extent_of_plans([case.plan], workload=case.workload)
+            known = self._extents.get(key)
+            self._extents[key] = extent if known is None else known.union(extent)
+
+    def profile_of(self, case: Case) -> Profile | InferenceProfile:
+        """Of all that the noted cases of this model need."""
+        key = _key_of(case)
         if key not in self._profiles:
-            started_s = time.perf_counter()
-            self._profiles[key] = profile_model(case.spec, adapter=case.workload.adapter)
-            self.profile_s[key] = time.perf_counter() - started_s
+            if key not in self._extents and key not in self._representations:
+                self._note(case)
+            if isinstance(case.plan, InferencePlan):
+                names = sorted(self._representations[key])
+                self._profiles[key] = profile_inference(case.spec, representations=names)
+            else:
+                self._profiles[key] = profile_model(case.spec, adapter=case.adapter, extent=self._extents[key])
         return self._profiles[key]
 
-    def predict(self, case: Case, *, calibration: Any = None) -> Prediction:
-        return estimate_training(
-            self.profile_of(case), plan=case.plan, workload=case.workload, machine=self.machine, calibration=calibration
-        )
+    def predict(self, case: Case, *, calibration: Any = None) -> Prediction | InferencePrediction:
+        profile, plan, workload = self.profile_of(case), case.plan, case.workload
+        if isinstance(profile, InferenceProfile):
+            assert isinstance(plan, InferencePlan)
+            assert isinstance(workload, InferenceWorkload)
+            return estimate_inference(
+                profile, plan=plan, workload=workload, machine=self.machine, calibration=calibration
+            )
+        assert isinstance(plan, Plan)
+        assert isinstance(workload, TrainingWorkload)
+        return estimate_training(profile, plan=plan, workload=workload, machine=self.machine, calibration=calibration)
+
+
+def _key_of(case: Case) -> str:
+    kind = type(case.workload).__name__
+    return json.dumps([kind, dict(case.config), repr(case.adapter)], sort_keys=True)
+
+
+def predicted_ms(prediction: Prediction | InferencePrediction, case: Case) -> float:
+    """Of what is timed: a training step, or a pass of generation."""
+    if isinstance(prediction, Prediction):
+        return prediction.step_ms
+    assert isinstance(case.workload, InferenceWorkload)
+    return prediction.prefill_ms + prediction.decode_ms * (case.workload.num_new_tokens - 1)
+
+
+def timed_run(prediction: Prediction | InferencePrediction, *, measured_ms: float) -> TimedRun:
+    """For the calibration. The prediction has none in it."""
+    if isinstance(prediction, Prediction):
+        return TimedRun.of(prediction, measured_ms=measured_ms)
+    kinds = dict(prediction.prefill_by_kind_ms)
+    for kind, kind_ms in prediction.decode_by_kind_ms.items():
+        kinds[kind] = kinds.get(kind, 0.0) + kind_ms
+    return TimedRun(predicted_ms=kinds, measured_ms=measured_ms)
 
 
 def why_left_out(case: Case) -> str | None:
@@ -65,12 +127,12 @@ def why_left_out(case: Case) -> str | None:
 
 
 def measure_memory(bench: Bench, case: Case) -> Row:
-    """Predicted bytes beside what two meters counted in one steady step."""
+    """Predicted bytes beside what two meters counted."""
     bench.profile_of(case)
     started_s = time.perf_counter()
     prediction = bench.predict(case)
     estimate_ms = (time.perf_counter() - started_s) * 1000
-    metered, profiled, disk_bytes = count_step(case)
+    metered, profiled, disk_bytes = count(case)
     measured_bytes = max(metered.device_bytes, profiled.device_bytes)
     return {
         "what": "memory",
@@ -104,33 +166,71 @@ def head_of(case: Case) -> Row:
     }
 
 
-def count_step(case: Case) -> tuple[Peak, ProfiledPeak, int]:
-    """A steady step by both meters, and the most in use on the disk."""
+def count(case: Case) -> tuple[Peak, ProfiledPeak, int]:
+    """The second step or pass by both meters, and the most in use on the disk."""
     gc.collect()
     meter = HostMarkingMeter(device=CPU)
-    with AllocationProfile() as profiled:
-        trainer = _make_trainer(case, meter)
-        try:
-            batches = make_synthetic_batches(trainer.model, plan=case.plan, workload=case.workload)
-            trainer.step(batches, learning_rate=case.workload.learning_rate)
-            trainer.join()
-            trainer.tiers.reset_peak()
-            with profiled.steady_step():
-                trainer.step(batches, learning_rate=case.workload.learning_rate)
-                trainer.join()
-            metered, disk_bytes = meter.peak(), trainer.tiers.disk_peak_bytes
-        finally:
-            trainer.close()
+    with AllocationProfile() as profiled, ready(case, meter) as (repeat, tiers):
+        repeat()
+        tiers.reset_peak()
+        meter.reset_peak()
+        with profiled.steady_step():
+            repeat()
+        metered, disk_bytes = meter.peak(), tiers.disk_peak_bytes
+        del repeat
     return metered, profiled.peak, disk_bytes
 
 
-def wrong_categories(prediction: Prediction, metered: Peak) -> dict[str, int]:
+@contextmanager
+def ready(case: Case, meter: Meter) -> Iterator[tuple[Callable[[], None], Tiers]]:
+    """What takes one step or makes one pass, again and again, and where it keeps bytes."""
+    if isinstance(case.plan, InferencePlan):
+        generator = _make_generator(case, meter)
+        try:
+            yield functools.partial(_generate, generator, case), generator.tiers
+        finally:
+            generator.close(keep_weights=False)
+        return
+    trainer = _make_trainer(case, meter)
+    try:
+        yield functools.partial(_step, trainer), trainer.tiers
+    finally:
+        trainer.close(keep_weights=False)
+
+
+def _make_trainer(case: Case, meter: Meter) -> Trainer:
+    assert isinstance(case.plan, Plan)
+    assert isinstance(case.workload, TrainingWorkload)
+    model = build_prepared(case.spec, weights=case.plan.weights, workload=case.workload, device=CPU)
+    return Trainer(model, plan=case.plan, workload=case.workload, device=CPU, meter=meter)
+
+
+def _step(trainer: Trainer) -> None:
+    batches = make_synthetic_batches(trainer.model, plan=trainer.plan, workload=trainer.workload)
+    trainer.step(batches, learning_rate=trainer.workload.learning_rate)
+    trainer.join()
+
+
+def _make_generator(case: Case, meter: Meter) -> Generator:
+    assert isinstance(case.plan, InferencePlan)
+    model = build_for_inference(case.spec, weights=case.plan.weights, device=CPU, seed=case.workload.seed)
+    return Generator(model, plan=case.plan, device=CPU, meter=meter)
+
+
+def _generate(generator: Generator, case: Case) -> None:
+    assert isinstance(case.workload, InferenceWorkload)
+    prompts = make_prompts(case.spec.vocab_size, case.workload)[: generator.plan.batch_size]
+    for _ in generator.run_passes([prompts], num_new_tokens=case.workload.num_new_tokens):
+        pass
+
+
+def wrong_categories(prediction: Prediction | InferencePrediction, metered: Peak) -> dict[str, int]:
     """Of those that are exact by construction, predicted less measured bytes at the peak where that is not 0."""
     predicted, measured = prediction.device_bytes_by_category, metered.device_bytes_by_category
     return {name: predicted[name] - measured[name] for name in EXACT if predicted[name] != measured[name]}
 
 
-def verdicts_around(prediction: Prediction, measured_bytes: int) -> dict[str, str]:
+def verdicts_around(prediction: Prediction | InferencePrediction, measured_bytes: int) -> dict[str, str]:
     """By budget, named by how far it is from the measured peak."""
     verdicts: dict[str, str] = {}
     for name, share in BUDGETS.items():
@@ -142,46 +242,45 @@ def verdicts_around(prediction: Prediction, measured_bytes: int) -> dict[str, st
 def carry_out(bench: Bench, case: Case) -> Row:
     """The plan under the predicted bound, and under one byte less than what it took there."""
     high_bytes = bench.predict(case).device_peak_high_bytes
-    measured = measure_step(case.spec, plan=case.plan, workload=case.workload, cap_bytes=high_bytes)
-    refusal = _refusal_at(case, measured.device_peak_bytes - 1)
+    measured_bytes = _peak_under(case, high_bytes)
+    refusal = _refusal_at(case, measured_bytes - 1)
     return {
         "what": "carried out",
         **head_of(case),
         "cap_bytes": high_bytes,
-        "measured_bytes": measured.device_peak_bytes,
-        "finished": measured.device_peak_bytes <= high_bytes,
+        "measured_bytes": measured_bytes,
+        "finished": measured_bytes <= high_bytes,
         "refused_below": refusal is not None,
         "refusal": refusal,
     }
 
 
+def _peak_under(case: Case, cap_bytes: int) -> int:
+    plan, workload = case.plan, case.workload
+    if isinstance(plan, InferencePlan) and isinstance(workload, InferenceWorkload):
+        return measure_generation(case.spec, plan=plan, workload=workload, cap_bytes=cap_bytes).device_peak_bytes
+    assert isinstance(plan, Plan)
+    assert isinstance(workload, TrainingWorkload)
+    return measure_step(case.spec, plan=plan, workload=workload, cap_bytes=cap_bytes).device_peak_bytes
+
+
 def _refusal_at(case: Case, cap_bytes: int) -> str | None:
     try:
-        measure_step(case.spec, plan=case.plan, workload=case.workload, cap_bytes=cap_bytes)
+        _peak_under(case, cap_bytes)
     except OutOfDeviceMemory as error:
         return str(error)
     return None
 
 
 def time_steps(case: Case, *, num_steps: int) -> Row:
-    """Milliseconds of steady steps, counted as in a real job, with how busy the machine was."""
+    """Milliseconds of steps or passes after a first one, counted as in a real job, and how busy the machine was."""
     gc.collect()
     load = os.getloadavg()[0]
-    meter = Meter(device=CPU)
-    trainer = _make_trainer(case, meter)
     times: list[float] = []
-    try:
-        batches = make_synthetic_batches(trainer.model, plan=case.plan, workload=case.workload)
+    with ready(case, Meter(device=CPU)) as (repeat, _):
         for _ in range(num_steps + 1):
             started_s = time.perf_counter()
-            trainer.step(batches, learning_rate=case.workload.learning_rate)
-            trainer.join()
+            repeat()
             times.append((time.perf_counter() - started_s) * 1000)
-    finally:
-        trainer.close()
+        del repeat
     return {"first_ms": round(times[0], 3), "step_ms": [round(value, 3) for value in times[1:]], "load": round(load, 2)}
-
-
-def _make_trainer(case: Case, meter: Meter) -> Trainer:
-    model = build_prepared(case.spec, weights=case.plan.weights, workload=case.workload, device=CPU)
-    return Trainer(model, plan=case.plan, workload=case.workload, device=CPU, meter=meter)

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.accuracy_cases import Case
-from benchmarks.accuracy_run import Bench, head_of, time_steps
+from benchmarks.accuracy_run import Bench, head_of, predicted_ms, time_steps, timed_run
 from benchmarks.journal import Journal
 from benchmarks.record import Row
-from optimizer.hardware.calibration import TimedRun, fit_calibration
+from optimizer.hardware.calibration import fit_calibration
 
 NUM_ROUNDS = 3
 NUM_STEPS = 2
@@ -35,17 +35,21 @@ def predicted_rows(bench: Bench, cases: Iterable[Case], rows: Sequence[Row]) -> 
     calibration = fit(bench, [case for case in timed if not case.is_held_back], measured)
     found = []
     for case in timed:
-        prediction = bench.predict(case, calibration=calibration)
+        bare, prediction = bench.predict(case), bench.predict(case, calibration=calibration)
+        case_ms = predicted_ms(prediction, case)
         measured_ms = measured[case.name]
         found.append(
             {
                 "what": "time",
                 **head_of(case),
-                "predicted_ms": round(prediction.step_ms, 3),
-                "uncalibrated_ms": round(bench.predict(case).step_ms, 3),
+                "predicted_ms": round(case_ms, 3),
+                "uncalibrated_ms": round(predicted_ms(bare, case), 3),
                 "measured_ms": round(measured_ms, 3),
-                "error": prediction.step_ms / measured_ms - 1,
-                "exposed_by_kind_ms": {kind: round(value, 3) for kind, value in prediction.exposed_by_kind_ms.items()},
+                "error": case_ms / measured_ms - 1,
+                "uncalibrated_by_kind_ms": {
+                    kind: round(value, 3)
+                    for kind, value in timed_run(bare, measured_ms=measured_ms).predicted_ms.items()
+                },
             }
         )
     return found
@@ -66,4 +70,4 @@ def fit(bench: Bench, cases: Iterable[Case], measured: Mapping[str, float]) -> d
     Only the latest runs count there, so cases are put in an order that mixes models: by a hash of their names.
     """
     mixed = sorted(cases, key=lambda case: hashlib.sha256(case.name.encode()).digest())
-    return fit_calibration(TimedRun.of(bench.predict(case), measured_ms=measured[case.name]) for case in mixed)
+    return fit_calibration(timed_run(bench.predict(case), measured_ms=measured[case.name]) for case in mixed)

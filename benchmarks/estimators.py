@@ -29,7 +29,9 @@ from benchmarks.record import Row
 from optimizer.models.adapters import attach_adapters
 from optimizer.models.anatomy import find_anatomy
 from optimizer.models.build import build_model
+from optimizer.plan import Plan
 from optimizer.runtime.measure import make_synthetic_batches
+from optimizer.workload import TrainingWorkload
 
 EXPRESSIBLE = frozenset({"recompute", "accumulate", "unclipped", "autocast", "lora", "sgd", "sgd-plain"})
 """Techniques that an ordinary loop has, so that MemTracker can be asked about them."""
@@ -118,6 +120,7 @@ def ask_deepspeed(case: Case, measured_bytes: int) -> Answer:
     """18 bytes a parameter, 2 with the optimizer offloaded, none with parameters too; and 4 for the largest layer's."""
     started_s = time.perf_counter()
     spec, plan = case.spec, case.plan
+    assert isinstance(plan, Plan)
     has_state, has_weights = plan.optimizer_state.place == "device", plan.weights.place == "device"
     bytes_per_parameter = {(True, True): 18, (False, True): 2, (False, False): 0, (True, False): 16}
     predicted_bytes = bytes_per_parameter[has_state, has_weights] * spec.num_parameters + 4 * _largest_layer(case)
@@ -143,6 +146,8 @@ class Loop:
 
     def __init__(self, case: Case) -> None:
         workload, plan = case.workload, case.plan
+        assert isinstance(workload, TrainingWorkload)
+        assert isinstance(plan, Plan)
         self.model = build_model(case.spec, seed=workload.seed)
         if workload.adapter is not None:
             attach_adapters(self.model, workload.adapter, seed=workload.seed)
