@@ -127,19 +127,7 @@ class Generator:
     def run_passes(self, prompts: Sequence[torch.Tensor], *, num_new_tokens: int) -> Iterator[Pass]:
         """One for each tensor of prompts, as they are done."""
         for each in prompts:
-            with torch.no_grad(), self.metered():
-                start_s = time.perf_counter()
-                tokens, prefill_s = self._run_pass(each, num_new_tokens)
-                self._synchronize()
-                end_s = time.perf_counter()
-                if self.meter is not None:
-                    self.meter.check_peak()
-            on_host = tokens.t().to("cpu", copy=True).contiguous()
-            # Before the next pass makes its own.
-            del tokens
-            yield Pass(
-                tokens=on_host, prefill_ms=(prefill_s - start_s) * 1000, decode_ms=(end_s - prefill_s) * 1000
-            )
+            yield self._run_pass(each, num_new_tokens)
 
     def make_cache(self, *, capacity: int, num_seen: int = 0) -> KvCache:
         """For one pass. Its tensors are made as the blocks first run."""
@@ -182,7 +170,21 @@ class Generator:
             yield
             self.meter.set_region("temporaries")
 
-    def _run_pass(self, prompts: torch.Tensor, num_new_tokens: int) -> tuple[torch.Tensor, float]:
+    def _run_pass(self, prompts: torch.Tensor, num_new_tokens: int) -> Pass:
+        with torch.no_grad(), self.metered():
+            start_s = time.perf_counter()
+            tokens, prefill_s = self._generate(prompts, num_new_tokens)
+            self._synchronize()
+            end_s = time.perf_counter()
+            if self.meter is not None:
+                self.meter.check_peak()
+        return Pass(
+            tokens=tokens.t().to("cpu", copy=True).contiguous(),
+            prefill_ms=(prefill_s - start_s) * 1000,
+            decode_ms=(end_s - prefill_s) * 1000,
+        )
+
+    def _generate(self, prompts: torch.Tensor, num_new_tokens: int) -> tuple[torch.Tensor, float]:
         """The tokens, [new tokens, batch] on the device, and when the first was there."""
         batch, prompt_length = prompts.shape
         self._mark(PREFILL)
