@@ -23,6 +23,9 @@ NUM_SLABS_EACH_WAY: Final = 4
 STAGING_BYTES: Final = 2 * NUM_SLABS_EACH_WAY * SLAB_BYTES
 """Host memory between the device and a store (disk, remote), whatever passes through it."""
 
+ARENA_SLAB_BYTES: Final = 16 * MIB
+"""Pinned host memory is taken in such pieces, from which copies are cut; a power of two, since torch rounds up to one."""
+
 _CHUNK_ELEMENTS: Final = {"cpu": 64 * KIB, "cuda": MIB}
 
 

@@ -34,7 +34,9 @@ class Held:
     category: Category
     num_bytes: int
     made_in: str
-    """The part of the step, for people: ``forward of block 3 of 12``; ``between steps`` for what is always there."""
+    """``forward`` or ``backward`` of a block, else the part of the step; ``between steps`` for what is always there."""
+    block: int
+    """-1 outside the blocks."""
     op: str
     """Op that made it; empty where it is not known."""
 
@@ -48,6 +50,8 @@ class Allocations:
     second_step: tuple[Request, ...]
     peak_bytes: int
     """Highest sum in the second step, of bytes as they were asked for."""
+    peak_in: str
+    """The part of the step in which that is, as ``Held.made_in``."""
     at_peak: tuple[Held, ...]
     """What is in memory then, in order of birth."""
 
@@ -60,7 +64,7 @@ def list_allocations(
     schedule: Schedule, *, resident: Resident, tensors: TensorList, plan: Plan, num_moments: int, device_kind: str
 ) -> Allocations:
     """resident: on the device between steps, by category. num_moments: that the optimizer keeps of each element."""
-    writer = _Writer(tensors.num_blocks)
+    writer = _Writer()
     writer.begin()
     for slot, num_bytes in _list_resident(resident, tensors, plan, device_kind):
         writer.come(slot, num_bytes)
@@ -79,6 +83,7 @@ def list_allocations(
         first_step=tuple(first_step),
         second_step=tuple(writer.requests),
         peak_bytes=writer.peak_bytes,
+        peak_in=_name_of(writer.peak_task)[0],
         at_peak=tuple(writer.list_held()),
     )
 
@@ -196,9 +201,9 @@ class _Instruction:
 class _Writer:
     """The storages that are there, and the requests that made and ended them."""
 
-    num_blocks: int
     requests: list[Request] = field(default_factory=list)
     peak_bytes: int = 0
+    peak_task: Task | None = None
     moments: _Moments | None = None
     """What comes to be as gradients go, in the first step."""
     unmatched_bytes: int = 0
@@ -215,7 +220,9 @@ class _Writer:
     """Of what lives and of what came in this phase: category, bytes, task, op."""
     _moved: list[tuple[int, int, int]] = field(default_factory=list)
     """In this phase: after how many requests which storage came to count as what."""
-    _programs: dict[int, tuple[Task, list[_Instruction], bool]] = field(default_factory=dict)
+    _moves: dict[int, Sequence[Move]] = field(default_factory=dict)
+    """By the id of the task, of which a schedule holds all; alike blocks have the same."""
+    _programs: dict[int, tuple[Sequence[Move], list[_Instruction], bool]] = field(default_factory=dict)
 
     def begin(self) -> None:
         """A phase."""
@@ -224,7 +231,7 @@ class _Writer:
         self._alive_before = sorted(categories)
         self._num_loaded = self._num_loaded or self._num_made
         self.requests, self._moved = [], []
-        self.peak_bytes = self._total_bytes
+        self.peak_bytes, self.peak_task = self._total_bytes, None
         self._peak_at = 0
 
     def live_bytes(self, slot: int) -> int:
@@ -235,10 +242,13 @@ class _Writer:
         """One micro-batch, or the update."""
         self._num_before_run = self._num_made
         for task in tasks:
-            known = self._programs.get(id(task))
+            moves = self._moves.get(id(task))
+            if moves is None:
+                moves = self._moves[id(task)] = list_moves(task)
+            known = self._programs.get(id(moves))
             if known is None:
-                program = list(_program(list_moves(task)))
-                known = self._programs[id(task)] = (task, program, any(told.storage >= 0 for told in program))
+                program = list(_program(moves))
+                known = self._programs[id(moves)] = (moves, program, any(told.storage >= 0 for told in program))
             born: dict[int, int] = {}
             for told in known[1]:
                 num_bytes = abs(told.num_bytes)
@@ -267,7 +277,7 @@ class _Writer:
         self.requests.append((key, num_bytes))
         self._total_bytes += num_bytes
         if self._total_bytes > self.peak_bytes:
-            self.peak_bytes, self._peak_at = self._total_bytes, len(self.requests)
+            self.peak_bytes, self._peak_at, self.peak_task = self._total_bytes, len(self.requests), task
         return key
 
     def go(self, slot: int, num_bytes: int, key: int | None) -> None:
@@ -301,8 +311,8 @@ class _Writer:
         for key in there:
             slot, num_bytes, task, op = self._births[key]
             slot = moved.get(key, slot)
-            made_in = "between steps" if task is None else task.describe(self.num_blocks)
-            yield Held(category=CATEGORIES[slot], num_bytes=num_bytes, made_in=made_in, op=op)
+            made_in, block = _name_of(task)
+            yield Held(category=CATEGORIES[slot], num_bytes=num_bytes, made_in=made_in, block=block, op=op)
 
     def _end(self, slot: int, num_bytes: int, key: int) -> None:
         del self._live[slot][num_bytes][key]
@@ -317,6 +327,11 @@ class _Writer:
         if slot == _WEIGHTS:
             return next((key for key in keys if key > self._num_loaded), None)
         return next((key for key in reversed(keys) if key <= newest), None)
+
+
+def _name_of(task: Task | None) -> tuple[str, int]:
+    """Part of the step, and block."""
+    return ("between steps", -1) if task is None else (task.name or task.phase, task.block)
 
 
 def _program(moves: Sequence[Move]) -> Iterator[_Instruction]:

@@ -203,14 +203,18 @@ class CompiledShape:
         dropped: Dropped | None = None,
         arrivals: tuple[Arrival, ...] = (),
     ) -> tuple[Move, ...]:
-        """What ``part_bytes`` sums up, change by change."""
+        """What ``part_bytes`` sums up, change by change; the same object for the same arguments."""
         ops = self._part(name).ops
 
-        def name_of(place: int) -> str:
-            return self._op_list[ops[place]].name if place >= 0 else ""
+        def make() -> tuple[Move, ...]:
+            placed = self._place_changes(name, releases, trip, dropped, arrivals)
+            names = ("" if place < 0 else self._op_list[ops[place]].name for _, place, _ in placed)
+            return tuple(
+                Move(*change, place, op_name, storage)
+                for (change, place, storage), op_name in zip(placed, names, strict=True)
+            )
 
-        placed = self._place_changes(name, releases, trip, dropped, arrivals)
-        return tuple(Move(*change, place, name_of(place), storage) for change, place, storage in placed)
+        return self.keep(("moves", name, releases, trip, dropped, arrivals), make)
 
     def indexed_bytes(self, index: int) -> PartBytes:
         """Of one of the profile's parts by its number."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from optimizer.intervals import ByteInterval
 from optimizer.serialize import from_json, to_json
 
 Verdict = Literal["fits", "tight", "does_not_fit", "unknown"]
@@ -36,6 +37,57 @@ class StagePeak:
     """At the peak moment; sums to ``device_peak_bytes``."""
     moment: str
     """For people, as ``Prediction.peak_moment``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPart:
+    """One line of what a process takes of the device at its highest moment."""
+
+    name: str
+    """For people: ``weights``, ``allocator: rounding and gaps``, ``CUDA context``."""
+    num_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contributor:
+    """Storages of one kind that are in memory at the peak, largest first in a prediction."""
+
+    category: str
+    made_in: str
+    """``forward of blocks 1 to 12 of 12``, ``between steps``."""
+    op: str
+    """The op that made them; empty where it is not known."""
+    num_storages: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardMemory:
+    """What a plan takes of a CUDA card, or of the CPU device, beyond the bytes of its tensors; and what of the host.
+
+    Worked out for plans that are shown, not for each that a search tries (``estimate/process.py``).
+    """
+
+    allocated: ByteInterval
+    """As torch's allocator counts: whole blocks. On the CPU device the tensors' bytes."""
+    reserved: ByteInterval
+    """What the allocator takes from the card for them, gaps included. On the CPU device as allocated."""
+    process: ByteInterval
+    """``reserved``, the workspaces and the CUDA context: what ``nvidia-smi`` shows. On the CPU device as allocated."""
+    host_pinned: ByteInterval
+    """Host memory that cannot be swapped, as it is really taken: in whole slabs and pages."""
+    host_pageable: ByteInterval
+    releasable_bytes: int = 0
+    """Of ``reserved``, in segments that are wholly free at that moment: a retry at the card's limit gives them back."""
+    num_segments: int = 0
+    parts: tuple[MemoryPart, ...] = ()
+    """Sum to ``process.value``."""
+    contributors: tuple[Contributor, ...] = ()
+    """What is in memory at the peak, largest first."""
+    total_bytes: int = 0
+    """What the process can have of the card; 0 where it is not known, and on the CPU device, where a cap decides."""
+    not_modelled: tuple[str, ...] = ()
+    """Why nobody can say whether it fits, in words; empty where everything was modelled."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,16 +145,34 @@ class Prediction:
     """Of each stage that the workload has, in order: first step, steady step, evaluation (left out where the profile has none).
     All fields above are of the steady step."""
 
+    memory: CardMemory | None = None
+    """From tensors to a card; None where it was not worked out."""
+
     @property
     def highest_peak_bytes(self) -> int:
         """Of all stages."""
         return max([self.device_peak_bytes, *(peak.device_peak_bytes for peak in self.peaks)])
 
     def verdict(self, budget_bytes: int) -> Verdict:
-        """``tight`` is when only the upper end of the interval goes over."""
-        if self.device_peak_high_bytes <= budget_bytes:
-            return "fits"
-        return "tight" if self.highest_peak_bytes <= budget_bytes else "does_not_fit"
+        """Worse of two: tensors against the budget, and the process against the card where it was worked out.
+
+        ``fits``: the upper ends of both intervals do. ``tight``: only upper ends go over. ``does_not_fit``: the most likely
+        value goes over, less what the allocator would give back at the limit. ``unknown``: it does not go over as far as
+        anyone can say, but something was not modelled (``memory.not_modelled``).
+        """
+        allocated = _judge(self.highest_peak_bytes, self.device_peak_high_bytes, budget_bytes)
+        if self.memory is None:
+            return allocated
+        process = self.memory.process
+        card: Verdict = "fits"
+        if self.memory.total_bytes:
+            kept_bytes = process.value - self.memory.releasable_bytes
+            card = _judge(kept_bytes, process.high, self.memory.total_bytes)
+        if "does_not_fit" in (allocated, card):
+            return "does_not_fit"
+        if self.memory.not_modelled:
+            return "unknown"
+        return "tight" if "tight" in (allocated, card) else "fits"
 
     def to_json(self) -> dict[str, Any]:
         document: dict[str, Any] = to_json(self)
@@ -111,3 +181,9 @@ class Prediction:
     @classmethod
     def from_json(cls, document: Any) -> "Prediction":
         return from_json(cls, document, path="prediction")
+
+
+def _judge(value_bytes: int, high_bytes: int, limit_bytes: int) -> Verdict:
+    if high_bytes <= limit_bytes:
+        return "fits"
+    return "tight" if value_bytes <= limit_bytes else "does_not_fit"

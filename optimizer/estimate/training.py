@@ -111,6 +111,11 @@ def list_training_allocations(
 ) -> Allocations:
     """A plan as single allocations in order: loading and two steps. Raises as ``estimate_training`` does."""
     laid = lay_out(profile, plan=plan, workload=workload, machine=machine)
+    return list_laid_out(laid, plan=plan, workload=workload, machine=machine)
+
+
+def list_laid_out(laid: LaidOut, *, plan: Plan, workload: TrainingWorkload, machine: Machine) -> Allocations:
+    """The same of what ``lay_out`` made of the same arguments."""
     return list_allocations(
         laid.schedule,
         resident=laid.resident,

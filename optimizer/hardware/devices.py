@@ -69,7 +69,13 @@ def table_machine(name: str, *, host_memory_bytes: int = ASSUMED_HOST_MEMORY_BYT
     )
     return Machine(
         name=f"{spec.name} (from the table)",
-        device=Device(kind="cuda", name=spec.name, memory_bytes=spec.usable_bytes - CONTEXT_BYTES),
+        device=Device(
+            kind="cuda",
+            name=spec.name,
+            memory_bytes=spec.usable_bytes - CONTEXT_BYTES,
+            total_bytes=spec.usable_bytes,
+            compute_capability=spec.compute_capability,
+        ),
         host_memory_bytes=host_memory_bytes,
         rates=rates,
         facts=_facts(spec),

@@ -79,6 +79,14 @@ class Device:
     memory_bytes: int
     """Usable by one job: on the CPU device half of the machine's memory, on CUDA the card less its context."""
     index: int = 0
+    total_bytes: int = 0
+    """Of the card, as its driver tells processes; 0 where it is not known, and on the CPU device."""
+    compute_capability: str = ""
+    """Of CUDA cards, ``8.9``; empty where it is not known."""
+    context_bytes: int | None = None
+    """What of the card is gone before the first tensor, as measured; None where it was not."""
+    workspace_bytes: int | None = None
+    """Of the matrix libraries, as measured; None where they were not."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,10 +12,8 @@ from typing import Any
 import torch
 
 from optimizer.errors import OutOfHostMemory
-from optimizer.packing import NUM_SLABS_EACH_WAY, SLAB_BYTES
-from optimizer.units import MIB
+from optimizer.packing import ARENA_SLAB_BYTES, NUM_SLABS_EACH_WAY, SLAB_BYTES
 
-ARENA_SLAB_BYTES = 16 * MIB
 _ALIGNMENT_BYTES = 512
 
 

@@ -22,6 +22,10 @@ from optimizer.serialize import to_json
 from optimizer.units import format_bytes
 from optimizer.workload import Technique
 
+MAX_SMALLER_BUDGETS = 4
+"""Searches under a smaller budget, where a whole process does not fit a card that its tensors fit; each halves what is over or
+better, since gaps grow with what is allocated."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SearchResult:
@@ -55,7 +59,7 @@ def search(problem: SearchProblem) -> SearchResult:
     if not find_best(book):
         raise explain_infeasible(remembering)
     bound_step_ms = price_spread(book)
-    chosen = _first_verified(book, problem)
+    chosen, book = _first_on_the_card(book, problem, remembering)
     return SearchResult(
         chosen=chosen,
         baselines=baselines,
@@ -72,6 +76,34 @@ def find_best(book: PriceBook) -> bool:
         # The solver passes over what looks hopeless; before it is said that nothing fits, the smallest plans are priced.
         polish(price_floor(book))
     return book.best is not None
+
+
+def _first_on_the_card(
+    book: PriceBook, problem: SearchProblem, remembering: SearchProblem
+) -> tuple[PricedPlan, PriceBook]:
+    """The best plan whose whole process has room on the card, and the book it is from.
+
+    A budget is about tensors. Where what comes on top of the best plan's goes over the card, the search is made again under a
+    budget that is smaller by as much, a few times at most. Raises NoFeasiblePlan where nothing is left then.
+    """
+    for _ in range(MAX_SMALLER_BUDGETS):
+        chosen = _first_verified(book, problem)
+        if chosen.verdict in ("fits", "unknown"):
+            return chosen, book
+        budget_bytes = chosen.prediction.device_peak_high_bytes - max(1, _bytes_over(chosen.prediction))
+        if budget_bytes <= 0:
+            break
+        problem, remembering = problem.with_budget(budget_bytes), remembering.with_budget(budget_bytes)
+        book = PriceBook(remembering)
+        if not find_best(book):
+            break
+    raise explain_infeasible(remembering)
+
+
+def _bytes_over(prediction: Prediction) -> int:
+    """How much of the process, upper end, the card has no room for."""
+    memory = prediction.memory
+    return memory.process.high - memory.total_bytes if memory is not None and memory.total_bytes else 0
 
 
 def _first_verified(book: PriceBook, problem: SearchProblem) -> PricedPlan:

@@ -40,7 +40,10 @@ def frontier_of(book: PriceBook) -> tuple[PricedPlan, ...]:
             points.append((plan, prediction))
     points.reverse()
     best = points.index(book.best) if book.best in points else 0
-    return tuple(book.problem.priced(plan_label(plan), plan, prediction) for plan, prediction in _thinned(points, best))
+    return tuple(
+        book.problem.priced(plan_label(plan), plan, prediction, in_detail=False)
+        for plan, prediction in _thinned(points, best)
+    )
 
 
 def plan_label(plan: Plan) -> str:

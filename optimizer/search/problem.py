@@ -139,6 +139,8 @@ class SearchProblem:
     """Of the model (``Plan.find_conflict``)."""
     micro_batch_size: int | None = None
     """Only this one; None for every divisor of the batch."""
+    detail: Callable[[Plan, Prediction], Prediction] | None = None
+    """Works out what a price leaves out (``Prediction.memory``), too slowly to be asked of every plan."""
 
     def allows(self, technique: Technique) -> bool:
         """Whether the goal and the machine permit it."""
@@ -216,8 +218,11 @@ class SearchProblem:
 
     def fits_elsewhere(self, prediction: Prediction) -> bool:
         """Whether host, disk and remote store have room."""
+        host_bytes = prediction.host_peak_bytes
+        if prediction.memory is not None:
+            host_bytes = max(host_bytes, prediction.memory.host_pinned.value + prediction.memory.host_pageable.value)
         return (
-            prediction.host_peak_bytes <= self.host_budget_bytes
+            host_bytes <= self.host_budget_bytes
             and prediction.disk_peak_bytes <= self.disk_budget_bytes
             and prediction.remote_peak_bytes <= self.remote_budget_bytes
         )
@@ -231,8 +236,13 @@ class SearchProblem:
             return "does_not_fit"
         return prediction.verdict(self.goal.device_budget_bytes)
 
-    def priced(self, label: str, plan: Plan, prediction: Prediction) -> PricedPlan:
+    def priced(self, label: str, plan: Plan, prediction: Prediction, *, in_detail: bool = True) -> PricedPlan:
+        if in_detail and self.detail is not None and prediction.memory is None:
+            prediction = self.detail(plan, prediction)
         return PricedPlan(label=label, plan=plan, prediction=prediction, verdict=self.verdict(prediction))
+
+    def with_budget(self, device_budget_bytes: int) -> "SearchProblem":
+        return replace(self, goal=replace(self.goal, device_budget_bytes=device_budget_bytes))
 
 
 _PLAIN: Final = Setting(micro_batch_size=1, accumulation_steps=1)

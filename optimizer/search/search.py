@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from optimizer.estimate.prediction import Prediction
+from optimizer.estimate.process import add_memory
 from optimizer.estimate.training import estimate_training
 from optimizer.hardware.machine import Machine
 from optimizer.plan.plan import Plan
@@ -61,6 +62,9 @@ def training_problem(
     def price(plan: Plan) -> Prediction:
         return estimate_training(profile, plan=plan, workload=workload, machine=machine, calibration=calibration)
 
+    def detail(plan: Plan, prediction: Prediction) -> Prediction:
+        return add_memory(prediction, profile, plan=plan, workload=workload, machine=machine)
+
     host_budget_bytes = machine.host_memory_bytes if goal.host_budget_bytes is None else goal.host_budget_bytes
     disk_budget_bytes = machine.disk_free_bytes if goal.disk_budget_bytes is None else goal.disk_budget_bytes
     return SearchProblem(
@@ -71,6 +75,7 @@ def training_problem(
         disk_budget_bytes=min(disk_budget_bytes, machine.disk_free_bytes),
         remote_budget_bytes=machine.remote_free_bytes,
         price=price,
+        detail=detail,
         unavailable=_unavailable(machine),
         representations=_representations(profile, machine),
         has_sparse_gradients=profile.has_sparse_gradients,

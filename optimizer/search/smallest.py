@@ -40,16 +40,12 @@ def find_smallest(problem: SearchProblem) -> tuple[Plan, Prediction]:
     """
     smallest = _smallest(price_floor(PriceBook(problem)))
     for _ in range(MAX_TIGHTENINGS):
-        below = PriceBook(_with_budget(problem, smallest[1].device_peak_high_bytes - 1))
+        below = PriceBook(problem.with_budget(smallest[1].device_peak_high_bytes - 1))
         solve(below)
         if below.best is None:
             break
         smallest = _smallest(below)
     return smallest
-
-
-def _with_budget(problem: SearchProblem, budget_bytes: int) -> SearchProblem:
-    return replace(problem, goal=replace(problem.goal, device_budget_bytes=budget_bytes))
 
 
 def _smallest(book: PriceBook) -> tuple[Plan, Prediction]:

@@ -66,7 +66,7 @@ def probe_machine(
         rates = _measure_rates(chosen, share_s=share_s, disk=disk, remote=remote)
         workspace_bytes = reserve_workspaces(chosen)
         host_bytes = available_memory_bytes()
-        described = describe_device(chosen, host_bytes=host_bytes)
+        described = describe_device(chosen, host_bytes=host_bytes, workspace_bytes=workspace_bytes)
     torch.set_rng_state(state)
     return Machine(
         name=name or socket.gethostname(),

@@ -9,15 +9,24 @@ import torch
 from optimizer.hardware.machine import Device
 
 
-def describe_device(device: torch.device, *, host_bytes: int) -> Device:
+def describe_device(device: torch.device, *, host_bytes: int, workspace_bytes: int) -> Device:
+    """workspace_bytes: that the matrix libraries hold on the device."""
     if device.type == "cpu":
         return Device(kind="cpu", name=_processor_name(), memory_bytes=host_bytes // 2)
     # What is left is this process's context and the libraries' workspaces: neither is any plan's.
     gc.collect()
     torch.cuda.empty_cache()
-    free_bytes, _ = torch.cuda.mem_get_info(device)
-    name = torch.cuda.get_device_properties(device).name
-    return Device(kind="cuda", name=name, memory_bytes=free_bytes, index=device.index or 0)
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    return Device(
+        kind="cuda",
+        name=torch.cuda.get_device_properties(device).name,
+        memory_bytes=free_bytes,
+        index=device.index or 0,
+        total_bytes=total_bytes,
+        compute_capability=".".join(map(str, torch.cuda.get_device_capability(device))),
+        context_bytes=max(0, total_bytes - free_bytes - torch.cuda.memory_reserved(device)),
+        workspace_bytes=workspace_bytes,
+    )
 
 
 def list_facts(device: torch.device, *, workspace_bytes: int) -> dict[str, str]:

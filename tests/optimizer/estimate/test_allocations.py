@@ -127,5 +127,5 @@ def test_storages_at_the_peak_have_the_name_of_what_made_them(profile, machine):
     weights = [held for held in found.at_peak if held.category == "weights"]
     assert {held.made_in for held in weights} == {"between steps"}
     saved = [held for held in found.at_peak if held.category == "activations"]
-    assert "forward of block 2 of 4" in {held.made_in for held in saved}
+    assert ("forward", 1) in {(held.made_in, held.block) for held in saved}
     assert "aten.addmm.default" in {held.op for held in saved}

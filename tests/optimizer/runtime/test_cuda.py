@@ -13,9 +13,8 @@ from optimizer.errors import OutOfDeviceMemory
 from optimizer.hardware.probe import probe_machine
 from optimizer.models.build import build_model
 from optimizer.models.spec import read_model_spec
-from optimizer.packing import STAGING_BYTES
+from optimizer.packing import ARENA_SLAB_BYTES, STAGING_BYTES
 from optimizer.runtime.device import prepared_device
-from optimizer.runtime.host_memory import ARENA_SLAB_BYTES
 from optimizer.runtime.measure import make_synthetic_batches, measure_step
 from optimizer.runtime.meter import Meter
 from optimizer.runtime.step import Trainer

@@ -1,0 +1,53 @@
+"""What a plan takes of the host, as it is really taken: pinned memory in whole slabs and pages, and memory that can be swapped.
+
+Follows ``runtime/host_memory.py``: what is offloaded and comes back is cut from pinned slabs, buffers that stay are pinned where
+they lie, in whole pages, and what never meets the device is not pinned at all. torch itself would round each pinned buffer up
+to a power of two; slabs and staging are powers of two already. On the CPU device nothing is pinned. Torch-free.
+
+*Not modelled*: the interpreter and its libraries (1 to 3 GB with torch and CUDA), batches read ahead, the page cache.
+"""
+
+from optimizer.estimate.prediction import Prediction
+from optimizer.estimate.training import LaidOut
+from optimizer.hardware.machine import Machine
+from optimizer.intervals import ByteInterval, exactly
+from optimizer.packing import ARENA_SLAB_BYTES
+from optimizer.plan.optimizer_state import split_state
+from optimizer.plan.plan import Plan
+from optimizer.workload import TrainingWorkload
+
+PAGE_BYTES = 4096
+_FP32_BYTES = 4
+_NORM_BYTES = 4
+
+
+def estimate_host_memory(
+    prediction: Prediction, *, laid: LaidOut, plan: Plan, workload: TrainingWorkload, machine: Machine
+) -> tuple[ByteInterval, ByteInterval]:
+    """Pinned and pageable; together at least ``prediction.host_peak_bytes``."""
+    total_bytes = prediction.host_peak_bytes
+    if machine.device.kind == "cpu":
+        return exactly(0), exactly(total_bytes)
+    pageable_bytes = _pageable_bytes(laid, plan, workload)
+    staying_bytes = max(0, laid.resident.host - pageable_bytes)
+    passing_bytes = max(0, total_bytes - laid.resident.host)
+    slabs_bytes = -(-passing_bytes // ARENA_SLAB_BYTES) * ARENA_SLAB_BYTES
+    num_buffers = 2 * len(laid.tensors.sizes)
+    pinned = ByteInterval(
+        low=staying_bytes + passing_bytes,
+        value=staying_bytes + slabs_bytes,
+        # A page for the end of each buffer; and slabs of which buffers of other sizes use the rest again only by exact size.
+        high=staying_bytes + num_buffers * PAGE_BYTES * bool(staying_bytes) + 2 * slabs_bytes,
+    )
+    return pinned, exactly(pageable_bytes)
+
+
+def _pageable_bytes(laid: LaidOut, plan: Plan, workload: TrainingWorkload) -> int:
+    """Of what stays on the host, that which only the host reads: norms, moments, masters of weights below fp32."""
+    norms_bytes = _NORM_BYTES * len(laid.tensors.sizes) if plan.gradients.choice == "host" else 0
+    if plan.optimizer_state.place != "host":
+        return norms_bytes
+    leaves = split_state(plan.optimizer_state, laid.tensors.num_elements)
+    num_away = sum(n for n, is_away in zip(laid.tensors.num_elements, leaves, strict=True) if is_away)
+    num_kept = workload.num_moments + (plan.weights.dtype != "fp32")
+    return norms_bytes + _FP32_BYTES * num_kept * num_away

@@ -1,0 +1,70 @@
+"""What a CUDA process takes of a card beside its tensors: the context, and the matrix libraries' workspaces. Torch-free.
+
+A probe measures both on its machine, and what it found is used in place of the table. The table is for cards nobody here has
+run: each row says where it is from, and where nothing was found that it is assumed.
+
+Workspaces come from torch's own allocator, so they are reserved memory like any tensor's: 8,519,680 bytes for each handle and
+stream before Hopper and 32 MiB from there on, but as ``runtime/device.py`` sets ``CUBLAS_WORKSPACE_CONFIG=:4096:8``, 32 MiB
+everywhere. Forward and backward run on threads with a handle each (``reserve_workspaces``).
+Source: torch, ``aten/src/ATen/cuda/CublasHandlePool.cpp``; forum thread 178671 and pull request 120925.
+"""
+
+from dataclasses import dataclass
+
+from optimizer.hardware.machine import Device
+from optimizer.intervals import ByteInterval, exactly
+from optimizer.units import MIB
+
+WORKSPACE_BYTES = 32 * MIB
+"""Of one handle, as the runtime configures it: eight buffers of 4 MiB."""
+NUM_HANDLES = 2
+"""Forward's thread and backward's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContextSize:
+    """The CUDA context of one process that trains, kernels that were loaded included."""
+
+    num_bytes: ByteInterval
+    source: str
+
+
+def _mib(low: int, value: int, high: int) -> ByteInterval:
+    return ByteInterval(low=low * MIB, value=value * MIB, high=high * MIB)
+
+
+_LAZY = "pytorch#107667 and #109888 (2023): 300 to 400 MiB with lazily loaded kernels, card not named"
+CONTEXT_SIZES: dict[str, ContextSize] = {
+    "6.0": ContextSize(num_bytes=_mib(200, 300, 450), source="assumed from Volta"),
+    "7.0": ContextSize(num_bytes=_mib(250, 320, 450), source=_LAZY),
+    "7.5": ContextSize(num_bytes=_mib(130, 141, 300), source="T4, torch 2.10 to 2.14: 140.9 MiB (fitcheck-llm 0.3.1)"),
+    "8.0": ContextSize(num_bytes=_mib(300, 420, 600), source=_LAZY),
+    "8.6": ContextSize(num_bytes=_mib(250, 350, 500), source=_LAZY),
+    "8.9": ContextSize(
+        num_bytes=_mib(300, 426, 560), source="RTX 6000 Ada, torch 2.10, CUDA 13.0: 426 MiB (unsloth-zoo#1053)"
+    ),
+    "9.0": ContextSize(num_bytes=_mib(400, 500, 700), source="assumed: more processors than Ada, more kernels"),
+    "10.0": ContextSize(num_bytes=_mib(400, 550, 800), source="assumed from Hopper"),
+    "12.0": ContextSize(num_bytes=_mib(300, 450, 700), source="assumed from Ada"),
+}
+"""By compute capability."""
+
+
+def find_context(device: Device) -> ContextSize | None:
+    """Measured on the card where a probe has been there, else from the table; None for a card of unknown kind."""
+    if device.context_bytes is not None:
+        return ContextSize(num_bytes=_near(device.context_bytes), source="measured by the probe")
+    return CONTEXT_SIZES.get(device.compute_capability)
+
+
+def find_workspaces(device: Device) -> ByteInterval:
+    """Of both handles. From the table's value up to a separate workspace of cublasLt for each."""
+    if device.workspace_bytes is not None:
+        return exactly(device.workspace_bytes)
+    value = NUM_HANDLES * WORKSPACE_BYTES
+    return ByteInterval(low=value, value=value, high=2 * value)
+
+
+def _near(num_bytes: int) -> ByteInterval:
+    """A context grows with every kernel that is loaded after the measurement."""
+    return ByteInterval(low=num_bytes, value=num_bytes, high=num_bytes + num_bytes // 10)
