@@ -8,7 +8,7 @@ source leaves open. ``published_rows.py`` and ``published_generations.py`` have 
 published programs are not ours: other kernels, loss functions and loops are part of the error. Where a program's source
 says what it holds of the logits beyond ours, ``allocated_gb, same logits`` is the error with that added.
 
---quick takes every sixth row. --profiles keeps traced models between runs; tracing them takes minutes.
+--quick takes every sixth row. Traced models are kept between runs; tracing them all takes minutes.
 """
 
 import argparse
@@ -174,14 +174,14 @@ def _add(record: Record, row: PublishedModel, compared: Callable[[], Row]) -> No
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.published", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="every sixth row")
-    parser.add_argument("--profiles", type=Path, help="folder that keeps traced models")
+    parser.add_argument("--profiles", type=Path, help="folder that keeps traced models, instead of the user's own")
     parser.add_argument("--json", type=Path, help="file for rows and summary")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     every = QUICK_EVERY if options.quick else 1
     rows, generations = read_rows()[::every], read_generations()[::every]
     record = Record(file=options.json, machine={"estimated_only": True, "torch": torch.__version__})
-    run(rows, generations, profiles=Profiles(options.profiles), record=record)
+    run(rows, generations, profiles=Profiles(rows, folder=options.profiles), record=record)
     record.close()
     for system, facts in list_open_facts([*rows, *generations]).items():
         print(f"left open by {system}: {facts}")

@@ -1,73 +1,46 @@
-"""Profiles of published models: traced once for each shape, kept in a folder where one is given."""
+"""Profiles of published models, each traced once, as far as its rows need it. Training profiles are kept on disk."""
 
-import hashlib
-import json
-import sys
-from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
-
-import torch
 
 from benchmarks.published_generations import PublishedGeneration
-from benchmarks.published_models import PublishedModel
 from benchmarks.published_rows import PublishedRow
-from optimizer.errors import HeadroomError
+from optimizer.profile.extent import Extent, extent_of_plans
 from optimizer.profile.inference import InferenceProfile
 from optimizer.profile.inference_trace import profile_inference
+from optimizer.profile.obtain import obtain_profile
 from optimizer.profile.profile import Profile
-from optimizer.profile.trace import profile_model
 
-
-class _Kept(Protocol):
-    def to_json(self) -> dict[str, Any]: ...
-
-
-Traced = TypeVar("Traced", bound=_Kept)
+Key = tuple[object, ...]
 
 
 class Profiles:
-    """Rows of one shape stand together in the files, so only the last profile is held."""
+    """Rows of one model mostly stand together, so only the last profile of each kind is held."""
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, rows: Iterable[PublishedRow] = (), *, folder: Path | None = None) -> None:
+        """rows: all that will be asked for, so that each model is traced for them at once; folder: as for ``obtain_profile``."""
         self._folder = folder
-        self._held: tuple[str, object] | None = None
+        self._extents: dict[Key, Extent] = {}
+        for row in rows:
+            extent = _extent_of(row)
+            known = self._extents.get(row.shape_key)
+            self._extents[row.shape_key] = extent if known is None else known.union(extent)
+        self._training: tuple[Key, Profile] | None = None
+        self._generation: tuple[Key, InferenceProfile] | None = None
 
     def training(self, row: PublishedRow) -> Profile:
-        def trace() -> Profile:
-            return profile_model(row.spec(), adapter=row.workload().adapter)
-
-        return self._of(row, row.representation, read=Profile.from_json, trace=trace)
+        if self._training is None or self._training[0] != row.shape_key:
+            extent = self._extents.get(row.shape_key) or _extent_of(row)
+            profile = obtain_profile(row.spec(), adapter=row.workload().adapter, extent=extent, folder=self._folder)
+            self._training = (row.shape_key, profile)
+        return self._training[1]
 
     def generation(self, row: PublishedGeneration) -> InferenceProfile:
-        def trace() -> InferenceProfile:
-            return profile_inference(row.spec(), representations=[row.representation])
-
-        return self._of(row, f"generation {row.representation}", read=InferenceProfile.from_json, trace=trace)
-
-    def _of(
-        self, row: PublishedModel, what: str, *, read: Callable[[Any], Traced], trace: Callable[[], Traced]
-    ) -> Traced:
-        key = hashlib.sha256(repr((row.shape_key, what, torch.__version__)).encode()).hexdigest()[:16]
-        if self._held is not None and self._held[0] == key:
-            return self._held[1]  # type: ignore[return-value]
-        file = self._folder / f"{key}.json" if self._folder else None
-        profile = _read(file, read)
-        if profile is None:
-            print(f"tracing {row.model} ({what}) ...", file=sys.stderr, flush=True)
-            profile = trace()
-            if file is not None:
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_text(json.dumps(profile.to_json()))
-        self._held = (key, profile)
-        return profile
+        key = (*row.shape_key, row.representation)
+        if self._generation is None or self._generation[0] != key:
+            self._generation = (key, profile_inference(row.spec(), representations=[row.representation]))
+        return self._generation[1]
 
 
-def _read(file: Path | None, read: Callable[[Any], Traced]) -> Traced | None:
-    """None where there is no such file, or one of another version."""
-    if file is None or not file.exists():
-        return None
-    try:
-        return read(json.loads(file.read_text()))
-    except (ValueError, HeadroomError):
-        return None
+def _extent_of(row: PublishedRow) -> Extent:
+    return extent_of_plans([row.plan(num_blocks=row.layers)], workload=row.workload())

@@ -72,12 +72,6 @@ class PublishedRow(PublishedModel):
     def shape_key(self) -> tuple[object, ...]:
         return (*super().shape_key, self.adapter_rank, self.adapter_targets)
 
-    @property
-    def representation(self) -> str:
-        """Of the weights, as profiles name it; fp16 has bf16's profile."""
-        name = WeightsPlan(dtype=self.weights, frozen=self.frozen).representation
-        return name.replace("fp16", "bf16")
-
     def workload(self) -> TrainingWorkload:
         adapter = None
         if self.adapter_rank is not None:

@@ -131,7 +131,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def profile(folder):
-    return Profiles(folder).training(SMALL)
+    return Profiles(folder=folder).training(SMALL)
 
 
 def test_a_row_is_estimated_and_its_error_is_estimated_over_published(profile):
@@ -142,11 +142,11 @@ def test_a_row_is_estimated_and_its_error_is_estimated_over_published(profile):
     assert "error_allocated_gb" not in compared
 
 
-def test_a_generation_is_estimated_from_its_own_profile(folder):
+def test_a_generation_is_estimated_from_its_own_profile():
     # a small model in place of the published ones, which take longer to trace
     sizes = {"layers": 2, "hidden": 64, "ffn": 256, "heads": 4, "kv_heads": 4, "head_dim": 16, "vocab": 100}
     row = dataclasses.replace(GENERATIONS[0], **sizes, allocated_gb=0.001, tokens_per_s=100.0)
-    compared = compare_generation(row, Profiles(None).generation(row))
+    compared = compare_generation(row, Profiles().generation(row))
     estimated = compared["estimated_tokens_per_s"]
     assert compared["error_tokens_per_s"] == pytest.approx(estimated / 100 - 1, abs=1e-3)
     assert compared["estimated_generating allocated_gb"] > 0
@@ -160,11 +160,13 @@ def test_every_generation_is_a_model_and_a_plan_that_the_estimator_knows():
     assert all(isinstance(row, PublishedGeneration) for row in GENERATIONS)
 
 
-def test_a_profile_is_kept_in_the_folder_and_read_from_there(folder, profile):
-    (file,) = folder.iterdir()
-    written_ns = file.stat().st_mtime_ns
-    assert Profiles(folder).training(SMALL) == profile
-    assert file.stat().st_mtime_ns == written_ns
+def test_a_model_is_traced_once_for_all_its_rows(folder, profile):
+    same = [row for row in ROWS if row.shape_key == SMALL.shape_key]
+    assert len({row.micro_batch for row in same}) > 1
+    profiles = Profiles(same, folder=folder)
+    joined = profiles.training(SMALL)
+    assert all(profiles.training(row) is joined for row in same)
+    assert joined.num_blocks == profile.num_blocks
 
 
 def row(error: float, *, device: str = "T4", is_inside: bool = True) -> Row:
