@@ -1,0 +1,108 @@
+"""An InferencePlan in sentences, for the terminal and the page; as ``explain.py`` does for training.
+
+Predictions are taken by shape (``GenerationCosts``), not by type: plan knows nothing of estimate.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+from optimizer.plan.inference import InferencePlan
+from optimizer.units import format_bytes
+from optimizer.workload import InferenceWorkload
+
+
+class GenerationCosts(Protocol):
+    """The part of a prediction that the sentences need."""
+
+    @property
+    def device_peak_bytes(self) -> int: ...
+    @property
+    def device_peak_high_bytes(self) -> int: ...
+    @property
+    def host_peak_bytes(self) -> int: ...
+    @property
+    def disk_peak_bytes(self) -> int: ...
+    @property
+    def kv_cache_bytes(self) -> int: ...
+    @property
+    def copied_bytes_per_token(self) -> Mapping[str, int]: ...
+    @property
+    def exposed_ms(self) -> Mapping[str, float]: ...
+    @property
+    def peak_moment(self) -> str: ...
+    @property
+    def prefill_ms(self) -> float: ...
+    @property
+    def decode_ms(self) -> float: ...
+    @property
+    def tokens_per_s(self) -> float: ...
+
+
+def explain_inference_plan(
+    plan: InferencePlan, *, workload: InferenceWorkload, prediction: GenerationCosts
+) -> list[str]:
+    """Sentences without a final stop, in order: passes, weights, representation, cache, time, peak, other tiers."""
+    cache_bytes, peak_bytes = format_bytes(prediction.kv_cache_bytes), format_bytes(prediction.device_peak_bytes)
+    at_most = format_bytes(prediction.device_peak_high_bytes)
+    return [
+        _passes_sentence(plan, workload),
+        *_weights_sentences(plan),
+        *_precision_sentences(plan),
+        f"keys and values of {workload.cache_length:,} tokens take {cache_bytes} on the device, made once with the prompt",
+        *_time_sentences(prediction),
+        f"the peak of {peak_bytes} (at most {at_most}) falls in {prediction.peak_moment}",
+        *_tiers_sentences(prediction),
+    ]
+
+
+def _passes_sentence(plan: InferencePlan, workload: InferenceWorkload) -> str:
+    num_passes = -(-workload.num_sequences // plan.batch_size)
+    if num_passes == 1:
+        return f"all {workload.num_sequences} sequences run in one pass" if plan.batch_size > 1 else "one sequence runs"
+    rest = workload.num_sequences % plan.batch_size
+    last = f", the last with {rest}" if rest else ""
+    return f"{workload.num_sequences} sequences run in {num_passes} passes of {plan.batch_size}{last}"
+
+
+def _weights_sentences(plan: InferencePlan) -> Iterator[str]:
+    weights = plan.weights
+    if weights.place != "device":
+        source = "the host" if weights.place == "host" else "disk"
+        ahead = {0: "none ahead", 1: "one block ahead"}.get(weights.prefetch, f"{weights.prefetch} blocks ahead")
+        yield f"each block's weights come from {source} for the prompt and again for every token, {ahead}"
+
+
+def _precision_sentences(plan: InferencePlan) -> list[str]:
+    sentences = []
+    if plan.weights.dtype != "fp32":
+        sentences.append(f"weights, activations, keys and values are {plan.weights.dtype}; results differ slightly")
+    if plan.weights.frozen != "same":
+        sentences.append(
+            f"the matrices inside the blocks are held in {plan.weights.frozen}, and unpacked for each product; results "
+            "differ slightly"
+        )
+    return sentences or ["the numbers are those of plain fp32"]
+
+
+def _time_sentences(prediction: GenerationCosts) -> Iterator[str]:
+    later = f", then one every {prediction.decode_ms:.2f} ms" if prediction.decode_ms else ""
+    yield f"the first token comes after {prediction.prefill_ms:.1f} ms{later}: {prediction.tokens_per_s:,.1f} tokens/s in all"
+
+
+def _tiers_sentences(prediction: GenerationCosts) -> Iterator[str]:
+    held = [
+        f"{format_bytes(num_bytes)} {place}"
+        for place, num_bytes in (("on the host", prediction.host_peak_bytes), ("on disk", prediction.disk_peak_bytes))
+        if num_bytes
+    ]
+    if held:
+        yield f"other memory holds up to {' and '.join(held)}"
+    moved = [
+        f"{format_bytes(prediction.copied_bytes_per_token[link])} {words}"
+        for link, words in (("disk_to_host", "from disk"), ("host_to_device", "to the device"))
+        if prediction.copied_bytes_per_token.get(link)
+    ]
+    if moved:
+        waits_ms = sum(prediction.exposed_ms.values())
+        ending = f"compute waits {waits_ms:.1f} ms a pass for that" if waits_ms >= 0.05 else "that hides behind compute"
+        yield f"each token copies {' and '.join(moved)}; {ending}"
