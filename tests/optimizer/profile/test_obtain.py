@@ -15,6 +15,7 @@ from optimizer.profile.extent import EVERYTHING, Extent
 from optimizer.profile.kept import keep_profile, profiles_folder, read_kept_profile
 from optimizer.profile.obtain import ProfileSource, obtain_profile
 from optimizer.profile.profile import Profile
+from optimizer.workload import Adapter
 from tests.optimizer.profile.conftest import LLAMA
 
 SPEC = read_model_spec(LLAMA)
@@ -36,6 +37,14 @@ def only_file(folder):
 
 def test_a_child_traces_with_little_imported_what_this_process_traces_with_all(profile, tmp_path):
     assert obtain_profile(SPEC, folder=tmp_path) == profile
+
+
+def test_adapters_are_traced_in_a_child_too_though_peft_does_not_import_where_little_is(tmp_path):
+    pytest.importorskip("peft")
+    adapter = Adapter(rank=2, targets=("q_proj",))
+    profile = obtain_profile(SPEC, adapter=adapter, extent=PLAIN, folder=tmp_path)
+    assert profile.frozen["fp32"]
+    assert profile.covers(PLAIN)
 
 
 def test_what_is_kept_is_found_again_without_a_child(folder, monkeypatch):
