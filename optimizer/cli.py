@@ -1,33 +1,44 @@
 """Planning from the command line, without any service: ``python -m optimizer.cli plan|estimate|profile|probe``.
 
-``plan`` searches, ``estimate`` prices one plan, ``profile`` writes a model's profile to a file, ``probe`` measures
-this machine. The same commands appear in ``headroom`` through ``add_subcommands``. An error is one line and a hint on
-standard error, exit code 2. torch is imported only to profile a model or to measure this machine: a profile file and
-``--gpu`` or ``--machine`` need none.
+``plan`` searches, ``estimate`` prices one plan and explains it, ``profile`` writes a model's profile to a file, ``probe``
+measures this machine. The same commands appear in ``headroom`` through ``add_subcommands``. An error is one line and a hint on
+standard error, exit code 2. This process imports torch only to write a profile or to measure this machine: what ``plan`` and
+``estimate`` need of a model is kept, or traced by a child (``profile/obtain.py``).
 """
 
 import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
 from optimizer.errors import HeadroomError, InvalidInput
+from optimizer.estimating import BEST, estimate_model, estimate_profiled, needed_extent, read_json, read_model
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.machine import Machine
-from optimizer.models.presets import PRESETS
-from optimizer.models.spec import read_model_spec
 from optimizer.plan.plan import Plan
+from optimizer.plan.weights import WeightsPlan
+from optimizer.profile.obtain import obtain_profile
 from optimizer.profile.profile import Profile
-from optimizer.reports import report_estimate, report_machine, report_profile, report_search
+from optimizer.reports import report_machine, report_profile, report_search
+from optimizer.reports_estimate import report_estimate
 from optimizer.search.baselines import BASELINES
 from optimizer.search.core import search
-from optimizer.search.problem import SearchProblem
+from optimizer.search.problem import LOSSY, SearchProblem
 from optimizer.search.search import training_problem
 from optimizer.techniques import TECHNIQUE_LABELS
 from optimizer.units import parse_bytes
 from optimizer.workload import Goal, OptimizerName, TrainingWorkload
+
+_DTYPES: dict[str, WeightsPlan] = {
+    "fp32": WeightsPlan(),
+    "bf16": WeightsPlan(dtype="bf16"),
+    "fp16": WeightsPlan(dtype="fp16"),
+    "autocast-bf16": WeightsPlan(autocast="bf16"),
+    "autocast-fp16": WeightsPlan(autocast="fp16"),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,12 +75,18 @@ def add_subcommands(commands: "argparse._SubParsersAction[argparse.ArgumentParse
     plan.add_argument("--json", action="store_true", help="print the result as JSON")
     plan.set_defaults(run=run_plan)
 
-    estimate = commands.add_parser("estimate", help="price one plan in bytes and milliseconds")
+    estimate = commands.add_parser("estimate", help="say what training takes in bytes and milliseconds, and why")
     _add_model_options(estimate)
     _add_workload_options(estimate)
     _add_machine_options(estimate)
-    estimate.add_argument("--plan", required=True, help=f"{', '.join(BASELINES)}, or a file with a plan's JSON")
-    estimate.add_argument("--json", action="store_true", help="print plan and prediction as JSON")
+    estimate.add_argument(
+        "--plan",
+        help=f"best, {', '.join(BASELINES)}, or a file with a plan's JSON; plain training and the best beside it unless given",
+    )
+    estimate.add_argument("--dtype", choices=list(_DTYPES), default="fp32", help="of the weights, where no plan says it")
+    estimate.add_argument("--allow-lossy", action="store_true", help="let the best plan change the numbers")
+    estimate.add_argument("--explain", action="store_true", help="where bytes and time are, and what each knob would buy")
+    estimate.add_argument("--json", action="store_true", help="print all of it as JSON")
     estimate.set_defaults(run=run_estimate)
 
     profile = commands.add_parser("profile", help="write a model's profile, with which planning needs no torch")
@@ -97,21 +114,37 @@ def run_plan(options: argparse.Namespace) -> int:
 
 
 def run_estimate(options: argparse.Namespace) -> int:
-    problem, machine, profile = _read_problem(options)
-    plan = _read_plan(options.plan, problem)
-    plan.check(
-        num_blocks=problem.num_blocks, workload=problem.workload, has_sparse_gradients=problem.has_sparse_gradients
-    )
-    priced = problem.priced(options.plan, plan, problem.price(plan))
-    if options.json:
-        _print_json({"machine": machine.to_json(), **priced.to_json()})
+    """Cheap checks first: a wrong number is reported before a model is profiled."""
+    workload = _read_workload(options)
+    machine = _read_machine(options)
+    weights = _DTYPES[options.dtype]
+    goal = _read_goal(options, machine)
+    if weights.dtype != "fp32" or weights.autocast != "off":
+        goal = _allowing(goal, weights)
+    asked: dict[str, Any] = {
+        "machine": machine,
+        "workload": workload,
+        "plan": _read_plan(options.plan),
+        "goal": goal,
+        "weights": weights,
+        "with_knobs": options.explain,
+    }
+    if options.profile:
+        profile = _read_profile(options.profile)
+        estimate = estimate_profiled(profile, **asked)
     else:
-        print(report_estimate(priced, problem=problem, machine=machine, profile=profile))
+        estimate = estimate_model(options.model, **asked)
+    if options.json:
+        _print_json({**estimate.to_json(), **estimate.priced.to_json()})
+    else:
+        print(report_estimate(estimate, is_explained=options.explain))
     return 0
 
 
 def run_profile(options: argparse.Namespace) -> int:
-    profile = _profile_model(options.model)
+    from optimizer.profile.trace import profile_model
+
+    profile = profile_model(read_model(options.model))
     _write_json(options.output, profile.to_json())
     print(report_profile(profile))
     print(f"written to {options.output}")
@@ -167,7 +200,20 @@ def _add_machine_options(parser: argparse.ArgumentParser) -> None:
 
 def _read_problem(options: argparse.Namespace) -> tuple[SearchProblem, Machine, Profile]:
     """Cheap checks first: a wrong number is reported before a model is profiled."""
-    workload = TrainingWorkload(
+    workload = _read_workload(options)
+    machine = _read_machine(options)
+    goal = _read_goal(options, machine)
+    if options.profile:
+        profile = _read_profile(options.profile)
+    else:
+        spec = read_model(options.model)
+        extent = needed_extent(spec.num_blocks, BEST, workload=workload, goal=goal)
+        profile = obtain_profile(spec, adapter=workload.adapter, extent=extent)
+    return training_problem(profile, workload=workload, goal=goal, machine=machine), machine, profile
+
+
+def _read_workload(options: argparse.Namespace) -> TrainingWorkload:
+    return TrainingWorkload(
         sequence_length=options.sequence_length,
         global_batch_size=options.batch,
         num_steps=options.steps,
@@ -175,19 +221,27 @@ def _read_problem(options: argparse.Namespace) -> tuple[SearchProblem, Machine, 
         optimizer=options.optimizer,
         momentum=options.momentum,
     )
+
+
+def _read_goal(options: argparse.Namespace, machine: Machine) -> Goal:
     budget_bytes, host_budget_bytes, disk_budget_bytes = (
         _parse_size(name, getattr(options, name.replace("-", "_"))) for name in ("budget", "host-budget", "disk-budget")
     )
-    machine = _read_machine(options)
-    goal = Goal(
+    return Goal(
         device_budget_bytes=machine.device.memory_bytes if budget_bytes is None else budget_bytes,
         host_budget_bytes=host_budget_bytes,
         disk_budget_bytes=disk_budget_bytes,
-        allow_lossy=getattr(options, "allow_lossy", True),
+        allow_lossy=options.allow_lossy,
         forbid=tuple(getattr(options, "forbid", ())),
     )
-    profile = _read_profile(options.profile) if options.profile else _profile_model(options.model)
-    return training_problem(profile, workload=workload, goal=goal, machine=machine), machine, profile
+
+
+def _allowing(goal: Goal, weights: WeightsPlan) -> Goal:
+    """Besides what is lossless the dtype that was asked for, unless everything was allowed."""
+    if goal.allow_lossy:
+        return goal
+    asked = "autocast" if weights.autocast != "off" else weights.dtype
+    return replace(goal, allow_lossy=True, forbid=(*goal.forbid, *(name for name in LOSSY if name != asked)))
 
 
 def _parse_size(name: str, text: str | None) -> int | None:
@@ -201,7 +255,7 @@ def _read_machine(options: argparse.Namespace) -> Machine:
     if options.gpu:
         return table_machine(options.gpu)
     if options.machine:
-        return Machine.from_json(_read_json(options.machine, field="machine"))
+        return Machine.from_json(read_json(options.machine, field="machine"))
     from optimizer.hardware.probe import probe_machine
 
     print("measuring this machine ...", file=sys.stderr)
@@ -209,51 +263,20 @@ def _read_machine(options: argparse.Namespace) -> Machine:
 
 
 def _read_profile(path: Path) -> Profile:
-    return Profile.from_json(_read_json(path, field="profile"))
+    return Profile.from_json(read_json(path, field="profile"))
 
 
-def _profile_model(name: str) -> Profile:
-    """Trace the named model; needs torch, and seconds."""
-    path = Path(name)
-    if name in PRESETS:
-        spec = PRESETS[name].spec
-    elif path.exists():
-        spec = read_model_spec(_read_json(path / "config.json" if path.is_dir() else path, field="model"))
-    else:
-        raise InvalidInput(
-            f"model {name!r} is neither a file nor a preset; presets: {', '.join(PRESETS)}",
-            field="model",
-            value=name,
-            allowed=list(PRESETS),
-        )
-    from optimizer.profile.trace import profile_model
-
-    return profile_model(spec)
-
-
-def _read_plan(name: str, problem: SearchProblem) -> Plan:
-    if name in BASELINES:
-        setting, per_block = BASELINES[name](problem)
-        return setting.plan(per_block)
+def _read_plan(name: str | None) -> str | Plan | None:
+    if name is None or name == BEST or name in BASELINES:
+        return name
     if not Path(name).exists():
+        allowed = [BEST, *BASELINES]
         raise InvalidInput(
-            f"plan {name!r} is neither a file nor one of {', '.join(BASELINES)}",
-            field="plan",
-            value=name,
-            allowed=list(BASELINES),
+            f"plan {name!r} is neither a file nor one of {', '.join(allowed)}", field="plan", value=name, allowed=allowed
         )
-    document = _read_json(Path(name), field="plan")
+    document = read_json(Path(name), field="plan")
     chosen = document.get("chosen", document) if isinstance(document, dict) else document
     return Plan.from_json(chosen.get("plan", chosen) if isinstance(chosen, dict) else chosen)
-
-
-def _read_json(path: Path, *, field: str) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidInput(f"--{field} {path}: {error.strerror}", field=field, value=str(path)) from error
-    except ValueError as error:
-        raise InvalidInput(f"--{field} {path} is not JSON: {error}", field=field, value=str(path)) from error
 
 
 def _write_json(path: Path, document: Any) -> None:

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 from optimizer.categories import CATEGORIES, CATEGORY_LABELS
 from optimizer.estimate.prediction import Prediction
 from optimizer.hardware.machine import Machine
-from optimizer.plan.explain import explain_plan
 from optimizer.profile.profile import Profile
 from optimizer.search.core import SearchResult
 from optimizer.search.frontier import plan_label
 from optimizer.search.problem import PricedPlan, SearchProblem
 from optimizer.units import format_bytes, format_duration
+from optimizer.workload import TrainingWorkload
 
-_VERDICTS = {"fits": "fits", "tight": "tight", "does_not_fit": "does not fit", "unknown": "unknown"}
+VERDICTS = {"fits": "fits", "tight": "tight", "does_not_fit": "does not fit", "unknown": "unknown"}
 
 
 def report_search(result: SearchResult, *, problem: SearchProblem, machine: Machine, profile: Profile) -> str:
@@ -23,22 +23,10 @@ def report_search(result: SearchResult, *, problem: SearchProblem, machine: Mach
     return "\n\n".join(
         [
             _header(problem, machine, profile),
-            _plans_table([*result.baselines.values(), result.chosen]),
-            _categories_table(result.chosen.prediction),
+            plans_table([*result.baselines.values(), result.chosen]),
+            categories_table(result.chosen.prediction),
             "Frontier (smallest budget for each speed)\n" + _frontier_table(result),
-            "Chosen plan\n" + _bullets([*result.explanation, bound]),
-        ]
-    )
-
-
-def report_estimate(priced: PricedPlan, *, problem: SearchProblem, machine: Machine, profile: Profile) -> str:
-    sentences = explain_plan(priced.plan, prediction=priced.prediction)
-    return "\n\n".join(
-        [
-            _header(problem, machine, profile),
-            _plans_table([priced]),
-            _categories_table(priced.prediction),
-            "Plan\n" + _bullets(sentences),
+            "Chosen plan\n" + format_bullets([*result.explanation, bound]),
         ]
     )
 
@@ -73,7 +61,7 @@ def report_machine(machine: Machine) -> str:
         ("rates", rates.source),
         *machine.facts.items(),
     ]
-    return _pairs(rows)
+    return format_pairs(rows)
 
 
 def _store_rows(
@@ -107,15 +95,23 @@ def format_ms(milliseconds: float) -> str:
 
 
 def _header(problem: SearchProblem, machine: Machine, profile: Profile) -> str:
-    workload = problem.workload
+    return format_header(
+        report_profile(profile),
+        workload=problem.workload,
+        machine=machine,
+        budgets=[f"{format_bytes(problem.goal.device_budget_bytes)} on the device", *_budgets_elsewhere(problem)],
+    )
+
+
+def format_header(model: str, *, workload: TrainingWorkload, machine: Machine, budgets: Sequence[str]) -> str:
+    """What was asked: the first lines of a report."""
     source = "rates measured" if machine.rates.source == "measured" else "rates from data sheets, unmeasured"
-    budget = format_bytes(problem.goal.device_budget_bytes)
-    return _pairs(
+    return format_pairs(
         [
-            ("model", report_profile(profile)),
+            ("model", model),
             ("workload", f"{workload.global_batch_size} sequences of {workload.sequence_length:,} tokens a step"),
             ("machine", f"{machine.name}, {machine.device.name}; {source}"),
-            ("budget", f"{budget} on the device, {', '.join(_budgets_elsewhere(problem))}"),
+            ("budget", ", ".join(budgets)),
         ]
     )
 
@@ -129,7 +125,7 @@ def _budgets_elsewhere(problem: SearchProblem) -> list[str]:
     return [f"{format_bytes(size)} {place}" for place, size in sizes.items() if size or place == "on the host"]
 
 
-def _plans_table(plans: Sequence[PricedPlan]) -> str:
+def plans_table(plans: Sequence[PricedPlan]) -> str:
     header = ("plan", "peak", "at most", "elsewhere", "copied", "step", "tokens/s", "in all", "verdict", "what it does")
     return format_table(header, [_plan_row(priced) for priced in plans])
 
@@ -145,7 +141,7 @@ def _plan_row(priced: PricedPlan) -> tuple[str, ...]:
         format_ms(prediction.step_ms),
         f"{prediction.tokens_per_s:,.0f}",
         format_duration(prediction.total_s),
-        _VERDICTS[priced.verdict],
+        VERDICTS[priced.verdict],
         plan_label(priced.plan),
     )
 
@@ -154,12 +150,12 @@ def _size_or_dash(num_bytes: int) -> str:
     return format_bytes(num_bytes) if num_bytes else "-"
 
 
-def _categories_table(prediction: Prediction) -> str:
+def categories_table(prediction: Prediction) -> str:
     sizes = prediction.device_bytes_by_category
     rows = [(CATEGORY_LABELS[name], format_bytes(sizes[name])) for name in CATEGORIES if sizes.get(name)]
     rows.append(("together", format_bytes(prediction.device_peak_bytes)))
     width = max(len(size) for _, size in rows)
-    return f"At the peak, {prediction.peak_moment}\n" + _pairs([(name, size.rjust(width)) for name, size in rows])
+    return f"At the peak, {prediction.peak_moment}\n" + format_pairs([(name, size.rjust(width)) for name, size in rows])
 
 
 def _frontier_table(result: SearchResult) -> str:
@@ -174,11 +170,11 @@ def _frontier_table(result: SearchResult) -> str:
     return format_table(("budget", "step", "plan"), rows, left=0)
 
 
-def _bullets(sentences: Iterable[str]) -> str:
+def format_bullets(sentences: Iterable[str]) -> str:
     return "\n".join(f"- {sentence}" for sentence in sentences)
 
 
-def _pairs(rows: Sequence[tuple[str, str]]) -> str:
+def format_pairs(rows: Sequence[tuple[str, str]]) -> str:
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name.ljust(width)}  {value}" for name, value in rows)
 

@@ -16,7 +16,7 @@ from optimizer.models.spec import read_model_spec
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
 from optimizer.search.baselines import BASELINES
-from optimizer.search.problem import techniques_of
+from optimizer.search.problem import LOSSY, techniques_of
 from optimizer.units import format_bytes
 from optimizer.workload import Technique, TrainingWorkload
 from tests import llama
@@ -183,7 +183,61 @@ def test_an_unknown_plan_names_the_baselines(files, capsys):
     lines = fail(capsys, "estimate", *plan_options(files, "--plan", "hope"))
     known = ", ".join(BASELINES)
     assert "stream_all" in known
-    assert lines == [f"error: plan 'hope' is neither a file nor one of {known}"]
+    assert lines == [f"error: plan 'hope' is neither a file nor one of best, {known}"]
+
+
+def test_without_a_plan_plain_training_stands_beside_the_best_plan(files, capsys):
+    plain = run_json(capsys, "estimate", *plan_options(files, "--plan", "keep_all"))
+    budget = str(plain["prediction"]["device_peak_bytes"] * 6 // 10)
+    found = run_json(capsys, "estimate", *plan_options(files, "--budget", budget))
+    assert [plan["label"] for plan in found["plans"]] == ["keep_all", "chosen"]
+    assert [plan["verdict"] for plan in found["plans"]] == ["does_not_fit", "fits"]
+    assert found["plans"][0]["prediction"] == plain["prediction"]
+    assert found["plans"][1]["plan"] == found["plan"]
+    assert found["knobs"] == []
+    best = run_json(capsys, "estimate", *plan_options(files, "--budget", budget, "--plan", "best"))
+    assert best["plan"] == found["plan"]
+
+
+def test_where_nothing_fits_plain_training_is_shown_and_why(files, capsys):
+    assert main(["estimate", *plan_options(files, "--budget", "300 KiB")]) == 0
+    text = capsys.readouterr().out
+    assert "no plan that is allowed fits: memory budget 300 KiB is under the smallest feasible peak" in text
+    assert [line.split()[0] for line in text.splitlines() if line.startswith(("keep_all", "chosen"))] == ["keep_all"]
+    assert fail(capsys, "estimate", *plan_options(files, "--budget", "300 KiB", "--plan", "best"))[0].startswith(
+        "error: memory budget 300 KiB is under the smallest feasible peak"
+    )
+
+
+def test_a_dtype_is_that_of_the_weights_where_no_plan_says_it(files, capsys):
+    found = run_json(capsys, "estimate", *plan_options(files, "--plan", "recompute_all", "--dtype", "autocast-fp16"))
+    assert found["plan"]["weights"]["autocast"] == "fp16"
+    found = run_json(capsys, "estimate", *plan_options(files, "--dtype", "bf16"))
+    assert found["plans"][0]["plan"]["weights"]["dtype"] == "bf16"
+    assert set(techniques_of(Plan.from_json(found["plan"]))) & set(LOSSY) <= {"bf16"}
+
+
+def test_explained_it_shows_the_peak_the_step_the_lanes_and_the_knobs(files, capsys):
+    assert main(["estimate", *plan_options(files, "--plan", "keep_all", "--explain")]) == 0
+    text = capsys.readouterr().out
+    for heading in ("Verdict: ", "At the peak, ", "Device memory over one step of ", "Lanes", "What each knob would buy"):
+        assert heading in text
+    assert "two moments of each trained weight in 32 bits" in text
+    assert "recompute every block" in text
+    bars = [line.partition("|")[2] for line in text.splitlines() if "|" in line]
+    assert {len(bar) for bar in bars[1:-1]} <= set(range(73))
+    assert bars[-1].startswith("f")
+    assert len(bars) == 9
+
+
+def test_the_explanation_in_json_adds_up_to_the_peak(files, capsys):
+    found = run_json(capsys, "estimate", *plan_options(files, "--plan", "offload_all", "--explain"))
+    rows = found["explanation"]["categories"]
+    assert sum(row["peak_bytes"] for row in rows) == found["prediction"]["device_peak_bytes"]
+    assert all(row["highest_bytes"] >= row["peak_bytes"] for row in rows)
+    for lane in found["explanation"]["lanes"]:
+        assert lane["hidden_ms"] + lane["exposed_ms"] == pytest.approx(lane["busy_ms"])
+    assert found["knobs"]
 
 
 def test_a_missing_or_broken_file_is_named(files, capsys, tmp_path):

@@ -1,0 +1,266 @@
+"""``estimate_model``: from a model's configuration and a card's name to a plan's bytes and milliseconds. Torch-free.
+
+What ``headroom estimate`` prints and a notebook asks for. A model that was never seen is traced by a child process, as far as the
+question needs it, and its profile is kept (``profile/obtain.py``).
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+from optimizer.errors import InvalidInput, InvalidModel, NoFeasiblePlan
+from optimizer.estimate.explanation import Explanation, explain_prediction
+from optimizer.estimate.prediction import Prediction
+from optimizer.hardware.devices import table_machine
+from optimizer.hardware.machine import Machine
+from optimizer.models.presets import PRESETS
+from optimizer.models.spec import ModelSpec, read_model_spec
+from optimizer.plan.plan import Plan
+from optimizer.plan.weights import WeightsPlan
+from optimizer.profile.extent import EVERYTHING, Extent, extent_of_plans, traced_representation
+from optimizer.profile.obtain import ProfileSource
+from optimizer.profile.profile import BLOCK_CHOICES, Profile
+from optimizer.search.baselines import BASELINES
+from optimizer.search.core import search
+from optimizer.search.knobs import Knob, list_knobs
+from optimizer.search.problem import PricedPlan, SearchProblem, divisors
+from optimizer.search.search import training_problem
+from optimizer.serialize import to_json
+from optimizer.workload import Goal, TrainingWorkload
+
+BEST = "best"
+"""Asks for the fastest plan that fits, beside any baseline's label (``BASELINES``)."""
+MAX_CONFIG_BYTES = 1_000_000
+"""Largest config.json that is read."""
+_COMPUTED = ("fp32", "bf16", "fp32+bf16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """One plan or two, priced on one machine for one workload, and the last of them explained."""
+
+    model_type: str
+    num_blocks: int
+    num_parameters: int
+    """Trained ones."""
+    machine: Machine
+    workload: TrainingWorkload
+    goal: Goal
+    host_budget_bytes: int
+    """The goal's, or what the machine has."""
+    plans: tuple[PricedPlan, ...]
+    """The plan asked for; without one plain training, and after it the fastest plan that fits where there is one."""
+    nothing_fits: str | None
+    """Where the fastest plan that fits was asked for and there is none: why, with the smallest peak found."""
+    explanation: Explanation
+    """Of the last of ``plans``."""
+    knobs: tuple[Knob, ...]
+    """What one change of that plan would buy and cost; empty unless asked for."""
+
+    @property
+    def priced(self) -> PricedPlan:
+        """The last of ``plans``."""
+        return self.plans[-1]
+
+    def to_json(self) -> dict[str, Any]:
+        document: dict[str, Any] = to_json(self)
+        return document
+
+
+def estimate_model(
+    model: str | Path | Mapping[str, Any] | ModelSpec,
+    *,
+    machine: str | Machine,
+    workload: TrainingWorkload | None = None,
+    plan: str | Plan | None = None,
+    goal: Goal | None = None,
+    weights: WeightsPlan | None = None,
+    with_knobs: bool = False,
+    profiles_folder: Path | None = None,
+) -> Estimate:
+    """model: a config.json, its folder or content, a preset's name, a ModelSpec. machine: a card's name, or a measured one.
+
+    plan: a plan, a baseline's label, ``best``; None for plain training and the best beside it. goal: what the verdict and the
+    search honour; the card's whole memory and nothing lossy unless given. weights: the dtype of a baseline, and of plain
+    training, instead of fp32. with_knobs: price one-change neighbours too. profiles_folder: where profiles are kept.
+
+    Raises InvalidInput and what is below it for anything that was asked wrongly, NoFeasiblePlan for ``best`` where nothing fits.
+    """
+    spec = model if isinstance(model, ModelSpec) else read_model(model)
+    workload = workload or TrainingWorkload()
+    target = machine if isinstance(machine, Machine) else table_machine(machine)
+    goal = goal or Goal(device_budget_bytes=target.device.memory_bytes)
+    _check_label(plan)
+    with ProfileSource(spec, adapter=workload.adapter, folder=profiles_folder) as source:
+        extent = needed_extent(
+            spec.num_blocks, plan, workload=workload, goal=goal, weights=weights, with_knobs=with_knobs
+        )
+        profile = source.read(extent)
+    return estimate_profiled(
+        profile, machine=target, workload=workload, plan=plan, goal=goal, weights=weights, with_knobs=with_knobs
+    )
+
+
+def estimate_profiled(
+    profile: Profile,
+    *,
+    machine: Machine,
+    workload: TrainingWorkload,
+    goal: Goal,
+    plan: str | Plan | None = None,
+    weights: WeightsPlan | None = None,
+    with_knobs: bool = False,
+    calibration: Mapping[str, Any] | None = None,
+) -> Estimate:
+    """``estimate_model`` with a profile at hand: milliseconds, but for the search that ``best`` means."""
+    _check_label(plan)
+    problem = training_problem(profile, workload=workload, goal=goal, machine=machine, calibration=calibration)
+    plans, nothing_fits = _price(problem, plan, weights)
+    priced = plans[-1]
+    explanation = explain_prediction(profile, plan=priced.plan, workload=workload, prediction=priced.prediction)
+    knobs = list_knobs(problem, priced.plan, prediction=priced.prediction) if with_knobs else ()
+    return Estimate(
+        model_type=profile.model_type,
+        num_blocks=profile.num_blocks,
+        num_parameters=profile.num_parameters,
+        host_budget_bytes=problem.host_budget_bytes,
+        machine=machine,
+        workload=workload,
+        goal=goal,
+        plans=plans,
+        nothing_fits=nothing_fits,
+        explanation=explanation,
+        knobs=knobs,
+    )
+
+
+def read_model(model: str | Path | Mapping[str, Any]) -> ModelSpec:
+    """A preset's name, a config.json or the folder with one, or its content. Raises InvalidInput, InvalidModel."""
+    if isinstance(model, Mapping):
+        return read_model_spec(dict(model))
+    if str(model) in PRESETS:
+        return PRESETS[str(model)].spec
+    path = Path(model)
+    if not path.exists():
+        raise InvalidInput(
+            f"model {str(model)!r} is neither a file nor a preset; presets: {', '.join(PRESETS)}",
+            field="model",
+            value=str(model),
+            allowed=list(PRESETS),
+        )
+    document = read_json(path / "config.json" if path.is_dir() else path, field="model", max_bytes=MAX_CONFIG_BYTES)
+    if not isinstance(document, dict):
+        raise InvalidModel(f"{path} must hold one JSON object", field="model", value=str(path), allowed="a JSON object")
+    return read_model_spec(document)
+
+
+def read_json(path: Path, *, field: str, max_bytes: int = 256_000_000) -> Any:
+    """Raises InvalidInput that names the file where it cannot be read, is too large, or is no JSON."""
+
+    def refuse(why: str) -> InvalidInput:
+        return InvalidInput(f"--{field} {path}{why}", field=field, value=str(path))
+
+    try:
+        if path.stat().st_size > max_bytes:
+            raise refuse(f" has {path.stat().st_size:,} bytes; allowed: up to {max_bytes:,}")
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise refuse(f": {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise refuse(" is not JSON: it is no UTF-8 text") from error
+    except ValueError as error:
+        raise refuse(f" is not JSON: {error}") from error
+    except RecursionError as error:
+        raise refuse(" is not JSON that can be read: it is nested too deeply") from error
+
+
+def needed_extent(
+    num_blocks: int,
+    plan: str | Plan | None,
+    *,
+    workload: TrainingWorkload,
+    goal: Goal,
+    weights: WeightsPlan | None = None,
+    with_knobs: bool = False,
+) -> Extent:
+    """How much of a profile the question needs."""
+    asked = "fp32" if weights is None else traced_representation(weights.representation)
+    if with_knobs or (plan in (None, BEST) and goal.allow_lossy):
+        if workload.adapter is not None:
+            return EVERYTHING
+        return _extent_of_search(_COMPUTED, workload)
+    if isinstance(plan, Plan):
+        return extent_of_plans([plan], workload=workload)
+    if plan in (None, BEST):
+        return _extent_of_search(tuple({"fp32": None, asked: None}), workload)
+    try:
+        baseline = _baseline_plan(str(plan), _unpriced(num_blocks, workload, goal), weights)
+        return extent_of_plans([baseline], workload=workload)
+    except _Unpriced:
+        return _extent_of_search(tuple({"fp32": None, asked: None}), workload)
+
+
+def _extent_of_search(representations: tuple[str, ...], workload: TrainingWorkload) -> Extent:
+    sizes = {1, *divisors(workload.global_batch_size)}
+    return Extent(
+        representations=representations,
+        choices=BLOCK_CHOICES,
+        shapes=tuple((size, workload.sequence_length) for size in sorted(sizes)),
+    )
+
+
+class _Unpriced(Exception):
+    """A baseline asked for a price before there was a profile."""
+
+
+def _unpriced(num_blocks: int, workload: TrainingWorkload, goal: Goal) -> SearchProblem:
+    def price(plan: Plan) -> NoReturn:
+        raise _Unpriced
+
+    return SearchProblem(num_blocks=num_blocks, workload=workload, goal=goal, host_budget_bytes=0, price=price)
+
+
+def _check_label(plan: str | Plan | None) -> None:
+    allowed = [BEST, *BASELINES]
+    if isinstance(plan, str) and plan not in allowed:
+        raise InvalidInput(
+            f"plan {plan!r} is not one of {', '.join(allowed)}", field="plan", value=plan, allowed=allowed
+        )
+
+
+def _price(
+    problem: SearchProblem, plan: str | Plan | None, weights: WeightsPlan | None
+) -> tuple[tuple[PricedPlan, ...], str | None]:
+    if isinstance(plan, Plan):
+        plan.check(
+            num_blocks=problem.num_blocks, workload=problem.workload, has_sparse_gradients=problem.has_sparse_gradients
+        )
+        return (_priced(problem, "given", plan),), None
+    if plan is not None and plan != BEST:
+        return (_priced(problem, plan, _baseline_plan(plan, problem, weights)),), None
+    plain = _priced(problem, "keep_all", _baseline_plan("keep_all", problem, weights))
+    try:
+        chosen = search(problem).chosen
+    except NoFeasiblePlan as error:
+        if plan == BEST:
+            raise
+        return (plain,), error.message
+    return ((chosen,) if plan == BEST else (plain, chosen)), None
+
+
+def _baseline_plan(label: str, problem: SearchProblem, weights: WeightsPlan | None) -> Plan:
+    setting, per_block = BASELINES[label](problem)
+    if weights is not None:
+        setting = replace(setting, dtype=weights.dtype, autocast=weights.autocast, frozen=weights.frozen)
+    plan = setting.plan(per_block)
+    conflict = problem.find_conflict(plan)
+    if conflict is not None:
+        raise conflict
+    return plan
+
+
+def _priced(problem: SearchProblem, label: str, plan: Plan) -> PricedPlan:
+    prediction: Prediction = problem.price(plan)
+    return problem.priced(label, plan, prediction)

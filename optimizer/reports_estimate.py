@@ -1,0 +1,172 @@
+"""What ``headroom estimate`` prints: the plans, the peak and its reasons, the step over time, what each knob would buy."""
+
+from collections.abc import Sequence
+
+from optimizer.categories import CATEGORY_LABELS
+from optimizer.estimate.explanation import Explanation
+from optimizer.estimate.prediction import Prediction
+from optimizer.estimating import Estimate
+from optimizer.plan.explain import explain_plan
+from optimizer.reports import (
+    VERDICTS,
+    categories_table,
+    format_bullets,
+    format_header,
+    format_ms,
+    format_table,
+    plans_table,
+)
+from optimizer.search.knobs import Knob
+from optimizer.units import format_bytes
+
+_CHART_COLUMNS = 72
+_CHART_ROWS = 8
+_LANE_LABELS = {
+    "compute": "compute",
+    "copy_in": "copies to the device",
+    "copy_out": "copies to the host",
+    "host": "host's own work",
+    "disk": "disk",
+    "network": "network",
+}
+
+
+def report_estimate(estimate: Estimate, *, is_explained: bool = False) -> str:
+    """is_explained: with the step over time, the lanes and the knobs."""
+    priced = estimate.priced
+    baseline = estimate.plans[0].prediction if len(estimate.plans) > 1 else None
+    sentences = explain_plan(priced.plan, prediction=priced.prediction, baseline=baseline)
+    parts = [
+        format_header(
+            f"{estimate.model_type}, {estimate.num_blocks} blocks, {estimate.num_parameters:,} trained parameters",
+            workload=estimate.workload,
+            machine=estimate.machine,
+            budgets=[
+                f"{format_bytes(estimate.goal.device_budget_bytes)} on the device",
+                f"{format_bytes(estimate.host_budget_bytes)} on the host",
+            ],
+        ),
+        plans_table(estimate.plans),
+        f"Verdict: {VERDICTS[priced.verdict]}\n{format_bullets(_verdict_sentences(estimate))}",
+    ]
+    if not is_explained:
+        return "\n\n".join([*parts, categories_table(priced.prediction), f"Plan\n{format_bullets(sentences)}"])
+    parts += [
+        _peak_table(estimate.explanation),
+        f"Plan\n{format_bullets(sentences)}",
+        f"Device memory over one step of {format_ms(priced.prediction.step_ms)}\n{_chart(priced.prediction)}",
+        _lanes_table(estimate.explanation),
+    ]
+    if priced.prediction.busy_by_kind_ms:
+        parts.append(_kinds_table(priced.prediction))
+    parts.append(_knobs_table(estimate.knobs))
+    return "\n\n".join(parts)
+
+
+def _verdict_sentences(estimate: Estimate) -> list[str]:
+    prediction = estimate.priced.prediction
+    sizes = f"{format_bytes(prediction.device_peak_low_bytes)} to {format_bytes(prediction.device_peak_high_bytes)}"
+    times = f"{format_ms(prediction.step_low_ms)} to {format_ms(prediction.step_high_ms)}"
+    sentences = [f"{estimate.priced.label}: {sizes} on the device, {times} a step"]
+    sentences += [
+        f"{peak.stage.replace('_', ' ')}: {format_bytes(peak.device_peak_bytes)}, {peak.moment}"
+        for peak in prediction.peaks
+    ]
+    if prediction.host_peak_bytes > estimate.host_budget_bytes:
+        sentences.append(
+            f"the host would hold {format_bytes(prediction.host_peak_bytes)}, of "
+            f"{format_bytes(estimate.host_budget_bytes)} it has"
+        )
+    if estimate.nothing_fits is not None:
+        sentences.append(f"no plan that is allowed fits: {estimate.nothing_fits}")
+    return sentences
+
+
+def _peak_table(explanation: Explanation) -> str:
+    rows = [
+        (CATEGORY_LABELS[row.category], format_bytes(row.peak_bytes), format_bytes(row.highest_bytes), row.reason)
+        for row in explanation.categories
+    ]
+    total = format_bytes(sum(row.peak_bytes for row in explanation.categories))
+    table = format_table(("", "then", "highest", "why it is there"), [*rows, ("together", total, "", "")])
+    return f"At the peak, {explanation.peak_moment}\n{table}"
+
+
+def _chart(prediction: Prediction) -> str:
+    """Highest level in each of so many equal stretches of the step; the phases stand below."""
+    points = prediction.timeline
+    levels, phases = [0] * _CHART_COLUMNS, [""] * _CHART_COLUMNS
+    for point in points:
+        column = min(_CHART_COLUMNS - 1, int(_CHART_COLUMNS * point.offset_ms / prediction.step_ms))
+        levels[column] = max(levels[column], sum(point.bytes_by_category.values()))
+        phases[column] = point.phase
+    for column in range(1, _CHART_COLUMNS):
+        # A stretch without a point is inside a task, which began in an earlier one.
+        levels[column] = levels[column] or levels[column - 1]
+        phases[column] = phases[column] or phases[column - 1]
+    top = max(levels)
+    labels = {_CHART_ROWS: format_bytes(top), 1: format_bytes(round(top / _CHART_ROWS))}
+    width = max(len(label) for label in labels.values())
+    lines = [
+        f"{labels.get(row, '').rjust(width)} |"
+        + "".join("#" if level * _CHART_ROWS > top * (row - 1) else " " for level in levels).rstrip()
+        for row in range(_CHART_ROWS, 0, -1)
+    ]
+    return "\n".join([*lines, f"{' ' * width} |{_phase_marks(phases)}"])
+
+
+def _phase_marks(phases: Sequence[str]) -> str:
+    """``f``, ``b`` and ``o`` for each column's phase: forward, backward, optimizer."""
+    return "".join(phase[:1] or " " for phase in phases) + "  (forward, backward, optimizer)"
+
+
+def _lanes_table(explanation: Explanation) -> str:
+    rows = [
+        (
+            _LANE_LABELS.get(use.lane, use.lane),
+            format_ms(use.busy_ms),
+            format_ms(use.hidden_ms),
+            format_ms(use.exposed_ms),
+        )
+        for use in explanation.lanes
+    ]
+    return "Lanes\n" + format_table(("", "busy", "hidden", "exposed"), rows)
+
+
+def _kinds_table(prediction: Prediction) -> str:
+    exposed = prediction.exposed_by_kind_ms
+    rows = [
+        (kind.replace("_", " "), format_ms(takes_ms), format_ms(exposed.get(kind, 0.0)), _attained(prediction, kind))
+        for kind, takes_ms in prediction.busy_by_kind_ms.items()
+    ]
+    again = f"\n{format_ms(prediction.recomputed_ms)} of it is done a second time" if prediction.recomputed_ms else ""
+    return "Kinds of work\n" + format_table(("", "takes", "exposed", "at"), rows) + again
+
+
+def _attained(prediction: Prediction, kind: str) -> str:
+    rate = prediction.attained_by_kind.get(kind)
+    if not rate:
+        return ""
+    return f"{rate / 1e12:.1f} TFLOP/s" if kind in ("matmul", "attention") else f"{format_bytes(round(rate))}/s"
+
+
+def _knobs_table(knobs: Sequence[Knob]) -> str:
+    rows = [
+        (
+            knob.change,
+            _signed(knob.device_change_bytes),
+            _signed(knob.host_change_bytes + knob.disk_change_bytes + knob.remote_change_bytes),
+            f"{'+' if knob.step_change_ms >= 0 else '-'}{format_ms(abs(knob.step_change_ms))}",
+            VERDICTS[knob.verdict],
+            "" if knob.is_lossless else "changes the numbers",
+        )
+        for knob in knobs
+    ]
+    table = format_table(("one change", "device peak", "elsewhere", "step", "verdict", ""), rows)
+    return f"What each knob would buy and cost, from this plan\n{table}"
+
+
+def _signed(num_bytes: int) -> str:
+    if num_bytes == 0:
+        return "-"
+    return f"{'+' if num_bytes > 0 else '-'}{format_bytes(abs(num_bytes))}"
