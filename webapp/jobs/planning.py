@@ -21,7 +21,8 @@ from optimizer.plan.explain import explain_plan
 from optimizer.plan.plan import PLAN_VERSION
 from optimizer.profile.profile import Profile as ModelProfile
 from optimizer.search.problem import PricedPlan
-from webapp.catalog.models import Machine, Profile
+from optimizer.workload import Adapter
+from webapp.catalog.models import Machine, Model, Profile
 from webapp.catalog.queries import machines_visible_to
 from webapp.jobs.actions import create_job
 from webapp.jobs.errors import JobConflict, PlanDoesNotFit
@@ -93,10 +94,8 @@ def price_spec(user: Any, spec: dict[str, Any]) -> PlanAnswer:
 
 
 def price_job_spec(user: Any, spec: JobSpec) -> PlanAnswer:
-    profile = request_profile(spec.model, adapter=spec.workload.adapter)
-    if profile.error is not None and not profile.document_sha256:
-        raise ProfileFailed(str(profile.error.get("message")), hint=str(profile.error.get("hint") or ""))
-    if not profile.document_sha256:
+    profile = _ready_profile(spec.model, adapter=spec.workload.adapter)
+    if profile is None:
         return PlanAnswer(profile="pending", waiting_for="profile")
     machines = list(machines_visible_to(user).order_by("name"))
     if not machines:
@@ -109,6 +108,19 @@ def price_job_spec(user: Any, spec: JobSpec) -> PlanAnswer:
     if chosen is None:
         raise _nothing_fits([result.infeasible for result in priced if result.infeasible], offers)
     return PlanAnswer(profile="ready", offers=[_marked(offer, is_chosen=offer is chosen) for offer in offers])
+
+
+def profile_of(model: Model, *, adapter: Adapter | None) -> ModelProfile | None:
+    """None while it is being made, which this asks for. Raises ProfileFailed."""
+    row = _ready_profile(model, adapter=adapter)
+    return None if row is None else read_profile(row.pk, row.document_sha256)
+
+
+def _ready_profile(model: Model, *, adapter: Adapter | None) -> Profile | None:
+    profile = request_profile(model, adapter=adapter)
+    if profile.error is not None and not profile.document_sha256:
+        raise ProfileFailed(str(profile.error.get("message")), hint=str(profile.error.get("hint") or ""))
+    return profile if profile.document_sha256 else None
 
 
 def submit_job(
@@ -170,7 +182,7 @@ def _search(spec: JobSpec, profile: Profile, machine: Machine) -> _Searched:
     from optimizer.search.baselines import price_baselines
     from optimizer.search.search import search_plans, training_problem
 
-    model_profile = _read_profile(profile.pk, profile.document_sha256)
+    model_profile = read_profile(profile.pk, profile.document_sha256)
     target = MachineSpec.from_json(machine.document)
     try:
         result = search_plans(
@@ -187,7 +199,7 @@ def _search(spec: JobSpec, profile: Profile, machine: Machine) -> _Searched:
 
 
 @functools.lru_cache(maxsize=16)
-def _read_profile(fingerprint: str, document_sha256: str) -> ModelProfile:
+def read_profile(fingerprint: str, document_sha256: str) -> ModelProfile:
     """Kept by its hash: each edit of the form prices again, and reading a profile takes longer than pricing with it."""
     return ModelProfile.from_json(Profile.objects.get(fingerprint=fingerprint).document)
 

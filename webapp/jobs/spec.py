@@ -72,11 +72,11 @@ def read_spec(user: Any, document: Any) -> JobSpec:
             field=str(unknown[0])[:80],
             allowed=list(SPEC_FIELDS),
         )
-    model = _find(models_visible_to(user), document.get("model"), field="model")
-    dataset = _find(datasets_visible_to(user), document.get("dataset"), field="dataset")
-    workload = _read_workload(document.get("workload", {}))
-    goal = _read_goal(document.get("goal"))
-    _check_against_model(workload, model)
+    model = find_visible(models_visible_to(user), document.get("model"), field="model")
+    dataset = find_visible(datasets_visible_to(user), document.get("dataset"), field="dataset")
+    workload = read_workload(document.get("workload", {}))
+    goal = read_goal(document.get("goal"))
+    check_against_model(workload, model)
     return JobSpec(
         name=_read_name(document.get("name"), fallback=f"{model.name} on {dataset.name}"),
         model=model,
@@ -87,7 +87,7 @@ def read_spec(user: Any, document: Any) -> JobSpec:
     )
 
 
-def _find(rows: "QuerySet[R]", wanted: Any, *, field: str) -> R:
+def find_visible(rows: "QuerySet[R]", wanted: Any, *, field: str) -> R:
     """By id, else by name; of several of one name the newest, one's own before what ships with the program."""
     if not isinstance(wanted, str) or not wanted:
         raise InvalidInput(
@@ -116,7 +116,7 @@ def read_adapter(document: Any) -> Adapter | None:
     return None if document is None else from_json(Adapter, document, path="adapter", error=InvalidWorkload)
 
 
-def _read_workload(document: Any) -> TrainingWorkload:
+def read_workload(document: Any) -> TrainingWorkload:
     if isinstance(document, dict):
         document = _with_numbers(document, TrainingWorkload)
         if isinstance(document.get("adapter"), dict):
@@ -149,7 +149,7 @@ def _as_number(value: Any) -> Any:
         return value
 
 
-def _read_goal(document: Any) -> Goal:
+def read_goal(document: Any) -> Goal:
     if document is None:
         raise InvalidWorkload(
             "goal is missing; allowed: an object with device_budget_bytes", field="goal", allowed="{device_budget_bytes: 6 GiB}"
@@ -172,7 +172,7 @@ def _as_bytes(value: Any, *, field: str) -> int:
         raise InvalidWorkload(f"{field}: {error}", field=field, value=shown(value), allowed=allowed) from error
 
 
-def _check_against_model(workload: TrainingWorkload, model: Model) -> None:
+def check_against_model(workload: TrainingWorkload, model: Model) -> None:
     longest = read_model_spec(model.config).max_sequence_length
     if workload.sequence_length > longest:
         raise InvalidWorkload(

@@ -23,6 +23,7 @@ OPEN_TO_ALL_SIGNED_IN = {
     ("POST", "/api/v1/models"),
     ("POST", "/api/v1/datasets"),
     ("POST", "/api/v1/plans"),
+    ("POST", "/api/v1/estimates"),
     ("POST", "/api/v1/jobs"),
 }
 """Addresses that name no row; what they list or take is the caller's own (tested elsewhere)."""

@@ -1,0 +1,82 @@
+"""Prices one plan of a model on a known machine or a card of the table, and explains it. Torch-free; nothing is kept.
+
+A model that was never profiled is asked of a worker, as a spec's is (``planning.py``).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from optimizer.errors import InvalidInput
+from optimizer.hardware.machine import Machine as MachineSpec
+from optimizer.plan.plan import Plan
+from optimizer.workload import Goal
+from webapp.catalog.models import Model
+from webapp.catalog.queries import machines_visible_to, models_visible_to
+from webapp.jobs.planning import profile_of
+from webapp.jobs.spec import check_against_model, find_visible, read_goal, read_workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class EstimateRequest:
+    """As it was sent, but for the names' types."""
+
+    model: str
+    workload: dict[str, Any]
+    goal: dict[str, Any] | None
+    machine: str | None
+    gpu: str | None
+    plan: str | dict[str, Any] | None
+    with_knobs: bool
+
+
+def estimate(user: Any, request: EstimateRequest) -> dict[str, Any] | None:
+    """None while the model is being profiled.
+
+    Raises InvalidInput for the first field that is wrong, ProfileFailed, and NoFeasiblePlan for ``best`` where nothing fits.
+    """
+    # here, so that numpy and scipy are loaded with the first price and not with every process that knows of jobs
+    from optimizer.estimating import estimate_profiled
+
+    model: Model = find_visible(models_visible_to(user), request.model, field="model")
+    workload = read_workload(request.workload)
+    check_against_model(workload, model)
+    machine, calibration = _read_machine(user, request)
+    goal = Goal(device_budget_bytes=machine.device.memory_bytes) if request.goal is None else read_goal(request.goal)
+    plan = Plan.from_json(request.plan) if isinstance(request.plan, dict) else request.plan
+    profile = profile_of(model, adapter=workload.adapter)
+    if profile is None:
+        return None
+    found = estimate_profiled(
+        profile,
+        machine=machine,
+        workload=workload,
+        goal=goal,
+        plan=plan,
+        with_knobs=request.with_knobs,
+        calibration=calibration,
+    )
+    return found.to_json()
+
+
+def _read_machine(user: Any, request: EstimateRequest) -> tuple[MachineSpec, dict[str, Any] | None]:
+    """With what finished runs taught of it, where it is a real one."""
+    from optimizer.hardware.devices import table_machine
+
+    if (request.machine is None) == (request.gpu is None):
+        raise InvalidInput(
+            "machine and gpu are both given; allowed: one of them"
+            if request.gpu is not None
+            else "neither machine nor gpu is given; allowed: one of them",
+            field="machine",
+            allowed="a machine's id, or gpu: the name of a card",
+        )
+    if request.gpu is not None:
+        return table_machine(request.gpu), None
+    # isprintable: a text may hold a NUL, on which PostgreSQL fails
+    wanted = str(request.machine)
+    row = machines_visible_to(user).filter(pk=wanted).first() if wanted.isprintable() else None
+    if row is None:
+        raise InvalidInput(
+            f"machine {wanted[:80]!r} is not there", field="machine", value=wanted[:80], allowed="an id of GET /machines"
+        )
+    return MachineSpec.from_json(row.document), row.calibration
