@@ -27,6 +27,7 @@ from benchmarks.accuracy_time import NUM_ROUNDS, measure_times, predicted_rows
 from benchmarks.estimators import ask_all
 from benchmarks.journal import Journal
 from benchmarks.record import Row, describe_machine
+from benchmarks.remote_store import remote_store
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.probe import probe_machine
 from optimizer.runtime.train import set_num_threads
@@ -59,7 +60,8 @@ def main() -> int:
         journal.summary = summarize_cards(journal.rows)
         journal.close()
     else:
-        measure_cpu(journal, arguments)
+        with remote_store():
+            measure_cpu(journal, arguments)
     return 0 if all(entry["met"] for entry in journal.summary.values()) else 1
 
 

