@@ -9,9 +9,9 @@ Tiny models serve bytes alone, since bookkeeping does not depend on size; ``smal
 
 import hashlib
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks.training_plans import make_plan
 from optimizer.errors import InvalidPlan
@@ -20,6 +20,8 @@ from optimizer.plan import Plan
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import Adapter, InferenceWorkload, TrainingWorkload
+
+Option = TypeVar("Option")
 
 HOLDOUT_SEED = "held back, 2026-11"
 DRAWN_SEED = 20261121
@@ -150,20 +152,30 @@ TECHNIQUES: dict[str, dict[str, Any]] = {
 GENERATION = "generate"
 """Marks the cases that generate text, among the techniques of their name."""
 GENERATIONS: dict[str, dict[str, Any]] = {
-    "plain": {},
     "bf16": {"dtype": "bf16"},
-    "bf16-nf4": {"dtype": "bf16", "frozen": "nf4"},
     "int8": {"frozen": "int8"},
     "nf4": {"frozen": "nf4"},
     "streamed": {"place": "host"},
+    "streamed-ahead": {"place": "host", "prefetch": 2},
     "streamed-disk": {"place": "disk", "prefetch": 0},
-    "streamed-bf16": {"place": "host", "dtype": "bf16", "prefetch": 2},
-    "streamed-int8": {"place": "host", "frozen": "int8"},
 }
-"""Of inference, what each changes of the weights."""
-NUM_GENERATIONS = 4
-"""Of these per model, in turn, beside plain generation."""
-TIMED_GENERATIONS = ("plain", "int8", "streamed", "nf4")
+"""Of inference, what each changes of fp32 weights on the device."""
+GENERATED: tuple[tuple[str, ...], ...] = (
+    ("bf16",),
+    ("int8",),
+    ("streamed",),
+    ("nf4", "streamed-ahead"),
+    ("streamed-disk",),
+    ("bf16", "int8"),
+    ("bf16", "streamed"),
+    ("nf4",),
+)
+"""Of which each model takes some in turn, beside plain generation."""
+NUM_GENERATED = 4
+PROMPTS: tuple[tuple[int, int, int], ...] = ((24, 16, 1), (8, 24, 3), (40, 4, 2), (16, 9, 3), (32, 1, 1))
+"""Prompt length, new tokens and batch; cases take turns. Windows are 16 and 12, and our decoder's blocks 8 tokens."""
+TIMED_GENERATIONS: tuple[tuple[str, ...], ...] = ((), ("int8",), ("streamed",), ("nf4",))
+TIMED_PROMPT = (128, 32, 4)
 REMOTE = frozenset({"offload-remote"})
 """Techniques that need a store at ``HEADROOM_REMOTE_URL``."""
 SLOW = frozenset({"bf16", "fp16", "autocast", "autocast-fp16"})
@@ -251,9 +263,7 @@ def _cases_of(model: str, index: int) -> Iterator[Case]:
     shape = ("tiny", "odd")
     yield make_case(model, "tiny", ())
     yield make_case(model, "odd", ())
-    alone = list(TECHNIQUES)
-    for turn in range(NUM_ALONE):
-        name = alone[(index * NUM_ALONE + turn) % len(alone)]
+    for turn, name in enumerate(taken_in_turn(list(TECHNIQUES), index, NUM_ALONE)):
         yield make_case(model, shape[turn % 2], (name,))
     generator = random.Random(f"{DRAWN_SEED}:{model}")
     seen: set[tuple[str, ...]] = set()
@@ -262,17 +272,19 @@ def _cases_of(model: str, index: int) -> Iterator[Case]:
         if techniques not in seen:
             seen.add(techniques)
             yield make_case(model, shape[len(seen) % 2], techniques)
-    for turn in range(NUM_TIMED):
-        techniques = TIMED[(index * NUM_TIMED + turn) % len(TIMED)]
+    for turn, techniques in enumerate(taken_in_turn(TIMED, index, NUM_TIMED)):
         yield make_case(model, ("small", "long")[turn % 2], techniques, is_timed=True)
-    yield make_case(model, "slow", TIMED_SLOW[index % len(TIMED_SLOW)], is_timed=True)
-    yield make_generation_case(model, "tiny", "plain")
-    others = [name for name in GENERATIONS if name != "plain"]
-    for turn in range(NUM_GENERATIONS):
-        name = others[(index * NUM_GENERATIONS + turn) % len(others)]
-        yield make_generation_case(model, shape[(turn + 1) % 2], name)
-    timed = TIMED_GENERATIONS[index % len(TIMED_GENERATIONS)]
-    yield make_generation_case(model, "long", timed, is_timed=True)
+    (techniques,) = taken_in_turn(TIMED_SLOW, index, 1)
+    yield make_case(model, "slow", techniques, is_timed=True)
+    for turn, generated in enumerate([(), *taken_in_turn(GENERATED, index, NUM_GENERATED)]):
+        yield make_generation_case(model, shape[turn % 2], generated, prompt=PROMPTS[(index + turn) % len(PROMPTS)])
+    (generated,) = taken_in_turn(TIMED_GENERATIONS, index, 1)
+    yield make_generation_case(model, "long", generated, prompt=TIMED_PROMPT, is_timed=True)
+
+
+def taken_in_turn(options: Sequence[Option], index: int, number: int) -> list[Option]:
+    """Those that the model of this index takes, the next ones being the next model's."""
+    return [options[(index * number + turn) % len(options)] for turn in range(number)]
 
 
 def draw_techniques(generator: random.Random) -> tuple[str, ...]:
@@ -303,26 +315,35 @@ def make_case(model: str, shape: str, techniques: tuple[str, ...], *, is_timed: 
     )
 
 
-def make_generation_case(model: str, shape: str, technique: str, *, is_timed: bool = False) -> Case:
-    """The case of one model that generates, its weights held in some way; two passes, of which the second counts."""
-    sizes = SHAPES[shape]
-    config = make_config(model, sizes)
+def make_generation_case(
+    model: str,
+    shape: str,
+    techniques: tuple[str, ...],
+    *,
+    prompt: tuple[int, int, int] = PROMPTS[0],
+    is_timed: bool = False,
+) -> Case:
+    """The case of one model that generates, its weights held in some way. prompt: its length, the new tokens, the batch."""
+    prompt_length, num_new_tokens, batch_size = prompt
+    config = make_config(model, SHAPES[shape])
     if model == "headroom_decoder":
         # A linear layer keeps a state, which is no cache of keys and values.
-        config["layer_types"] = [kind.replace("linear", "local") for kind in config["layer_types"]]
-    batch_size = sizes.global_batch_size if shape != "odd" else 3
+        config["layer_types"] = ["full" if kind == "linear" else kind for kind in config["layer_types"]]
+        prompt_length = max(16, prompt_length)
+    weights: dict[str, Any] = {}
+    for name in techniques:
+        weights |= GENERATIONS[name]
+    names = (GENERATION, *techniques)
     return Case(
-        name=f"{model}/{shape}/{GENERATION}+{technique}",
+        name=f"{model}/{shape}/{'+'.join(names)} {prompt_length}+{num_new_tokens}x{batch_size}",
         model=model,
         shape=shape,
-        techniques=(GENERATION, technique) if technique != "plain" else (GENERATION,),
+        techniques=names,
         config=config,
         workload=InferenceWorkload(
-            prompt_length=sizes.sequence_length // 2,
-            num_new_tokens=max(8, sizes.sequence_length // 8),
-            num_sequences=2 * batch_size,
+            prompt_length=prompt_length, num_new_tokens=num_new_tokens, num_sequences=batch_size
         ),
-        plan=InferencePlan(batch_size=batch_size, weights=WeightsPlan(**GENERATIONS[technique])),
+        plan=InferencePlan(batch_size=batch_size, weights=WeightsPlan(**weights)),
         is_timed=is_timed,
     )
 
@@ -372,6 +393,7 @@ def _make_workload(shape: Shape, changes: Mapping[str, Any]) -> TrainingWorkload
         sequence_length=shape.sequence_length,
         global_batch_size=shape.global_batch_size,
         learning_rate=1e-4,
+        eval_batches=1,
         **changes.get("work", {}),
     )
 

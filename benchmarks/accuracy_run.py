@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -132,7 +133,8 @@ def measure_memory(bench: Bench, case: Case) -> Row:
     started_s = time.perf_counter()
     prediction = bench.predict(case)
     estimate_ms = (time.perf_counter() - started_s) * 1000
-    metered, profiled, disk_bytes = count(case)
+    counted = count(case)
+    metered, profiled = counted.metered, counted.profiled
     measured_bytes = max(metered.device_bytes, profiled.device_bytes)
     return {
         "what": "memory",
@@ -145,12 +147,13 @@ def measure_memory(bench: Bench, case: Case) -> Row:
         "error_to_meter_bytes": prediction.device_peak_bytes - metered.device_bytes,
         "unseen_by_meter_bytes": profiled.device_bytes - metered.device_bytes,
         "host_error_bytes": prediction.host_peak_bytes - metered.host_bytes,
-        "disk_error_bytes": prediction.disk_peak_bytes - disk_bytes,
+        "disk_error_bytes": prediction.disk_peak_bytes - counted.disk_bytes,
+        "stage_error_bytes": stage_errors(prediction, counted),
         "host_bytes": metered.host_bytes,
         "wrong_categories": wrong_categories(prediction, metered),
         "predicted_moment": prediction.peak_moment,
         "measured_moment": metered.moment,
-        "verdicts": verdicts_around(prediction, measured_bytes),
+        "verdicts": verdicts_around(prediction, counted.device_bytes),
         "estimate_ms": round(estimate_ms, 3),
         "num_allocation_events": profiled.num_events,
     }
@@ -166,34 +169,73 @@ def head_of(case: Case) -> Row:
     }
 
 
-def count(case: Case) -> tuple[Peak, ProfiledPeak, int]:
-    """The second step or pass by both meters, and the most in use on the disk."""
+@dataclass(frozen=True, kw_only=True)
+class Counted:
+    """What two meters saw of one case."""
+
+    metered: Peak
+    """Of the second step or pass, as ``profiled``."""
+    profiled: ProfiledPeak
+    disk_bytes: int
+    stages: dict[str, int]
+    """By the runtime's meter, of training: the first step, and an evaluation."""
+
+    @property
+    def device_bytes(self) -> int:
+        """The most by either, at any time."""
+        return max(self.metered.device_bytes, self.profiled.device_bytes, *self.stages.values())
+
+
+def count(case: Case) -> Counted:
+    """One step or pass to begin with, and another that counts; then an evaluation."""
     gc.collect()
     meter = HostMarkingMeter(device=CPU)
-    with AllocationProfile() as profiled, ready(case, meter) as (repeat, tiers):
-        repeat()
-        tiers.reset_peak()
+    stages: dict[str, int] = {}
+    with AllocationProfile() as profiled, ready(case, meter) as subject:
+        subject.repeat()
+        if subject.evaluate is not None:
+            stages["first_step"] = meter.peak().device_bytes
+        subject.tiers.reset_peak()
         meter.reset_peak()
         with profiled.steady_step():
-            repeat()
-        metered, disk_bytes = meter.peak(), tiers.disk_peak_bytes
-        del repeat
-    return metered, profiled.peak, disk_bytes
+            subject.repeat()
+        metered, disk_bytes = meter.peak(), subject.tiers.disk_peak_bytes
+        if subject.evaluate is not None:
+            meter.reset_peak()
+            subject.evaluate()
+            stages["evaluation"] = meter.peak().device_bytes
+        del subject
+    return Counted(metered=metered, profiled=profiled.peak, disk_bytes=disk_bytes, stages=stages)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A model under its plan."""
+
+    repeat: Callable[[], None]
+    """Takes one step or makes one pass."""
+    evaluate: Callable[[], None] | None = None
+    tiers: Tiers
+    """Where it keeps bytes."""
 
 
 @contextmanager
-def ready(case: Case, meter: Meter) -> Iterator[tuple[Callable[[], None], Tiers]]:
-    """What takes one step or makes one pass, again and again, and where it keeps bytes."""
+def ready(case: Case, meter: Meter) -> Iterator[Subject]:
+    """Built and in its place, and gone afterwards."""
     if isinstance(case.plan, InferencePlan):
         generator = _make_generator(case, meter)
         try:
-            yield functools.partial(_generate, generator, case), generator.tiers
+            yield Subject(repeat=functools.partial(_generate, generator, case), tiers=generator.tiers)
         finally:
             generator.close(keep_weights=False)
         return
     trainer = _make_trainer(case, meter)
     try:
-        yield functools.partial(_step, trainer), trainer.tiers
+        yield Subject(
+            repeat=functools.partial(_step, trainer),
+            evaluate=functools.partial(_evaluate, trainer),
+            tiers=trainer.tiers,
+        )
     finally:
         trainer.close(keep_weights=False)
 
@@ -211,6 +253,10 @@ def _step(trainer: Trainer) -> None:
     trainer.join()
 
 
+def _evaluate(trainer: Trainer) -> None:
+    trainer.evaluate(make_synthetic_batches(trainer.model, plan=trainer.plan, workload=trainer.workload))
+
+
 def _make_generator(case: Case, meter: Meter) -> Generator:
     assert isinstance(case.plan, InferencePlan)
     model = build_for_inference(case.spec, weights=case.plan.weights, device=CPU, seed=case.workload.seed)
@@ -219,7 +265,7 @@ def _make_generator(case: Case, meter: Meter) -> Generator:
 
 def _generate(generator: Generator, case: Case) -> None:
     assert isinstance(case.workload, InferenceWorkload)
-    prompts = make_prompts(case.spec.vocab_size, case.workload)[: generator.plan.batch_size]
+    prompts = make_prompts(case.spec.vocab_size, replace(case.workload, num_sequences=generator.plan.batch_size))
     for _ in generator.run_passes([prompts], num_new_tokens=case.workload.num_new_tokens):
         pass
 
@@ -228,6 +274,16 @@ def wrong_categories(prediction: Prediction | InferencePrediction, metered: Peak
     """Of those that are exact by construction, predicted less measured bytes at the peak where that is not 0."""
     predicted, measured = prediction.device_bytes_by_category, metered.device_bytes_by_category
     return {name: predicted[name] - measured[name] for name in EXACT if predicted[name] != measured[name]}
+
+
+def stage_errors(prediction: Prediction | InferencePrediction, counted: Counted) -> dict[str, int]:
+    """Predicted less metered bytes of the first step and of an evaluation."""
+    peaks = prediction.peaks if isinstance(prediction, Prediction) else ()
+    return {
+        peak.stage: peak.device_peak_bytes - counted.stages[peak.stage]
+        for peak in peaks
+        if peak.stage in counted.stages
+    }
 
 
 def verdicts_around(prediction: Prediction | InferencePrediction, measured_bytes: int) -> dict[str, str]:
@@ -277,10 +333,10 @@ def time_steps(case: Case, *, num_steps: int) -> Row:
     gc.collect()
     load = os.getloadavg()[0]
     times: list[float] = []
-    with ready(case, Meter(device=CPU)) as (repeat, _):
+    with ready(case, Meter(device=CPU)) as subject:
         for _ in range(num_steps + 1):
             started_s = time.perf_counter()
-            repeat()
+            subject.repeat()
             times.append((time.perf_counter() - started_s) * 1000)
-        del repeat
+        del subject
     return {"first_ms": round(times[0], 3), "step_ms": [round(value, 3) for value in times[1:]], "load": round(load, 2)}

@@ -55,6 +55,9 @@ def summarize_memory(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
         "cases whose weights, gradients or state are not the measured ones to the byte": goal(
             num_wrong, 0, met=num_wrong == 0
         ),
+        "first steps and evaluations not predicted to the meter's byte": goal(
+            num_off := sum(any(row["stage_error_bytes"].values()) for row in memory), 0, met=num_off == 0
+        ),
         "called fits under a budget that the peak exceeds": goal(false_fits, 0, met=false_fits == 0),
         "called does not fit in a budget that the peak fits in": goal(refusals, 0, met=refusals == 0),
         **_carried_out([row for row in rows if row["what"] == "carried out"]),

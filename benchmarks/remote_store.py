@@ -1,4 +1,4 @@
-"""A store for the remote tier while a benchmark runs: the one that is configured, else a private Valkey where that is installed."""
+"""A store for the remote tier while a benchmark runs: the configured one, else a private Valkey where that is installed."""
 
 import importlib
 import os
