@@ -68,9 +68,7 @@ def build_schedule(
         profile, compiled, plan=plan, workload=workload, machine=machine, first_moments=first_moments
     )
     num_later = plan.batch.accumulation_steps - 1
-    input_bytes = estimate_input_bytes(
-        plan.batch, sequence_length=workload.sequence_length, is_padded=profile.is_padded
-    )
+    input_bytes = estimate_input_bytes(profile, plan.batch, sequence_length=workload.sequence_length)
     inputs_stay = inputs_pile_up(machine.device)
     rows_bytes = estimate_rows_bytes(tensors, num_tokens=plan.batch.micro_batch_size * workload.sequence_length)
     carried = single("temporaries", input_bytes if inputs_stay else 0) + single("gradients", rows_bytes)

@@ -132,9 +132,8 @@ def _estimate_evaluation(facts: StepFacts, evaluation: Evaluation) -> StagePeak:
     highest, moment = facts.compiled.keep(key, lambda: _find_highest(facts, evaluation))
     num_micro_batches = workload.eval_batches * plan.batch.accumulation_steps
     num_inputs = num_micro_batches if inputs_pile_up(facts.machine.device) else 1
-    input_bytes = num_inputs * estimate_input_bytes(
-        plan.batch, sequence_length=workload.sequence_length, is_padded=facts.profile.is_padded
-    )
+    micro_batch_bytes = estimate_input_bytes(facts.profile, plan.batch, sequence_length=workload.sequence_length)
+    input_bytes = num_inputs * micro_batch_bytes
     peak = facts.resident.device + single("temporaries", input_bytes) + highest
     return _stage_peak("evaluation", peak, moment)
 

@@ -233,6 +233,8 @@ class Profile:
     is_partial: bool = False
     """Less than everything was traced (``extent.py``): some representations, choices or ranges are not there. Asking for
     those raises NotProfiled."""
+    input_bytes: int | None = None
+    """Of one sequence's inputs and labels, of a module whose inputs are no token ids; None: ids and labels of 8 bytes a token."""
     sequence_multiple: int = 1
     """Sequences are multiples of this: the block of attention that runs in blocks."""
     torch_version: str

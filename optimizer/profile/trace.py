@@ -20,7 +20,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
-from optimizer.models.anatomy import find_blocks
+from optimizer.models.anatomy import Anatomy, find_blocks
 from optimizer.models.build import build_config, build_model
 from optimizer.models.decoder.config import (
     DECODER_TYPE,
@@ -174,6 +174,14 @@ class _Subject(NamedTuple):
     instances: tuple[int, ...]
     """For each block of the whole model, which block of this one it is like."""
     is_padded: bool = False
+    anatomy: Anatomy | None = None
+    """Where it is not what ``find_anatomy`` finds, as of a plain module."""
+    make_inputs: Callable[[Shape], MicroBatch] | None = None
+    """A micro-batch of what is no token ids."""
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        return find_blocks(self.model) if self.anatomy is None else self.anatomy.blocks
 
 
 # A short model that shows every distinct block.
@@ -323,7 +331,7 @@ def _trace_step(
     batch, sequence = shape
     model = subject.model
     recorder = Recorder(ops)
-    blocks = find_blocks(model)
+    blocks = subject.blocks
     plan = Plan(
         batch=BatchPlan(micro_batch_size=batch, accumulation_steps=num_micro_batches),
         weights=subject.weights,
@@ -333,7 +341,9 @@ def _trace_step(
         sequence_length=sequence, global_batch_size=num_micro_batches * batch, adapter=subject.adapter
     )
     with pretend_cpu(ops):
-        trainer = Trainer(model, plan=plan, workload=workload, device=_CPU, meter=recorder)
+        trainer = Trainer(
+            model, plan=plan, workload=workload, device=_CPU, meter=recorder, anatomy=subject.anatomy
+        )
         handles = _watch_holds(blocks, recorder, choice) if watches_holds else []
         try:
             with trainer.metered():
@@ -358,6 +368,8 @@ def _trace_step(
 
 
 def _make_micro_batch(subject: _Subject, shape: Shape) -> MicroBatch:
+    if subject.make_inputs is not None:
+        return subject.make_inputs(shape)
     ids, labels = (torch.zeros(shape, dtype=torch.long) for _ in range(2))
     if not subject.is_padded:
         return ids, labels
@@ -374,11 +386,13 @@ def _trace_evaluation(subject: _Subject, shape: Shape, *, ops: Ops) -> Trace:
     plan = Plan(
         batch=BatchPlan(micro_batch_size=shape[0], accumulation_steps=1),
         weights=subject.weights,
-        activations=ActivationsPlan(per_block=(choice,) * len(find_blocks(model))),
+        activations=ActivationsPlan(per_block=(choice,) * len(subject.blocks)),
     )
     workload = TrainingWorkload(sequence_length=shape[1], global_batch_size=shape[0], adapter=subject.adapter)
     with pretend_cpu(ops):
-        trainer = Trainer(model, plan=plan, workload=workload, device=_CPU, meter=recorder)
+        trainer = Trainer(
+            model, plan=plan, workload=workload, device=_CPU, meter=recorder, anatomy=subject.anatomy
+        )
         model.eval()
         try:
             with trainer.metered(), torch.no_grad():

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from optimizer.errors import InvalidPlan
+from optimizer.models.anatomy import Anatomy
 from optimizer.plan import Plan
 from optimizer.runtime.allocator import apply_allocator
 from optimizer.runtime.device import check_dtype, prepared_device
@@ -42,13 +43,15 @@ def apply(
     device: str | torch.device = "cpu",
     budget_bytes: int | None = None,
     scratch: Path | None = None,
+    anatomy: Anatomy | None = None,
 ) -> Iterator["Applied"]:
     """Carry the plan out on ``model`` for the length of the block; afterwards the model is as it was, with new weights.
 
     model: a causal language model of transformers or of ``build_model``, with adapters and packed weights already in place
     (``prepare.prepare_model``) where the workload asks for them. workload: what the plan was made for; of it count the batch,
     the optimizer's settings and the clipping. budget_bytes: None counts nothing and costs nothing; else all that is allocated
-    inside the block is counted, and OutOfDeviceMemory raised over it. scratch: folder for what goes to the disk.
+    inside the block is counted, and OutOfDeviceMemory raised over it. scratch: folder for what goes to the disk. anatomy: of a
+    module that is no language model (``plain_anatomy``), whose loss is made by ``run.compute_loss(inputs, labels)``.
 
     Raises InvalidPlan where the plan does not suit the model, the workload or the device.
     """
@@ -57,17 +60,20 @@ def apply(
     with prepared_device(device):
         check_dtype(plan.weights, device)
         meter = None if budget_bytes is None else Meter(device=device, cap_bytes=budget_bytes)
-        trainer = Trainer(model, plan=plan, workload=workload, device=device, meter=meter, scratch=scratch)
+        trainer = Trainer(
+            model, plan=plan, workload=workload, device=device, meter=meter, scratch=scratch, anatomy=anatomy
+        )
         run = Applied(trainer)
-        forward = model.forward
-        model.forward = _with_planned_loss(forward, run)
+        if anatomy is None:
+            model.forward = _with_planned_loss(model.forward, run)
         is_done = False
         try:
             with trainer.metered():
                 yield run
             is_done = True
         finally:
-            del model.forward
+            if anatomy is None:
+                del model.forward
             # After an error updates under way may have failed too; it is the first error that is to be seen.
             trainer.close(keep_weights=is_done)
 

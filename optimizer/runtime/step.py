@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -37,9 +38,10 @@ from optimizer.runtime.weights import StreamedWeights
 from optimizer.runtime.worker import Worker
 from optimizer.workload import TrainingWorkload
 
-MicroBatch = tuple[torch.Tensor, ...]
+MicroBatch = tuple[Any, ...]
 """``(ids, labels)``, both int64 ``[micro_batch_size, sequence_length]``; labels are the next tokens, already shifted. Where
-sequences are padded, an ``attention_mask`` of the same shape is the third."""
+sequences are padded, an ``attention_mask`` of the same shape is the third. Of a plain module (``models/plain.py``) its inputs, a
+tensor or a tuple of them, and the labels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -328,19 +330,21 @@ class Trainer:
         """
         self._mark("forward")
         self._region("temporaries")
-        ids, labels = (tensor.to(self.device, non_blocking=True) for tensor in (ids, labels))
-        if self.meter is not None:
-            self.meter.assign(ids, "temporaries")
-            self.meter.assign(labels, "temporaries")
-        masks = {}
-        if attention_mask is not None:
-            masks["attention_mask"] = attention_mask.to(self.device, non_blocking=True)
-            if self.meter is not None:
-                self.meter.assign(masks["attention_mask"], "temporaries")
+        ids, labels = self._bring(ids), self._bring(labels)
+        masks = {} if attention_mask is None else {"attention_mask": self._bring(attention_mask)}
         self._region("activations")
         with self.precision.autocast():
             result = self.anatomy.run(ids, labels=labels, masks=masks, at_hidden=self._backbone_ends)
             return compute_loss(self.anatomy, result, labels, plan=self.plan.logits_and_loss)
+
+    def _bring(self, given: Any) -> Any:
+        """A tensor, or each of a tuple, on the device and counted."""
+        if isinstance(given, tuple):
+            return tuple(self._bring(each) for each in given)
+        tensor: torch.Tensor = given.to(self.device, non_blocking=True)
+        if self.meter is not None:
+            self.meter.assign(tensor, "temporaries")
+        return tensor
 
     def _backbone_ends(self, hidden: torch.Tensor) -> None:
         # Before the largest tensors of the step: what blocks have offloaded is let go.

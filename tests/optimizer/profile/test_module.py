@@ -1,0 +1,219 @@
+"""Plain modules: what is predicted of them is what the meter counts, to the byte."""
+
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from optimizer.errors import InvalidModel
+from optimizer.estimate.training import estimate_training
+from optimizer.models.plain import plain_anatomy
+from optimizer.plan.activations import ActivationsPlan
+from optimizer.plan.batch import BatchPlan
+from optimizer.plan.gradients import GradientsPlan
+from optimizer.plan.optimizer_state import OptimizerStatePlan
+from optimizer.plan.plan import Plan
+from optimizer.plan.weights import WeightsPlan
+from optimizer.profile.module import profile_module
+from optimizer.profile.profile import Profile
+from optimizer.runtime.apply import apply
+from optimizer.runtime.measure_stages import measure_stages
+from optimizer.workload import TrainingWorkload
+from tests.optimizer.machines import make_cpu_machine
+
+MACHINE = make_cpu_machine()
+
+
+class Mlp(nn.Module):
+    """Blocks of one class between two projections."""
+
+    def __init__(self):
+        super().__init__()
+        self.before = nn.Linear(20, 48)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(48, 96), nn.GELU(), nn.Linear(96, 48), nn.LayerNorm(48)) for _ in range(4)
+        )
+        self.after = nn.Linear(48, 10)
+
+    def forward(self, x):
+        hidden = self.before(x)
+        for block in self.blocks:
+            hidden = hidden + block(hidden)
+        return self.after(hidden)
+
+
+class Attention(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, hidden):
+        batch, length, width = hidden.shape
+        query, key, value = self.qkv(hidden).view(batch, length, 3, 4, width // 4).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(query, key, value)
+        return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+
+
+class VitBlock(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = Attention(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Dropout(0.1), nn.Linear(2 * width, width))
+
+    def forward(self, hidden):
+        hidden = hidden + self.attention(self.norm1(hidden))
+        return hidden + self.mlp(self.norm2(hidden))
+
+
+class Vit(nn.Module):
+    def __init__(self, width=64):
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, 4, stride=4)
+        self.first = nn.Parameter(torch.zeros(1, 1, width))
+        self.positions = nn.Parameter(torch.zeros(1, 17, width))
+        self.layers = nn.Sequential(*(VitBlock(width) for _ in range(3)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 7)
+
+    def forward(self, images):
+        patches = self.patches(images).flatten(2).transpose(1, 2)
+        hidden = torch.cat([self.first.expand(len(images), -1, -1), patches], dim=1) + self.positions
+        return self.head(self.norm(self.layers(hidden))[:, 0])
+
+
+class Residual(nn.Module):
+    def __init__(self, before, after, stride=1):
+        super().__init__()
+        self.conv1 = nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False)
+        self.norm1, self.norm2 = nn.BatchNorm2d(after), nn.BatchNorm2d(after)
+        self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
+        self.skip = nn.Conv2d(before, after, 1, stride=stride) if before != after else nn.Identity()
+
+    def forward(self, x):
+        hidden = F.relu(self.norm1(self.conv1(x)))
+        return F.relu(self.norm2(self.conv2(hidden)) + self.skip(x))
+
+
+class ConvNet(nn.Module):
+    """Two stages of blocks, the second of other sizes."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
+        self.stage1 = nn.Sequential(Residual(8, 8), Residual(8, 8))
+        self.stage2 = nn.Sequential(Residual(8, 16, stride=2), Residual(16, 16))
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, images):
+        return self.head(self.stage2(self.stage1(self.stem(images))).mean((2, 3)))
+
+
+def regression(output, labels):
+    return F.mse_loss(output.float(), labels)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    make: type
+    inputs: torch.Tensor
+    labels: torch.Tensor
+    loss: object
+    blocks: tuple | None = None
+    num_blocks: int
+
+
+CASES = {
+    "mlp": Case(make=Mlp, inputs=torch.randn(2, 20), labels=torch.randn(2, 10), loss=regression, num_blocks=4),
+    "vit": Case(
+        make=Vit,
+        inputs=torch.randn(2, 3, 16, 16),
+        labels=torch.zeros(2, dtype=torch.long),
+        loss=F.cross_entropy,
+        num_blocks=3,
+    ),
+    "convolutions": Case(
+        make=ConvNet,
+        inputs=torch.randn(2, 3, 16, 16),
+        labels=torch.zeros(2, dtype=torch.long),
+        loss=F.cross_entropy,
+        blocks=("stage1", "stage2"),
+        num_blocks=4,
+    ),
+}
+ON_HOST = {"gradients": GradientsPlan(choice="host"), "optimizer_state": OptimizerStatePlan(place="host")}
+PLANS = {
+    "keep": {},
+    "recompute": {"activations": "recompute"},
+    "selective": {"activations": "selective"},
+    "offload": {"activations": "offload"},
+    "accumulate": {"batch": BatchPlan(micro_batch_size=3, accumulation_steps=3)},
+    "one at a time": {"batch": BatchPlan(micro_batch_size=1, accumulation_steps=2), "activations": "recompute"},
+    "8 bits": {"optimizer_state": OptimizerStatePlan(bits=8)},
+    "consume": {"gradients": GradientsPlan(choice="consume")},
+    "streamed": {**ON_HOST, "weights": WeightsPlan(place="host")},
+    "bf16": {"weights": WeightsPlan(dtype="bf16"), "activations": "recompute"},
+    "autocast": {"weights": WeightsPlan(autocast="bf16")},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module", params=CASES)
+def profiled(request):
+    case = CASES[request.param]
+    found = profile_module(case.make, inputs=case.inputs, labels=case.labels, loss=case.loss, blocks=case.blocks)
+    return case, found
+
+
+def make_plan(name, num_blocks):
+    columns = {"batch": BatchPlan(micro_batch_size=6, accumulation_steps=1), **PLANS[name]}
+    choice = columns.get("activations", "keep")
+    return Plan(**columns | {"activations": ActivationsPlan(per_block=(choice,) * num_blocks)})
+
+
+def make_workload(plan):
+    return TrainingWorkload(
+        global_batch_size=plan.batch.global_batch_size,
+        max_grad_norm=None if plan.gradients.choice == "consume" else 1.0,
+        eval_batches=2,
+    )
+
+
+def make_batches(case, plan):
+    size = plan.batch.micro_batch_size
+    return [
+        (
+            torch.zeros((size, *case.inputs.shape[1:]), dtype=case.inputs.dtype),
+            torch.zeros((size, *case.labels.shape[1:]), dtype=case.labels.dtype),
+        )
+        for _ in range(plan.batch.accumulation_steps)
+    ]
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_every_stage_takes_the_bytes_predicted(profiled, tmp_path, name):
+    case, profile = profiled
+    assert profile.num_blocks == case.num_blocks
+    plan = make_plan(name, case.num_blocks)
+    workload = make_workload(plan)
+    torch.manual_seed(0)
+    module = case.make().to(torch.bfloat16 if plan.weights.dtype == "bf16" else torch.float32)
+    measured = measure_stages(
+        module,
+        plan=plan,
+        workload=workload,
+        scratch=tmp_path,
+        anatomy=plain_anatomy(module, loss=case.loss, blocks=case.blocks),
+        make_batches=lambda model, *, plan, workload: make_batches(case, plan),
+    )
+    predicted = estimate_training(profile, plan=plan, workload=workload, machine=MACHINE)
+    for peak in predicted.peaks:
+        counted = getattr(measured, peak.stage)
+        assert peak.device_bytes_by_category == counted.device_bytes_by_category, peak.stage
+        assert peak.device_peak_bytes == counted.device_bytes, peak.stage
+    assert predicted.host_peak_bytes == measured.steady_step.host_bytes
