@@ -43,7 +43,8 @@ from optimizer.estimate.weights import (
 from optimizer.hardware.machine import Machine
 from optimizer.plan.activations import OFFLOADING
 from optimizer.plan.plan import Plan
-from optimizer.profile.profile import Profile
+from optimizer.profile.extent import traced_choice
+from optimizer.profile.profile import Profile, tail_name
 from optimizer.workload import TrainingWorkload
 
 _SLOT = {name: index for index, name in enumerate(CATEGORIES)}
@@ -166,6 +167,8 @@ class _Layout:
     def _task(
         self, phase: str, name: str, part: str, *, is_first: bool = True, waits_for: tuple[Hashable, ...] = ()
     ) -> Task:
+        tail = tail_name(part, traced_choice(self._choices[-1]))
+        part = tail if tail in self._compiled.regime.parts else part
         key = ("task", part, is_first, waits_for, self._common)
         return self._compiled.keep(
             key, lambda: self._make_task(phase, name, part, is_first=is_first, waits_for=waits_for)

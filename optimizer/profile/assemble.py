@@ -21,6 +21,7 @@ from optimizer.profile.profile import (
     Op,
     Regime,
     Shared,
+    tail_name,
 )
 from optimizer.profile.ranges import ShapeRange
 from optimizer.profile.sizes import Shape, Terms, evaluate, fit_terms
@@ -84,11 +85,13 @@ def assemble_regime(
     place: ShapeRange,
     block_templates: tuple[int, ...],
     tables: PartTables,
+    has_tails: bool = False,
 ) -> Regime:
     """whole: two micro-batches under each choice wanted at ``place.shape``, ``keep`` among them; growth: one of the plain plan
     at each other shape; evaluation: a forward without gradients at each shape.
 
-    Ops, changes and parts are added to ``tables``.
+    Ops, changes and parts are added to ``tables``. has_tails: what follows the last block is held for each of its choices, as
+    ``tail_name`` says; needed where code outside the blocks holds what they were given or return.
 
     Raises InvalidModel where the shapes disagree about anything but sizes, or a size fits no polynomial.
     """
@@ -124,18 +127,16 @@ def assemble_regime(
         )
         for choice in whole
     }
+    tails: tuple[BlockChoice, ...] = tuple(whole) if has_tails else ("keep",)
     return Regime(
         micro_batch_low=place.micro_batch_low,
         micro_batch_high=place.micro_batch_high,
         sequence_low=place.sequence_low,
         sequence_high=place.sequence_high,
         parts={
-            "prologue": part("keep", "first", _PROLOGUE),
-            "head": part("keep", "first", _HEAD),
-            "head_backward_first": part("keep", "first", _HEAD_BACKWARD),
-            "head_backward_accumulate": part("keep", "accumulate", _HEAD_BACKWARD),
-            "norm_backward_first": part("keep", "first", _NORM_BACKWARD),
-            "norm_backward_accumulate": part("keep", "accumulate", _NORM_BACKWARD),
+            name: part(choice, which, key)
+            for choice in tails
+            for name, which, key in _list_parts(choice)
         },
         shared=tuple(
             Shared(num_bytes=fit.terms(f"{storage.made_by} {_STORAGE}", storage.num_bytes), category=storage.category)
@@ -145,6 +146,16 @@ def assemble_regime(
         block_templates=block_templates,
         evaluation=None if evaluation is None else _assemble_evaluation(evaluation, place=place, tables=tables),
     )
+
+
+def _list_parts(choice: BlockChoice) -> Iterator[tuple[str, str, PartKey]]:
+    """What is no block, by name, with the micro-batch and the key it is traced under."""
+    if choice == "keep":
+        yield "prologue", "first", _PROLOGUE
+    yield tail_name("head", choice), "first", _HEAD
+    for which in ("first", "accumulate"):
+        yield tail_name(f"head_backward_{which}", choice), which, _HEAD_BACKWARD
+        yield tail_name(f"norm_backward_{which}", choice), which, _NORM_BACKWARD
 
 
 def _assemble_evaluation(traces: Mapping[Shape, Trace], *, place: ShapeRange, tables: PartTables) -> Evaluation:

@@ -276,7 +276,21 @@ def _run_fresh(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             return left.new_empty((left.shape[0], right.shape[-1]))
         num_groups = (args[2] if len(args) > 2 else kwargs["offs"]).shape[0]
         return left.new_empty((num_groups, left.shape[0], right.shape[-1]))
+    if func is torch.ops.aten.native_batch_norm.default:
+        return _run_batch_norm(func, args)
     return func(*args, **kwargs)
+
+
+def _run_batch_norm(func: Any, args: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+    """The CPU's statistics are in the input's dtype unless a parameter's is wider, and empty outside training (batch_norm_cpu in
+    aten/src/ATen/native/Normalization.cpp).
+    """
+    source, *given, is_training = args[:6]
+    output, mean, deviation = func(*args)
+    is_mixed = any(tensor is not None and tensor.dtype != source.dtype for tensor in given)
+    dtype = torch.float32 if is_mixed else source.dtype
+    sizes = [tensor.shape if is_training else (0,) for tensor in (mean, deviation)]
+    return (output, *(tensor.new_empty(size, dtype=dtype) for tensor, size in zip((mean, deviation), sizes, strict=True)))
 
 
 def _takes_flash_attention(tensors: Sequence[torch.Tensor | None], settings: dict[str, Any]) -> bool:

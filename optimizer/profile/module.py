@@ -14,12 +14,14 @@ from torch import nn
 from optimizer.errors import HeadroomError, InvalidModel
 from optimizer.models.anatomy import Loss
 from optimizer.models.plain import Inputs, PlainAnatomy, check_trains_all, plain_anatomy
+from optimizer.plan.activations import BlockChoice
 from optimizer.plan.weights import WeightsPlan
-from optimizer.profile.assemble import PartTables, assemble_regime
+from optimizer.profile.assemble import assemble_regime
 from optimizer.profile.dataless import Ops
-from optimizer.profile.profile import BLOCK_CHOICES, Profile, Regime, Tensors, TensorSize
+from optimizer.profile.profile import BLOCK_CHOICES, Profile, Regime, Tensors, TensorSize, tail_name
 from optimizer.profile.ranges import MICRO_BATCH_HIGH, SEQUENCE_LOW, ShapeRange
-from optimizer.profile.sizes import Shape
+from optimizer.profile.sizes import NUM_MONOMIALS, Shape, Terms
+from optimizer.profile.tables import PartTables
 from optimizer.profile.trace import _size_of, _storage_bytes, _Subject, _trace_evaluation, _trace_step
 from optimizer.runtime.step import MicroBatch
 from optimizer.runtime.weights import torch_dtype
@@ -138,9 +140,48 @@ def _trace(subject: _Subject, place: ShapeRange, *, tables: PartTables, ops: Ops
             hint="Its operations must not depend on the data, and every example must have the micro-batch as its first "
             "dimension.",
         ) from error
-    return assemble_regime(
-        whole, growth, evaluation=evaluation, place=place, block_templates=subject.instances, tables=tables
+    regime = assemble_regime(
+        whole,
+        growth,
+        evaluation=evaluation,
+        place=place,
+        block_templates=subject.instances,
+        tables=tables,
+        has_tails=True,
     )
+    _check_choices_mix(regime, tables)
+    return regime
+
+
+def _check_choices_mix(regime: Regime, tables: PartTables) -> None:
+    """Raise InvalidModel where what a block leaves behind depends on its choice: then so does what its neighbours must free."""
+    for index in range(len(regime.block_templates)):
+        left = {choice: _left_behind(regime, tables, choice, index) for choice in BLOCK_CHOICES}
+        if len(set(left.values())) > 1:
+            raise InvalidModel(
+                f"the module cannot be profiled in these blocks: block {index + 1} keeps for its backward what it returns, "
+                "as one that ends with ReLU does, or code around it holds what it is given, as a Sequential between others "
+                "does; so what is freed where depends on its neighbours' choices",
+                field="blocks",
+                value=index,
+                hint="Name blocks that end elsewhere, or none (blocks=()): then the whole module is one.",
+            )
+
+
+def _left_behind(regime: Regime, tables: PartTables, choice: BlockChoice, index: int) -> Terms:
+    """Bytes on the device but for gradients, from the beginning of a block's forward to the end of its backward."""
+    template = regime.templates[choice][index]
+    parts = [template.forward, template.backward_first]
+    if index == len(regime.block_templates) - 1:
+        parts += [
+            regime.parts[tail_name(name, choice)] for name in ("head", "head_backward_first", "norm_backward_first")
+        ]
+    total = [0] * NUM_MONOMIALS
+    for part in parts:
+        for change in (tables.changes[place] for place in tables.parts[part].changes):
+            if change.tier == "device" and change.category != "gradients":
+                total = [sum(pair) for pair in zip(total, change.num_bytes, strict=True)]
+    return tuple(total)  # type: ignore[return-value]
 
 
 def _first_line(error: Exception) -> str:

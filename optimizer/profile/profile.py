@@ -174,6 +174,11 @@ between the head and
 the last block. ``_first``: the parameters have no gradient yet; ``_accumulate``: they do."""
 
 
+def tail_name(part: str, choice: BlockChoice) -> str:
+    """Of what follows the last block, where that depends on the last block's choice: of plain modules, not of language models."""
+    return part if choice == "keep" else f"{part} after {choice}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class TensorSize:
     """One trained tensor."""

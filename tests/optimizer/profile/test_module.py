@@ -84,30 +84,34 @@ class Vit(nn.Module):
 
 
 class Residual(nn.Module):
+    """Of ResNet v2: activations before convolutions."""
+
     def __init__(self, before, after, stride=1):
         super().__init__()
         self.conv1 = nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False)
-        self.norm1, self.norm2 = nn.BatchNorm2d(after), nn.BatchNorm2d(after)
+        self.norm1, self.norm2 = nn.BatchNorm2d(before), nn.BatchNorm2d(after)
         self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
         self.skip = nn.Conv2d(before, after, 1, stride=stride) if before != after else nn.Identity()
 
     def forward(self, x):
-        hidden = F.relu(self.norm1(self.conv1(x)))
-        return F.relu(self.norm2(self.conv2(hidden)) + self.skip(x))
+        hidden = self.conv1(F.relu(self.norm1(x)))
+        return self.conv2(F.relu(self.norm2(hidden))) + self.skip(x)
 
 
 class ConvNet(nn.Module):
-    """Two stages of blocks, the second of other sizes."""
+    """Four blocks, of which the third halves the image."""
 
     def __init__(self):
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
-        self.stage1 = nn.Sequential(Residual(8, 8), Residual(8, 8))
-        self.stage2 = nn.Sequential(Residual(8, 16, stride=2), Residual(16, 16))
+        self.blocks = nn.ModuleList([Residual(8, 8), Residual(8, 8), Residual(8, 16, stride=2), Residual(16, 16)])
         self.head = nn.Linear(16, 5)
 
     def forward(self, images):
-        return self.head(self.stage2(self.stage1(self.stem(images))).mean((2, 3)))
+        hidden = self.stem(images)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.head(hidden.mean((2, 3)))
 
 
 def regression(output, labels):
@@ -138,7 +142,7 @@ CASES = {
         inputs=torch.randn(2, 3, 16, 16),
         labels=torch.zeros(2, dtype=torch.long),
         loss=F.cross_entropy,
-        blocks=("stage1", "stage2"),
+        blocks=("blocks",),
         num_blocks=4,
     ),
 }
@@ -217,3 +221,120 @@ def test_every_stage_takes_the_bytes_predicted(profiled, tmp_path, name):
         assert peak.device_bytes_by_category == counted.device_bytes_by_category, peak.stage
         assert peak.device_peak_bytes == counted.device_bytes, peak.stage
     assert predicted.host_peak_bytes == measured.steady_step.host_bytes
+
+
+class PostActivation(nn.Module):
+    """Blocks that end with ReLU, which keeps what it returns."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(24, 24), nn.ReLU()) for _ in range(3))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class DataDependent(Mlp):
+    def forward(self, x):
+        return super().forward(x[x[:, 0] > 0])
+
+
+class ReadsValues(Mlp):
+    def forward(self, x):
+        return super().forward(x) * (2 if x.sum().item() > 0 else 1)
+
+
+class Contrastive(Mlp):
+    def forward(self, x):
+        hidden = super().forward(x)
+        return (hidden @ hidden.T).logsumexp(1)
+
+
+def profile_as_mlp(make, **changes):
+    given = {"inputs": torch.randn(2, 20), "labels": torch.randn(2, 10), "loss": regression, **changes}
+    return profile_module(make, **given)
+
+
+def test_blocks_that_keep_what_they_return_are_refused_and_are_one_block_together():
+    example = {"inputs": torch.randn(2, 24), "labels": torch.randn(2, 24), "loss": regression}
+    with pytest.raises(InvalidModel, match="block 1 keeps for its backward what it returns, as one that ends with ReLU"):
+        profile_module(PostActivation, **example)
+    profile = profile_module(PostActivation, **example, blocks=())
+    assert profile.num_blocks == 1
+    case = Case(make=PostActivation, blocks=(), num_blocks=1, **example)
+    for name in ("keep", "recompute", "offload"):
+        plan = make_plan(name, 1)
+        workload = make_workload(plan)
+        module = PostActivation()
+        measured = measure_stages(
+            module,
+            plan=plan,
+            workload=workload,
+            anatomy=plain_anatomy(module, loss=regression, blocks=()),
+            make_batches=lambda model, *, plan, workload: make_batches(case, plan),
+        )
+        predicted = estimate_training(profile, plan=plan, workload=workload, machine=MACHINE)
+        assert predicted.device_peak_bytes == measured.steady_step.device_bytes
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (DataDependent, "the module cannot be traced at a micro-batch of 1: "),
+        (ReadsValues, r"the model cannot be traced: it decides by the values of its activations \(Tensor.item\)"),
+        (Contrastive, "is no polynomial in micro-batch and sequence"),
+    ],
+)
+def test_what_cannot_be_traced_is_refused_with_the_reason(make, message):
+    changes = {"labels": torch.randn(2)} if make is Contrastive else {}
+    with pytest.raises(InvalidModel, match=message):
+        profile_as_mlp(make, **changes)
+
+
+def test_names_that_the_module_does_not_have_are_refused():
+    with pytest.raises(InvalidModel, match="blocks name 'layers', which the module does not have; its children: before"):
+        profile_as_mlp(Mlp, blocks=("layers",))
+
+
+def test_frozen_parameters_are_refused_by_name():
+    module = Mlp()
+    module.before.weight.requires_grad_(False)
+    with pytest.raises(InvalidModel, match=r"the module's parameter before.weight is frozen"):
+        profile_as_mlp(module)
+
+
+def test_a_module_that_is_given_is_left_as_it_is_and_profiles_as_one_that_is_made():
+    module = Mlp()
+    before = [parameter.clone() for parameter in module.parameters()]
+    assert profile_as_mlp(module) == profile_as_mlp(Mlp)
+    assert all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
+
+
+def test_a_plan_is_carried_out_in_a_loop_of_ones_own_to_the_bits_of_plain_training():
+    case = CASES["mlp"]
+    weights = []
+    for name in ("keep", "offload"):
+        torch.manual_seed(1)
+        module = Mlp()
+        plan = make_plan(name, 4)
+        anatomy = plain_anatomy(module, loss=case.loss)
+        with apply(module, plan, workload=make_workload(plan), budget_bytes=2**30, anatomy=anatomy) as run:
+            for _ in range(2):
+                for inputs, labels in make_batches(case, plan):
+                    run.compute_loss(inputs + 1, labels).backward()
+                run.step(0.01)
+        weights.append([parameter.detach().clone() for parameter in module.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
+
+
+def test_several_inputs_are_given_as_a_tuple():
+    class Two(Mlp):
+        def forward(self, x, scale):
+            return super().forward(x) * scale
+
+    inputs = (torch.randn(2, 20), torch.randn(2, 1))
+    profile = profile_as_mlp(Two, inputs=inputs)
+    assert profile.input_bytes == 4 * (20 + 1 + 10)
+    assert Profile.from_json(profile.to_json()) == profile
