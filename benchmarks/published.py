@@ -6,7 +6,7 @@ Nothing is fitted and nothing calibrated: each row of ``published_rows.csv`` (tr
 built as its source describes it and estimated on the device from the table; the error is printed with the facts that the
 source leaves open. ``published_rows.py`` and ``published_generations.py`` have the rules by which rows are taken. The
 published programs are not ours: other kernels, loss functions and loops are part of the error. Where a program's source
-says what it holds of the logits beyond ours, ``allocated_gb, same logits`` is the error with that added.
+says what it holds of the logits beyond ours, figures with ``same logits`` are errors with that added.
 
 --quick takes every sixth row. Traced models are kept between runs; tracing them all takes minutes.
 """
@@ -29,6 +29,7 @@ from optimizer.errors import HeadroomError
 from optimizer.estimate.inference import estimate_inference
 from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.estimate.prediction import Prediction
+from optimizer.estimate.process import add_memory
 from optimizer.estimate.training import estimate_training
 from optimizer.hardware.devices import table_machine
 from optimizer.profile.inference import InferenceProfile
@@ -41,17 +42,23 @@ HOST_BYTES = 208 * GIB
 """Of FlexGen's host; no other row depends on it."""
 QUICK_EVERY = 6
 LEAST_ROWS = 40
-FIGURES = ("allocated_gb", "allocated_gb, same logits", "step_s", "generating allocated_gb", "tokens_per_s")
+FIGURES = (
+    "allocated_gb",
+    "allocated_gb, same logits",
+    "reserved_gb, same logits",
+    "process_gb, same logits",
+    "step_s",
+    "generating allocated_gb",
+    "tokens_per_s",
+)
 
 
 def compare(row: PublishedRow, profile: Profile) -> Row:
     """What was published, what is estimated, and the errors: estimated over published, less one."""
-    prediction = estimate_training(
-        profile,
-        plan=row.plan(num_blocks=profile.num_blocks),
-        workload=row.workload(),
-        machine=table_machine(row.device),
-    )
+    plan, workload, machine = row.plan(num_blocks=profile.num_blocks), row.workload(), table_machine(row.device)
+    prediction = estimate_training(profile, plan=plan, workload=workload, machine=machine)
+    if row.reserved_gb is not None or row.process_gb is not None:
+        prediction = add_memory(prediction, profile, plan=plan, workload=workload, machine=machine)
     return _compared(row, _training_figures(row, prediction))
 
 
@@ -127,6 +134,15 @@ def _training_figures(row: PublishedRow, prediction: Prediction) -> Iterator[Fig
         yield "allocated_gb", row.allocated_gb, (estimated, low, high)
         extra = row.extra_gb
         yield "allocated_gb, same logits", row.allocated_gb, (estimated + extra, low + extra, high + extra)
+    memory = prediction.memory
+    if memory is not None:
+        for name, published, found in (
+            ("reserved_gb, same logits", row.reserved_gb, memory.reserved),
+            ("process_gb, same logits", row.process_gb, memory.process),
+        ):
+            if published is not None:
+                low, high = found.low / GB + row.extra_gb, found.high / GB + row.extra_gb
+                yield name, published, (found.value / GB + row.extra_gb, low, high)
     if row.step_s is not None and row.compares_time:
         times = (prediction.step_ms, prediction.step_low_ms, prediction.step_high_ms)
         yield "step_s", row.step_s, (times[0] / 1000, times[1] / 1000, times[2] / 1000)

@@ -142,6 +142,22 @@ def test_a_row_is_estimated_and_its_error_is_estimated_over_published(profile):
     assert "error_allocated_gb" not in compared
 
 
+def test_what_the_process_takes_is_compared_where_it_was_published(profile):
+    row = dataclasses.replace(SMALL, allocated_gb=4.0, reserved_gb=4.5, process_gb=5.0, extra_bytes_per_logit=4)
+    compared = compare(row, profile)
+    allocated, logits_too, reserved, process = (
+        compared[f"estimated_{figure}"]
+        for figure in (
+            "allocated_gb",
+            "allocated_gb, same logits",
+            "reserved_gb, same logits",
+            "process_gb, same logits",
+        )
+    )
+    assert logits_too == pytest.approx(allocated + row.extra_gb, abs=2e-4)  # each is rounded to four places
+    assert logits_too < reserved < process
+
+
 def test_a_generation_is_estimated_from_its_own_profile():
     # a small model in place of the published ones, which take longer to trace
     sizes = {"layers": 2, "hidden": 64, "ffn": 256, "heads": 4, "kv_heads": 4, "head_dim": 16, "vocab": 100}
