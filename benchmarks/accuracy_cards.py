@@ -27,6 +27,7 @@ from benchmarks.record import Row, clear, goal
 from benchmarks.training_plans import describe, make_plan
 from optimizer.errors import HeadroomError, OutOfDeviceMemory
 from optimizer.estimate.prediction import Prediction
+from optimizer.estimate.process import add_memory
 from optimizer.estimate.training import estimate_training
 from optimizer.hardware.calibration import TimedRun, fit_calibration
 from optimizer.hardware.machine import Machine
@@ -34,6 +35,7 @@ from optimizer.hardware.probe import probe_machine
 from optimizer.models.presets import PRESETS
 from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan import Plan
+from optimizer.profile.extent import Extent, extent_of_plans
 from optimizer.profile.profile import Profile
 from optimizer.profile.trace import profile_model
 from optimizer.runtime.device import prepared_device, reserve_workspaces
@@ -179,11 +181,16 @@ def make_case(
 
 
 class Bench:
-    """One device, its rates, and profiles as they are needed."""
+    """One device, its rates, and profiles of what the cases need, as they are needed."""
 
-    def __init__(self, device: torch.device, machine: Machine) -> None:
+    def __init__(self, device: torch.device, machine: Machine, cases: Sequence[CardCase]) -> None:
         self.device = device
         self.machine = machine
+        self._extents: dict[str, Extent] = {}
+        for case in cases:
+            extent = extent_of_plans([case.plan], workload=case.workload)
+            known = self._extents.get(_key_of(case))
+            self._extents[_key_of(case)] = extent if known is None else known.union(extent)
         self.baseline_bytes = 0
         """What the device held before this process took anything: other processes, the driver."""
         self._profiles: dict[str, Profile] = {}
@@ -192,13 +199,28 @@ class Bench:
     def is_cuda(self) -> bool:
         return self.device.type == "cuda"
 
-    def predict(self, case: CardCase, *, calibration: Any = None) -> Prediction:
-        key = f"{case.spec.fingerprint} {case.workload.adapter!r}"
+    def profile_of(self, case: CardCase) -> Profile:
+        key = _key_of(case)
         if key not in self._profiles:
-            self._profiles[key] = profile_model(case.spec, adapter=case.workload.adapter)
-        profile = self._profiles[key]
+            self._profiles[key] = profile_model(case.spec, adapter=case.workload.adapter, extent=self._extents[key])
+        return self._profiles[key]
+
+    def predict(self, case: CardCase, *, calibration: Any = None) -> Prediction:
         return estimate_training(
-            profile, plan=case.plan, workload=case.workload, machine=self.machine, calibration=calibration
+            self.profile_of(case),
+            plan=case.plan,
+            workload=case.workload,
+            machine=self.machine,
+            calibration=calibration,
+        )
+
+    def predict_card(self, case: CardCase) -> Prediction:
+        """With all that the process takes, for a card of the case's size that is otherwise this one."""
+        machine = self.machine
+        if self.is_cuda:
+            machine = replace(machine, device=replace(machine.device, total_bytes=case.card_bytes))
+        return add_memory(
+            self.predict(case), self.profile_of(case), plan=case.plan, workload=case.workload, machine=machine
         )
 
     def used_bytes(self) -> int:
@@ -209,6 +231,10 @@ class Bench:
         return total_bytes - free_bytes - self.baseline_bytes
 
 
+def _key_of(case: CardCase) -> str:
+    return f"{case.spec.fingerprint} {case.workload.adapter!r}"
+
+
 def measure_cards(journal: Journal, device: torch.device, *, quick: bool, cards: Cards | None = None) -> None:
     """All cases, each row as it comes, then the predicted times. quick: the first group of cases alone."""
     cards = cards or cuda_cards()
@@ -216,7 +242,7 @@ def measure_cards(journal: Journal, device: torch.device, *, quick: bool, cards:
     baseline_bytes = bytes_of_others(device)
     with prepared_device(device):
         machine = probe_machine(device=str(device), max_s=cards.probe_s)
-        bench = Bench(device, machine)
+        bench = Bench(device, machine, cases)
         bench.baseline_bytes = baseline_bytes
         journal.machine |= {"rates": machine.to_json()["rates"], "facts": machine.facts}
         journal.machine["bytes_of_others"] = baseline_bytes
@@ -293,13 +319,21 @@ def _is_refused(bench: Bench, num_bytes: int, card_bytes: int) -> bool:
 
 def measure_case(bench: Bench, case: CardCase) -> Row:
     """Predicted beside measured: bytes, verdict and outcome under the cap, and raw step times."""
-    prediction = bench.predict(case)
+    prediction = bench.predict_card(case)
+    memory = prediction.memory
+    assert memory is not None
     row: Row = {
         "card_bytes": case.card_bytes,
         "techniques": list(case.techniques),
         "held_back": case.is_held_back,
         "plan": describe(case.plan),
-        "predicted_allocated_bytes": prediction.device_peak_bytes,
+        "predicted_tensor_bytes": prediction.device_peak_bytes,
+        "predicted_allocated_bytes": memory.allocated.value,
+        "predicted_reserved_bytes": memory.reserved.value,
+        "predicted_process_bytes": memory.process.value,
+        "predicted_process_low_bytes": memory.process.low,
+        "predicted_process_high_bytes": memory.process.high,
+        "not_modelled": list(memory.not_modelled),
         "predicted_by_category": prediction.device_bytes_by_category,
         "predicted_moment": prediction.peak_moment,
         "verdict": prediction.verdict(case.card_bytes),
@@ -335,7 +369,10 @@ def _take_steps(bench: Bench, case: CardCase) -> Row:
                 "first_ms": round(times[0], 3),
                 "step_ms": [round(value, 3) for value in times[1:]],
             }
-            return measured | (_read_counters(bench, workspace_bytes) if bench.is_cuda else {})
+            counters = (
+                _read_counters(bench, workspace_bytes) if bench.is_cuda else {"reserved_bytes": peak.device_bytes}
+            )
+            return measured | counters
         finally:
             trainer.close(keep_weights=False)
             del trainer
@@ -358,6 +395,7 @@ def _read_counters(bench: Bench, workspace_bytes: int) -> Row:
         "torch_allocated_bytes": stats["allocated_bytes.all.peak"],
         "torch_requested_bytes": stats["requested_bytes.all.peak"],
         "torch_reserved_bytes": stats["reserved_bytes.all.peak"],
+        "reserved_bytes": stats["reserved_bytes.all.peak"] - workspace_bytes,
         "num_segments": stats["segment.all.current"],
         "num_alloc_retries": stats["num_alloc_retries"],
         "workspace_bytes": workspace_bytes,
@@ -399,13 +437,23 @@ def summarize_cards(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     num_failed = sum(row["what"] in ("failed", "left out") for row in rows)
     false_fits = sum(row["verdict"] == "fits" and not row["finished"] for row in cards)
     bites = sum(row["bites"] and row["allows"] for row in caps)
-    allocated = [row["predicted_allocated_bytes"] / row["allocated_bytes"] - 1 for row in ran]
+    errors = {
+        what: [row[f"predicted_{what}_bytes"] / row[f"{what}_bytes"] - 1 for row in ran]
+        for what in ("allocated", "reserved")
+    }
+    outside = sum(
+        not row["predicted_process_low_bytes"] <= row["process_bytes"] <= row["predicted_process_high_bytes"]
+        for row in ran
+        if "process_bytes" in row
+    )
     times = [row["error"] for row in rows if row["what"] == "time" and row["held_back"]]
     return {
         "rows that failed or were left out": goal(num_failed, 0, met=num_failed == 0),
         "caps that bite": goal(f"{bites} of {len(caps)}", "all", met=bool(caps) and bites == len(caps)),
         "called fits on a card that it does not fit on": goal(false_fits, 0, met=bool(cards) and false_fits == 0),
-        **_error_goals("allocated", allocated),
+        **_error_goals("allocated", errors["allocated"]),
+        **_error_goals("reserved", errors["reserved"]),
+        "processes outside of their predicted interval": goal(outside, 0, met=bool(ran) and outside == 0),
         **_error_goals("time", times),
     }
 
