@@ -100,7 +100,8 @@ def estimate_chunked_head(profile: Profile, compiled: CompiledShape, *, plan: Pl
     *Not modelled*: what a kernel allocates and frees inside itself; an embedding whose gradient is sparse.
     """
     num_chunks = plan.logits_and_loss.num_chunks
-    if num_chunks == 1:
+    if num_chunks == 1 or profile.input_bytes is not None:
+        # A plain module's loss is the caller's, which nobody can cut.
         return None
     head = read_head(profile, compiled, weight_element_bytes=plan.weights.bytes_per_element)
     changes: dict[str, tuple[ByteChange, ...]] = {

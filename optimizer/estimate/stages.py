@@ -169,7 +169,7 @@ def _find_highest(facts: StepFacts, evaluation: Evaluation) -> tuple[Bytes, str]
 
 def _head_bytes(facts: StepFacts, evaluation: Evaluation) -> PartBytes:
     num_chunks = facts.plan.logits_and_loss.num_chunks
-    if num_chunks == 1:
+    if num_chunks == 1 or facts.profile.input_bytes is not None:
         return facts.compiled.indexed_bytes(evaluation.head)
     head = read_head(facts.profile, facts.compiled, weight_element_bytes=facts.plan.weights.bytes_per_element)
     return sum_changes([("device", _SLOT[category], size) for category, size in list_evaluation(head, num_chunks)])

@@ -20,7 +20,8 @@ from optimizer.profile.module import profile_module
 from optimizer.profile.profile import Profile
 from optimizer.runtime.apply import apply
 from optimizer.runtime.measure_stages import measure_stages
-from optimizer.workload import TrainingWorkload
+from optimizer.search.search import search_plans
+from optimizer.workload import Goal, TrainingWorkload
 from tests.optimizer.machines import make_cpu_machine
 
 MACHINE = make_cpu_machine()
@@ -338,3 +339,29 @@ def test_several_inputs_are_given_as_a_tuple():
     profile = profile_as_mlp(Two, inputs=inputs)
     assert profile.input_bytes == 4 * (20 + 1 + 10)
     assert Profile.from_json(profile.to_json()) == profile
+
+
+def test_the_search_finds_a_plan_that_takes_what_it_says(tmp_path):
+    case = CASES["mlp"]
+    profile = profile_as_mlp(case.make)
+    workload = TrainingWorkload(global_batch_size=64, eval_batches=1)
+    plain = estimate_training(profile, plan=make_plan_of(64), workload=workload, machine=MACHINE).device_peak_bytes
+    goal = Goal(device_budget_bytes=int(0.6 * plain))
+    plan = search_plans(profile, workload=workload, goal=goal, machine=MACHINE).chosen.plan
+    module = case.make()
+    measured = measure_stages(
+        module,
+        plan=plan,
+        workload=workload,
+        scratch=tmp_path,
+        anatomy=plain_anatomy(module, loss=case.loss),
+        make_batches=lambda model, *, plan, workload: make_batches(case, plan),
+    )
+    predicted = estimate_training(profile, plan=plan, workload=workload, machine=MACHINE)
+    assert predicted.device_peak_bytes == measured.steady_step.device_bytes <= goal.device_budget_bytes
+    assert plan.logits_and_loss.num_chunks == 1
+
+
+def make_plan_of(micro_batch_size):
+    batch = BatchPlan(micro_batch_size=micro_batch_size, accumulation_steps=1)
+    return Plan(batch=batch, activations=ActivationsPlan(per_block=("keep",) * 4))
