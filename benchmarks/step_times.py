@@ -99,6 +99,7 @@ def make_plans(num_blocks: int, micro_batch_size: int, *, waits: bool) -> dict[s
     def with_blocks(*choices: BlockChoice, **more: Any) -> Plan:
         return replace(plain, activations=ActivationsPlan(per_block=_repeat(num_blocks, *choices), **more))
 
+    on_host = replace(plain, gradients=GradientsPlan(choice="host"))
     plans: dict[str, Plan] = {
         "keep": plain,
         "recompute": with_blocks("recompute"),
@@ -111,10 +112,10 @@ def make_plans(num_blocks: int, micro_batch_size: int, *, waits: bool) -> dict[s
             plain, batch=BatchPlan(micro_batch_size=max(1, micro_batch_size // 4), accumulation_steps=4)
         ),
         "8-bit state": replace(plain, optimizer_state=OptimizerStatePlan(bits=8)),
-        "state on the host": replace(plain, optimizer_state=OptimizerStatePlan(place="host")),
-        "gradients on the host": replace(plain, gradients=GradientsPlan(choice="host")),
+        "gradients on the host": on_host,
+        "state on the host": replace(on_host, optimizer_state=OptimizerStatePlan(place="host")),
         "weights and state on the host": replace(
-            plain, weights=WeightsPlan(place="host"), optimizer_state=OptimizerStatePlan(place="host")
+            on_host, weights=WeightsPlan(place="host"), optimizer_state=OptimizerStatePlan(place="host")
         ),
         "4 chunks, recompute": replace(with_blocks("recompute", "keep"), logits_and_loss=LogitsAndLossPlan(num_chunks=4)),
         "consume": replace(plain, gradients=GradientsPlan(choice="consume")),

@@ -33,6 +33,8 @@ _PLACES: dict[BlockChoice, Tier] = {"offload": "host", "offload_disk": "disk", "
 PACK_OPS = {"none": 0, "bf16": 1, "int8": 8}
 """Ops on the device for each chunk, beside the copy itself (``runtime/compression.py``)."""
 UNPACK_OPS = {"none": 0, "bf16": 1, "int8": 3}
+_DISPATCHES = {"bf16": (8, 8), "int8": (26, 20)}
+"""Ops dispatched for each chunk on its way out and back, views and allocations included; counted in real steps."""
 _PACKED_BYTES = {"bf16": 2, "int8": 1}
 _WIDE_BYTES = {"pack": 4 + 4 + 8 + 8 + 4, "unpack": 4 + 8 + 4}
 """Of one element in fp32 on its way to int8 and back: written, read for the norm, divided, rounded, read for its code; and
@@ -187,8 +189,11 @@ def _packing_s(copy: TracedCopy, compress: Compression, rates: Rates, device_kin
     if compress == "int8":
         element_bytes += _WIDE_BYTES["pack" if copy.is_out else "unpack"]
     num_ops = (PACK_OPS if copy.is_out else UNPACK_OPS)[compress]
-    op_s = rates.op_overhead_s if rates.forward_dispatch_s is None else rates.forward_dispatch_s
-    return num_elements * element_bytes / rates.memory_bytes_per_s + num_chunks * num_ops * op_s
+    dispatch_s = rates.op_overhead_s
+    measured_s = rates.forward_dispatch_s if copy.is_out else rates.backward_dispatch_s
+    if measured_s is not None and compress != "none":
+        dispatch_s, num_ops = measured_s, _DISPATCHES[compress][0 if copy.is_out else 1]
+    return num_elements * element_bytes / rates.memory_bytes_per_s + num_chunks * num_ops * dispatch_s
 
 
 def _stored_s(out_bytes: int, in_bytes: int, place: Tier, rates: Rates) -> float:

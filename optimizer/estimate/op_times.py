@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimizer.hardware.machine import Curve, Rates
+from optimizer.profile.op_costs import ALLOCATIONS
 from optimizer.time_kinds import COMPUTE_KINDS, ComputeKind, base_name
 
 Values = NDArray[np.float64]
@@ -49,6 +50,8 @@ class OpTimes:
         """Of ops of one kind and name (``aten.mm.default``), without their dispatch."""
         moved_bytes = read_bytes + written_bytes
         flat_s = moved_bytes / self._rates.memory_bytes_per_s
+        if self._is_free(base_name(name)):
+            return np.zeros_like(flops)
         if kind == "matmul" or kind == "attention":
             seconds = self._computing_s(kind, base_name(name), flops=flops, moved_bytes=moved_bytes, flat_s=flat_s)
         else:
@@ -82,6 +85,10 @@ class OpTimes:
         form = "bmm" if base in ("bmm", "baddbmm") else "mm"
         curves = self._rates.matmul_curves
         return curves.get(f"{form} {self._dtype}") or curves.get(f"mm {self._dtype}")
+
+    def _is_free(self, base: str) -> bool:
+        """Whether nothing but dispatch is left of it: memory that is taken and not touched."""
+        return bool(self._rates.op_curves) and base in ALLOCATIONS
 
     def _memory_curve(self, kind: ComputeKind, base: str) -> Curve | None:
         curves = self._rates.op_curves

@@ -114,11 +114,20 @@ def _clip_task(
 
 
 def _python_ms(tensors: TensorList, plan: Plan, rates: Rates) -> float:
-    """What clipping and updating cost beside kernels: once a step, and for each tensor, more where each is stepped alone."""
-    one_by_one = plan.gradients.choice != "keep" or plan.weights.dtype != "fp32" or plan.optimizer_state.bits == 8
-    tensor_s = rates.python_s.get("update one" if one_by_one else "update many", 0.0)
-    seconds = rates.python_s.get("step", 0.0) + len(tensors.sizes) * tensor_s
+    """What clipping, updating and moving states costs beside kernels: once a step, and for each tensor."""
+    each_s = rates.python_s.get(_update_name(plan), 0.0)
+    if plan.weights.place != "device":
+        each_s += plan.batch.accumulation_steps * rates.python_s.get("weights", 0.0)
+    seconds = rates.python_s.get("step", 0.0) + len(tensors.sizes) * each_s
     return seconds * rates.time_factors.get("hooks", 1.0) * 1000
+
+
+def _update_name(plan: Plan) -> str:
+    """Of what is done to each tensor (``Rates.python_s``)."""
+    if plan.gradients.choice == "host":
+        return "gradients" if plan.optimizer_state.place == "device" else "state"
+    steps_alone = plan.gradients.choice == "consume" or plan.weights.dtype != "fp32" or plan.optimizer_state.bits == 8
+    return "update one" if steps_alone else "update many"
 
 
 def _list_host_updates(

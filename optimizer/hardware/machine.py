@@ -3,6 +3,7 @@
 Torch-free. ``probe/`` measures one of these on the spot; ``calibration.py`` corrects it with finished runs.
 """
 
+import hashlib
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -51,7 +52,8 @@ class Rates:
     each op that moves bytes then costs ``op_overhead_s``."""
     backward_dispatch_s: float | None = None
     python_s: dict[str, float] = field(default_factory=dict)
-    """Work beside ops, by what is done: ``recompute``, ``selective`` a block; ``offload`` a copy; ``update`` a tensor."""
+    """Work beside ops: ``recompute`` and ``selective`` for a block, ``offload`` for a copy, ``step`` once, and for each tensor
+    one of ``update many``, ``update one``, ``gradients`` (on the host), ``state`` (there too), and ``weights`` that stream."""
     fresh_bytes_per_s: float | None = None
     """Memory that the process does not have yet, touched for the first time: pages that the system finds and clears."""
     link_bytes_per_s: dict[str, float] = field(default_factory=dict)
@@ -61,8 +63,8 @@ class Rates:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Differs where any rate does; made once."""
-        return repr(self)
+        """Differs where any rate does; made once, and short, since it is part of many keys."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()
 
     @cached_property
     def corrected(self) -> dict[tuple[tuple[str, float], ...], "Rates"]:

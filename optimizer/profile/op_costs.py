@@ -11,7 +11,7 @@ from optimizer.profile.profile import OpKind
 
 _MATMULS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_grouped_mm"})
 _ATTENTION_PREFIX = "_scaled_dot_product"
-_ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
+ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
 
 Dims = Sequence[int]
 
@@ -31,7 +31,7 @@ def count_flops(name: str, inputs: Sequence[Dims], outputs: Sequence[Dims], *, i
         return _matmul_flops(base, inputs)
     if base.startswith(_ATTENTION_PREFIX):
         return _attention_flops(base, inputs, is_causal=is_causal)
-    if base in _ALLOCATIONS:
+    if base in ALLOCATIONS:
         return 0
     return sum(math.prod(dims) for dims in outputs)
 

@@ -148,7 +148,12 @@ def _products(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) 
     sizes = ((tokens, inputs), (outputs, inputs), (tokens, outputs))
     x, weight, gradient = (random_tensor(size, device, dtype) for size in sizes)
     num_bytes = 3.0 * (x.nbytes + weight.nbytes + gradient.nbytes)
-    return lambda: (x @ weight.t(), gradient @ weight, gradient.t() @ x), 6.0 * tokens * inputs * outputs, num_bytes
+    ring: deque[Any] = deque(maxlen=max(1, 3 * _RING_BYTES[device.type] // int(num_bytes)))
+
+    def run() -> None:
+        ring.append((x @ weight.t(), gradient @ weight, gradient.t() @ x))
+
+    return run, 6.0 * tokens * inputs * outputs, num_bytes
 
 
 def _batched(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Timed:

@@ -5,6 +5,7 @@ sleeps and reads low, and a step copies beside compute, so what counts is the ra
 thread that computes copies, into memory taken afresh, as its offloader does: there is no other load.
 """
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,9 @@ import torch
 from optimizer.hardware.probe.clock import MAX_REPEATS, Share, quartile_s, random_tensor
 from optimizer.units import MIB
 
-_COPY_BYTES = {"cpu": 4 * MIB, "cuda": 256 * MIB}
+_COPY_BYTES = {"cpu": 2 * MIB, "cuda": 256 * MIB}
+_NUM_COPIES = 16
+"""On the CPU, of memory that no cache holds any more, into more of the same."""
 _LOAD_SIZE = 4096
 _FRESH_BYTES = 48 * MIB
 """More than the C library keeps, so that the system hands the pages out again each time."""
@@ -23,8 +26,14 @@ ALONE, LOADED, BOTH = "alone", "beside compute", "both ways"
 def probe_links(device: torch.device, *, max_s: float) -> dict[str, float]:
     """Bytes per second under ``device_to_host alone`` and the like."""
     if device.type == "cpu":
-        source = torch.zeros(_COPY_BYTES["cpu"], dtype=torch.uint8)
-        rate = source.nbytes / quartile_s(lambda: torch.empty_like(source).copy_(source), device, max_s=max_s)
+        sources = torch.zeros(_NUM_COPIES, _COPY_BYTES["cpu"], dtype=torch.uint8).unbind()
+        copies: deque[torch.Tensor] = deque(maxlen=_NUM_COPIES)
+
+        def copy_all() -> None:
+            for source in sources:
+                copies.append(torch.empty_like(source).copy_(source))
+
+        rate = _NUM_COPIES * _COPY_BYTES["cpu"] / quartile_s(copy_all, device, max_s=max_s)
         return {f"{way} {ALONE}": rate for way in ("device_to_host", "host_to_device")}
     return _probe_card(device, max_each_s=max_s / 6)
 

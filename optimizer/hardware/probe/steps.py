@@ -17,8 +17,10 @@ from optimizer.models.build import build_model
 from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan.activations import ActivationsPlan, BlockChoice
 from optimizer.plan.batch import BatchPlan
-from optimizer.plan.gradients import GradientsPlan
+from optimizer.plan.gradients import GradientsChoice, GradientsPlan
+from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
+from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.measure import make_synthetic_batches
 from optimizer.runtime.meter import Meter
 from optimizer.runtime.step import Trainer
@@ -54,18 +56,11 @@ class StepCosts:
 
 def probe_steps(device: torch.device, *, max_s: float) -> StepCosts:
     share = clock.Share(max_s)
-    wanted: dict[str, tuple[BlockChoice, int, GradientsPlan]] = {
-        "keep": ("keep", _NUM_BLOCKS, GradientsPlan()),
-        "more": ("keep", _MORE_BLOCKS, GradientsPlan()),
-        "recompute": ("recompute", _NUM_BLOCKS, GradientsPlan()),
-        "selective": ("selective", _NUM_BLOCKS, GradientsPlan()),
-        "offload": ("offload", _NUM_BLOCKS, GradientsPlan()),
-        "consume": ("keep", _NUM_BLOCKS, GradientsPlan(choice="consume")),
-    }
+    wanted = _list_plans()
     found: dict[str, _Step] = {}
-    for done, (name, (choice, num_blocks, gradients)) in enumerate(wanted.items()):
-        spec = read_model_spec({**_CONFIG, "num_hidden_layers": num_blocks})
-        found[name] = _measure(spec, choice, gradients, device, max_s=share.of(len(wanted) - done))
+    for done, (name, plan) in enumerate(wanted.items()):
+        spec = read_model_spec({**_CONFIG, "num_hidden_layers": len(plan.activations.per_block)})
+        found[name] = _measure(spec, plan, device, max_s=share.of(len(wanted) - done))
     keep = found["keep"]
     forward_s, backward_s = keep.phase_s("forward") / keep.num("forward"), keep.phase_s("backward") / keep.num("backward")
 
@@ -78,15 +73,47 @@ def probe_steps(device: torch.device, *, max_s: float) -> StepCosts:
 
     more = found["more"]
     tensor_s = max(0.0, (more.update_s - keep.update_s) / (more.num_tensors - keep.num_tensors))
+
+    def each_tensor_s(name: str, beyond: str) -> float:
+        return max(0.0, found[name].total_s - found[beyond].total_s) / keep.num_tensors
+
     python_s = {
         "recompute": beyond_ops_s("recompute") / _NUM_BLOCKS,
         "selective": beyond_ops_s("selective") / _NUM_BLOCKS,
         "offload": beyond_ops_s("offload") / max(1, found["offload"].num_copies - keep.num_copies),
         "step": max(0.0, keep.update_s - keep.num_tensors * tensor_s),
         "update many": tensor_s,
-        "update one": tensor_s + max(0.0, found["consume"].total_s - keep.total_s) / keep.num_tensors,
+        "update one": tensor_s + each_tensor_s("consume", "keep"),
+        "gradients": tensor_s + each_tensor_s("gradients", "keep"),
+        "state": tensor_s + each_tensor_s("state", "keep"),
+        "weights": each_tensor_s("weights", "state"),
     }
     return StepCosts(forward_dispatch_s=forward_s, backward_dispatch_s=backward_s, python_s=python_s)
+
+
+def _list_plans() -> dict[str, Plan]:
+    def plan(
+        choice: BlockChoice = "keep", *, num_blocks: int = _NUM_BLOCKS, gradients: GradientsChoice = "keep", **more: Any
+    ) -> Plan:
+        return Plan(
+            batch=BatchPlan(micro_batch_size=1, accumulation_steps=1),
+            activations=ActivationsPlan(per_block=(choice,) * num_blocks),
+            gradients=GradientsPlan(choice=gradients),
+            **more,
+        )
+
+    away = OptimizerStatePlan(place="host")
+    return {
+        "keep": plan(),
+        "more": plan(num_blocks=_MORE_BLOCKS),
+        "recompute": plan("recompute"),
+        "selective": plan("selective"),
+        "offload": plan("offload"),
+        "consume": plan(gradients="consume"),
+        "gradients": plan(gradients="host"),
+        "state": plan(gradients="host", optimizer_state=away),
+        "weights": plan(gradients="host", optimizer_state=away, weights=WeightsPlan(place="host")),
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,15 +173,8 @@ class _CountingMeter(_PhaseMeter):  # type: ignore[no-untyped-call]
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
-def _measure(
-    spec: ModelSpec, choice: BlockChoice, gradients: GradientsPlan, device: torch.device, *, max_s: float
-) -> _Step:
-    plan = Plan(
-        batch=BatchPlan(micro_batch_size=1, accumulation_steps=1),
-        activations=ActivationsPlan(per_block=(choice,) * spec.num_blocks),
-        gradients=gradients,
-    )
-    max_grad_norm = None if gradients.choice == "consume" else 1.0
+def _measure(spec: ModelSpec, plan: Plan, device: torch.device, *, max_s: float) -> _Step:
+    max_grad_norm = None if plan.gradients.choice == "consume" else 1.0
     workload = TrainingWorkload(sequence_length=_SEQUENCE_LENGTH, global_batch_size=1, max_grad_norm=max_grad_norm)
     timed = _run(spec, plan, workload, _PhaseMeter(device), max_s=max_s)
     counting = _CountingMeter(device)

@@ -1,0 +1,167 @@
+"""Ops at a machine's rates: by curves where there are some, by flat rates where not, and never less time for more work."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from optimizer.estimate.op_times import OpTimes, seconds_by_bytes, seconds_by_flops
+from optimizer.estimate.simulate import KEPT_BYTES, estimate_fresh_ms
+from optimizer.estimate.training import estimate_training
+from optimizer.hardware.machine import Machine
+from optimizer.plan.activations import ActivationsPlan
+from optimizer.plan.batch import BatchPlan
+from optimizer.plan.plan import Plan
+from optimizer.time_kinds import kind_of
+from optimizer.workload import TrainingWorkload
+from tests.optimizer.machines import make_cpu_machine
+
+FLAT = make_cpu_machine().rates
+CURVED = dataclasses.replace(
+    FLAT,
+    matmul_curves={"mm fp32": ((4.0, 2e10), (64.0, 8e10))},
+    op_curves={"elementwise": ((1e5, 2e10), (1e7, 1e10)), "tanh": ((1e5, 2e9),), "gather": ((1e5, 1e10),)},
+    forward_dispatch_s=30e-6,
+    backward_dispatch_s=20e-6,
+    python_s={"recompute": 1e-3, "selective": 2e-3, "offload": 1e-4},
+    fresh_bytes_per_s=2e9,
+)
+NOISY = ((1e4, 1e9), (1e5, 5e10), (1e6, 4e9), (1e7, 9e10), (1e8, 1e10))
+
+
+def price(choice, profile, rates, *, kind="cpu", batch=2):
+    machine = make_cpu_machine()
+    machine = dataclasses.replace(machine, rates=rates, device=dataclasses.replace(machine.device, kind=kind))
+    plan = Plan(
+        batch=BatchPlan(micro_batch_size=batch, accumulation_steps=1),
+        activations=ActivationsPlan(per_block=(choice,) * profile.num_blocks),
+    )
+    workload = TrainingWorkload(sequence_length=32, global_batch_size=batch)
+    return estimate_training(profile, plan=plan, workload=workload, machine=machine)
+
+
+def test_without_curves_a_product_is_the_longer_of_computing_and_moving():
+    times = OpTimes(FLAT, "fp32")
+    assert times.kernel_s("matmul", "aten.mm.default", flops=5e10, read_bytes=8) == pytest.approx(1.0)
+    assert times.kernel_s("matmul", "aten.mm.default", flops=1.0, read_bytes=4e9, written_bytes=4e9) == pytest.approx(1.0)
+    assert times.kernel_s("gather", "aten.embedding.default", read_bytes=6e9, written_bytes=2e9) == pytest.approx(1.0)
+    assert times.dispatch_s == (FLAT.op_overhead_s, FLAT.op_overhead_s)
+    assert not times.counts_views
+
+
+def test_a_dtype_that_was_not_measured_takes_the_rate_of_fp32():
+    assert OpTimes(FLAT, "fp16").kernel_s("matmul", "aten.mm.default", flops=5e10) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("curve", [NOISY, NOISY[:1], CURVED.op_curves["elementwise"]])
+def test_more_bytes_never_take_less_time(curve):
+    seconds = seconds_by_bytes(np.geomspace(1, 1e10, 2000), curve)
+    assert np.all(np.diff(seconds) >= 0)
+    assert np.all(seconds > 0)
+    assert seconds_by_bytes(np.array([0.0]), curve)[0] == 0.0
+
+
+def test_a_curve_is_met_at_its_points_and_goes_on_at_its_ends_rates():
+    curve = CURVED.op_curves["elementwise"]
+    seconds = seconds_by_bytes(np.array([1e4, 1e5, 1e7, 1e9]), curve)
+    assert seconds.tolist() == pytest.approx([1e4 / 2e10, 1e5 / 2e10, 1e7 / 1e10, 1e9 / 1e10])
+
+
+def test_products_with_few_flops_for_each_byte_are_slower_and_more_flops_never_faster():
+    curve = CURVED.matmul_curves["mm fp32"]
+    flops = np.full(4, 1e9)
+    seconds = seconds_by_flops(flops, flops / np.array([2.0, 4.0, 64.0, 500.0]), curve)
+    assert seconds.tolist() == pytest.approx([1e9 / 1e10, 1e9 / 2e10, 1e9 / 8e10, 1e9 / 8e10])
+    growing = np.geomspace(1e3, 1e13, 500)
+    assert np.all(np.diff(seconds_by_flops(growing, growing / 16.0, curve)) > 0)
+
+
+def test_an_op_takes_its_own_curve_then_its_kinds_then_the_flat_rate():
+    times = OpTimes(CURVED, "fp32")
+    assert times.kernel_s("elementwise", "aten.tanh.default", read_bytes=1e5) == pytest.approx(1e5 / 2e9)
+    assert times.kernel_s("elementwise", "aten.tanh_.default", read_bytes=1e5) == pytest.approx(1e5 / 2e9)
+    assert times.kernel_s("elementwise", "aten.erf.default", read_bytes=1e5) == pytest.approx(1e5 / 2e10)
+    assert times.kernel_s("reduction", "aten.sum.default", read_bytes=8e9) == pytest.approx(1.0)
+
+
+def test_what_gathers_rows_reads_as_much_as_it_writes_however_large_the_table():
+    times = OpTimes(CURVED, "fp32")
+    assert times.kernel_s("gather", "aten.embedding.default", read_bytes=1e9, written_bytes=5e4) == pytest.approx(1e-5)
+
+
+def test_memory_that_is_taken_and_not_touched_costs_its_dispatch_alone():
+    assert OpTimes(CURVED, "fp32").kernel_s("elementwise", "aten.empty_like.default", written_bytes=1e9) == 0.0
+
+
+def test_a_kinds_factor_multiplies_its_kernels_and_no_others():
+    times = OpTimes(dataclasses.replace(CURVED, time_factors={"elementwise": 2.0, "dispatch": 3.0}), "fp32")
+    plain = OpTimes(CURVED, "fp32")
+    for kind, factor in (("elementwise", 2.0), ("gather", 1.0)):
+        sizes = {"read_bytes": 1e6, "written_bytes": 1e6}
+        assert times.kernel_s(kind, "aten.x.default", **sizes) == factor * plain.kernel_s(kind, "aten.x.default", **sizes)
+    assert times.dispatch_s == pytest.approx((90e-6, 60e-6))
+
+
+@pytest.mark.parametrize(
+    ("op_kind", "name", "kind"),
+    [
+        ("matmul", "aten.mm.default", "matmul"),
+        ("attention", "aten._scaled_dot_product_flash_attention_for_cpu.default", "attention"),
+        ("memory", "aten._log_softmax_backward_data.default", "reduction"),
+        ("memory", "aten.native_layer_norm.default", "reduction"),
+        ("memory", "aten.embedding_dense_backward.default", "gather"),
+        ("memory", "aten.nll_loss_forward.default", "gather"),
+        ("memory", "aten.silu.default", "elementwise"),
+        ("memory", "bitsandbytes.dequantize_4bit.default", "quantization"),
+    ],
+)
+def test_kinds_of_ops(op_kind, name, kind):
+    assert kind_of(op_kind, name) == kind
+
+
+def test_where_dispatch_was_measured_views_cost_theirs(profile):
+    parts = profile.regime("fp32", (2, 32)).parts
+    head = profile.parts[parts["head"]]
+    assert head.num_views > 0
+    free = dataclasses.replace(CURVED, forward_dispatch_s=0.0, backward_dispatch_s=0.0)
+    cheap = dataclasses.replace(CURVED, forward_dispatch_s=30e-6, backward_dispatch_s=0.0)
+    regime = profile.regime("fp32", (2, 32))
+    forward = [parts["prologue"], parts["head"], *(regime.templates["keep"][i].forward for i in regime.block_templates)]
+    num_ops = sum(len(profile.parts[index].ops) + profile.parts[index].num_views for index in forward)
+    longer_ms = price("keep", profile, cheap).step_ms - price("keep", profile, free).step_ms
+    assert longer_ms == pytest.approx(num_ops * 30e-3)
+
+
+def test_a_techniques_own_python_shows_as_hooks(profile):
+    num_blocks = profile.num_blocks
+    assert "hooks" not in price("keep", profile, CURVED).busy_by_kind_ms
+    assert price("recompute", profile, CURVED).busy_by_kind_ms["hooks"] == pytest.approx(num_blocks * 1.0)
+    assert price("selective", profile, CURVED).busy_by_kind_ms["hooks"] == pytest.approx(num_blocks * 2.0)
+    assert price("offload", profile, CURVED).busy_by_kind_ms["hooks"] > 0
+
+
+def test_on_a_card_dispatch_counts_only_as_far_as_it_outlasts_the_kernels(profile):
+    slow = dataclasses.replace(FLAT, memory_bytes_per_s=1e3, forward_dispatch_s=1e-6, backward_dispatch_s=1e-6)
+    assert price("keep", profile, slow, kind="cuda").busy_by_kind_ms.get("dispatch", 0.0) == 0.0
+    fast = dataclasses.replace(CURVED, forward_dispatch_s=1e-3, backward_dispatch_s=1e-3)
+    assert price("keep", profile, fast, kind="cuda").step_ms < price("keep", profile, fast).step_ms
+
+
+def test_memory_beyond_what_the_process_keeps_is_touched_for_the_first_time_again():
+    assert estimate_fresh_ms(KEPT_BYTES, fresh_bytes_per_s=1e9) == 0.0
+    assert estimate_fresh_ms(10**9, fresh_bytes_per_s=1e9) == pytest.approx(1000.0)
+    assert estimate_fresh_ms(2 * 10**9, fresh_bytes_per_s=1e9) == pytest.approx(2000.0)
+
+
+def test_a_machine_stored_before_there_were_curves_loads():
+    machine = make_cpu_machine()
+    document = machine.to_json()
+    new = ("matmul_curves", "attention_curves", "op_curves", "forward_dispatch_s", "backward_dispatch_s", "python_s")
+    for name in (*new, "fresh_bytes_per_s", "link_bytes_per_s", "time_factors"):
+        del document["rates"][name]
+    assert Machine.from_json(document) == machine
+
+
+def test_a_machine_with_curves_crosses_json():
+    machine = dataclasses.replace(make_cpu_machine(), rates=CURVED)
+    assert Machine.from_json(machine.to_json()) == machine
