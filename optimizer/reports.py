@@ -48,6 +48,11 @@ def report_machine(machine: Machine) -> str:
         *((f"attention {dtype}", _tera(rate)) for dtype, rate in rates.attention_flops_per_s.items()),
         ("element-wise", f"{format_bytes(round(rates.memory_bytes_per_s))}/s"),
         ("one op", f"{rates.op_overhead_s * 1e6:.1f} us"),
+        *(
+            (f"dispatch {way}", f"{seconds * 1e6:.1f} us an op")
+            for way, seconds in (("forward", rates.forward_dispatch_s), ("backward", rates.backward_dispatch_s))
+            if seconds is not None
+        ),
         ("device to host", f"{format_bytes(round(rates.device_to_host_bytes_per_s))}/s"),
         ("host to device", f"{format_bytes(round(rates.host_to_device_bytes_per_s))}/s"),
         *(

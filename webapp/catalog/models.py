@@ -98,7 +98,7 @@ class Machine(models.Model):
     document = models.JSONField()
     """optimizer.hardware.machine.Machine as JSON."""
     calibration = models.JSONField(default=dict)
-    """Correction factors learned from finished runs: step_time_factor, num_runs, mean absolute errors."""
+    """What finished runs taught (optimizer.hardware.calibration): factors by kind of time, the runs, mean absolute errors."""
     first_seen_at = models.DateTimeField(auto_now_add=True)
     last_seen_at = models.DateTimeField()
     """Heartbeat of its worker, by the database's clock."""

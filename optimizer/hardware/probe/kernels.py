@@ -42,6 +42,8 @@ _ELEMENTS = {"cpu": (1 << 14, 1 << 18, 1 << 21), "cuda": (1 << 16, 1 << 20, 1 <<
 _ROW = 512
 _RING_BYTES = {"cpu": 16 * MIB, "cuda": 512 * MIB}
 """Results that are kept while others are made, so that each is written to memory that no cache holds."""
+_KEPT_BYTES = 31 * MIB
+"""The largest allocation that the C library comes to keep (glibc: M_MMAP_THRESHOLD grows to 32 MiB)."""
 _NEAR = 1.15
 """Sizes nearer than this are one point of a curve."""
 
@@ -84,7 +86,7 @@ def probe_ops(device: torch.device, dtypes: dict[str, torch.dtype], *, max_s: fl
     points: dict[str, list[tuple[float, float]]] = {}
     fixed_s = _fixed_s(device, max_s=share.left_s / 20)
     # What was freed once tells the C library up to which size to keep memory, as a first step does.
-    torch.empty(_RING_BYTES["cpu"], dtype=torch.uint8)
+    torch.empty(_KEPT_BYTES, dtype=torch.uint8)
     cases = [(num, suffix, dtype) for num in _ELEMENTS[device.type] for suffix, dtype in _suffixed(dtypes)]
     for done, (num_elements, suffix, dtype) in enumerate(cases):
         if done and not share.left_s:

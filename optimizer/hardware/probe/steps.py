@@ -118,7 +118,7 @@ def _list_plans() -> dict[str, Plan]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Step:
-    """One plan's step."""
+    """One plan's step; the least of many, since differences between steps are taken, which noise would drown."""
 
     total_s: float
     seconds: dict[str, float]
@@ -180,8 +180,8 @@ def _measure(spec: ModelSpec, plan: Plan, device: torch.device, *, max_s: float)
     counting = _CountingMeter(device)
     _run(spec, plan, workload, counting, max_s=0.0)
     return _Step(
-        total_s=_quartile([sum(phases.values()) for phases in timed]),
-        seconds={phase: _quartile([phases.get(phase, 0.0) for phases in timed]) for phase in timed[0]},
+        total_s=min(sum(phases.values()) for phases in timed),
+        seconds={phase: min(phases.get(phase, 0.0) for phases in timed) for phase in timed[0]},
         ops=counting.counts,
         num_copies=counting.num_copies,
         num_tensors=_num_tensors(spec),
@@ -212,7 +212,3 @@ def _run(
 
 def _num_tensors(spec: ModelSpec) -> int:
     return len(list(build_model(spec, device="meta").parameters()))
-
-
-def _quartile(values: list[float]) -> float:
-    return sorted(values)[len(values) // 4]
