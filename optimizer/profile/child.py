@@ -60,6 +60,11 @@ def _trace() -> dict[str, Any]:
 
     torch.set_num_threads(1)
     request = json.load(sys.stdin)
+    if "representations" in request:
+        from optimizer.profile.inference_trace import profile_inference
+
+        spec = read_model_spec(request["config"])
+        return profile_inference(spec, representations=request["representations"]).to_json()
     adapter = None if request["adapter"] is None else from_json(Adapter, request["adapter"])
     spec = read_model_spec(request["config"])
     return profile_model(spec, adapter=adapter, extent=from_json(Extent, request["extent"])).to_json()

@@ -11,10 +11,13 @@ import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any, TypeVar
 
 from optimizer.errors import InvalidModel
+from optimizer.profile.inference import INFERENCE_PROFILE_VERSION, InferenceProfile
 from optimizer.profile.profile import PROFILE_VERSION, Profile
 
 MAX_KEPT_BYTES = 256 * 1024**2
@@ -22,6 +25,7 @@ MAX_KEPT_BYTES = 256 * 1024**2
 _TRACED_PACKAGES = ("torch", "transformers", "peft", "bitsandbytes")
 _TRACING_FOLDERS = ("models", "profile", "runtime")
 _SUFFIX = ".profile.json"
+T = TypeVar("T")
 
 
 def profiles_folder() -> Path:
@@ -34,24 +38,44 @@ def profiles_folder() -> Path:
 
 def read_kept_profile(fingerprint: str, *, folder: Path | None = None) -> Profile | None:
     """fingerprint: of the model with its adapters (``profile_fingerprint``). None where no whole file is there."""
-    path = _path_of(fingerprint, folder)
+    profile = _read(_path_of(fingerprint, folder), Profile.from_json)
+    return profile if profile is not None and profile.model_fingerprint == fingerprint else None
+
+
+def keep_profile(profile: Profile, *, folder: Path | None = None) -> None:
+    """In place of what was kept of the model before."""
+    _keep(_path_of(profile.model_fingerprint, folder), profile.to_json())
+
+
+def read_kept_inference_profile(
+    fingerprint: str, *, representations: Sequence[str], folder: Path | None = None
+) -> InferenceProfile | None:
+    """With these representations and no others. None where no whole file is there."""
+    profile = _read(_inference_path(fingerprint, representations, folder), InferenceProfile.from_json)
+    return profile if profile is not None and profile.model_fingerprint == fingerprint else None
+
+
+def keep_inference_profile(profile: InferenceProfile, *, folder: Path | None = None) -> None:
+    """Beside those of the model with other representations."""
+    _keep(_inference_path(profile.model_fingerprint, profile.representations, folder), profile.to_json())
+
+
+def _read(path: Path, from_json: Callable[[Any], T]) -> T | None:
     try:
         text = path.read_text(encoding="utf-8")
         digest, _, body = text.partition("\n")
         if hashlib.sha256(body.encode()).hexdigest() != digest:
             return None
-        profile = Profile.from_json(json.loads(body))
+        kept = from_json(json.loads(body))
     except (OSError, ValueError, InvalidModel):
         return None
     with contextlib.suppress(OSError):
         os.utime(path)
-    return profile if profile.model_fingerprint == fingerprint else None
+    return kept
 
 
-def keep_profile(profile: Profile, *, folder: Path | None = None) -> None:
-    """In place of what was kept of the model before."""
-    path = _path_of(profile.model_fingerprint, folder)
-    body = json.dumps(profile.to_json(), separators=(",", ":"))
+def _keep(path: Path, document: Any) -> None:
+    body = json.dumps(document, separators=(",", ":"))
     text = f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}"
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,8 +83,13 @@ def keep_profile(profile: Profile, *, folder: Path | None = None) -> None:
         _drop_oldest(path.parent)
 
 
-def _path_of(fingerprint: str, folder: Path | None) -> Path:
-    facts = [fingerprint, PROFILE_VERSION, [_version_of(package) for package in _TRACED_PACKAGES], _program_stamp()]
+def _inference_path(fingerprint: str, representations: Sequence[str], folder: Path | None) -> Path:
+    what = " ".join((fingerprint, "generates", *sorted(representations)))
+    return _path_of(what, folder, profile_version=INFERENCE_PROFILE_VERSION)
+
+
+def _path_of(what: str, folder: Path | None, *, profile_version: int = PROFILE_VERSION) -> Path:
+    facts = [what, profile_version, [_version_of(package) for package in _TRACED_PACKAGES], _program_stamp()]
     name = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:40]
     return (folder or profiles_folder()) / f"{name}{_SUFFIX}"
 

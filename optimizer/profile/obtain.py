@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,13 @@ from typing import Any
 from optimizer.errors import HeadroomError, ProfilingFailed
 from optimizer.models.spec import ModelSpec
 from optimizer.profile.extent import EVERYTHING, Extent
-from optimizer.profile.kept import keep_profile, read_kept_profile
+from optimizer.profile.inference import InferenceProfile
+from optimizer.profile.kept import (
+    keep_inference_profile,
+    keep_profile,
+    read_kept_inference_profile,
+    read_kept_profile,
+)
 from optimizer.profile.merge import merge_profiles
 from optimizer.profile.profile import BLOCK_CHOICES, Profile, profile_fingerprint
 from optimizer.serialize import to_json
@@ -34,6 +41,19 @@ def obtain_profile(
     """
     with ProfileSource(spec, adapter=adapter, folder=folder) as source:
         return source.read(extent)
+
+
+def obtain_inference_profile(
+    spec: ModelSpec, *, representations: Sequence[str], folder: Path | None = None
+) -> InferenceProfile:
+    """Of a model that generates, with its weights in these representations. folder, and what is raised: as above."""
+    kept = read_kept_inference_profile(spec.fingerprint, representations=representations, folder=folder)
+    if kept is not None:
+        return kept
+    request = {"config": spec.to_config(), "representations": list(representations)}
+    profile = InferenceProfile.from_json(_ask(_Child(is_lean=True), request))
+    keep_inference_profile(profile, folder=folder)
+    return profile
 
 
 class ProfileSource:
@@ -74,12 +94,7 @@ class ProfileSource:
             "extent": to_json(extent),
         }
         child, self._child = self._child or _Child(is_lean=True), None
-        answer = child.ask(request)
-        if "again" in answer:
-            answer = _Child(is_lean=False).ask(request)
-        if "error" in answer:
-            raise _read_error(answer["error"])
-        return Profile.from_json(answer["profile"])
+        return Profile.from_json(_ask(child, request))
 
 
 def _whole_ranges(extent: Extent, kept: Profile | None) -> Extent:
@@ -125,6 +140,16 @@ class _Child:
         """At once, whatever it does."""
         self._process.kill()
         self._process.communicate()
+
+
+def _ask(child: _Child, request: dict[str, Any]) -> Any:
+    """The profile's document; in a child that imports everything where a lean one cannot."""
+    answer = child.ask(request)
+    if "again" in answer:
+        answer = _Child(is_lean=False).ask(request)
+    if "error" in answer:
+        raise _read_error(answer["error"])
+    return answer["profile"]
 
 
 def _read_error(document: dict[str, Any]) -> HeadroomError:
