@@ -14,8 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
+from optimizer.cli_generation import add_generation_options, asks_for_generation, run_generation
 from optimizer.errors import HeadroomError, InvalidInput
 from optimizer.estimating import BEST, estimate_model, estimate_profiled, needed_extent, read_json, read_model
+from optimizer.estimating_generation import report_generation
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.machine import Machine
 from optimizer.plan.plan import Plan
@@ -87,6 +89,7 @@ def add_subcommands(commands: "argparse._SubParsersAction[argparse.ArgumentParse
     estimate.add_argument("--allow-lossy", action="store_true", help="let the best plan change the numbers")
     estimate.add_argument("--explain", action="store_true", help="where bytes and time are, and what each knob would buy")
     estimate.add_argument("--json", action="store_true", help="print all of it as JSON")
+    add_generation_options(estimate)
     estimate.set_defaults(run=run_estimate)
 
     profile = commands.add_parser("profile", help="write a model's profile, with which planning needs no torch")
@@ -119,6 +122,8 @@ def run_estimate(options: argparse.Namespace) -> int:
     machine = _read_machine(options)
     weights = _DTYPES[options.dtype]
     goal = _read_goal(options, machine)
+    if asks_for_generation(options):
+        return _run_generation(options, weights=weights, machine=machine, budget_bytes=goal.device_budget_bytes)
     if weights.dtype != "fp32" or weights.autocast != "off":
         goal = _allowing(goal, weights)
     asked: dict[str, Any] = {
@@ -138,6 +143,25 @@ def run_estimate(options: argparse.Namespace) -> int:
         _print_json({**estimate.to_json(), **estimate.priced.to_json()})
     else:
         print(report_estimate(estimate, is_explained=options.explain))
+    return 0
+
+
+def _run_generation(
+    options: argparse.Namespace, *, weights: WeightsPlan, machine: Machine, budget_bytes: int
+) -> int:
+    if not options.model:
+        raise InvalidInput(
+            f"--profile {options.profile} is of training; to generate name the --model",
+            field="profile",
+            value=str(options.profile),
+        )
+    estimate = run_generation(
+        options, spec=read_model(options.model), weights=weights, machine=machine, budget_bytes=budget_bytes
+    )
+    if options.json:
+        _print_json(estimate.to_json())
+    else:
+        print(report_generation(estimate))
     return 0
 
 

@@ -1,7 +1,10 @@
 """A generation estimated from a config alone: traced by a child once, kept, and refused before that where it must be."""
 
+import json
+
 import pytest
 
+from optimizer.cli import main
 from optimizer.errors import InvalidModel, InvalidPlan, InvalidWorkload
 from optimizer.estimating_generation import estimate_generation, report_generation
 from optimizer.models.spec import read_model_spec
@@ -48,6 +51,22 @@ def test_what_is_wrong_is_refused_before_anything_is_traced(tmp_path, monkeypatc
         estimate(tmp_path, plan=InferencePlan(batch_size=5))
     with pytest.raises(InvalidWorkload, match="make 65 tokens"):
         estimate(tmp_path, workload=InferenceWorkload(prompt_length=60, num_new_tokens=5, num_sequences=2))
+
+
+def test_the_command_asks_the_same(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HEADROOM_HOME", str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps(SPEC.to_config()))
+    (tmp_path / "machine.json").write_text(json.dumps(make_cpu_machine().to_json()))
+    asked = ["estimate", "--model", str(tmp_path), "--machine", str(tmp_path / "machine.json"), "--batch", "2"]
+    asked += ["--prompt-length", "8", "--new-tokens", "6", "--sequences", "4", "--pack", "int8"]
+    assert main([*asked, "--json"]) == 0
+    answered = json.loads(capsys.readouterr().out)
+    assert answered["plan"] == PLAN.to_json()
+    assert answered["prediction"] == estimate(tmp_path / "cache" / "profiles").prediction.to_json()
+    assert main(asked) == 0
+    assert "test: fits in 16.0 GiB" in capsys.readouterr().out
+    assert main([*asked, "--plan", "best"]) == 2
+    assert "is a plan to train" in capsys.readouterr().err
 
 
 def test_a_model_that_cannot_generate_is_refused_by_the_child(tmp_path):
