@@ -20,16 +20,18 @@ from optimizer.estimating import BEST, estimate_model, estimate_profiled, needed
 from optimizer.estimating_generation import report_generation
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.machine import Machine
+from optimizer.hardware.prices import price_run, read_prices
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.obtain import obtain_profile
 from optimizer.profile.profile import Profile
 from optimizer.reports import report_machine, report_profile, report_search
-from optimizer.reports_estimate import report_estimate
+from optimizer.reports_estimate import report_costs, report_estimate
 from optimizer.search.baselines import BASELINES
 from optimizer.search.core import search
 from optimizer.search.problem import LOSSY, SearchProblem
 from optimizer.search.search import training_problem
+from optimizer.serialize import to_json
 from optimizer.techniques import TECHNIQUE_LABELS
 from optimizer.units import parse_bytes
 from optimizer.workload import Goal, OptimizerName, TrainingWorkload
@@ -139,10 +141,17 @@ def run_estimate(options: argparse.Namespace) -> int:
         estimate = estimate_profiled(profile, **asked)
     else:
         estimate = estimate_model(options.model, **asked)
+    costs = price_run(
+        read_prices(),
+        device=machine.device.name,
+        total_s=estimate.priced.prediction.total_s,
+        num_tokens=workload.num_steps * workload.tokens_per_step,
+    )
     if options.json:
-        _print_json({**estimate.to_json(), **estimate.priced.to_json()})
+        _print_json({**estimate.to_json(), **estimate.priced.to_json(), "costs": to_json(costs)})
     else:
         print(report_estimate(estimate, is_explained=options.explain))
+        print(f"\n{report_costs(costs, device=machine.device.name, num_steps=workload.num_steps)}")
     return 0
 
 

@@ -6,6 +6,7 @@ from optimizer.categories import CATEGORY_LABELS
 from optimizer.estimate.explanation import Explanation
 from optimizer.estimate.prediction import Prediction
 from optimizer.estimating import Estimate
+from optimizer.hardware.prices import Cost, describe_costs
 from optimizer.plan.explain import explain_plan
 from optimizer.reports import (
     VERDICTS,
@@ -61,6 +62,11 @@ def report_estimate(estimate: Estimate, *, is_explained: bool = False) -> str:
         parts.append(_kinds_table(priced.prediction))
     parts.append(_knobs_table(estimate.knobs))
     return "\n\n".join(parts)
+
+
+def report_costs(costs: tuple[Cost, ...], *, device: str, num_steps: int) -> str:
+    """Of all steps, each with the date of its price; or that no price is known."""
+    return f"Cost of {num_steps:,} steps\n{format_bullets(describe_costs(costs, device=device))}"
 
 
 def _verdict_sentences(estimate: Estimate) -> list[str]:

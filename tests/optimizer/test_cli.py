@@ -137,6 +137,21 @@ def test_a_chosen_plan_can_be_estimated_from_its_file(files, capsys, tmp_path):
     assert again["prediction"] == result["chosen"]["prediction"]
 
 
+def test_estimate_tells_the_cost_of_all_steps_with_the_date_of_its_price(files, capsys, tmp_path, monkeypatch):
+    prices = tmp_path / "prices.toml"
+    prices.write_text(
+        '[[rentals]]\ndevice = "RTX 3060"\nprovider = "a neighbour"\nprice_per_hour = 3600.0\ncurrency = "EUR"\n'
+        'date = "2026-11-20"\nsource = "agreed"\n'
+    )
+    monkeypatch.setenv("HEADROOM_PRICES", str(prices))
+    found = run_json(capsys, "estimate", *plan_options(files, "--plan", "keep_all"))
+    rent, energy = found["costs"]
+    assert rent["amount"] == pytest.approx(found["prediction"]["total_s"])
+    assert (rent["currency"], rent["price_date"], energy["kind"]) == ("EUR", "2026-11-20", "energy")
+    assert main(["estimate", *plan_options(files, "--plan", "keep_all")]) == 0
+    assert "a neighbour, agreed, price of 2026-11-20" in capsys.readouterr().out
+
+
 def test_estimate_prints_the_bytes_of_each_category(files, capsys):
     priced = run_json(capsys, "estimate", *plan_options(files, "--plan", "recompute_all"))
     assert main(["estimate", *plan_options(files, "--plan", "recompute_all")]) == 0
