@@ -27,6 +27,7 @@ import torch
 from torch import nn
 
 from optimizer.errors import NoFeasiblePlan, OutOfDeviceMemory
+from optimizer.hardware.cuda_facts import find_workspaces
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.probe import probe_machine
 from optimizer.models.build import build_model
@@ -66,6 +67,7 @@ NUM_STEPS = 4
 DEADLINE_S = 420.0
 """No new row is begun after this."""
 PEAK_GOAL = 0.05
+RESERVED_GOAL = 0.06
 TIME_GOAL = 0.30
 _SMALL = {
     "llama": {
@@ -207,7 +209,7 @@ def plan_rows(
             continue
         search_s = round(time.monotonic() - started_s, 2)
         head |= {"lossless": result.chosen.plan.is_lossless, "search_s": search_s}
-        yield from run_rows(spec, result, head, goal, workload, device)
+        yield from run_rows(spec, result, head, goal, workload, machine, device)
         return
 
 
@@ -217,12 +219,13 @@ def run_rows(
     head: dict[str, Any],
     goal: Goal,
     workload: TrainingWorkload,
+    machine: Machine,
     device: torch.device,
 ) -> Iterator[dict[str, Any]]:
     chosen = result.chosen
     model = build_model(spec, dtype=torch_dtype(chosen.plan.weights), device=device, seed=1)
     try:
-        yield {"what": "plan", **head, **measured(model, chosen, goal, workload, device)}
+        yield {"what": "plan", **head, **measured(model, chosen, goal, workload, machine, device)}
     except OutOfDeviceMemory as error:
         yield {"what": "plan", **head, **predicted(chosen), "kept_under_cap": False, "error": str(error)}
     plain = result.baselines["keep_all"]
@@ -238,7 +241,12 @@ def run_rows(
 
 
 def measured(
-    model: nn.Module, chosen: PricedPlan, goal: Goal, workload: TrainingWorkload, device: torch.device
+    model: nn.Module,
+    chosen: PricedPlan,
+    goal: Goal,
+    workload: TrainingWorkload,
+    machine: Machine,
+    device: torch.device,
 ) -> dict[str, Any]:
     """A few real steps under the cap."""
     measurement = measure_step(
@@ -269,6 +277,15 @@ def measured(
         row["torch_reserved_bytes"] = stats["reserved_bytes.all.peak"]
         row["torch_active_bytes"] = stats["active_bytes.all.peak"]
         row["num_alloc_retries"] = stats["num_alloc_retries"]
+        if prediction.memory is not None:
+            # Workspaces come from torch's allocator too.
+            reserved_bytes = prediction.memory.reserved.value + find_workspaces(machine.device).value
+            row["predicted_reserved_bytes"] = reserved_bytes
+            row["reserved_error"] = round(reserved_bytes / row["torch_reserved_bytes"] - 1, 5)
+            row["predicted_allocated_bytes"] = prediction.memory.allocated.value
+            row["predicted_process_bytes"] = prediction.memory.process.value
+            free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+            row["process_bytes_at_the_end"] = total_bytes - free_bytes
     return row
 
 
@@ -344,12 +361,17 @@ def summarize(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     }
     for name, key, goal, pick in (
         ("worst peak error", "peak_error", PEAK_GOAL, max),
+        *([("worst reserved error", "reserved_error", RESERVED_GOAL, max)] if _has_reserved(plans) else []),
         ("median step time error", "time_error", TIME_GOAL, statistics.median),
     ):
         errors = [abs(row[key]) for row in plans if key in row]
         value = pick(errors) if errors else None
         summary[name] = {"value": value, "goal": goal, "met": value is not None and value <= goal}
     return summary
+
+
+def _has_reserved(plans: Sequence[dict[str, Any]]) -> bool:
+    return any("reserved_error" in row for row in plans)
 
 
 def guarded(what: str, rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from optimizer.categories import CATEGORIES, Category
 from optimizer.estimate.allocator import Request
 from optimizer.estimate.compiled import FROM_PROLOGUE, Move, TensorList
+from optimizer.estimate.on_cuda import CudaMoves
 from optimizer.estimate.optimizer_state import estimate_state_bytes
 from optimizer.estimate.simulate import Resident
 from optimizer.estimate.tasks import Schedule, Task, list_moves
@@ -61,10 +62,13 @@ class Allocations:
 
 
 def list_allocations(
-    schedule: Schedule, *, resident: Resident, tensors: TensorList, plan: Plan, num_moments: int, device_kind: str
+    schedule: Schedule, *, resident: Resident, tensors: TensorList, plan: Plan, num_moments: int, on_cuda: CudaMoves | None
 ) -> Allocations:
-    """resident: on the device between steps, by category. num_moments: that the optimizer keeps of each element."""
-    writer = _Writer()
+    """resident: on the device between steps, by category. num_moments: that the optimizer keeps of each element. on_cuda: None
+    on the CPU device.
+    """
+    writer = _Writer(on_cuda=on_cuda)
+    device_kind = "cpu" if on_cuda is None else "cuda"
     writer.begin()
     for slot, num_bytes in _list_resident(resident, tensors, plan, device_kind):
         writer.come(slot, num_bytes)
@@ -220,8 +224,9 @@ class _Writer:
     """Of what lives and of what came in this phase: category, bytes, task, op."""
     _moved: list[tuple[int, int, int]] = field(default_factory=list)
     """In this phase: after how many requests which storage came to count as what."""
-    _moves: dict[int, Sequence[Move]] = field(default_factory=dict)
-    """By the id of the task, of which a schedule holds all; alike blocks have the same."""
+    on_cuda: CudaMoves | None = None
+    _moves: dict[int, list[Sequence[Move]]] = field(default_factory=dict)
+    """By the id of a row of tasks, which the schedule holds; alike blocks have the same."""
     _programs: dict[int, tuple[Sequence[Move], list[_Instruction], bool]] = field(default_factory=dict)
 
     def begin(self) -> None:
@@ -241,10 +246,11 @@ class _Writer:
     def run(self, tasks: Sequence[Task]) -> None:
         """One micro-batch, or the update."""
         self._num_before_run = self._num_made
-        for task in tasks:
-            moves = self._moves.get(id(task))
-            if moves is None:
-                moves = self._moves[id(task)] = list_moves(task)
+        known_moves = self._moves.get(id(tasks))
+        if known_moves is None:
+            listed = [list_moves(task) for task in tasks] if self.on_cuda is None else self.on_cuda.list_moves(tasks)
+            known_moves = self._moves[id(tasks)] = listed
+        for task, moves in zip(tasks, known_moves, strict=True):
             known = self._programs.get(id(moves))
             if known is None:
                 program = list(_program(moves))

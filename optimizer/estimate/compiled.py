@@ -207,11 +207,9 @@ class CompiledShape:
         ops = self._part(name).ops
 
         def make() -> tuple[Move, ...]:
-            placed = self._place_changes(name, releases, trip, dropped, arrivals)
-            names = ("" if place < 0 else self._op_list[ops[place]].name for _, place, _ in placed)
             return tuple(
-                Move(*change, place, op_name, storage)
-                for (change, place, storage), op_name in zip(placed, names, strict=True)
+                Move(*change, place, self._name_change(ops, place, comes=change[2] > 0), storage)
+                for change, place, storage in self._place_changes(name, releases, trip, dropped, arrivals)
             )
 
         return self.keep(("moves", name, releases, trip, dropped, arrivals), make)
@@ -223,6 +221,14 @@ class CompiledShape:
             return sum_changes([self._changes[change] for change in self._parts[index].changes])
 
         return self.keep(("indexed", index), summed)
+
+    def _name_change(self, ops: Sequence[int], place: int, *, comes: bool) -> str:
+        """By its op; what is made for a copy from the host, by the copy."""
+        if place < 0:
+            return ""
+        after = self._op_list[ops[place + 1]] if place + 1 < len(ops) else None
+        is_fetched = comes and after is not None and after.kind == "copy_in"
+        return after.name if is_fetched and after is not None else self._op_list[ops[place]].name
 
     def part_time(
         self, name: "PartName", machine: Machine, *, rates_key: Hashable, trip: Trip | None = None

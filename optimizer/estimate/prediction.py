@@ -154,25 +154,25 @@ class Prediction:
         return max([self.device_peak_bytes, *(peak.device_peak_bytes for peak in self.peaks)])
 
     def verdict(self, budget_bytes: int) -> Verdict:
-        """Worse of two: tensors against the budget, and the process against the card where it was worked out.
+        """The worst of: tensors against the budget; as allocated, the same; the process against the card. The last two where
+        ``memory`` was worked out.
 
         ``fits``: the upper ends of both intervals do. ``tight``: only upper ends go over. ``does_not_fit``: the most likely
         value goes over, less what the allocator would give back at the limit. ``unknown``: it does not go over as far as
         anyone can say, but something was not modelled (``memory.not_modelled``).
         """
-        allocated = _judge(self.highest_peak_bytes, self.device_peak_high_bytes, budget_bytes)
+        judged = [_judge(self.highest_peak_bytes, self.device_peak_high_bytes, budget_bytes)]
         if self.memory is None:
-            return allocated
-        process = self.memory.process
-        card: Verdict = "fits"
-        if self.memory.total_bytes:
-            kept_bytes = process.value - self.memory.releasable_bytes
-            card = _judge(kept_bytes, process.high, self.memory.total_bytes)
-        if "does_not_fit" in (allocated, card):
+            return judged[0]
+        memory, process = self.memory, self.memory.process
+        judged.append(_judge(memory.allocated.value, memory.allocated.high, budget_bytes))
+        if memory.total_bytes:
+            judged.append(_judge(process.value - memory.releasable_bytes, process.high, memory.total_bytes))
+        if "does_not_fit" in judged:
             return "does_not_fit"
-        if self.memory.not_modelled:
+        if memory.not_modelled:
             return "unknown"
-        return "tight" if "tight" in (allocated, card) else "fits"
+        return "tight" if "tight" in judged else "fits"
 
     def to_json(self) -> dict[str, Any]:
         document: dict[str, Any] = to_json(self)

@@ -71,7 +71,8 @@ def _on_a_card(memory: CardMemory, found: "_Replayed", *, device: Device) -> Car
     context = find_context(device)
     tensors = memory.allocated
     below, above = tensors.value - tensors.low, tensors.high - tensors.value
-    allocated_bytes = max(found.allocated_peak_bytes, tensors.value)
+    held_bytes = max(found.peak_bytes, tensors.value)
+    allocated_bytes = max(found.allocated_peak_bytes, held_bytes)
     allocated = ByteInterval(low=tensors.low, value=allocated_bytes, high=allocated_bytes + above)
     spread = int(found.reserved_peak_bytes * REPLAY_SHARE) + REPLAY_SEGMENT_BYTES
     reserved_bytes = max(found.reserved_peak_bytes, allocated_bytes)
@@ -84,7 +85,8 @@ def _on_a_card(memory: CardMemory, found: "_Replayed", *, device: Device) -> Car
     process = reserved + workspaces + context_bytes
     parts = (
         *memory.parts,
-        MemoryPart(name="allocator: blocks rounded up", num_bytes=allocated_bytes - tensors.value),
+        MemoryPart(name="copies under way, kernels' scratch", num_bytes=held_bytes - tensors.value),
+        MemoryPart(name="allocator: blocks rounded up", num_bytes=allocated_bytes - held_bytes),
         MemoryPart(name="allocator: gaps and segments", num_bytes=reserved_bytes - allocated_bytes),
         MemoryPart(name="library workspaces", num_bytes=workspaces.value),
         MemoryPart(name="CUDA context", num_bytes=context_bytes.value),
@@ -133,6 +135,8 @@ _Groups = dict[tuple[str, str, str], _Group]
 
 @dataclass(frozen=True, kw_only=True)
 class _Replayed:
+    peak_bytes: int
+    """As asked for, with what copies under way and kernels hold."""
     allocated_peak_bytes: int
     reserved_peak_bytes: int
     releasable_bytes: int
@@ -154,7 +158,7 @@ def _replay_plan(
     if cuts is None:
         allocations = listed(whole)
         contributors = _name_contributors(_group(allocations.at_peak), whole)
-        return _as_replayed(replay(allocations.phases, settings=settings), contributors)
+        return _as_replayed(allocations, replay(allocations.phases, settings=settings), contributors)
     lengths = (len(cuts[0].kept), len(cuts[1].kept))
 
     def carried(shorter: int, longer: int) -> int:
@@ -168,6 +172,7 @@ def _replay_plan(
     else:
         contributors = _name_contributors(_group(listed(whole).at_peak), whole)
     return _Replayed(
+        peak_bytes=carried(shorter.peak_bytes, longer.peak_bytes),
         allocated_peak_bytes=carried(first.allocated_peak_bytes, last.allocated_peak_bytes),
         reserved_peak_bytes=carried(first.reserved_peak_bytes, last.reserved_peak_bytes),
         releasable_bytes=carried(first.releasable_bytes, last.releasable_bytes),
@@ -176,8 +181,9 @@ def _replay_plan(
     )
 
 
-def _as_replayed(found: Replay, contributors: Sequence[Contributor]) -> _Replayed:
+def _as_replayed(allocations: Allocations, found: Replay, contributors: Sequence[Contributor]) -> _Replayed:
     return _Replayed(
+        peak_bytes=allocations.peak_bytes,
         allocated_peak_bytes=found.allocated_peak_bytes,
         reserved_peak_bytes=found.reserved_peak_bytes,
         releasable_bytes=found.releasable_bytes,

@@ -17,6 +17,7 @@ from optimizer.estimate.activations import estimate_packing_bytes, estimate_stag
 from optimizer.estimate.allocations import Allocations, list_allocations
 from optimizer.estimate.compiled import Bytes, CompiledShape, TensorList, compile_shape, list_tensors
 from optimizer.estimate.gradients import estimate_gradient_bytes
+from optimizer.estimate.on_cuda import CudaMoves
 from optimizer.estimate.optimizer_state import StateCosts, estimate_state
 from optimizer.estimate.prediction import Prediction, TimelinePoint
 from optimizer.estimate.schedule import build_schedule
@@ -131,7 +132,15 @@ def list_laid_out(laid: LaidOut, *, plan: Plan, workload: TrainingWorkload, mach
         tensors=laid.tensors,
         plan=plan,
         num_moments=workload.num_moments,
-        device_kind=machine.device.kind,
+        on_cuda=_cuda_moves(plan, workload) if machine.device.kind == "cuda" else None,
+    )
+
+
+def _cuda_moves(plan: Plan, workload: TrainingWorkload) -> CudaMoves:
+    computes_in_fp32 = plan.weights.dtype == "fp32" and plan.weights.autocast == "off"
+    return CudaMoves(
+        element_bytes=4 if computes_in_fp32 else 2,
+        num_tokens=plan.batch.micro_batch_size * workload.sequence_length,
     )
 
 

@@ -15,13 +15,15 @@ from optimizer.search.frontier import frontier_of, price_spread
 from optimizer.search.polish import polish
 from optimizer.search.pricebook import PriceBook
 from optimizer.search.problem import PricedPlan, SearchProblem, Setting, techniques_of
-from optimizer.search.smallest import explain_infeasible, price_floor
+from optimizer.search.smallest import explain_infeasible, find_smallest, price_floor
 from optimizer.search.solve import solve
 from optimizer.search.verify import VerificationFailed, verify_plan
 from optimizer.serialize import to_json
 from optimizer.units import format_bytes
 from optimizer.workload import Technique
 
+_ACCEPTED = ("fits", "unknown")
+"""Unknown is said where something was not modelled, as of a card of unknown kind; a person may still want to try."""
 MAX_SMALLER_BUDGETS = 4
 """Searches under a smaller budget, where a whole process does not fit a card that its tensors fit; each halves what is over or
 better, since gaps grow with what is allocated."""
@@ -86,24 +88,32 @@ def _first_on_the_card(
     A budget is about tensors. Where what comes on top of the best plan's goes over the card, the search is made again under a
     budget that is smaller by as much, a few times at most. Raises NoFeasiblePlan where nothing is left then.
     """
+    whole, whole_bytes = remembering, problem.goal.device_budget_bytes
     for _ in range(MAX_SMALLER_BUDGETS):
         chosen = _first_verified(book, problem)
-        if chosen.verdict in ("fits", "unknown"):
-            return chosen, book
-        budget_bytes = chosen.prediction.device_peak_high_bytes - max(1, _bytes_over(chosen.prediction))
+        verdict = whole.verdict(chosen.prediction)
+        if verdict in _ACCEPTED:
+            return replace(chosen, verdict=verdict), book
+        budget_bytes = chosen.prediction.device_peak_high_bytes - max(1, _bytes_over(chosen.prediction, whole_bytes))
         if budget_bytes <= 0:
             break
         problem, remembering = problem.with_budget(budget_bytes), remembering.with_budget(budget_bytes)
         book = PriceBook(remembering)
         if not find_best(book):
             break
-    raise explain_infeasible(remembering)
+    smallest = whole.priced("chosen", *find_smallest(whole))
+    if smallest.verdict in _ACCEPTED:
+        return smallest, book
+    raise explain_infeasible(whole)
 
 
-def _bytes_over(prediction: Prediction) -> int:
-    """How much of the process, upper end, the card has no room for."""
+def _bytes_over(prediction: Prediction, budget_bytes: int) -> int:
+    """How much of what comes with the tensors, upper ends, neither the budget nor the card has room for."""
     memory = prediction.memory
-    return memory.process.high - memory.total_bytes if memory is not None and memory.total_bytes else 0
+    if memory is None:
+        return 0
+    over_card = memory.process.high - memory.total_bytes if memory.total_bytes else 0
+    return max(0, over_card, memory.allocated.high - budget_bytes)
 
 
 def _first_verified(book: PriceBook, problem: SearchProblem) -> PricedPlan:

@@ -23,11 +23,14 @@ NUM_LIGHTEST = 3
 def explain_infeasible(problem: SearchProblem) -> NoFeasiblePlan:
     """The error to raise. Its budget is enough: a search with exactly that much succeeds."""
     plan, prediction = find_smallest(problem)
+    prediction = problem.priced("smallest", plan, prediction).prediction
+    memory = prediction.memory
+    smallest_bytes = max(prediction.device_peak_high_bytes, memory.allocated.high if memory is not None else 0)
     error = NoFeasiblePlan(
         budget_bytes=problem.goal.device_budget_bytes,
-        smallest_feasible_bytes=prediction.device_peak_high_bytes,
+        smallest_feasible_bytes=smallest_bytes,
         bytes_by_category=prediction.device_bytes_by_category,
-        hint=_hint(problem, prediction.device_peak_high_bytes),
+        hint=_hint(problem, smallest_bytes),
     )
     error.fields["smallest_plan"] = plan.to_json()
     return error

@@ -293,3 +293,22 @@ def test_all_comes_back_when_all_is_freed():
         allocator.free(key)
     allocator.empty_cache()
     assert (allocator.allocated_bytes, allocator.reserved_bytes, allocator.num_segments) == (0, 0, 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(3))
+def test_it_reserves_what_torch_does_on_a_card(seed):
+    import torch
+
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved(), torch.cuda.memory_allocated()
+    model, live = CachingAllocator(), {}
+    for key, num_bytes in draw_requests(seed, 300):
+        if num_bytes:
+            live[key] = torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
+            model.allocate(key, num_bytes)
+        else:
+            del live[key]
+            model.free(key)
+        found = torch.cuda.memory_reserved() - before[0], torch.cuda.memory_allocated() - before[1]
+        assert found == (model.reserved_bytes, model.allocated_bytes)

@@ -95,11 +95,14 @@ def test_tensors_that_fit_the_budget_do_not_fit_a_card_that_the_process_fills(pr
     assert verdicts == ["fits", "tight", "does_not_fit"]
 
 
-def test_the_budget_counts_as_ever(profile, card):
+def test_a_budget_is_held_against_whole_blocks_where_they_were_worked_out(profile, card):
     prediction = predict(profile, card)
-    assert prediction.verdict(prediction.device_peak_high_bytes) == "fits"
-    assert prediction.verdict(prediction.device_peak_high_bytes - 1) == "tight"
-    assert prediction.verdict(prediction.device_peak_bytes - 1) == "does_not_fit"
+    high = prediction.memory.allocated.high
+    assert high > prediction.device_peak_high_bytes
+    assert prediction.verdict(high) == "fits"
+    assert prediction.verdict(high - 1) == "tight"
+    assert prediction.verdict(prediction.memory.allocated.value - 1) == "does_not_fit"
+    assert replace(prediction, memory=None).verdict(prediction.device_peak_high_bytes) == "fits"
 
 
 def test_of_a_card_of_unknown_kind_nobody_can_say_that_it_fits(profile, card):

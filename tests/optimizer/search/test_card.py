@@ -1,0 +1,46 @@
+"""A search chooses no plan whose process the card has no room for, whatever the budget allows its tensors."""
+
+from dataclasses import replace
+
+import pytest
+
+from optimizer.errors import NoFeasiblePlan
+from optimizer.hardware.devices import table_machine
+from optimizer.models.spec import read_model_spec
+from optimizer.profile.trace import profile_model
+from optimizer.search.search import search_plans
+from optimizer.units import GIB
+from optimizer.workload import Goal, TrainingWorkload
+from tests.optimizer.models.small_configs import SMALL_CONFIGS
+
+WORKLOAD = TrainingWorkload(sequence_length=64, global_batch_size=4)
+
+
+@pytest.fixture(scope="module")
+def profile():
+    return profile_model(read_model_spec(SMALL_CONFIGS["llama"]))
+
+
+def search_on(profile, total_bytes, budget_bytes=GIB):
+    card = table_machine("T4")
+    machine = replace(card, device=replace(card.device, total_bytes=total_bytes))
+    goal = Goal(device_budget_bytes=budget_bytes)
+    return search_plans(profile, workload=WORKLOAD, goal=goal, machine=machine)
+
+
+def test_what_is_chosen_fits_with_all_that_a_process_takes(profile):
+    chosen = search_on(profile, 2 * GIB).chosen
+    assert chosen.verdict == "fits"
+    assert chosen.prediction.memory.process.high <= 2 * GIB
+
+
+def test_a_card_that_the_context_fills_has_room_for_no_plan(profile):
+    with pytest.raises(NoFeasiblePlan):
+        search_on(profile, GIB // 8)
+
+
+def test_the_smallest_budget_that_is_named_is_enough(profile):
+    with pytest.raises(NoFeasiblePlan) as caught:
+        search_on(profile, 2 * GIB, budget_bytes=1)
+    budget_bytes = caught.value.fields["smallest_feasible_bytes"]
+    assert search_on(profile, 2 * GIB, budget_bytes=budget_bytes).chosen.verdict == "fits"
