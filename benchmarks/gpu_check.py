@@ -18,7 +18,7 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -359,19 +359,17 @@ def summarize(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
         name: {"value": f"{sum(found)} of {len(found)}", "goal": "all", "met": bool(found) and all(found)}
         for name, found in exact.items()
     }
-    for name, key, goal, pick in (
+    checks: list[tuple[str, str, float, Callable[[list[float]], float]]] = [
         ("worst peak error", "peak_error", PEAK_GOAL, max),
-        *([("worst reserved error", "reserved_error", RESERVED_GOAL, max)] if _has_reserved(plans) else []),
         ("median step time error", "time_error", TIME_GOAL, statistics.median),
-    ):
+    ]
+    if any("reserved_error" in row for row in plans):
+        checks.append(("worst reserved error", "reserved_error", RESERVED_GOAL, max))
+    for name, key, goal, pick in checks:
         errors = [abs(row[key]) for row in plans if key in row]
         value = pick(errors) if errors else None
         summary[name] = {"value": value, "goal": goal, "met": value is not None and value <= goal}
     return summary
-
-
-def _has_reserved(plans: Sequence[dict[str, Any]]) -> bool:
-    return any("reserved_error" in row for row in plans)
 
 
 def guarded(what: str, rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
