@@ -70,7 +70,7 @@ def profile_inference(spec: ModelSpec, *, representations: Sequence[str] | None 
     for plan in _list_representations(representations):
         model = _build(short_spec, plan)
         name = plan.representation
-        ranges = _plan_ranges(spec, find_windows(model.config))
+        ranges = _plan_ranges(spec, find_windows(model))
         weights[name] = _weight_bytes(model, whole=partial(_build, spec, plan))
         for phase in ("prefill", "decode"):
             subject = _Subject(model=model, weights=plan, phase=phase, instances=tuple(instances), ops=ops)
@@ -194,7 +194,7 @@ def _part_name(phase: str, block: int) -> str:
 
 def _kv_tensors(subject: _Subject, run: _Run, shape: Shape) -> tuple[KvTensors, ...]:
     """A token's share of what each block made at one shape."""
-    windows = find_windows(subject.model.config)
+    windows = find_windows(subject.model)
     batch, length = shape
     size = batch * subject.weights.bytes_per_element
     kept = [length + _SPARE_TOKENS if window is None else min(length + _SPARE_TOKENS, window) for window in windows]

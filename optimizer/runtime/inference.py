@@ -102,7 +102,7 @@ class Generator:
         self.plan = plan
         self.device = device
         self.meter = meter
-        self.windows = find_windows(model.config)
+        self.windows = find_windows(model)
         self._anatomy = find_anatomy(model)
         self._handles: list[RemovableHandle] = []
         apply_allocator(plan.allocator, device)

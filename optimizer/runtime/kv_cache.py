@@ -16,9 +16,11 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch import nn
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from optimizer.errors import InvalidModel
+from optimizer.models.anatomy import WholeAnatomy, find_anatomy
 from optimizer.models.decoder.config import DECODER_TYPE
 from optimizer.runtime.meter import Meter
 
@@ -28,8 +30,18 @@ _DECODER_KINDS = ("full", "local")
 _KINDS = (DynamicLayer, DynamicSlidingWindowLayer)
 
 
-def find_windows(config: Any) -> list[int | None]:
-    """Of a model's config. Raises InvalidModel where some block keeps anything but keys and values by token."""
+def find_windows(model: nn.Module) -> list[int | None]:
+    """Raises InvalidModel where the model is no decoder that runs in two halves, or some block keeps anything but keys and values
+    by token.
+    """
+    config: Any = model.config
+    if isinstance(find_anatomy(model), WholeAnatomy):
+        raise InvalidModel(
+            f"{config.model_type} does not run as backbone and head; generation needs a causal decoder that does",
+            field="model_type",
+            value=config.model_type,
+            allowed="a causal decoder",
+        )
     if config.model_type == DECODER_TYPE:
         return [_window_of_kind(kind, config) for kind in config.layer_types]
     layers = DynamicCache(config=config).layers

@@ -83,10 +83,10 @@ def test_forgetting_keeps_the_tensors():
 )
 def test_windows_are_those_of_the_config(name, windows):
     model = build_model(read_model_spec(SMALL_CONFIGS[name]), device="meta")
-    assert find_windows(model.config) == windows
+    assert find_windows(model) == windows
 
 
 def test_a_block_that_keeps_something_else_is_refused():
     model = build_model(read_model_spec(SMALL_CONFIGS["headroom_decoder"]), device="meta")
     with pytest.raises(InvalidModel, match="layer_types holds linear, .* needs full or local attention"):
-        find_windows(model.config)
+        find_windows(model)
