@@ -190,7 +190,7 @@ def _packing_s(copy: TracedCopy, compress: Compression, rates: Rates, device_kin
         element_bytes += _WIDE_BYTES["pack" if copy.is_out else "unpack"]
     num_ops = (PACK_OPS if copy.is_out else UNPACK_OPS)[compress]
     dispatch_s = rates.op_overhead_s
-    measured_s = rates.forward_dispatch_s if copy.is_out else rates.backward_dispatch_s
+    measured_s = rates.python_s.get("pack")
     if measured_s is not None and compress != "none":
         dispatch_s, num_ops = measured_s, _DISPATCHES[compress][0 if copy.is_out else 1]
     return num_elements * element_bytes / rates.memory_bytes_per_s + num_chunks * num_ops * dispatch_s

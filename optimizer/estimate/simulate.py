@@ -75,12 +75,11 @@ def simulate(
     *,
     resident: Resident,
     device_kind: str,
-    time_factor: float = 1.0,
     fresh_bytes_per_s: float | None = None,
 ) -> Simulation:
     """device_kind: which lanes run beside compute. fresh_bytes_per_s: of the CPU device's memory (``Rates``)."""
     timing = _time_step(schedule, _BESIDE[device_kind])
-    rows = _place_rows(schedule, resident, timing, time_factor)
+    rows = _place_rows(schedule, resident, timing)
     tops = [row.levels.sum(axis=1) for row in rows]
     best_row = max(range(len(rows)), key=lambda index: (int(tops[index].max()), -index))
     best_task = int(tops[best_row].argmax())
@@ -98,12 +97,12 @@ def simulate(
         disk_peak_bytes=resident.disk + beyond[1],
         remote_peak_bytes=resident.remote + beyond[2],
         copied_bytes=_count_copies(schedule),
-        step_ms=(timing.total_ms + kinds_ms.get("allocation", 0.0)) * time_factor,
-        busy_ms={lane: lane_ms * time_factor for lane, lane_ms in _busy_ms(schedule).items()},
-        exposed_ms={lane: lane_ms * time_factor for lane, lane_ms in timing.exposed_ms.items()},
-        kinds_ms={kind: kind_ms * time_factor for kind, kind_ms in kinds_ms.items()},
+        step_ms=timing.total_ms + kinds_ms.get("allocation", 0.0),
+        busy_ms=_busy_ms(schedule),
+        exposed_ms=timing.exposed_ms,
+        kinds_ms=kinds_ms,
         kinds_work=kinds_work,
-        recomputed_ms=recomputed_ms * time_factor,
+        recomputed_ms=recomputed_ms,
     )
 
 
@@ -113,12 +112,12 @@ _MAX_SHOWN = 2
 """Later micro-batches that are laid out for the timeline; they are alike, and the last is the highest."""
 
 
-def _place_rows(schedule: Schedule, resident: Resident, timing: "_Timing", time_factor: float) -> list[Row]:
+def _place_rows(schedule: Schedule, resident: Resident, timing: "_Timing") -> list[Row]:
     def row(tasks: tuple[Task, ...], levels: Bytes, starts: Sequence[float], offset_ms: float) -> Row:
         return Row(
             tasks=tasks,
             levels=levels,
-            starts_ms=tuple((offset_ms + start) * time_factor for start in starts),
+            starts_ms=tuple((offset_ms + start) for start in starts),
         )
 
     levels, net = _levels(schedule.first)

@@ -15,7 +15,7 @@ import torch
 from optimizer.hardware.probe import clock
 from optimizer.models.build import build_model
 from optimizer.models.spec import ModelSpec, read_model_spec
-from optimizer.plan.activations import ActivationsPlan, BlockChoice
+from optimizer.plan.activations import ActivationsPlan, BlockChoice, Compression
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.gradients import GradientsChoice, GradientsPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
@@ -77,7 +77,9 @@ def probe_steps(device: torch.device, *, max_s: float) -> StepCosts:
     def each_tensor_s(name: str, beyond: str) -> float:
         return max(0.0, found[name].total_s - found[beyond].total_s) / keep.num_tensors
 
+    num_packing = found["pack"].ops.total() - found["offload"].ops.total()
     python_s = {
+        "pack": max(0.0, found["pack"].total_s - found["offload"].total_s) / max(1, num_packing),
         "recompute": beyond_ops_s("recompute") / _NUM_BLOCKS,
         "selective": beyond_ops_s("selective") / _NUM_BLOCKS,
         "offload": beyond_ops_s("offload") / max(1, found["offload"].num_copies - keep.num_copies),
@@ -93,11 +95,16 @@ def probe_steps(device: torch.device, *, max_s: float) -> StepCosts:
 
 def _list_plans() -> dict[str, Plan]:
     def plan(
-        choice: BlockChoice = "keep", *, num_blocks: int = _NUM_BLOCKS, gradients: GradientsChoice = "keep", **more: Any
+        choice: BlockChoice = "keep",
+        *,
+        num_blocks: int = _NUM_BLOCKS,
+        gradients: GradientsChoice = "keep",
+        compress: Compression = "none",
+        **more: Any,
     ) -> Plan:
         return Plan(
             batch=BatchPlan(micro_batch_size=1, accumulation_steps=1),
-            activations=ActivationsPlan(per_block=(choice,) * num_blocks),
+            activations=ActivationsPlan(per_block=(choice,) * num_blocks, compress=compress),
             gradients=GradientsPlan(choice=gradients),
             **more,
         )
@@ -109,6 +116,7 @@ def _list_plans() -> dict[str, Plan]:
         "recompute": plan("recompute"),
         "selective": plan("selective"),
         "offload": plan("offload"),
+        "pack": plan("offload", compress="bf16"),
         "consume": plan(gradients="consume"),
         "gradients": plan(gradients="host"),
         "state": plan(gradients="host", optimizer_state=away),

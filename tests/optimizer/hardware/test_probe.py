@@ -48,7 +48,7 @@ def test_curves_dispatch_and_fresh_memory_are_measured_and_possible(machine):
     assert 1e-7 < rates.backward_dispatch_s < 1e-2
     assert 1e-7 < rates.forward_dispatch_s < 1e-2
     each = {"update many", "update one", "gradients", "state", "weights"}
-    assert set(rates.python_s) == {"recompute", "selective", "offload", "step", *each}
+    assert set(rates.python_s) == {"recompute", "selective", "offload", "pack", "step", *each}
     assert 1e7 < rates.fresh_bytes_per_s < 1e13
     assert set(rates.link_bytes_per_s) == {"device_to_host alone", "host_to_device alone"}
 
