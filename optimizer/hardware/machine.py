@@ -52,9 +52,9 @@ class Rates:
     each op that moves bytes then costs ``op_overhead_s``."""
     backward_dispatch_s: float | None = None
     python_s: dict[str, float] = field(default_factory=dict)
-    """Work beside ops: ``recompute`` and ``selective`` for a block, ``offload`` for a copy, ``pack`` for an op that compresses it,
-    ``step`` once, and for each tensor one of ``update many``, ``update one``, ``gradients`` (on the host), ``state`` (there
-    too), and ``weights`` that stream."""
+    """Work beside ops: ``recompute`` and ``selective`` for a block, ``offload`` for a copy, ``pack`` for an op that compresses
+    it, ``step`` once, and for each tensor one of ``update many``, ``update one``, ``gradients`` (on the host), ``state``
+    (there too), and ``weights`` that stream."""
     fresh_bytes_per_s: float | None = None
     """Memory that the process does not have yet, touched for the first time: pages that the system finds and clears."""
     link_bytes_per_s: dict[str, float] = field(default_factory=dict)
