@@ -35,7 +35,7 @@ from optimizer.units import format_bytes
 from optimizer.workload import InferenceWorkload
 
 PARTS = ("memory", "estimators", "time")
-PROBE_S = 8.0
+PROBE_S = 50.0
 
 
 def main() -> int:
