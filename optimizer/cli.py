@@ -285,7 +285,7 @@ def _parse_size(name: str, text: str | None) -> int | None:
 
 
 def _read_machine(options: argparse.Namespace) -> Machine:
-    if options.gpu:
+    if options.gpu is not None:
         return table_machine(options.gpu)
     if options.machine:
         return Machine.from_json(read_json(options.machine, field="machine"))
@@ -302,7 +302,7 @@ def _read_profile(path: Path) -> Profile:
 def _read_plan(name: str | None) -> str | Plan | None:
     if name is None or name == BEST or name in BASELINES:
         return name
-    if not Path(name).exists():
+    if "\0" in name or not Path(name).exists():
         allowed = [BEST, *BASELINES]
         raise InvalidInput(
             f"plan {name!r} is neither a file nor one of {', '.join(allowed)}", field="plan", value=name, allowed=allowed

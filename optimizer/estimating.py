@@ -143,7 +143,7 @@ def read_model(model: str | Path | Mapping[str, Any]) -> ModelSpec:
     if str(model) in PRESETS:
         return PRESETS[str(model)].spec
     path = Path(model)
-    if not path.exists():
+    if "\0" in str(model) or not path.exists():
         raise InvalidInput(
             f"model {str(model)!r} is neither a file nor a preset; presets: {', '.join(PRESETS)}",
             field="model",
@@ -163,6 +163,8 @@ def read_json(path: Path, *, field: str, max_bytes: int = 256_000_000) -> Any:
         return InvalidInput(f"--{field} {path}{why}", field=field, value=str(path))
 
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise refuse(" is no file")
         if path.stat().st_size > max_bytes:
             raise refuse(f" has {path.stat().st_size:,} bytes; allowed: up to {max_bytes:,}")
         return json.loads(path.read_text(encoding="utf-8"))

@@ -269,3 +269,9 @@ def test_an_unknown_card_lists_the_table(files, capsys):
     lines = fail(capsys, "plan", "--profile", str(files / "profile.json"), "--gpu", "Voodoo 2")
     assert lines[0].startswith("error: GPU 'Voodoo 2' is not in the table; known: P100 16GB, ")
     assert lines[1].startswith("hint: ")
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "a\0b", ""])
+def test_what_is_no_file_is_refused_without_being_read(capsys, path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert fail(capsys, "estimate", "--model", path, "--gpu", "T4")[0].startswith("error: ")
