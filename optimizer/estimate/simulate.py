@@ -212,7 +212,8 @@ def _sum_kinds(schedule: Schedule) -> tuple[dict[str, float], dict[str, float], 
 
 KEPT_BYTES = 64 * MIB
 """What the C library keeps of memory that is freed at the end of a step for the next (glibc: twice the largest threshold from
-which it maps memory apart, M_TRIM_THRESHOLD and M_MMAP_THRESHOLD in mallopt(3)); beyond it all goes back to the system."""
+which it maps memory apart, M_TRIM_THRESHOLD and M_MMAP_THRESHOLD in mallopt(3)); what is beyond goes back to
+the system. Rough: how much of the rest it keeps too, or gives back beside, depends on the order of frees."""
 
 
 def estimate_fresh_ms(transient_bytes: int, *, fresh_bytes_per_s: float) -> float:
@@ -220,7 +221,7 @@ def estimate_fresh_ms(transient_bytes: int, *, fresh_bytes_per_s: float) -> floa
 
     transient_bytes: at their most, above what stays between steps.
     """
-    return transient_bytes / fresh_bytes_per_s * 1000 if transient_bytes > KEPT_BYTES else 0.0
+    return max(0, transient_bytes - KEPT_BYTES) / fresh_bytes_per_s * 1000
 
 
 @dataclass(kw_only=True)

@@ -149,8 +149,8 @@ def test_on_a_card_dispatch_counts_only_as_far_as_it_outlasts_the_kernels(profil
 
 def test_memory_beyond_what_the_process_keeps_is_touched_for_the_first_time_again():
     assert estimate_fresh_ms(KEPT_BYTES, fresh_bytes_per_s=1e9) == 0.0
-    assert estimate_fresh_ms(10**9, fresh_bytes_per_s=1e9) == pytest.approx(1000.0)
-    assert estimate_fresh_ms(2 * 10**9, fresh_bytes_per_s=1e9) == pytest.approx(2000.0)
+    assert estimate_fresh_ms(KEPT_BYTES + 10**9, fresh_bytes_per_s=1e9) == pytest.approx(1000.0)
+    assert estimate_fresh_ms(KEPT_BYTES + 2 * 10**9, fresh_bytes_per_s=1e9) == pytest.approx(2000.0)
 
 
 def test_a_machine_stored_before_there_were_curves_loads():
