@@ -63,7 +63,14 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "qwen3": {"model_type": "qwen3", **_SIZES, **_HEADS, "head_dim": 16},
     "gemma2": {"model_type": "gemma2", **_SIZES, **_HEADS, "head_dim": 16, "sliding_window": 64},
-    "mixtral": {"model_type": "mixtral", **_SIZES, **_HEADS, "num_local_experts": 4},
+    "mixtral": {
+        "model_type": "mixtral",
+        **_SIZES,
+        **_HEADS,
+        "intermediate_size": 192,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
 }
 
 
