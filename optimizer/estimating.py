@@ -16,7 +16,7 @@ from optimizer.estimate.prediction import Prediction
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.machine import Machine
 from optimizer.models.presets import PRESETS
-from optimizer.models.spec import ModelSpec, read_model_spec
+from optimizer.models.spec import SUPPORTED_MODEL_TYPES, ModelSpec, read_model_spec
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.extent import EVERYTHING, Extent, extent_of_plans, traced_representation
@@ -139,7 +139,7 @@ def estimate_profiled(
 def read_model(model: str | Path | Mapping[str, Any]) -> ModelSpec:
     """A preset's name, a config.json or the folder with one, or its content. Raises InvalidInput, InvalidModel."""
     if isinstance(model, Mapping):
-        return read_model_spec(dict(model))
+        return _read_spec(dict(model))
     if str(model) in PRESETS:
         return PRESETS[str(model)].spec
     path = Path(model)
@@ -153,7 +153,16 @@ def read_model(model: str | Path | Mapping[str, Any]) -> ModelSpec:
     document = read_json(path / "config.json" if path.is_dir() else path, field="model", max_bytes=MAX_CONFIG_BYTES)
     if not isinstance(document, dict):
         raise InvalidModel(f"{path} must hold one JSON object", field="model", value=str(path), allowed="a JSON object")
-    return read_model_spec(document)
+    return _read_spec(document)
+
+
+def _read_spec(document: dict[str, Any]) -> ModelSpec:
+    """Of a type on the allow-list without torch; of any other that transformers knows with it."""
+    if document.get("model_type") in (None, *SUPPORTED_MODEL_TYPES):
+        return read_model_spec(document)
+    from optimizer.models.any_spec import read_any_spec
+
+    return read_any_spec(document)
 
 
 def read_json(path: Path, *, field: str, max_bytes: int = 256_000_000) -> Any:

@@ -242,6 +242,9 @@ class CompiledShape:
             return NO_COPIES
         return self.keep(("copies", name, trip), lambda: count_copied_bytes(self._copies(self._part(name)), trip=trip))
 
+    def num_ops(self, name: "PartName") -> int:
+        return len(self._part(name).ops)
+
     def _part(self, name: "PartName") -> Part:
         if isinstance(name, str):
             return self._parts[self.regime.parts[name]]
@@ -496,10 +499,7 @@ def list_tensors(profile: Profile) -> TensorList:
     """Made once for each profile, and kept while it lives."""
     if id(profile) not in _tensors:
         tensors = profile.tensors
-        placed = [(-1, tensors.before)]
-        placed += [(block, tensors.by_block[kind]) for block, kind in enumerate(tensors.block_kinds)]
-        placed.append((profile.num_blocks, tensors.after))
-        sizes = [(block, size) for block, group in placed for size in group]
+        sizes = tensors.placed()
         _tensors[id(profile)] = TensorList(
             sizes=tuple(size for _, size in sizes),
             blocks=tuple(block for block, _ in sizes),

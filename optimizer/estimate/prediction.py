@@ -138,6 +138,8 @@ class Prediction:
     """The efficiency assumed: FLOPs per second of ``matmul`` and ``attention``, bytes moved per second of other ops."""
     time_factors: dict[str, float] = field(default_factory=dict)
     """What the calibration multiplied each kind by; all by one where none is named."""
+    is_model_held_to_measurement: bool = True
+    """Tests hold predictions for this model type to measured steps; False: it was traced by the same means, checked by nobody."""
     num_time_runs: int = 0
     """Finished runs that the time interval rests on; 0: its width is assumed."""
 

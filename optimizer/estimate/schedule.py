@@ -105,7 +105,7 @@ class _Layout:
         self._machine = machine
         self.rates_key = f"{machine.device.kind} {machine.rates.fingerprint}"
         self._templates = compiled.regime.block_templates
-        self._releases, self._freed_with_forward = self._place_shared()
+        self._place_shared()
         self._trips = {choice: trip_of(choice, plan.activations) for choice in set(self._choices)}
         self._dropped = find_dropped(plan, first_moments=first_moments)
         self._leaves_gradients = plan.gradients.choice == "host"
@@ -208,7 +208,7 @@ class _Layout:
 
     def _block_task(self, phase: str, block: int, which: str, *, is_first: bool) -> Task:
         choice = self._choices[block]
-        releases = self._releases.get(block, ()) if phase == "backward" else ()
+        releases = self._releases.get((phase, block), ())
         ahead = self._offloaded_before(block) if phase == "backward" else -1
         ahead_choice = self._choices[ahead] if ahead >= 0 else "keep"
         key = ("block", block, which, choice, releases, ahead, ahead_choice, is_first, self._common)
@@ -287,24 +287,34 @@ class _Layout:
             return -1
         return next((other for other in range(block - 1, -1, -1) if self._choices[other] in OFFLOADING), -1)
 
-    def _place_shared(self) -> tuple[dict[int, tuple[tuple[int, int], ...]], tuple[Move, ...]]:
-        """Where each storage that blocks share goes: in the backward of the first block that holds it, or after the forward."""
+    def _place_shared(self) -> None:
+        """Where each storage that blocks share goes: in the backward of the first block that holds it, or in the forward pass."""
         regime = self._compiled.regime
         waiting = set(range(len(regime.shared)))
-        releases: dict[int, tuple[tuple[int, int], ...]] = {}
+        self._releases: dict[tuple[str, int], tuple[tuple[int, int], ...]] = {}
         for block, choice in enumerate(self._choices):
             if not waiting:
                 break
             holds = regime.templates_of(choice)[self._templates[block]].holds
             here = tuple((hold.index, hold.until) for hold in holds if hold.index in waiting)
             if here:
-                releases[block] = here
+                self._releases["backward", block] = here
                 waiting -= {index for index, _ in here}
-        freed = []
+        freed: list[Move] = []
         for index in sorted(waiting):
-            num_bytes, category = self._compiled.shared_bytes(index)
-            freed.append(Move("device", _SLOT[category], -num_bytes, -1, storage=FROM_PROLOGUE))
-        return releases, tuple(freed)
+            shared = regime.shared[index]
+            if shared.ends_in >= 0:
+                block = self._templates.index(shared.ends_in)
+                after = self._num_ops(block) - 1 - shared.ends_before
+                self._releases["forward", block] = (*self._releases.get(("forward", block), ()), (index, after))
+            else:
+                num_bytes, category = self._compiled.shared_bytes(index)
+                freed.append(Move("device", _SLOT[category], -num_bytes, -1, storage=FROM_PROLOGUE))
+        self._freed_with_forward = tuple(freed)
+
+    def _num_ops(self, block: int) -> int:
+        """In the block's part of the forward pass."""
+        return self._compiled.num_ops((self._choices[block], self._templates[block], "forward"))
 
 
 def _legs(time: PartTime, *lanes: Lane | None) -> Legs:

@@ -100,7 +100,13 @@ class LaidOut:
 
 def lay_out(profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine) -> LaidOut:
     """Raises as ``estimate_training`` does."""
-    plan.check(num_blocks=profile.num_blocks, workload=workload, has_sparse_gradients=profile.has_sparse_gradients)
+    plan.check(
+        num_blocks=profile.num_blocks,
+        workload=workload,
+        has_sparse_gradients=profile.has_sparse_gradients,
+        has_plain_head=profile.has_plain_head,
+        clamps_fp16=profile.clamps_fp16,
+    )
     shape = (plan.batch.micro_batch_size, workload.sequence_length)
     compiled = compile_shape(profile, plan.weights, shape)
     tensors = list_tensors(profile)
@@ -204,6 +210,7 @@ def _predict(
         tokens_per_s=workload.tokens_per_step / step_ms * 1000,
         total_s=step_ms * workload.num_steps / 1000,
         timeline=_timeline(simulation),
+        is_model_held_to_measurement=profile.is_held_to_measurement,
         time_source=machine.rates.source,
         busy_by_kind_ms=_busy_by_kind(simulation),
         exposed_by_kind_ms=_exposed_by_kind(simulation),

@@ -19,6 +19,8 @@ from optimizer.workload import Adapter
 
 ADAPTER_NAME = "default"
 """peft's; left out of the names in saved files."""
+_NAMES_OF_EXPERTS = frozenset({"gate_proj", "up_proj", "down_proj"})
+"""peft takes these, beside experts, for what the experts' weights were called before they were stacked."""
 _SEED_OFFSET = 0x10A4
 """So that adapters are not drawn from the numbers that the model's own weights were drawn from."""
 _MAX_SEED = 2**63
@@ -47,7 +49,7 @@ def attach_adapters(model: nn.Module, adapter: Adapter, *, seed: int) -> None:
         r=adapter.rank,
         lora_alpha=adapter.alpha,
         lora_dropout=adapter.dropout,
-        target_modules=sorted({_short(name) for name, _ in modules}) or None,
+        target_modules=_list_targets(model, modules) or None,
         target_parameters=sorted({".".join(name.split(".")[-2:]) for name in parameters}) or None,
         fan_in_fan_out=any(_is_transposed(module) for _, module in modules),
         task_type="CAUSAL_LM",
@@ -144,9 +146,29 @@ def _choose(model: nn.Module, adapter: Adapter) -> tuple[list[tuple[str, nn.Modu
             raise _no_such_target(target, names, others)
     chosen = set(adapter.targets or names)
     parameters = [name for name in experts if _short(name) in chosen]
+    mixed = sorted({_short(name) for name, _ in modules} & chosen & _NAMES_OF_EXPERTS)
+    if experts and mixed:
+        raise InvalidWorkload(
+            f"workload.adapter.targets holds {', '.join(mixed)}, matrices of some blocks where others have experts, for which "
+            "peft takes those names",
+            field="workload.adapter.targets",
+            value=", ".join(mixed),
+            allowed=sorted(names - _NAMES_OF_EXPERTS),
+            hint="Name the targets, without these.",
+        )
     if parameters and adapter.dropout:
         raise dropout_on_experts(adapter, parameters[0])
     return [(name, module) for name, module in modules if _short(name) in chosen], parameters
+
+
+def _list_targets(model: nn.Module, modules: Sequence[tuple[str, nn.Module]]) -> list[str]:
+    """Last names, as people write them; whole ones where a last name would also find a module outside the blocks (the dense
+    layer of BERT's head).
+    """
+    chosen = {name for name, _ in modules}
+    short = {_short(name) for name in chosen}
+    found = {name for name, module in model.named_modules() if _short(name) in short and _is_matrix(module)}
+    return sorted(short if found == chosen else chosen)
 
 
 def _cast_to_bases(model: nn.Module, sites: Sequence[Site]) -> None:
@@ -183,7 +205,7 @@ def _list_candidates(model: nn.Module) -> tuple[list[tuple[str, nn.Module]], lis
     for name, module in model.named_modules():
         if id(module) not in in_blocks:
             continue
-        if isinstance(module, nn.Linear) or _is_transposed(module):
+        if _is_matrix(module):
             modules.append((name, module))
             continue
         stacked = [key for key, value in module.named_parameters(recurse=False) if value.dim() == 3]
@@ -202,6 +224,10 @@ def _no_such_target(target: str, names: set[str], others: dict[str, nn.Module]) 
         value=str(target)[:80],
         allowed=sorted(names),
     )
+
+
+def _is_matrix(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear) or _is_transposed(module)
 
 
 def _is_transposed(module: nn.Module) -> bool:

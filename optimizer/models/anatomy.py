@@ -7,6 +7,7 @@ Two kinds of model. A causal decoder is run in two halves, backbone and head, so
 caller gives.
 """
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,34 @@ from torch import nn
 
 AtHidden = Callable[[torch.Tensor], None]
 """Called with the last hidden state as soon as it is there."""
+
+_IN_TWO_HALVES = frozenset(
+    {
+        "headroom_decoder",
+        "falcon",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "gpt2",
+        "gpt_bigcode",
+        "gpt_neox",
+        "llama",
+        "mistral",
+        "mixtral",
+        "olmo2",
+        "opt",
+        "phi",
+        "phi3",
+        "qwen2",
+        "qwen3",
+        "qwen3_moe",
+        "stablelm",
+        "starcoder2",
+    }
+)
+"""Model types whose head is the output projection of the backbone's last hidden state, with a soft cap or without."""
+_SMALLEST_STACK = 0.02
+"""Share of the largest stack's numbers under which a list of modules is no stack."""
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """From a model's output and the labels to a scalar."""
@@ -74,7 +103,7 @@ class Anatomy:
 class WholeAnatomy(Anatomy):
     """A model that is run by its own forward, in which ``backbone`` ends with the last hidden state."""
 
-    inputs: Callable[[torch.Tensor, torch.Tensor], Mapping[str, torch.Tensor]]
+    inputs: Callable[[torch.Tensor, torch.Tensor], Mapping[str, Any]]
     """From ids and labels to the arguments of forward."""
     output: Callable[[Any], torch.Tensor]
     """From what forward returns to the logits, or to whatever ``loss`` takes."""
@@ -104,9 +133,20 @@ class WholeAnatomy(Anatomy):
 
 def find_anatomy(model: nn.Module) -> Anatomy:
     """Raises LookupError where the blocks cannot be told from the rest."""
-    backbone: nn.Module = model.get_decoder()  # type: ignore[operator]
-    head: nn.Module = model.get_output_embeddings()  # type: ignore[operator]
-    return Anatomy(model=model, backbone=backbone, blocks=tuple(_find_stack(model, backbone)), head=head)
+    config = getattr(model, "config", None)
+    head: nn.Module | None = _ask(model, "get_output_embeddings")
+    if getattr(config, "model_type", None) in _IN_TWO_HALVES:
+        decoder: nn.Module = model.get_decoder()  # type: ignore[operator]
+        return Anatomy(model=model, backbone=decoder, blocks=_find_stack(model, decoder), head=head)
+    blocks = _find_stacks(model)
+    return WholeAnatomy(
+        model=model,
+        backbone=_child_with(model, blocks[-1]),
+        blocks=blocks,
+        head=head,
+        inputs=_inputs_of(model),
+        output=_logits_of,
+    )
 
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:
@@ -124,7 +164,7 @@ def hidden_state_of(output: Any) -> torch.Tensor:
     return first
 
 
-def _find_stack(model: nn.Module, backbone: nn.Module) -> nn.ModuleList:
+def _find_stack(model: nn.Module, backbone: nn.Module) -> tuple[nn.Module, ...]:
     """The one list of modules directly under the backbone that is as long as the model is deep."""
     num_blocks = model.config.num_hidden_layers  # type: ignore[union-attr]
     lists = [child for child in backbone.children() if isinstance(child, nn.ModuleList) and len(child) == num_blocks]
@@ -132,4 +172,51 @@ def _find_stack(model: nn.Module, backbone: nn.Module) -> nn.ModuleList:
         raise LookupError(
             f"{type(model).__name__} has {len(lists)} lists of {num_blocks} blocks under its backbone, not one"
         )
-    return lists[0]
+    return tuple(lists[0])
+
+
+def _find_stacks(model: nn.Module) -> tuple[nn.Module, ...]:
+    """The blocks of every stack: of the outermost lists of modules those that hold a good part of the model's numbers."""
+    lists: list[nn.ModuleList] = []
+    inside: set[int] = set()
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) and id(module) not in inside:
+            lists.append(module)
+            inside.update(id(inner) for inner in module.modules())
+    sizes = [sum(parameter.numel() for parameter in stack.parameters()) for stack in lists]
+    found = [stack for stack, size in zip(lists, sizes, strict=True) if size > max(sizes) * _SMALLEST_STACK]
+    if not found:
+        raise LookupError(f"{type(model).__name__} has no list of blocks; its parts have to be given (Anatomy)")
+    return tuple(block for stack in found for block in stack)
+
+
+def _child_with(model: nn.Module, block: nn.Module) -> nn.Module:
+    """The module directly under the model that holds a block."""
+    for child in model.children():
+        if any(module is block for module in child.modules()):
+            return child
+    raise LookupError(f"{type(model).__name__} does not hold its last block")
+
+
+def _inputs_of(model: nn.Module) -> Callable[[torch.Tensor, torch.Tensor], dict[str, Any]]:
+    config = getattr(model, "config", None)
+    accepted = inspect.signature(model.forward).parameters
+    more = {"use_cache": False} if "use_cache" in accepted else {}
+    if not getattr(config, "is_encoder_decoder", False):
+        return lambda ids, labels: {"input_ids": ids, **more}
+    shift = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+    if shift is None:
+        raise LookupError(f"{type(model).__name__} does not say what its decoder starts from")
+    return lambda ids, labels: {"input_ids": ids, "decoder_input_ids": shift(labels), **more}
+
+
+def _logits_of(output: Any) -> torch.Tensor:
+    logits = getattr(output, "logits", None)
+    if not isinstance(logits, torch.Tensor):
+        raise LookupError(f"a {type(output).__name__} has no logits")
+    return logits
+
+
+def _ask(model: nn.Module, name: str) -> Any:
+    method = getattr(model, name, None)
+    return None if method is None else method()

@@ -25,12 +25,15 @@ __all__ = ["build_model", "load_model", "load_weights"]
 
 _EAGER_ATTENTION_MODEL_TYPES = frozenset({"gemma2"})
 """No fused kernel applies a soft cap to attention scores; transformers refuses sdpa for these."""
+_MODULES = {"gemma3_text": "gemma3"}
+"""Where a model type's module is not called after it."""
+_EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 def build_model(
     spec: ModelSpec, *, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu", seed: int = 0
 ) -> nn.Module:
-    """A causal language model in training mode with random weights that depend on ``spec``, ``dtype`` and ``seed`` only.
+    """A language model in training mode with random weights that depend on ``spec``, ``dtype`` and ``seed`` only.
 
     On the device ``meta`` nothing is allocated. The caller's random state is left as it was. Weights are drawn on the CPU
     and then moved, so that CUDA starts from the same ones.
@@ -60,12 +63,15 @@ def load_model(
 def _build_published(spec: ModelSpec, dtype: torch.dtype) -> nn.Module:
     config = build_config(spec)
     config.use_cache = False
+    model_class = _find_class(spec)
     attention = "eager" if spec.model_type in _EAGER_ATTENTION_MODEL_TYPES else "sdpa"
+    if not spec.is_listed and not getattr(model_class, "_supports_sdpa", False):
+        attention = "eager"
     options = {"dtype": dtype, "attn_implementation": attention}
-    if spec.model_type == "mixtral":
+    if any(getattr(config, key, None) for key in _EXPERT_KEYS):
         # One grouped product over all experts; the loop over experts that were hit has shapes that depend on the data.
         options["experts_implementation"] = "grouped_mm"
-    model: nn.Module = _find_class(spec)._from_config(config, **options)
+    model: nn.Module = model_class._from_config(config, **options)
     return model
 
 
@@ -79,8 +85,14 @@ def build_config(spec: ModelSpec) -> Any:
 def _find_class(spec: ModelSpec) -> Any:
     """Of a published model, from its own module: what looks classes up by name imports every architecture there is."""
     go_offline()
-    module = import_module(f"transformers.models.{spec.model_type}.modeling_{spec.model_type}")
-    return getattr(module, spec.config["architectures"][0])
+    if spec.is_listed:
+        name = _MODULES.get(spec.model_type, spec.model_type)
+        place = f"transformers.models.{name}.modeling_{name}"
+    else:
+        from transformers import AutoConfig
+
+        place = type(AutoConfig.for_model(spec.model_type)).__module__.replace(".configuration_", ".modeling_")
+    return getattr(import_module(place), spec.config["architectures"][0])
 
 
 def go_offline() -> None:

@@ -6,12 +6,13 @@ each batch, so a recomputed block could differ from its first run, and a profile
 """
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from optimizer.models.refusal import refusal
 
 if TYPE_CHECKING:
-    from optimizer.models.schema import Architecture
+    from optimizer.models.schema_fields import Architecture
 
 RopeType = Literal["default", "linear", "llama3", "yarn"]
 
@@ -40,19 +41,24 @@ _RANGES: dict[str, tuple[float, float]] = {
     "mscale_all_dim": (0.0, 1e4),
     "partial_rotary_factor": (0.01, 1.0),
 }
+_LOCAL_ROPE_THETA = 10_000.0
 _INTEGERS = frozenset({"original_max_position_embeddings"})
 
 
 def read_rope(config: dict[str, Any], values: dict[str, Any], architecture: "Architecture") -> dict[str, Any]:
     """The validated ``rope_parameters`` of a config. ``values`` are its fields as read so far."""
+    if architecture.rope_by_layer_type:
+        return _read_by_layer_type(config, values, architecture)
     given = _given_parameters(config)
+    config = {**{name: config[old] for old, name in architecture.rope_aliases.items() if old in config}, **config}
     rope_type = given.get("rope_type") or given.get("type") or "default"
     if not isinstance(rope_type, str) or rope_type not in architecture.rope_types:
         raise refusal("rope_parameters.rope_type", rope_type, allowed=list(architecture.rope_types))
     theta = _first(given.get("rope_theta"), config.get("rope_theta"), architecture.default_rope_theta)
     parameters: dict[str, Any] = {"rope_type": rope_type, "rope_theta": _number("rope_theta", theta)}
     if architecture.partial_rotary:
-        partial = _first(given.get("partial_rotary_factor"), config.get("partial_rotary_factor"), 1.0)
+        default = architecture.default_partial_rotary
+        partial = _first(given.get("partial_rotary_factor"), config.get("partial_rotary_factor"), default)
         parameters["partial_rotary_factor"] = _number("partial_rotary_factor", partial)
     if rope_type != "default" and given.get("original_max_position_embeddings") is None:
         given = {**given, "original_max_position_embeddings": values["max_position_embeddings"]}
@@ -63,6 +69,22 @@ def read_rope(config: dict[str, Any], values: dict[str, Any], architecture: "Arc
             parameters[name] = _number(name, given[name])
     _check_order(parameters)
     return parameters
+
+
+def _read_by_layer_type(config: dict[str, Any], values: dict[str, Any], architecture: "Architecture") -> dict[str, Any]:
+    """Old keys mean full attention; the window's have a base of their own, ``rope_local_base_freq``."""
+    alone = replace(architecture, rope_by_layer_type=False)
+    given = _given_parameters(config)
+    if "full_attention" not in given and "sliding_attention" not in given:
+        full = {"rope_parameters": given, "rope_theta": config.get("rope_theta")}
+        sliding = {"rope_theta": config.get("rope_local_base_freq")}
+    else:
+        full, sliding = ({"rope_parameters": given.get(key)} for key in ("full_attention", "sliding_attention"))
+    local = replace(alone, default_rope_theta=_LOCAL_ROPE_THETA)
+    return {
+        "full_attention": read_rope(full, values, alone),
+        "sliding_attention": read_rope(sliding, values, local),
+    }
 
 
 def _given_parameters(config: dict[str, Any]) -> dict[str, Any]:

@@ -19,14 +19,15 @@ from optimizer.models.decoder.config import DECODER_TYPE, finish_decoder_config
 from optimizer.models.parameters import count_parameters
 from optimizer.models.refusal import refusal, shown
 from optimizer.models.rope import read_rope
-from optimizer.models.schema import ARCHITECTURES, Architecture, Field
+from optimizer.models.schema import ARCHITECTURES
+from optimizer.models.schema_fields import MAX_POSITIONS, Architecture, Field, ModelKind
 
 SUPPORTED_MODEL_TYPES = tuple(sorted(ARCHITECTURES))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """One decoder-only language model, as validated numbers. JSON-able; equal configs have equal fingerprints."""
+    """One language model, as validated numbers. JSON-able; equal configs have equal fingerprints."""
 
     model_type: str
     config: dict[str, Any]
@@ -37,6 +38,11 @@ class ModelSpec:
     max_sequence_length: int
     tied_embeddings: bool
     """The output projection shares its storage with the input embeddings."""
+    kind: ModelKind = "decoder"
+    is_listed: bool = True
+    """Read by the allow-list, whose types tests hold to measured steps; False: see any_spec.py."""
+    counted_parameters: int = 0
+    """Of a model that is not listed, for which there is no formula."""
 
     def to_config(self) -> dict[str, Any]:
         """A fresh config.json document in the keys of transformers 5."""
@@ -52,7 +58,7 @@ class ModelSpec:
     @property
     def num_parameters(self) -> int:
         """Of the whole model, a tied output projection counted once."""
-        return count_parameters(self.model_type, self.config)
+        return count_parameters(self.model_type, self.config) if self.is_listed else self.counted_parameters
 
     @property
     def fingerprint(self) -> str:
@@ -81,7 +87,7 @@ def read_model_spec(config: dict[str, Any]) -> ModelSpec:
     if architecture.uses_rope:
         values["rope_parameters"] = read_rope(config, values, architecture)
     _check_shapes(architecture, values)
-    _check_token_ids(values, given=config)
+    _check_token_ids(architecture, values, given=config)
     _check_layer_types(values)
     if model_type == DECODER_TYPE:
         finish_decoder_config(values)
@@ -149,12 +155,27 @@ def _check_shapes(architecture: Architecture, values: dict[str, Any]) -> None:
         raise refusal(
             "head_dim", _rotary_dim(architecture, values), allowed="an even number, as rotary embeddings need"
         )
-    if values.get("num_experts_per_tok", 0) > values.get("num_local_experts", 0):
-        raise refusal(
-            "num_experts_per_tok",
-            values["num_experts_per_tok"],
-            allowed=f"1 to num_local_experts ({values['num_local_experts']})",
-        )
+    num_experts = values.get(architecture.num_experts_key, 0)
+    if values.get("num_experts_per_tok", 0) > num_experts:
+        allowed = f"1 to {architecture.num_experts_key} ({num_experts})"
+        raise refusal("num_experts_per_tok", values["num_experts_per_tok"], allowed=allowed)
+    _check_more_heads(architecture, values)
+
+
+def _check_more_heads(architecture: Architecture, values: dict[str, Any]) -> None:
+    hidden_size, num_heads = values[architecture.hidden_size_key], values[architecture.num_heads_key]
+    for key in architecture.more_heads_keys:
+        if hidden_size % values[key]:
+            raise refusal(key, values[key], allowed=f"a divisor of {architecture.hidden_size_key} ({hidden_size})")
+    if "num_kv_heads" in values:
+        values["num_kv_heads"] = num_kv_heads = values["num_kv_heads"] or num_heads
+        if num_heads % num_kv_heads:
+            allowed = f"a divisor of {architecture.num_heads_key} ({num_heads})"
+            raise refusal("num_kv_heads", num_kv_heads, allowed=allowed)
+        values["ffn_hidden_size"] = values["ffn_hidden_size"] or 4 * hidden_size
+    if any(block >= values[architecture.num_blocks_key] for block in values.get("mlp_only_layers") or ()):
+        allowed = f"0 to {values[architecture.num_blocks_key] - 1} ({architecture.num_blocks_key} - 1)"
+        raise refusal("mlp_only_layers", values["mlp_only_layers"], allowed=allowed)
 
 
 def _rotary_dim(architecture: Architecture, values: dict[str, Any]) -> int:
@@ -162,14 +183,15 @@ def _rotary_dim(architecture: Architecture, values: dict[str, Any]) -> int:
     return int(head_dim * values["rope_parameters"].get("partial_rotary_factor", 1.0))
 
 
-def _check_token_ids(values: dict[str, Any], *, given: dict[str, Any]) -> None:
+def _check_token_ids(architecture: Architecture, values: dict[str, Any], *, given: dict[str, Any]) -> None:
     """Special tokens lie inside the vocabulary; a default that does not fit a small vocabulary is left out."""
     vocab_size = values["vocab_size"]
-    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        ids = values[name] if isinstance(values[name], list) else [values[name]]
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"):
+        value = values.get(name)
+        ids = value if isinstance(value, list) else [value]
         if any(token is not None and token >= vocab_size for token in ids):
-            if given.get(name) is not None:
-                raise refusal(name, values[name], allowed=f"0 to {vocab_size - 1} (vocab_size - 1)")
+            if given.get(name) is not None or not architecture.fields[name].nullable:
+                raise refusal(name, value, allowed=f"0 to {vocab_size - 1} (vocab_size - 1)")
             values[name] = None
 
 
@@ -185,13 +207,32 @@ def _check_layer_types(values: dict[str, Any]) -> None:
 
 
 def _to_spec(model_type: str, architecture: Architecture, values: dict[str, Any]) -> ModelSpec:
+    num_blocks = values[architecture.num_blocks_key]
+    if architecture.num_decoder_blocks_key is not None:
+        key = architecture.num_decoder_blocks_key
+        values[key] = values[key] or num_blocks
+        num_blocks += values[key]
     config = {"model_type": model_type, "architectures": [architecture.class_name], **values}
     return ModelSpec(
         model_type=model_type,
         config=config,
-        num_blocks=values[architecture.num_blocks_key],
+        num_blocks=num_blocks,
         vocab_size=values["vocab_size"],
         hidden_size=values[architecture.hidden_size_key],
-        max_sequence_length=values[architecture.max_positions_key],
+        max_sequence_length=_max_sequence_length(architecture, values),
         tied_embeddings=values["tie_word_embeddings"],
+        kind=architecture.kind,
     )
+
+
+def _max_sequence_length(architecture: Architecture, values: dict[str, Any]) -> int:
+    if architecture.max_positions_key is None:
+        return MAX_POSITIONS
+    positions: int = values[architecture.max_positions_key]
+    if not architecture.positions_follow_padding:
+        return positions
+    first = 1 + (values["pad_token_id"] if values["pad_token_id"] is not None else 0)
+    if positions <= first:
+        key = architecture.max_positions_key
+        raise refusal(key, positions, allowed=f"more than {first}: positions are counted from pad_token_id + 1")
+    return positions - first

@@ -62,8 +62,16 @@ class Plan:
         """First 16 hex digits of the sha256 of the canonical JSON."""
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:16]
 
-    def check(self, *, num_blocks: int, workload: TrainingWorkload, has_sparse_gradients: bool = False) -> None:
-        """Raise InvalidPlan where the plan contradicts itself, the model's depth, its sparse gradients or the workload."""
+    def check(
+        self,
+        *,
+        num_blocks: int,
+        workload: TrainingWorkload,
+        has_sparse_gradients: bool = False,
+        has_plain_head: bool = True,
+        clamps_fp16: bool = False,
+    ) -> None:
+        """Raise InvalidPlan where the plan contradicts itself, the model's depth, what it is like, or the workload."""
         if len(self.activations.per_block) != num_blocks:
             raise InvalidPlan(
                 f"plan.activations.per_block names {len(self.activations.per_block)} blocks; the model has {num_blocks}",
@@ -79,14 +87,28 @@ class Plan:
                 value=self.batch.global_batch_size,
                 allowed=workload.global_batch_size,
             )
-        conflict = self.find_conflict(workload, has_sparse_gradients=has_sparse_gradients)
+        conflict = self.find_conflict(
+            workload,
+            has_sparse_gradients=has_sparse_gradients,
+            has_plain_head=has_plain_head,
+            clamps_fp16=clamps_fp16,
+        )
         if conflict is not None:
             raise conflict
 
-    def find_conflict(self, workload: TrainingWorkload, *, has_sparse_gradients: bool = False) -> InvalidPlan | None:
+    def find_conflict(
+        self,
+        workload: TrainingWorkload,
+        *,
+        has_sparse_gradients: bool = False,
+        has_plain_head: bool = True,
+        clamps_fp16: bool = False,
+    ) -> InvalidPlan | None:
         """The first pair of decisions that cannot be carried out together for this workload; None where there is none.
 
         has_sparse_gradients: whether some trained embedding's gradient holds only the rows of a batch's tokens.
+        has_plain_head: whether the head is one projection of the last hidden state. clamps_fp16: whether the model does more
+        where it computes in fp16 than elsewhere (T5, BART), which no profile shows.
         """
         if has_sparse_gradients and workload.optimizer != "adamw":
             return InvalidPlan(
@@ -147,6 +169,18 @@ class Plan:
                 "optimizer_state.bits",
                 8,
                 f"is AdamW's state (workload.optimizer is {workload.optimizer}, whose moment has 32 bits)",
+            ),
+            (
+                self.logits_and_loss.num_chunks > 1 and not has_plain_head,
+                "logits_and_loss.num_chunks",
+                self.logits_and_loss.num_chunks,
+                "cuts a head that is one projection (Linear) of the last hidden state; this model's is more than that: use 1",
+            ),
+            (
+                self.weights.dtype == "fp16" and clamps_fp16,
+                "weights.dtype",
+                "fp16",
+                "this model's blocks clamp as they meet it; use bf16, or fp32 with autocast",
             ),
             *(self._sparse_rules() if has_sparse_gradients else ()),
         )

@@ -1,9 +1,9 @@
 """Turns traces at a few shapes into a Regime: cuts each into parts, follows every storage, fits the sizes. Torch-free.
 
-A change of bytes is booked where it happens, whichever part made the storage. That is enough for plans that mix
-choices, because what
-crosses from part to part is the same for every choice, but for two things: a block's input goes when its own choice lets it,
-which is booked in that block; and what the prologue makes for all blocks goes with the last that holds it, which ``Hold`` says.
+A change of bytes is booked where it happens, whichever part made the storage. That is enough for plans that mix choices,
+because what crosses from part to part is the same for every choice, but for two things: a block's input goes when its own
+choice lets it, which is booked in that block; and what several blocks share (sharing.py) goes with the last that holds it,
+which ``Hold`` says.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from optimizer.categories import Category, Tier
 from optimizer.errors import InvalidModel
 from optimizer.plan.activations import BlockChoice
-from optimizer.profile.events import Allocated, Began, Event, Freed, Held, Input, Moved, Ran, Trace, Viewed
+from optimizer.profile.events import Allocated, Began, Event, Freed, Moved, Ran, Trace, Viewed
 from optimizer.profile.profile import (
     BlockTemplate,
     Change,
@@ -24,15 +24,12 @@ from optimizer.profile.profile import (
     tail_name,
 )
 from optimizer.profile.ranges import ShapeRange
+from optimizer.profile.sharing import PROLOGUE, Birth, Births, PartKey, Sharing, find_sharing
 from optimizer.profile.sizes import Shape, Terms, evaluate, fit_terms
 from optimizer.profile.tables import PartTables
 
-PartKey = tuple[str, int]
-"""Phase as the runtime marks it, block or -1."""
-
 _STORAGE = "storage"
 _OP_SIZES = ("flops", "read_bytes", "written_bytes")
-_PROLOGUE: PartKey = ("forward", -1)
 _HEAD: PartKey = ("head and loss", -1)
 _HEAD_BACKWARD: PartKey = ("backward of head and loss", -1)
 _NORM_BACKWARD: PartKey = ("backward", -1)
@@ -95,21 +92,22 @@ def assemble_regime(
 
     Raises InvalidModel where the shapes disagree about anything but sizes, or a size fits no polynomial.
     """
-    held = _held_storages(whole)
+    sharing = find_sharing(whole)
     raw = {
-        (choice, which): _cut(trace.first if which == "first" else trace.accumulate, held[choice, which])
+        (choice, which): _cut(trace.first if which == "first" else trace.accumulate, sharing[choice, which].holders)
         for choice, trace in whole.items()
         for which in ("first", "accumulate")
     }
-    fit = _Fitter(place.shape)
+    fit = _Fitter(place.shape, constants=frozenset[int]().union(*(trace.constants for trace in whole.values())))
     plain = raw["keep", "first"]
-    others = {shape: _cut(trace.first, held["keep", "first"]) for shape, trace in growth.items()}
+    others = {shape: _cut(trace.first, sharing["keep", "first"].holders) for shape, trace in growth.items()}
     fit.learn(plain, others)
     for unwatched in list(others.values())[:1]:
         _leave_out_watching(unwatched, raw["keep", "first"], raw["keep", "accumulate"])
 
     def part(choice: BlockChoice, which: str, key: PartKey) -> int:
-        return fit.add_part(raw[choice, which].parts[key], tables, adds_gradients=which == "accumulate")
+        found = raw[choice, which].parts.get(key, _RawPart())  # no norm after the last block: no part of its own
+        return fit.add_part(found, tables, adds_gradients=which == "accumulate")
 
     num_blocks = 1 + max(block for _, block in plain.parts)
     templates: dict[str, tuple[BlockTemplate, ...]] = {
@@ -138,10 +136,7 @@ def assemble_regime(
             for choice in tails
             for name, which, key in _list_parts(choice)
         },
-        shared=tuple(
-            Shared(num_bytes=fit.terms(f"{storage.made_by} {_STORAGE}", storage.num_bytes), category=storage.category)
-            for storage in plain.shared
-        ),
+        shared=tuple(_list_shared(plain.shared, sharing["keep", "first"], fit, block_templates)),
         templates=templates,
         block_templates=block_templates,
         evaluation=None if evaluation is None else _assemble_evaluation(evaluation, place=place, tables=tables),
@@ -151,7 +146,7 @@ def assemble_regime(
 def _list_parts(choice: BlockChoice) -> Iterator[tuple[str, str, PartKey]]:
     """What is no block, by name, with the micro-batch and the key it is traced under."""
     if choice == "keep":
-        yield "prologue", "first", _PROLOGUE
+        yield "prologue", "first", PROLOGUE
     yield tail_name("head", choice), "first", _HEAD
     for which in ("first", "accumulate"):
         yield tail_name(f"head_backward_{which}", choice), which, _HEAD_BACKWARD
@@ -164,10 +159,30 @@ def _assemble_evaluation(traces: Mapping[Shape, Trace], *, place: ShapeRange, ta
     )
     num_blocks = 1 + max(block for _, block in indices)
     return Evaluation(
-        prologue=indices[_PROLOGUE],
+        prologue=indices[PROLOGUE],
         blocks=tuple(indices["forward", block] for block in range(num_blocks)),
         head=indices[_HEAD],
     )
+
+
+def _list_shared(
+    storages: Sequence["_Storage"], sharing: Sharing, fit: "_Fitter", block_templates: Sequence[int]
+) -> Iterator[Shared]:
+    for storage, birth in zip(storages, sharing.holders, strict=True):
+        ends_in, ends_before = sharing.ends.get(birth, (-1, 0))
+        for block in (birth.part[1], ends_in):
+            if block >= 0 and block_templates.count(block) != 1:
+                raise InvalidModel(
+                    f"the model cannot be traced: a tensor made in block {birth.part[1] + 1} of the shortened model is held by "
+                    "other blocks, and several blocks of the model are like it",
+                    field="config",
+                )
+        yield Shared(
+            num_bytes=fit.terms(f"{storage.made_by} {_STORAGE}", storage.num_bytes),
+            category=storage.category,
+            ends_in=ends_in,
+            ends_before=ends_before,
+        )
 
 
 def _leave_out_watching(unwatched: _Raw, first: _Raw, accumulate: _Raw) -> None:
@@ -178,85 +193,12 @@ def _leave_out_watching(unwatched: _Raw, first: _Raw, accumulate: _Raw) -> None:
         accumulate.parts[key].num_views -= num_extra
 
 
-def _held_storages(whole: Mapping[BlockChoice, Trace]) -> dict[tuple[BlockChoice, str], dict[int, set[int]]]:
-    """For each choice and micro-batch: which storages of the prologue some block holds, and which blocks."""
-    held: dict[tuple[BlockChoice, str], dict[int, set[int]]] = {}
-    for which in ("first", "accumulate"):
-        by_choice: dict[BlockChoice, dict[int, set[int]]] = {}
-        for choice in whole:
-            events = getattr(whole["keep" if choice == "offload" else choice], which)
-            by_choice[choice] = _holders(events, with_first_input=choice != "offload")
-        everything = {offset for holders in by_choice.values() for offset in holders}
-        everything -= _held_by_prologue(getattr(whole["keep"], which), by_choice["keep"])
-        for offset in _gone_with_first_block(getattr(whole["offload"], which)) if "offload" in whole else ():
-            if all(holders.get(offset, set()) <= {0} for holders in by_choice.values()):
-                everything.discard(offset)
-        for choice in whole:
-            held[choice, which] = {offset: by_choice[choice].get(offset, set()) for offset in sorted(everything)}
-    return held
-
-
-def _holders(events: Sequence[Event], *, with_first_input: bool) -> dict[int, set[int]]:
-    """By number of the storage counted from the micro-batch's first, so that traces can be compared."""
-    in_prologue: set[int] = set()
-    first_number: int | None = None
-    holders: dict[int, set[int]] = {}
-    first_input: int | None = None
-    key = _PROLOGUE
-    for event in events:
-        if isinstance(event, Began):
-            key = (event.phase, event.block)
-        elif isinstance(event, Allocated):
-            first_number = event.storage if first_number is None else first_number
-            if key == _PROLOGUE:
-                in_prologue.add(event.storage)
-        elif isinstance(event, Input) and event.block == 0:
-            first_input = event.storage
-        elif isinstance(event, Held) and event.storage in in_prologue:
-            if event.storage == first_input and not with_first_input:
-                continue
-            holders.setdefault(event.storage - (first_number or 0), set()).add(event.block)
-    return holders
-
-
-def _held_by_prologue(events: Sequence[Event], holders: Mapping[int, set[int]]) -> set[int]:
-    """Numbers, as above, of storages that no block holds and yet go only in the last stretch of backward.
-
-    The embedding's own backward holds them (GPT-2's position ids), whatever the blocks do; nothing is shared about them.
-    """
-    numbers = [event.storage for event in events if isinstance(event, Allocated)]
-    found: set[int] = set()
-    key = _PROLOGUE
-    for event in events:
-        if isinstance(event, Began):
-            key = (event.phase, event.block)
-        elif isinstance(event, Freed) and key == ("backward", 0) and event.storage - numbers[0] not in holders:
-            found.add(event.storage - numbers[0])
-    return found
-
-
-def _gone_with_first_block(events: Sequence[Event]) -> set[int]:
-    """Numbers, as above, of storages that nobody needs after the first block's forward unless a block holds them.
-
-    Where a model hands its first block's input over and keeps no name of it (GPT-2), it goes as any other block's input does.
-    """
-    numbers = [event.storage for event in events if isinstance(event, Allocated)]
-    found: set[int] = set()
-    key = _PROLOGUE
-    for event in events:
-        if isinstance(event, Began):
-            key = (event.phase, event.block)
-        elif isinstance(event, Freed) and key == ("forward", 0):
-            found.add(event.storage - numbers[0])
-    return found
-
-
-def _cut(events: Iterable[Event], held: Mapping[int, set[int]]) -> _Raw:
+def _cut(events: Iterable[Event], held: Mapping[Birth, frozenset[int]]) -> _Raw:
     """Cut a micro-batch into parts and book every change of bytes; shared storages are left out of the changes."""
     parts: dict[PartKey, _RawPart] = {}
     storages: dict[int, _Storage] = {}
-    first_number: int | None = None
-    part, key = _RawPart(), _PROLOGUE
+    births = Births()
+    part, key = _RawPart(), PROLOGUE
     shared: dict[int, _Storage] = {}
     for event in events:
         if isinstance(event, Began):
@@ -267,14 +209,13 @@ def _cut(events: Iterable[Event], held: Mapping[int, set[int]]) -> _Raw:
         elif isinstance(event, Viewed):
             part.num_views += 1
         elif isinstance(event, Allocated):
-            first_number = event.storage if first_number is None else first_number
             storages[event.storage] = _Storage(
                 num_bytes=event.num_bytes,
                 tier=event.tier,
                 category=event.category,
                 made_by=part.ops[-1].name if part.ops else "",
             )
-            if key == _PROLOGUE and event.storage - first_number in held:
+            if births.name(key, event) in held:
                 shared[event.storage] = storages[event.storage]
             _book(part, storages[event.storage], sign=1)
         elif isinstance(event, Moved) and event.storage in storages:
@@ -295,7 +236,7 @@ def _cut(events: Iterable[Event], held: Mapping[int, set[int]]) -> _Raw:
 
 
 def _hold_until(
-    shared: Sequence[_Storage], holders: Sequence[set[int]], parts: Mapping[PartKey, _RawPart]
+    shared: Sequence[_Storage], holders: Sequence[frozenset[int]], parts: Mapping[PartKey, _RawPart]
 ) -> dict[int, dict[int, int]]:
     """The block that lets go last shows when within its backward; the others are taken to hold to their end."""
     holds: dict[int, dict[int, int]] = {}
@@ -327,8 +268,9 @@ class _Fitter:
     Other plans and micro-batches are traced at that shape alone: what they move and make are the same tensors.
     """
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, *, constants: frozenset[int] = frozenset()) -> None:
         self._shape = shape
+        self._constants = constants
         self._known: dict[tuple[str, int], Terms] = {}
 
     def learn(self, plain: _Raw, others: Mapping[Shape, _Raw]) -> None:
@@ -385,7 +327,7 @@ class _Fitter:
         if value == 0:
             return (0, 0, 0, 0, 0, 0)
         known = self._known.get((what, abs(value)))
-        if known is None and adds_gradients:
+        if known is None and (adds_gradients or abs(value) in self._constants):
             return (value, 0, 0, 0, 0, 0)
         known = known or self._any_storage(abs(value))
         if known is None:

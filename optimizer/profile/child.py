@@ -52,7 +52,7 @@ def _answer(*, is_lean: bool) -> dict[str, Any]:
 def _trace() -> dict[str, Any]:
     import torch
 
-    from optimizer.models.spec import read_model_spec
+    from optimizer.models.any_spec import read_any_spec
     from optimizer.profile.extent import Extent
     from optimizer.profile.trace import profile_model
     from optimizer.serialize import from_json
@@ -66,7 +66,7 @@ def _trace() -> dict[str, Any]:
         spec = read_model_spec(request["config"])
         return profile_inference(spec, representations=request["representations"]).to_json()
     adapter = None if request["adapter"] is None else from_json(Adapter, request["adapter"])
-    spec = read_model_spec(request["config"])
+    spec = read_any_spec(request["config"])
     return profile_model(spec, adapter=adapter, extent=from_json(Extent, request["extent"])).to_json()
 
 

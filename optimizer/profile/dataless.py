@@ -163,9 +163,11 @@ class _Attention:
         **settings: Any,
     ) -> torch.Tensor:
         tensors = (query, key, value, attn_mask)
-        layouts = (_key_of(tensors), *sorted(settings.items()))
+        # A mask that is learnt needs a gradient, which no fused kernel makes.
+        is_learnt = attn_mask is not None and attn_mask.requires_grad and torch.is_grad_enabled()
+        layouts = (_key_of(tensors), is_learnt, *sorted(settings.items()))
         if layouts not in self._takes_flash:
-            self._takes_flash[layouts] = _takes_flash_attention(tensors, settings)
+            self._takes_flash[layouts] = not is_learnt and _takes_flash_attention(tensors, settings)
         if not self._takes_flash[layouts]:
             return self._original(query, key, value, attn_mask, **settings)
         return _flash_attention(query, key, value, _additive(attn_mask, query.dtype), **settings)

@@ -59,10 +59,11 @@ class Input(NamedTuple):
 
 
 class Held(NamedTuple):
-    """A block holds for its backward a storage that was made before it and is not its input: a mask, a rotary table."""
+    """A block holds a storage for its backward: one that it was given, or, where it is kept, one that it made."""
 
     block: int
     storage: int
+    is_given: bool
 
 
 Event = Began | Ran | Viewed | Allocated | Moved | Freed | Input | Held
@@ -76,3 +77,5 @@ class Trace:
     """No parameter has a gradient yet."""
     accumulate: tuple[Event, ...]
     """Gradients are there and are added to; empty where only one micro-batch ran."""
+    constants: frozenset[int] = frozenset()
+    """Bytes of saved tensors that no op made: written in the model's code, and so of one size at every shape."""

@@ -39,8 +39,9 @@ from optimizer.profile.profile import not_profiled
 from optimizer.profile.ranges import ShapeRange, plan_ranges
 from optimizer.profile.recorder import Recorder
 from optimizer.profile.sizes import Shape
+from optimizer.profile.structure import list_block_kinds, sequence_steps, with_blocks
 from optimizer.profile.tables import PartTables
-from optimizer.profile.trace import _block_kinds, _sequence_steps, _shared_between, _storage_bytes, _with_blocks
+from optimizer.profile.trace import _shared_between, _storage_bytes
 from optimizer.runtime.inference import Generator, prepare_for_inference
 from optimizer.runtime.kv_cache import find_windows
 from optimizer.runtime.weights import torch_dtype
@@ -61,8 +62,8 @@ def profile_inference(spec: ModelSpec, *, representations: Sequence[str] | None 
     can carry out. Raises InvalidModel for models that keep anything but keys and values between tokens, where an operation
     cannot be traced, or a size is no polynomial in batch and length; MissingExtra for nf4 without bitsandbytes.
     """
-    short_kinds, instances = shorten_blocks(_block_kinds(spec))
-    short_spec = _with_blocks(spec, short_kinds)
+    short_kinds, instances = shorten_blocks(list_block_kinds(spec))
+    short_spec = with_blocks(spec, short_kinds)
     ops, tables = Ops(), {"prefill": PartTables(), "decode": PartTables()}
     regimes: dict[str, dict[str, tuple[ForwardRegime, ...]]] = {"prefill": {}, "decode": {}}
     weights: dict[str, WeightBytes] = {}
@@ -88,7 +89,7 @@ def profile_inference(spec: ModelSpec, *, representations: Sequence[str] | None 
         block_kinds=tuple(instances),
         kv=kv,
         weights=weights,
-        prefill=_phase(tables["prefill"], regimes["prefill"], length_multiple=_sequence_steps(spec)[0]),
+        prefill=_phase(tables["prefill"], regimes["prefill"], length_multiple=sequence_steps(spec)[0]),
         decode=_phase(tables["decode"], regimes["decode"]),
     )
 
@@ -110,7 +111,7 @@ def _phase(
 def _plan_ranges(spec: ModelSpec, windows: Sequence[int | None]) -> dict[str, list[ShapeRange]]:
     """By phase. From a sequence as long as a window on, transformers writes masks out, and a cache drops tokens."""
     limits = sorted({window - 1 for window in windows if window is not None})
-    multiple, shortest = _sequence_steps(spec)
+    multiple, shortest = sequence_steps(spec)
     if multiple > 1:
         # With a single block some copies are not made.
         shortest = max(shortest, 2 * multiple)

@@ -85,7 +85,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Hold:
-    """How long a block needs a storage that was made before it."""
+    """How long a block needs a shared storage."""
 
     index: int
     """Which of the regime's ``shared`` storages."""
@@ -109,13 +109,20 @@ class BlockTemplate:
 
 @dataclass(frozen=True, kw_only=True)
 class Shared:
-    """A storage made before the blocks that they may hold: rotary tables, masks, a first block's input that the model keeps.
+    """A storage that more than one block decides about: rotary tables, masks, a first block's input that the model keeps, what
+    an encoder gives every block of the decoder.
 
-    It lives to the end of the last block's forward, and on while any block holds it.
+    The prologue makes it, or a block's part of the forward pass. It goes where its last holder lets go in backward; if no block
+    of a plan holds it, in the forward pass.
     """
 
     num_bytes: Terms
     category: Category
+    ends_in: int = -1
+    """Template in whose forward part it goes if no block holds it, one that a single block is an instance of; -1: after all
+    blocks."""
+    ends_before: int = 0
+    """How many ops of that part come after."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +199,10 @@ class TensorSize:
 
 @dataclass(frozen=True, kw_only=True)
 class Tensors:
-    """Sizes of the trained tensors in the model's order, tied ones once: the optimizer takes them one by one."""
+    """Sizes of the trained tensors in the model's order, tied ones once: the optimizer takes them one by one.
+
+    Where a decoder follows an encoder, ``between`` come before the block ``num_before_between``.
+    """
 
     before: tuple[TensorSize, ...]
     """Ahead of the blocks."""
@@ -201,11 +211,22 @@ class Tensors:
     block_kinds: tuple[int, ...]
     """For each block of the model, which of ``by_block``."""
     after: tuple[TensorSize, ...]
+    between: tuple[TensorSize, ...] = ()
+    num_before_between: int = 0
+
+    def placed(self) -> list[tuple[int, TensorSize]]:
+        """Every tensor of the model with its block: -1 before the blocks; their number after them, and between two stacks."""
+        outside = len(self.block_kinds)
+        placed = [(-1, size) for size in self.before]
+        for block, kind in enumerate(self.block_kinds):
+            if block == self.num_before_between:
+                placed += [(outside, size) for size in self.between]
+            placed += [(block, size) for size in self.by_block[kind]]
+        return placed + [(outside, size) for size in self.after]
 
     def in_order(self) -> list[TensorSize]:
         """Every tensor of the model."""
-        blocks = [tensor for kind in self.block_kinds for tensor in self.by_block[kind]]
-        return [*self.before, *blocks, *self.after]
+        return [size for _, size in self.placed()]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,6 +263,13 @@ class Profile:
     """Of one sequence's inputs and labels, of a module whose inputs are no token ids; None: ids and labels of 8 bytes a token."""
     sequence_multiple: int = 1
     """Sequences are multiples of this: the block of attention that runs in blocks."""
+    has_plain_head: bool = True
+    """The head is one projection of the last hidden state, so that the loss can be made in chunks."""
+    clamps_fp16: bool = False
+    """Blocks do more in fp16 than in bf16, whose sizes stand for both elsewhere."""
+    is_held_to_measurement: bool = True
+    """Tests hold predictions for this model type to measured steps. False for one that transformers knows and this program has
+    no list of keys for: traced by the same means, checked by nobody."""
     torch_version: str
     tensors: Tensors
     buffer_bytes: dict[str, int]
@@ -345,6 +373,8 @@ class Profile:
                 self._check_regime(f"profile.regimes.{dtype}[{index}]", regime)
 
     def _check_regime(self, path: str, regime: Regime) -> None:
+        ends = tuple(shared.ends_in for shared in regime.shared)
+        _check_range(f"{path}.shared", ends, low=-1, high=len(regime.templates[BLOCK_CHOICES[0]]))
         _check_range(f"{path}.parts", tuple(regime.parts.values()), high=len(self.parts))
         if (evaluation := regime.evaluation) is not None:
             indices = (evaluation.prologue, evaluation.head, *evaluation.blocks)

@@ -24,6 +24,8 @@ _SCALES_BY_FREQUENCY = 4
 ``trace.py`` makes them dense and sets it. No supported model uses it otherwise."""
 _VIEWED = Viewed()
 _SHADOW_DTYPES = frozenset({torch.int64, torch.int32, torch.bool})
+_CONSTANTS = frozenset({"aten.ones.default", "aten.zeros.default", "aten.full.default"})
+"""Masks of floats begin as one of these (BART)."""
 
 
 class Recorder(Meter):  # type: ignore[no-untyped-call]
@@ -36,6 +38,8 @@ class Recorder(Meter):  # type: ignore[no-untyped-call]
         super().__init__(device=torch.device("cpu"))
         self.events: list[Event] = []
         self._ops_without_data = ops
+        self.constants: set[int] = set()
+        """Bytes of tensors that no op made and yet are saved: an index written in the model's code (Falcon)."""
         self._is_recording = False
         self._numbers: dict[int, int] = {}
         self._num_storages = 0
@@ -65,10 +69,10 @@ class Recorder(Meter):  # type: ignore[no-untyped-call]
         if func is torch.ops.aten.embedding_dense_backward.default and args[_SCALES_BY_FREQUENCY]:
             _hold_rows_only(result, num_tokens=args[1].numel())
         outputs = [result] if isinstance(result, torch.Tensor) else tensors_in((result,), {})
-        if outputs and outputs[0].dtype in _SHADOW_DTYPES:
+        if outputs and (outputs[0].dtype in _SHADOW_DTYPES or traits.name in _CONSTANTS):
             self._shadow(func, args, kwargs, outputs, sets_view=traits.sets_view)
         # What is made without bytes, and what only changes a tensor's view of them (``set_``), is only counted.
-        new = [output for output in outputs if self._is_new(output.untyped_storage())]
+        new = [output for output in outputs if traits.makes and self._is_new(output.untyped_storage())]
         if self._is_recording:
             moves_bytes = bool(new) or (traits.writes and not traits.sets_view)
             self.events.append(
@@ -118,6 +122,8 @@ class Recorder(Meter):  # type: ignore[no-untyped-call]
             target_on_host, source_on_host = (self._is_on_host(tensor) for tensor in inputs[:2])
             if target_on_host or source_on_host:
                 num_bytes = inputs[0].nbytes
+                if inputs[1].untyped_storage()._cdata not in self._live:
+                    self.constants.add(num_bytes)
                 # By dtype, which decides what compression would make of it.
                 name = f"copy.{str(inputs[0].dtype).removeprefix('torch.')}"
                 return Ran(name, "copy_out" if target_on_host else "copy_in", 0, num_bytes, num_bytes)
@@ -149,7 +155,9 @@ class Recorder(Meter):  # type: ignore[no-untyped-call]
             self._shadows.pop(id(output), None)
         if sets_view or any(real is None for real in known.values()):
             return
-        if any(t.dtype not in _SHADOW_DTYPES or t.numel() > _MAX_SHADOW_ELEMENTS for t in outputs):
+        if any(t.numel() > _MAX_SHADOW_ELEMENTS for t in outputs):
+            return
+        if any(t.dtype not in _SHADOW_DTYPES for t in outputs) and str(func) not in _CONSTANTS:
             return
         real_args = [_real_value(value, known) for value in args]
         real_kwargs = {name: _real_value(value, known) for name, value in kwargs.items()}

@@ -10,7 +10,8 @@ Nothing is allocated and nothing computed, but for the values of small integer t
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, NamedTuple, get_args
@@ -20,24 +21,17 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
-from optimizer.models.anatomy import Anatomy, find_blocks
-from optimizer.models.build import build_config, build_model
-from optimizer.models.decoder.config import (
-    DECODER_TYPE,
-    block_kinds,
-    sequence_multiple,
-    shortest_sequence,
-    with_block_kinds,
-)
-from optimizer.models.spec import ModelSpec, read_model_spec
+from optimizer.errors import HeadroomError, InvalidModel
+from optimizer.models.anatomy import Anatomy, find_anatomy, find_blocks
+from optimizer.models.build import build_model
+from optimizer.models.spec import ModelSpec
 from optimizer.plan.activations import ActivationsPlan, BlockChoice
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import FrozenFormat, WeightsPlan
 from optimizer.profile.assemble import assemble_regime
 from optimizer.profile.dataless import Ops, pretend_cpu
-from optimizer.profile.depth import shorten_blocks
-from optimizer.profile.events import Began, Held, Input, Trace
+from optimizer.profile.events import Began, Event, Held, Input, Trace
 from optimizer.profile.extent import EVERYTHING, Extent, traced_representation
 from optimizer.profile.profile import (
     BLOCK_CHOICES,
@@ -54,6 +48,7 @@ from optimizer.profile.profile import (
 from optimizer.profile.ranges import ShapeRange, plan_ranges
 from optimizer.profile.recorder import Recorder
 from optimizer.profile.sizes import Shape
+from optimizer.profile.structure import sequence_limits, sequence_steps, shorten_model
 from optimizer.profile.tables import PartTables
 from optimizer.runtime.prepare import prepare_model
 from optimizer.runtime.sparse_gradients import find_sparse
@@ -75,12 +70,11 @@ def profile_model(
     Raises InvalidModel where an operation cannot be traced, or a size is no polynomial in micro-batch and sequence length,
     InvalidWorkload for adapters that the model cannot have, MissingExtra without peft.
     """
-    short_kinds, instances = shorten_blocks(_block_kinds(spec))
-    short_spec = _with_blocks(spec, short_kinds)
-    multiple, shortest = _sequence_steps(spec)
+    short_spec, instances = shorten_model(spec)
+    multiple, shortest = sequence_steps(spec)
     ranges = plan_ranges(
         max_sequence_length=spec.max_sequence_length,
-        sequence_limits=_sequence_limits(spec),
+        sequence_limits=sequence_limits(spec),
         multiple=multiple,
         shortest=shortest,
     )
@@ -96,12 +90,18 @@ def profile_model(
         model = build_model(short_spec, dtype=torch_dtype(weights), device="meta")
         prepare_model(model, weights=weights, workload=workload)
         row_elements = _mark_sparse(model)
-        subject = _Subject(model, weights, adapter, tuple(instances), is_padded)
+        has_plain_head = find_anatomy(model).is_chunkable
+        subject = _Subject(model, weights, adapter, tuple(instances), is_padded, set())
         name = weights.representation
-        regimes[name] = tuple(_trace_range(subject, place, choices, tables=tables, ops=ops) for place in chosen)
-        buffer_bytes[weights.dtype] = _storage_bytes(model.buffers())
+        with _naming_faults(spec):
+            regimes[name] = tuple(_trace_range(subject, place, choices, tables=tables, ops=ops) for place in chosen)
+        buffer_bytes[weights.dtype] = _storage_bytes([*model.buffers(), *_list_idle(subject)])
         tensors = _list_tensors(
-            model, instances, row_elements=row_elements, whole=lambda: build_model(spec, device="meta")
+            model,
+            instances,
+            row_elements=row_elements,
+            unused=subject.unused or (),
+            whole=lambda: build_model(spec, device="meta"),
         )
         if adapter is not None:
             frozen[name] = _frozen_bytes(model)
@@ -117,6 +117,9 @@ def profile_model(
         torch_version=torch.__version__,
         is_padded=is_padded,
         sequence_multiple=multiple,
+        has_plain_head=has_plain_head,
+        clamps_fp16=spec.kind == "encoder_decoder",
+        is_held_to_measurement=spec.is_listed,
         tensors=tensors,
         buffer_bytes=buffer_bytes,
         frozen=frozen,
@@ -125,6 +128,24 @@ def profile_model(
         parts=tables.parts,
         regimes=regimes,
     )
+
+
+@contextmanager
+def _naming_faults(spec: ModelSpec) -> Iterator[None]:
+    """Of a model type that is not listed anything may go wrong; that is then the model's fault, and told as one."""
+    try:
+        yield
+    except HeadroomError:
+        raise
+    except Exception as error:
+        if spec.is_listed:
+            raise
+        raise InvalidModel(
+            f"the model cannot be traced: {type(error).__name__}: {str(error)[:300]}",
+            field="config",
+            value=spec.model_type,
+            hint="Use a model type on the list, or a module of your own with its parts given (Anatomy).",
+        ) from error
 
 
 def _list_representations(adapter: Adapter | None, extent: Extent) -> list[WeightsPlan]:
@@ -174,6 +195,8 @@ class _Subject(NamedTuple):
     instances: tuple[int, ...]
     """For each block of the whole model, which block of this one it is like."""
     is_padded: bool = False
+    unused: set[int] | None = None
+    """Ids of the parameters that no step gives a gradient: found as the model is traced, where they are asked for."""
     anatomy: Anatomy | None = None
     """Where it is not what ``find_anatomy`` finds, as of a plain module."""
     make_inputs: Callable[[Shape], MicroBatch] | None = None
@@ -184,42 +207,13 @@ class _Subject(NamedTuple):
         return find_blocks(self.model) if self.anatomy is None else self.anatomy.blocks
 
 
-# A short model that shows every distinct block.
-
-
-def _block_kinds(spec: ModelSpec) -> list[str]:
-    config = spec.config
-    if spec.model_type == DECODER_TYPE:
-        return block_kinds(config)
-    given = config.get("layer_types")
-    if given is None:
-        # What a configuration class fills in by itself (Gemma 2 alternates) is read from it.
-        given = getattr(build_config(spec), "layer_types", None)
-    return list(given) if given else ["block"] * spec.num_blocks
-
-
-def _with_blocks(spec: ModelSpec, kinds: Sequence[str]) -> ModelSpec:
-    config = spec.to_config()
-    if spec.model_type == DECODER_TYPE:
-        return read_model_spec(with_block_kinds(config, kinds))
-    depth_key = next(key for key in ("num_hidden_layers", "n_layer") if key in config)
-    config[depth_key] = len(kinds)
-    if any(kind != "block" for kind in kinds):
-        config["layer_types"] = list(kinds)
-    return read_model_spec(config)
-
-
-def _sequence_steps(spec: ModelSpec) -> tuple[int, int]:
-    """Sequences must be a multiple of the first and no shorter than the second for sizes to be polynomials."""
-    if spec.model_type != DECODER_TYPE:
-        return 1, 1
-    return sequence_multiple(spec.config), shortest_sequence(spec.config)
-
-
-def _sequence_limits(spec: ModelSpec) -> list[int]:
-    window = spec.config.get("sliding_window")
-    # transformers leaves the mask out only while the sequence is shorter than the window.
-    return [window - 1] if isinstance(window, int) and spec.config.get("use_sliding_window", True) else []
+def _list_idle(subject: _Subject) -> Iterator[nn.Parameter]:
+    """Parameters that only take room: no step gives them a gradient, or, where all are to be trained, they are tables that the
+    model does not train (sinusoidal positions).
+    """
+    for parameter in subject.model.parameters():
+        if id(parameter) in (subject.unused or ()) or (subject.adapter is None and not parameter.requires_grad):
+            yield parameter
 
 
 def _mark_sparse(model: nn.Module) -> dict[int, int]:
@@ -238,30 +232,32 @@ def _list_tensors(
     instances: Sequence[int],
     *,
     row_elements: Mapping[int, int],
+    unused: Collection[int],
     whole: Callable[[], nn.Module],
 ) -> Tensors:
     """Trained tensors that several blocks share belong to none of them: they are listed ahead of the blocks.
 
-    model: short; row_elements: of its tables with sparse gradients; whole: makes the model in its full depth, which alone has
+    model: short; row_elements: of its tables with sparse gradients; unused: ids of those that never have a gradient;
+    whole: makes the model in its full depth, which alone has
     every shared tensor.
     """
     blocks = find_blocks(model)
     owner = {id(parameter): index for index, block in enumerate(blocks) for parameter in block.parameters()}
     shared = _shared_between(blocks)
     before: list[TensorSize] = []
-    after: list[TensorSize] = []
+    outside: dict[int, list[TensorSize]] = {}
+    last_met = -1
     by_block: list[list[TensorSize]] = [[] for _ in blocks]
-    has_met_blocks = False
     for parameter in model.parameters():
         index = owner.get(id(parameter))
-        has_met_blocks = has_met_blocks or index is not None
-        if not parameter.requires_grad or id(parameter) in shared:
+        last_met = max(last_met, -1 if index is None else index)
+        if not parameter.requires_grad or id(parameter) in shared or id(parameter) in unused:
             continue
         if index is not None:
             by_block[index].append(_size_of(parameter))
         else:
             size = replace(_size_of(parameter), row_elements=row_elements.get(id(parameter), 0))
-            (after if has_met_blocks else before).append(size)
+            (before if last_met < 0 else outside.setdefault(last_met, [])).append(size)
     if shared:
         every = whole()
         in_all = _shared_between(find_blocks(every))
@@ -270,8 +266,19 @@ def _list_tensors(
         before=tuple(before),
         by_block=tuple(tuple(sizes) for sizes in by_block),
         block_kinds=tuple(instances),
-        after=tuple(after),
+        after=tuple(outside.pop(len(blocks) - 1, ())),
+        **_between_stacks(outside, instances),
     )
+
+
+def _between_stacks(outside: Mapping[int, list[TensorSize]], instances: Sequence[int]) -> dict[str, Any]:
+    """outside: by the block of the short model that they follow."""
+    if not outside:
+        return {}
+    if len(outside) > 1:
+        raise InvalidModel("the model cannot be traced: it has parameters between more than two stacks", field="config")
+    ((before, sizes),) = outside.items()
+    return {"between": tuple(sizes), "num_before_between": instances.index(before) + 1}
 
 
 def _size_of(parameter: nn.Parameter) -> TensorSize:
@@ -357,14 +364,29 @@ def _trace_step(
             for handle in handles:
                 handle.remove()
             for parameter in model.parameters():
+                if subject.unused is not None and parameter.requires_grad and parameter.grad is None:
+                    subject.unused.add(id(parameter))
                 parameter.grad = None
     starts = [index for index, event in enumerate(recorder.events) if event == Began("forward", -1)]
     end = recorder.events.index(Began("end", -1))
+    _check_order(recorder.events[starts[0] : end], num_blocks=len(blocks), num_micro_batches=num_micro_batches)
     bounds = [*starts, end]
     return Trace(
         first=tuple(recorder.events[bounds[0] : bounds[1]]),
         accumulate=tuple(recorder.events[bounds[1] : bounds[2]]) if num_micro_batches == 2 else (),
+        constants=frozenset(recorder.constants),
     )
+
+
+def _check_order(events: Sequence[Event], *, num_blocks: int, num_micro_batches: int) -> None:
+    """Everything here rests on it that each block runs once, in the order found."""
+    ran = [event.block for event in events if isinstance(event, Began) and event.phase == "forward" and event.block >= 0]
+    if ran != list(range(num_blocks)) * num_micro_batches:
+        raise InvalidModel(
+            f"the model cannot be traced: its {num_blocks} blocks do not run once each and in order, but as "
+            f"{', '.join(str(block + 1) for block in ran[:12])}",
+            field="config",
+        )
 
 
 def _make_micro_batch(subject: _Subject, shape: Shape) -> MicroBatch:
@@ -407,9 +429,9 @@ def _trace_evaluation(subject: _Subject, shape: Shape, *, ops: Ops) -> Trace:
 
 
 def _watch_holds(blocks: Sequence[nn.Module], recorder: Recorder, choice: BlockChoice) -> list[Any]:
-    """Note which storages made before a block it holds for its backward: all it is given, or what of that autograd saves.
+    """Note which storages a block holds for its backward: all it is given, or, where it is kept, what autograd saves.
 
-    Offloaded blocks hold what kept ones do but for the hidden states; assemble.py draws that conclusion.
+    What offloaded blocks hold follows from what kept ones do; sharing.py draws that conclusion.
     """
     handles = []
     for index, block in enumerate(blocks):
@@ -437,7 +459,7 @@ class _HoldWatcher:
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         self._given = {number for tensor in tensors if (number := number_of(tensor)) is not None}
         if self._choice in ("recompute", "selective"):
-            self._recorder.events.extend(Held(self._index, number) for number in sorted(self._given))
+            self._recorder.events.extend(Held(self._index, number, is_given=True) for number in sorted(self._given))
         elif self._choice == "keep":
             self._hooks = saved_tensors_hooks(self._pack, _same)
             self._hooks.__enter__()
@@ -449,8 +471,8 @@ class _HoldWatcher:
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
         number = self._recorder.number_of(tensor)
-        if number in self._given:
-            self._recorder.events.append(Held(self._index, number))
+        if number is not None:
+            self._recorder.events.append(Held(self._index, number, is_given=number in self._given))
         return tensor
 
 

@@ -37,8 +37,8 @@ def generate_tokens(
     try:
         for _ in range(num_tokens):
             window = torch.tensor([ids[-window_length:]], device=device)
-            hidden = anatomy.backbone(input_ids=window, use_cache=False).last_hidden_state[:, -1]
-            logits = anatomy.compute_logits(hidden)[0, :vocab_size].float().cpu()
+            result = anatomy.run(window, labels=window, masks={}, at_hidden=lambda hidden: None)
+            logits = anatomy.compute_logits(result[:, -1])[0, :vocab_size].float().cpu()
             ids.append(_draw(logits, temperature=temperature, top_k=top_k, generator=generator))
     finally:
         model.train(was_training)

@@ -38,10 +38,11 @@ from optimizer.runtime.weights import StreamedWeights
 from optimizer.runtime.worker import Worker
 from optimizer.workload import TrainingWorkload
 
+_HEAD_BACKWARD = "backward of head and loss"
 MicroBatch = tuple[Any, ...]
-"""``(ids, labels)``, both int64 ``[micro_batch_size, sequence_length]``; labels are the next tokens, already shifted. Where
-sequences are padded, an ``attention_mask`` of the same shape is the third. Of a plain module (``models/plain.py``) its inputs, a
-tensor or a tuple of them, and the labels."""
+"""``(ids, labels)``, both int64 ``[micro_batch_size, sequence_length]``; labels are the next tokens, already shifted, and of a
+model that is no decoder what each position or target is to be. Where sequences are padded, an ``attention_mask`` of the same
+shape is the third. Of a plain module (``models/plain.py``) its inputs, a tensor or a tuple of them, and the labels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +83,12 @@ class Trainer:
         self.anatomy = anatomy or find_anatomy(model)
         blocks = self.anatomy.blocks
         self._sparse = find_sparse(model)
-        plan.check(num_blocks=len(blocks), workload=workload, has_sparse_gradients=bool(self._sparse))
+        plan.check(
+            num_blocks=len(blocks),
+            workload=workload,
+            has_sparse_gradients=bool(self._sparse),
+            has_plain_head=self.anatomy.is_chunkable,
+        )
         self.model = model
         self.plan = plan
         self.workload = workload
@@ -296,7 +302,7 @@ class Trainer:
     def begin_backward(self, *, is_last: bool) -> None:
         """Before the backward of each micro-batch of a step."""
         self.gradients.begin_micro_batch(is_last=is_last)
-        self._mark("backward of head and loss")
+        self._mark(_HEAD_BACKWARD)
 
     def end_backward(self) -> None:
         """After it."""
@@ -355,7 +361,9 @@ class Trainer:
             hidden.register_hook(self._backbone_backward_begins)  # type: ignore[no-untyped-call]
 
     def _backbone_backward_begins(self, gradient: torch.Tensor) -> None:
-        self._mark("backward")
+        # Where no norm follows the last block, its own hook was on the same tensor, and has said that its backward begins.
+        if self.meter is not None and self.meter.moment == _HEAD_BACKWARD:
+            self._mark("backward")
         self._region("temporaries")
 
     def _region(self, category: Category) -> None:

@@ -136,7 +136,9 @@ class SearchProblem:
     representations: frozenset[str] | None = None
     """Those that were profiled and have rates (``WeightsPlan.representation``); None for all."""
     has_sparse_gradients: bool = False
-    """Of the model (``Plan.find_conflict``)."""
+    """Of the model (``Plan.find_conflict``), as the next two."""
+    has_plain_head: bool = True
+    clamps_fp16: bool = False
     micro_batch_size: int | None = None
     """Only this one; None for every divisor of the batch."""
     detail: Callable[[Plan, Prediction], Prediction] | None = None
@@ -183,7 +185,22 @@ class SearchProblem:
 
     def find_conflict(self, plan: Plan) -> InvalidPlan | None:
         """What in the plan cannot be carried out together for this workload and this model."""
-        return plan.find_conflict(self.workload, has_sparse_gradients=self.has_sparse_gradients)
+        return plan.find_conflict(
+            self.workload,
+            has_sparse_gradients=self.has_sparse_gradients,
+            has_plain_head=self.has_plain_head,
+            clamps_fp16=self.clamps_fp16,
+        )
+
+    def check(self, plan: Plan) -> None:
+        """Raise InvalidPlan where the plan suits neither this workload nor this model."""
+        plan.check(
+            num_blocks=self.num_blocks,
+            workload=self.workload,
+            has_sparse_gradients=self.has_sparse_gradients,
+            has_plain_head=self.has_plain_head,
+            clamps_fp16=self.clamps_fp16,
+        )
 
     def permits_setting(self, setting: Setting) -> bool:
         """The same for what is decided outside the blocks; False also where that contradicts itself."""

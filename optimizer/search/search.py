@@ -79,6 +79,8 @@ def training_problem(
         unavailable=_unavailable(machine),
         representations=_representations(profile, machine),
         has_sparse_gradients=profile.has_sparse_gradients,
+        has_plain_head=profile.has_plain_head,
+        clamps_fp16=profile.clamps_fp16,
     )
 
 

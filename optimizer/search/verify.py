@@ -19,9 +19,7 @@ class VerificationFailed(RuntimeError):
 
 def verify_plan(problem: SearchProblem, *, plan: Plan, prediction: Prediction) -> tuple[str, ...]:
     """What is wrong with calling this plan feasible; empty where nothing is."""
-    plan.check(
-        num_blocks=problem.num_blocks, workload=problem.workload, has_sparse_gradients=problem.has_sparse_gradients
-    )
+    problem.check(plan)
     fresh = problem.price(Plan.from_json(plan.to_json()))
     return (
         *_forbidden(problem, plan),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.db.models import QuerySet
 
-from optimizer.errors import InvalidInput, InvalidWorkload
+from optimizer.errors import InvalidInput, InvalidModel, InvalidWorkload
 from optimizer.models.spec import read_model_spec
 from optimizer.models.targets import check_targets
 from optimizer.profile.profile import profile_fingerprint
@@ -173,7 +173,17 @@ def _as_bytes(value: Any, *, field: str) -> int:
 
 
 def check_against_model(workload: TrainingWorkload, model: Model) -> None:
-    longest = read_model_spec(model.config).max_sequence_length
+    spec = read_model_spec(model.config)
+    if spec.kind != "decoder":
+        # A dataset becomes next tokens; hiding some, or pairing sources with targets, is another preparation.
+        raise InvalidModel(
+            f"{model.name} is of type {spec.model_type}, an {spec.kind.replace('_', '-')}; jobs train decoders, on next tokens",
+            field="model",
+            value=model.model_type,
+            allowed="a decoder",
+            hint="The library can estimate and step it: optimizer.estimate.training, optimizer.runtime.step.Trainer.",
+        )
+    longest = spec.max_sequence_length
     if workload.sequence_length > longest:
         raise InvalidWorkload(
             f"workload.sequence_length is {workload.sequence_length:,}; {model.name} has positions for {longest:,} tokens",

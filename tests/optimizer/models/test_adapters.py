@@ -23,8 +23,9 @@ def make_model(model_type, *, dtype=torch.float32, device="cpu", seed=1):
 def logits_of(model):
     model.eval()
     anatomy = find_anatomy(model)
+    ids = torch.arange(12)[None]
     with torch.no_grad():
-        return anatomy.compute_logits(anatomy.backbone(input_ids=torch.arange(12)[None], use_cache=False).last_hidden_state)
+        return anatomy.compute_logits(anatomy.run(ids, labels=ids, masks={}, at_hidden=lambda hidden: None))
 
 
 def give_values(model):
@@ -104,6 +105,12 @@ def test_without_peft_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(MissingExtra, match="training adapters needs the package 'peft'"):
         attach_adapters(make_model("llama"), Adapter(), seed=1)
+
+
+def test_the_dense_mlp_of_a_model_that_also_has_experts_takes_no_adapters():
+    spec = read_model_spec({**SMALL_CONFIGS["qwen3_moe"], "mlp_only_layers": [0]})
+    with pytest.raises(InvalidWorkload, match=r"holds down_proj, gate_proj, up_proj, matrices of some blocks"):
+        attach_adapters(build_model(spec), Adapter(), seed=1)
 
 
 def test_targets_are_checked_by_type_without_a_model():

@@ -29,24 +29,33 @@ def _inputs() -> torch.Tensor:
 def test_backbone_and_logits_give_what_the_model_gives(model_type: str) -> None:
     model = build_model(read_model_spec(SMALL_CONFIGS[model_type]), dtype=torch.float32, device="cpu", seed=1).eval()
     anatomy = find_anatomy(model)
+    seen: list[torch.Tensor] = []
+    inputs = {"decoder_input_ids": model.prepare_decoder_input_ids_from_labels(_inputs())} if _has_decoder(model) else {}
     with torch.no_grad():
-        hidden = anatomy.backbone(input_ids=_inputs(), use_cache=False).last_hidden_state
-        assert torch.equal(anatomy.compute_logits(hidden), model(input_ids=_inputs()).logits)
+        result = anatomy.run(_inputs(), labels=_inputs(), masks={}, at_hidden=seen.append)
+        assert torch.equal(anatomy.compute_logits(result), model(input_ids=_inputs(), **inputs).logits)
+    assert [hidden.shape[:2] for hidden in seen] == [_inputs().shape]
+
+
+def _has_decoder(model: torch.nn.Module) -> bool:
+    return bool(model.config.is_encoder_decoder)
 
 
 @pytest.mark.parametrize("model_type", ALL_TYPES)
-def test_blocks_are_all_found_and_hold_no_embeddings(model_type: str) -> None:
+def test_blocks_are_all_found_and_hold_no_words(model_type: str) -> None:
     spec = read_model_spec(SMALL_CONFIGS[model_type])
     blocks = find_blocks(build_model(spec, dtype=torch.float32, device="meta", seed=1))
     assert len(blocks) == spec.num_blocks
-    assert len({type(block) for block in blocks}) == 1
-    assert not any(isinstance(part, torch.nn.Embedding) for block in blocks for part in block.modules())
+    assert len({type(block) for block in blocks}) <= 2
+    embeddings = [part for block in blocks for part in block.modules() if isinstance(part, torch.nn.Embedding)]
+    assert all(embedding.num_embeddings < spec.vocab_size for embedding in embeddings)
 
 
 @pytest.mark.parametrize("model_type", ALL_TYPES)
 def test_every_type_trains(model_type: str) -> None:
     model = build_model(read_model_spec(SMALL_CONFIGS[model_type]), dtype=torch.float32, device="cpu", seed=1)
-    logits = model(input_ids=_inputs()).logits
+    inputs = {"decoder_input_ids": _inputs()} if _has_decoder(model) else {}
+    logits = model(input_ids=_inputs(), **inputs).logits
     torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), _inputs()[:, 1:].flatten()).backward()
     assert model.training
     assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters())
@@ -70,6 +79,19 @@ def test_the_parameter_count_without_torch_is_the_built_one(model_type: str) -> 
         {**SMALL_CONFIGS["llama"], "head_dim": 10},
         {**SMALL_CONFIGS["qwen3"], "attention_bias": True},
         {**SMALL_CONFIGS["gemma2"], "tie_word_embeddings": False, "attention_bias": True},
+        {**SMALL_CONFIGS["cohere"], "use_qk_norm": False},
+        {**SMALL_CONFIGS["falcon"], "new_decoder_architecture": True, "num_kv_heads": 2},
+        {**SMALL_CONFIGS["falcon"], "multi_query": False, "parallel_attn": False, "bias": True},
+        {**SMALL_CONFIGS["gpt_bigcode"], "multi_query": False, "tie_word_embeddings": False},
+        {**SMALL_CONFIGS["gpt_neox"], "attention_bias": False},
+        {**SMALL_CONFIGS["phi"], "qk_layernorm": True},
+        {**SMALL_CONFIGS["qwen3_moe"], "decoder_sparse_step": 2},
+        {**SMALL_CONFIGS["stablelm"], "use_parallel_residual": True, "qk_layernorm": True, "use_qkv_bias": True},
+        {**SMALL_CONFIGS["starcoder2"], "use_bias": False, "tie_word_embeddings": False},
+        {**SMALL_CONFIGS["distilbert"], "tie_word_embeddings": False},
+        {**SMALL_CONFIGS["electra"], "tie_word_embeddings": False, "embedding_size": 32},
+        {**SMALL_CONFIGS["bart"], "tie_word_embeddings": False},
+        {**SMALL_CONFIGS["t5"], "tie_word_embeddings": False, "feed_forward_proj": "relu"},
     ],
 )
 def test_the_parameter_count_follows_the_switches(config: dict[str, object]) -> None:
@@ -116,11 +138,19 @@ def test_the_defaults_written_down_are_those_of_transformers() -> None:
                 "word_embed_proj_dim",
                 "layer_types",
                 "sliding_window",
+                "num_kv_heads",
+                "ffn_hidden_size",
+                "num_decoder_layers",
+                "decoder_start_token_id",
+                "sliding_window_pattern",
             }:
                 continue
-            assert getattr(theirs, name) == field.default, f"{model_type}.{name}"
+            assert getattr(theirs, name, None) == field.default, f"{model_type}.{name}"
         if architecture.uses_rope:
-            assert theirs.rope_parameters["rope_theta"] == architecture.default_rope_theta
+            rope = theirs.rope_parameters
+            rope = rope["full_attention"] if architecture.rope_by_layer_type else rope
+            assert rope["rope_theta"] == architecture.default_rope_theta
+            assert rope.get("partial_rotary_factor", 1.0) == architecture.default_partial_rotary
 
 
 @pytest.mark.parametrize("model_type", ALL_TYPES)
@@ -128,7 +158,7 @@ def test_the_models_own_config_keeps_every_validated_value(model_type: str) -> N
     spec = read_model_spec(SMALL_CONFIGS[model_type])
     config = build_model(spec, dtype=torch.float32, device="meta", seed=0).config
     for name, value in spec.config.items():
-        if name in {"dtype", "use_sliding_window", "sliding_window"}:
+        if name in {"dtype", "use_sliding_window", "sliding_window", "sliding_window_pattern", "mlp_only_layers"}:
             continue
         assert getattr(config, name) == value, name
 

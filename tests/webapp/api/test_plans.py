@@ -5,7 +5,8 @@ import json
 import pytest
 
 from optimizer.search.baselines import BASELINES
-from tests.webapp.conftest import make_spec
+from tests.optimizer.models.small_configs import SMALL_CONFIGS
+from tests.webapp.conftest import make_spec, make_tiny_model
 from webapp.catalog.actions import keep_profile, register_machine
 from webapp.catalog.models import Machine, Profile
 from webapp.jobs.models import Job
@@ -150,3 +151,12 @@ def test_waiting_for_a_price_with_a_key_ends_with_the_price(as_ada, spec, machin
     first, second = (post(as_ada, "plans", spec, **{"Idempotency-Key": "k1"}) for _ in range(2))
     assert first.status_code == 200
     assert second.json() == first.json()
+
+
+def test_a_model_that_is_no_decoder_is_refused_before_it_is_profiled(as_ada, machine, dataset):
+    encoder = make_tiny_model(name="encoder", config=SMALL_CONFIGS["bert"])
+    for path, body in (("plans", make_spec(encoder, dataset)), ("jobs", {"spec": make_spec(encoder, dataset)})):
+        refused = post(as_ada, path, body)
+        assert refused.status_code == 422
+        assert (refused.json()["code"], refused.json()["fields"][0]["field"]) == ("bad_model", "model")
+        assert "encoder is of type bert, an encoder; jobs train decoders" in refused.json()["detail"]
