@@ -83,6 +83,8 @@ def _verdict_sentences(estimate: Estimate) -> list[str]:
             f"the host would hold {format_bytes(prediction.host_peak_bytes)}, of "
             f"{format_bytes(estimate.host_budget_bytes)} it has"
         )
+    if not prediction.is_model_held_to_measurement:
+        sentences.append("no test holds predictions for this model type to a measurement: it was traced by the same means, no more")
     if estimate.nothing_fits is not None:
         sentences.append(f"no plan that is allowed fits: {estimate.nothing_fits}")
     return sentences
