@@ -84,7 +84,7 @@ def _verdict_sentences(estimate: Estimate) -> list[str]:
             f"{format_bytes(estimate.host_budget_bytes)} it has"
         )
     if not prediction.is_model_held_to_measurement:
-        sentences.append("no test holds predictions for this model type to a measurement: it was traced by the same means, no more")
+        sentences.append("no test holds predictions for this model type to a measurement; it was traced as the others are")
     if estimate.nothing_fits is not None:
         sentences.append(f"no plan that is allowed fits: {estimate.nothing_fits}")
     return sentences

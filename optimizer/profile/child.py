@@ -63,7 +63,7 @@ def _trace() -> dict[str, Any]:
     if "representations" in request:
         from optimizer.profile.inference_trace import profile_inference
 
-        spec = read_model_spec(request["config"])
+        spec = read_any_spec(request["config"])
         return profile_inference(spec, representations=request["representations"]).to_json()
     adapter = None if request["adapter"] is None else from_json(Adapter, request["adapter"])
     spec = read_any_spec(request["config"])
