@@ -111,8 +111,32 @@ MODELS: dict[str, dict[str, Any]] = {
     "phi3": {},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "headroom_decoder": {"attention_block": 8, "local_window": 12},
+    "bert": {},
+    "t5": {},
+    "bart": {},
+    "roberta": {},
+    "falcon": {},
+    "gpt_neox": {},
+    "phi": {},
+    "starcoder2": {"sliding_window": 16},
+    "gemma3_text": {"sliding_window": 16, "sliding_window_pattern": 2},
+    "qwen3_moe": {"moe_intermediate_size": 64, "num_experts": 4, "num_experts_per_tok": 2},
 }
 """By model type, what differs from the common keys (``make_config``)."""
+BRIEF = frozenset({"roberta", "falcon", "gpt_neox", "phi", "starcoder2", "gemma3_text", "qwen3_moe"})
+"""Cousins of others: fewer cases."""
+BRIEF_SHARE = 3
+"""By which their numbers of cases are divided."""
+WITHOUT_CACHE = frozenset({"bert", "roberta", "t5", "bart"})
+"""No decoders alone, which generate nothing here."""
+_NO_CHUNKS = frozenset({"chunks"})
+IMPOSSIBLE: dict[str, frozenset[str]] = {
+    "bert": _NO_CHUNKS,
+    "roberta": _NO_CHUNKS,
+    "t5": _NO_CHUNKS | {"fp16", "autocast-fp16"},
+    "bart": _NO_CHUNKS | {"fp16", "autocast-fp16"},
+}
+"""Techniques that a model cannot have: heads that are no plain projection, values clamped in fp16 alone."""
 
 _UNCLIPPED = {"work": {"max_grad_norm": None}}
 _ADAPTED = {"work": {"adapter": Adapter(rank=4)}}
@@ -263,20 +287,30 @@ def _cases_of(model: str, index: int) -> Iterator[Case]:
     shape = ("tiny", "odd")
     yield make_case(model, "tiny", ())
     yield make_case(model, "odd", ())
-    for turn, name in enumerate(taken_in_turn(list(TECHNIQUES), index, NUM_ALONE)):
+    share = BRIEF_SHARE if model in BRIEF else 1
+    impossible = IMPOSSIBLE.get(model, frozenset())
+    alone = [name for name in TECHNIQUES if name not in impossible]
+    for turn, name in enumerate(taken_in_turn(alone, index, NUM_ALONE // share)):
         yield make_case(model, shape[turn % 2], (name,))
     generator = random.Random(f"{DRAWN_SEED}:{model}")
     seen: set[tuple[str, ...]] = set()
-    while len(seen) < NUM_DRAWN:
+    while len(seen) < NUM_DRAWN // share:
         techniques = draw_techniques(generator)
-        if techniques not in seen:
+        if techniques not in seen and impossible.isdisjoint(techniques):
             seen.add(techniques)
             yield make_case(model, shape[len(seen) % 2], techniques)
-    for turn, techniques in enumerate(taken_in_turn(TIMED, index, NUM_TIMED)):
+    timed = [names for names in TIMED if impossible.isdisjoint(names)]
+    for turn, techniques in enumerate(taken_in_turn(timed, index, NUM_TIMED // share)):
         yield make_case(model, ("small", "long")[turn % 2], techniques, is_timed=True)
-    (techniques,) = taken_in_turn(TIMED_SLOW, index, 1)
-    yield make_case(model, "slow", techniques, is_timed=True)
-    for turn, generated in enumerate([(), *taken_in_turn(GENERATED, index, NUM_GENERATED)]):
+    if model not in BRIEF:
+        (techniques,) = taken_in_turn([names for names in TIMED_SLOW if impossible.isdisjoint(names)], index, 1)
+        yield make_case(model, "slow", techniques, is_timed=True)
+    if model not in WITHOUT_CACHE:
+        yield from _generations_of(model, index, shape, number=NUM_GENERATED // share)
+
+
+def _generations_of(model: str, index: int, shape: tuple[str, str], *, number: int) -> Iterator[Case]:
+    for turn, generated in enumerate([(), *taken_in_turn(GENERATED, index, number)]):
         yield make_generation_case(model, shape[turn % 2], generated, prompt=PROMPTS[(index + turn) % len(PROMPTS)])
     (generated,) = taken_in_turn(TIMED_GENERATIONS, index, 1)
     yield make_generation_case(model, "long", generated, prompt=TIMED_PROMPT, is_timed=True)
@@ -379,8 +413,33 @@ def make_config(model: str, shape: Shape) -> dict[str, Any]:
     }
     if model == "opt":
         return {**common, "word_embed_proj_dim": shape.hidden_size, "ffn_dim": shape.intermediate_size}
+    if model == "bart":
+        return {
+            "model_type": model,
+            "vocab_size": shape.vocab_size,
+            "d_model": shape.hidden_size,
+            "encoder_layers": shape.num_blocks // 2,
+            "decoder_layers": shape.num_blocks - shape.num_blocks // 2,
+            "encoder_attention_heads": shape.num_heads,
+            "decoder_attention_heads": shape.num_heads,
+            "encoder_ffn_dim": shape.intermediate_size,
+            "decoder_ffn_dim": shape.intermediate_size,
+            "max_position_embeddings": 2 * shape.sequence_length,
+        }
+    if model == "t5":
+        return {
+            "model_type": model,
+            "vocab_size": shape.vocab_size,
+            "d_model": shape.hidden_size,
+            "d_kv": shape.hidden_size // shape.num_heads,
+            "d_ff": shape.intermediate_size,
+            "num_layers": shape.num_blocks // 2,
+            "num_decoder_layers": shape.num_blocks - shape.num_blocks // 2,
+            "num_heads": shape.num_heads,
+            "feed_forward_proj": "gated-gelu",
+        }
     common |= {"intermediate_size": shape.intermediate_size, "num_key_value_heads": shape.num_key_value_heads}
-    if model in ("gemma", "gemma2", "qwen3"):
+    if model in ("gemma", "gemma2", "gemma3_text", "qwen3", "qwen3_moe"):
         common["head_dim"] = shape.hidden_size // shape.num_heads
     if model == "headroom_decoder":
         kinds = ["full", "local", "linear", "full", "local", "full"]

@@ -27,7 +27,7 @@ from benchmarks.journal import Journal
 from optimizer.hardware.machine import Device, Machine, Rates
 from optimizer.plan.inference import InferencePlan
 
-SPLIT_SHA256 = "e1230efc8d217cf0512539553e093d3c5ad77d313385cfe898da24e54660f83c"
+SPLIT_SHA256 = "7d7a8a1db2331b5152f8d2481054b68e37ce323af1a343e5297f1ed51f9787ad"
 """Of the names held back, sorted, one a line. Changing it means that what was fitted before is judged on what it has seen."""
 MACHINE = Machine(
     name="any",
@@ -80,8 +80,11 @@ def tiny():
 def test_there_are_more_than_two_hundred_cases_of_many_models_and_all_names_differ(cases):
     assert len(cases) >= 200
     assert len({case.name for case in cases}) == len(cases)
-    assert len({case.model for case in cases}) >= 11
-    assert all(len({case.shape for case in cases if case.model == model}) >= 4 for model in accuracy_cases.MODELS)
+    assert {case.model for case in cases} == set(accuracy_cases.MODELS)
+    assert len(accuracy_cases.MODELS) >= 20
+    assert all(
+        len({case.shape for case in cases if case.model == model}) >= 3 for model in {case.model for case in cases}
+    )
 
 
 def test_every_technique_is_there_alone_and_in_combination(cases):
@@ -91,9 +94,10 @@ def test_every_technique_is_there_alone_and_in_combination(cases):
     assert alone == together == set(TECHNIQUES)
 
 
-def test_both_workloads_are_there_for_every_model(cases):
+def test_both_workloads_are_there_for_every_model_that_generates(cases):
     generating = [case for case in cases if GENERATION in case.techniques]
-    assert {case.model for case in generating} == set(accuracy_cases.MODELS)
+    models = {case.model for case in cases}
+    assert {case.model for case in generating} == models - accuracy_cases.WITHOUT_CACHE
     assert {name for case in generating for name in case.techniques[1:]} == set(accuracy_cases.GENERATIONS)
 
 
