@@ -258,26 +258,29 @@ def profile_as_mlp(make, **changes):
     return profile_module(make, **given)
 
 
-def test_blocks_that_keep_what_they_return_are_refused_and_are_one_block_together():
+def test_blocks_that_keep_what_they_return_are_predicted_to_the_byte_in_mixtures_and_as_one_block():
     example = {"inputs": torch.randn(2, 24), "labels": torch.randn(2, 24), "loss": regression}
-    with pytest.raises(InvalidModel, match="block 1 keeps for its backward what it returns, as one that ends with ReLU"):
-        profile_module(PostActivation, **example)
-    profile = profile_module(PostActivation, **example, blocks=())
-    assert profile.num_blocks == 1
-    case = Case(make=PostActivation, blocks=(), num_blocks=1, **example)
-    for name in ("keep", "recompute", "offload"):
-        plan = make_plan(name, 1)
-        workload = make_workload(plan)
-        module = PostActivation()
-        measured = measure_stages(
-            module,
-            plan=plan,
-            workload=workload,
-            anatomy=plain_anatomy(module, loss=regression, blocks=()),
-            make_batches=lambda model, *, plan, workload: make_batches(case, plan),
-        )
-        predicted = estimate_training(profile, plan=plan, workload=workload, machine=MACHINE)
-        assert predicted.device_peak_bytes == measured.steady_step.device_bytes
+    for blocks, mixtures in (
+        (None, (("keep", "recompute", "offload"), ("offload", "keep", "recompute"), ("recompute", "offload", "keep"))),
+        ((), (("keep",), ("recompute",), ("offload",))),
+    ):
+        profile = profile_module(PostActivation, **example, blocks=blocks)
+        assert profile.num_blocks == len(mixtures[0])
+        case = Case(make=PostActivation, blocks=blocks, num_blocks=profile.num_blocks, **example)
+        for per_block in mixtures:
+            plan = make_plan("keep", profile.num_blocks)
+            plan = dataclasses.replace(plan, activations=dataclasses.replace(plan.activations, per_block=per_block))
+            workload = make_workload(plan)
+            module = PostActivation()
+            measured = measure_stages(
+                module,
+                plan=plan,
+                workload=workload,
+                anatomy=plain_anatomy(module, loss=regression, blocks=blocks),
+                make_batches=lambda model, *, plan, workload, case=case: make_batches(case, plan),
+            )
+            predicted = estimate_training(profile, plan=plan, workload=workload, machine=MACHINE)
+            assert predicted.device_peak_bytes == measured.steady_step.device_bytes, per_block
 
 
 @pytest.mark.parametrize(

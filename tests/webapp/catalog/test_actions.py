@@ -96,8 +96,8 @@ def test_a_bad_config_is_refused_with_what_is_allowed(ada, headroom_home, conten
 
 
 def test_an_unknown_model_type_is_named_with_those_that_work(ada):
-    with pytest.raises(UnsupportedModelType, match="model_type 'bert' is not supported; supported: .*gpt2.*llama"):
-        create_model(owner=ada, name="mine", config=upload("config.json", {"model_type": "bert"}))
+    with pytest.raises(UnsupportedModelType, match="model_type 'mamba' is not supported; supported: .*gpt2.*llama"):
+        create_model(owner=ada, name="mine", config=upload("config.json", {"model_type": "mamba"}))
 
 
 def test_a_tokenizer_that_fits_is_kept(ada, headroom_home):
