@@ -30,7 +30,7 @@ Change = tuple[Tier, int, int]
 """Tier, place of the category, bytes: positive ones come, negative ones go."""
 
 _PLACES: dict[BlockChoice, Tier] = {"offload": "host", "offload_disk": "disk", "offload_remote": "remote"}
-PACK_OPS = {"none": 0, "bf16": 1, "int8": 8}
+PACK_OPS = {"none": 0, "bf16": 1, "int8": 9}
 """Ops on the device for each chunk, beside the copy itself (``runtime/compression.py``)."""
 UNPACK_OPS = {"none": 0, "bf16": 1, "int8": 3}
 _DISPATCHES = {"bf16": (8, 8), "int8": (26, 20)}

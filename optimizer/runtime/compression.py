@@ -16,6 +16,7 @@ import torch
 from optimizer.packing import FLOAT_BYTES, SCALE_BLOCK_ELEMENTS, SCALE_BYTES, chunk_elements, packed_bytes
 from optimizer.plan.activations import Compression
 
+_LARGEST_FLOAT = torch.finfo(torch.float32).max
 _LARGEST_INT8 = 127.0
 _SMALLEST_SCALE = 2.0**-126
 """The smallest normal fp32 number: a block of zeros has a scale too."""
@@ -120,6 +121,8 @@ class Packing:
         flat = wide.view(-1)
         flat[: values.numel()].copy_(values)
         flat[values.numel() :].zero_()
+        # The minus infinities of a mask, whose block would come back as NaN. An overflow is in the loss by then.
+        wide.clamp_(min=-_LARGEST_FLOAT, max=_LARGEST_FLOAT)
         torch.linalg.vector_norm(wide, ord=float("inf"), dim=1, out=scales)
         scales.mul_(1 / _LARGEST_INT8).clamp_(min=_SMALLEST_SCALE)
         wide.div_(scales.unsqueeze(1)).round_()

@@ -48,14 +48,25 @@ def test_int8_is_off_by_half_a_step_of_its_blocks_largest(num_elements, dtype):
 
 
 @pytest.mark.parametrize("compress", ["bf16", "int8"])
-def test_zeros_stay_zeros_and_what_is_not_finite_stays_so(compress):
+def test_zeros_stay_zeros_and_what_is_no_number_stays_so(compress):
     values = torch.zeros(1024)
     values[300] = float("nan")
-    values[600] = float("inf")
     back, _ = travel(values, compress)
     assert torch.equal(back[:256], torch.zeros(256))
-    assert not back[300].isfinite()
-    assert not back[600].isfinite()
+    assert back[300].isnan()
+
+
+@pytest.mark.parametrize("lowest", [float("-inf"), torch.finfo(torch.float32).min])
+@pytest.mark.parametrize("compress", ["bf16", "int8"])
+def test_a_mask_still_masks_and_lets_through_what_it_let_through(compress, lowest):
+    mask = torch.zeros(1024).masked_fill(torch.arange(1024) % 3 == 0, lowest)
+    back, _ = travel(mask, compress)
+    assert torch.equal(back.softmax(0), mask.softmax(0))
+
+
+def test_a_row_that_is_masked_throughout_stays_finite_in_int8():
+    back, _ = travel(torch.full((512,), torch.finfo(torch.float32).min), "int8")
+    assert back.isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.uint8])
