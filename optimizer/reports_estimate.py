@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from optimizer.categories import CATEGORY_LABELS
 from optimizer.estimate.explanation import Explanation
-from optimizer.estimate.prediction import Prediction
+from optimizer.estimate.prediction import CardMemory, Prediction
 from optimizer.estimating import Estimate
 from optimizer.hardware.prices import Cost, describe_costs
 from optimizer.plan.explain import explain_plan
@@ -22,6 +22,7 @@ from optimizer.units import format_bytes
 
 _CHART_COLUMNS = 72
 _CHART_ROWS = 8
+_MAX_CONTRIBUTORS = 8
 _LANE_LABELS = {
     "compute": "compute",
     "copy_in": "copies to the device",
@@ -52,8 +53,10 @@ def report_estimate(estimate: Estimate, *, is_explained: bool = False) -> str:
     ]
     if not is_explained:
         return "\n\n".join([*parts, categories_table(priced.prediction), f"Plan\n{format_bullets(sentences)}"])
+    parts.append(_peak_table(estimate.explanation))
+    if priced.prediction.memory is not None and estimate.machine.device.kind == "cuda":
+        parts += [_card_table(priced.prediction.memory), _contributors_table(priced.prediction.memory)]
     parts += [
-        _peak_table(estimate.explanation),
         f"Plan\n{format_bullets(sentences)}",
         f"Device memory over one step of {format_ms(priced.prediction.step_ms)}\n{_chart(priced.prediction)}",
         _lanes_table(estimate.explanation),
@@ -74,6 +77,12 @@ def _verdict_sentences(estimate: Estimate) -> list[str]:
     sizes = f"{format_bytes(prediction.device_peak_low_bytes)} to {format_bytes(prediction.device_peak_high_bytes)}"
     times = f"{format_ms(prediction.step_low_ms)} to {format_ms(prediction.step_high_ms)}"
     sentences = [f"{estimate.priced.label}: {sizes} on the device, {times} a step"]
+    memory = prediction.memory
+    if memory is not None and memory.total_bytes:
+        sentences.append(
+            f"with the allocator's gaps, workspaces and the CUDA context: {format_bytes(memory.process.low)} to "
+            f"{format_bytes(memory.process.high)} of the card's {format_bytes(memory.total_bytes)}"
+        )
     sentences += [
         f"{peak.stage.replace('_', ' ')}: {format_bytes(peak.device_peak_bytes)}, {peak.moment}"
         for peak in prediction.peaks
@@ -98,6 +107,28 @@ def _peak_table(explanation: Explanation) -> str:
     total = format_bytes(sum(row.peak_bytes for row in explanation.categories))
     table = format_table(("", "then", "highest", "why it is there"), [*rows, ("together", total, "", "")])
     return f"At the peak, {explanation.peak_moment}\n{table}"
+
+
+def _card_table(memory: CardMemory) -> str:
+    """From tensors to the process that the driver sees."""
+    rows = [(part.name, format_bytes(part.num_bytes), "") for part in memory.parts]
+    totals = (("process on the card", memory.process), ("pinned host memory", memory.host_pinned))
+    rows += [
+        (name, format_bytes(size.value), f"{format_bytes(size.low)} to {format_bytes(size.high)}")
+        for name, size in totals
+        if size.high
+    ]
+    of_total = f", which has {format_bytes(memory.total_bytes)}" if memory.total_bytes else ""
+    unknown = "".join(f"\nnot modelled: {reason}" for reason in memory.not_modelled)
+    return f"On the card{of_total}\n{format_table(('', 'then', 'between'), rows)}{unknown}"
+
+
+def _contributors_table(memory: CardMemory) -> str:
+    rows = [
+        (format_bytes(part.num_bytes), f"{part.num_storages:,}", CATEGORY_LABELS[part.category], part.made_in, part.op)
+        for part in memory.contributors[:_MAX_CONTRIBUTORS]
+    ]
+    return "Largest in memory then\n" + format_table(("bytes", "tensors", "as", "made in", "by"), rows)
 
 
 def _chart(prediction: Prediction) -> str:

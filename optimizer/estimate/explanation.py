@@ -130,7 +130,7 @@ def _state_reason(profile: Profile, plan: Plan, workload: TrainingWorkload) -> s
 
 def _activations_reason(plan: Plan, workload: TrainingWorkload) -> str:
     counts = {choice: plan.activations.count(choice) for choice in dict.fromkeys(plan.activations.per_block)}
-    blocks = ", ".join(f"{count} blocks {choice.replace('_', ' to ')}" for choice, count in counts.items())
+    blocks = ", ".join(f"{count} block{'s' * (count != 1)} {choice.replace('_', ' to ')}" for choice, count in counts.items())
     tokens = plan.batch.micro_batch_size * workload.sequence_length
     return f"saved for backward, of {tokens:,} tokens at once: {blocks}"
 

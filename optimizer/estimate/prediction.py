@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from optimizer.categories import Category
 from optimizer.intervals import ByteInterval
 from optimizer.serialize import from_json, to_json
 
@@ -52,7 +53,7 @@ class MemoryPart:
 class Contributor:
     """Storages of one kind that are in memory at the peak, largest first in a prediction."""
 
-    category: str
+    category: Category
     made_in: str
     """``forward of blocks 1 to 12 of 12``, ``between steps``."""
     op: str

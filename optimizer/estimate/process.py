@@ -10,7 +10,7 @@ How far apart the bounds are, and why, is said at the constants below; nothing e
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from optimizer.categories import CATEGORIES, CATEGORY_LABELS
+from optimizer.categories import CATEGORIES, CATEGORY_LABELS, Category
 from optimizer.estimate.allocations import Allocations, Held
 from optimizer.estimate.allocator import AllocatorSettings, Replay, replay
 from optimizer.estimate.depth import Cut, carry_on, cut_short
@@ -129,7 +129,7 @@ class _Group:
     blocks: tuple[int, ...]
 
 
-_Groups = dict[tuple[str, str, str], _Group]
+_Groups = dict[tuple[Category, str, str], _Group]
 """By category, part of the step, op."""
 
 
@@ -205,7 +205,7 @@ def _carry_groups(shorter: _Groups, longer: _Groups, carried: Callable[[int, int
 
 
 def _group(held: Sequence[Held]) -> _Groups:
-    found: dict[tuple[str, str, str], list[Held]] = {}
+    found: dict[tuple[Category, str, str], list[Held]] = {}
     for storage in held:
         found.setdefault((storage.category, storage.made_in, storage.op), []).append(storage)
     return {

@@ -65,6 +65,13 @@ def find_workspaces(device: Device) -> ByteInterval:
     return ByteInterval(low=value, value=value, high=2 * value)
 
 
+def bytes_beside_tensors(device: Device) -> int:
+    """Context and workspaces, of a card of unknown kind the largest context of the table."""
+    largest = max(size.num_bytes.value for size in CONTEXT_SIZES.values())
+    context = find_context(device)
+    return (largest if context is None else context.num_bytes.value) + find_workspaces(device).value
+
+
 def _near(num_bytes: int) -> ByteInterval:
     """A context grows with every kernel that is loaded after the measurement."""
     return ByteInterval(low=num_bytes, value=num_bytes, high=num_bytes + num_bytes // 10)

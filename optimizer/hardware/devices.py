@@ -6,7 +6,10 @@ the rate without TF32, torch's default. ``table_machine`` turns peaks into attai
 published for few generations and assumed for the rest; a probe or a finished run on the card replaces them.
 """
 
+from dataclasses import replace
+
 from optimizer.errors import InvalidInput
+from optimizer.hardware.cuda_facts import bytes_beside_tensors
 from optimizer.hardware.device_spec import DeviceSpec
 from optimizer.hardware.device_table import read_devices
 from optimizer.hardware.machine import Device, Machine, Rates
@@ -14,8 +17,6 @@ from optimizer.units import GIB, MIB
 
 OP_OVERHEAD_S = 8e-6
 """One kernel launched by eager PyTorch, dispatch included."""
-CONTEXT_BYTES = 512 * MIB
-"""CUDA context, library workspaces and loaded kernels: 141 MiB measured on a T4, 300 MiB typical, more on newer cards."""
 ADAMW_BYTES_PER_ELEMENT = {"adamw_32": 28.0, "adamw_8": 16.1}
 """Read and written per fp32 parameter: weight and both moments twice, gradient once; an 8-bit moment adds its scale."""
 ASSUMED_HOST_MEMORY_BYTES = 32 * GIB
@@ -67,18 +68,20 @@ def table_machine(name: str, *, host_memory_bytes: int = ASSUMED_HOST_MEMORY_BYT
         optimizer_elements_per_s={kind: memory_bytes_per_s / size for kind, size in ADAMW_BYTES_PER_ELEMENT.items()},
         source="table",
     )
+    whole = Device(
+        kind="cuda",
+        name=spec.name,
+        memory_bytes=spec.usable_bytes,
+        total_bytes=spec.usable_bytes,
+        compute_capability=spec.compute_capability,
+    )
+    taken_bytes = bytes_beside_tensors(whole)
     return Machine(
         name=f"{spec.name} (from the table)",
-        device=Device(
-            kind="cuda",
-            name=spec.name,
-            memory_bytes=spec.usable_bytes - CONTEXT_BYTES,
-            total_bytes=spec.usable_bytes,
-            compute_capability=spec.compute_capability,
-        ),
+        device=replace(whole, memory_bytes=spec.usable_bytes - taken_bytes),
         host_memory_bytes=host_memory_bytes,
         rates=rates,
-        facts=_facts(spec),
+        facts=_facts(spec, taken_bytes=taken_bytes),
     )
 
 
@@ -96,14 +99,14 @@ def _training_peaks(spec: DeviceSpec) -> dict[str, float]:
     }
 
 
-def _facts(spec: DeviceSpec) -> dict[str, str]:
+def _facts(spec: DeviceSpec, *, taken_bytes: int) -> dict[str, str]:
     efficiency = spec.efficiency["tensor_products"]
     return {
         "source": spec.source,
         "architecture": f"{spec.generation.replace('_', ' ')}, compute capability {spec.compute_capability}, {spec.year}",
         "power": f"{spec.power_w} W",
         "efficiency of products": f"{efficiency.value:.2f} ({efficiency.low:.2f} to {efficiency.high:.2f}); {efficiency.source}",
-        "context": f"{CONTEXT_BYTES // MIB} MiB taken off the card's memory",
+        "context": f"{taken_bytes // MIB} MiB for the CUDA context and workspaces taken off the card's memory",
     }
 
 

@@ -3,7 +3,8 @@
 import pytest
 
 from optimizer.errors import InvalidInput
-from optimizer.hardware.devices import CONTEXT_BYTES, find_device, known_devices, products_efficiency, table_machine
+from optimizer.hardware.cuda_facts import CONTEXT_SIZES, NUM_HANDLES, WORKSPACE_BYTES
+from optimizer.hardware.devices import find_device, known_devices, products_efficiency, table_machine
 from optimizer.hardware.machine import Machine
 from optimizer.units import GIB
 
@@ -69,10 +70,11 @@ def test_a_table_machine_applies_the_tables_efficiencies():
     assert machine.host_memory_bytes == 64 * GIB
 
 
-def test_a_job_may_have_what_cuda_calls_the_cards_total_less_the_context():
+def test_a_job_may_have_what_cuda_calls_the_cards_total_less_context_and_workspaces():
     spec = find_device("RTX 4090")
     assert spec.cuda_memory_bytes is not None
-    assert table_machine("RTX 4090").device.memory_bytes == spec.cuda_memory_bytes - CONTEXT_BYTES
+    taken_bytes = CONTEXT_SIZES[spec.compute_capability].num_bytes.value + NUM_HANDLES * WORKSPACE_BYTES
+    assert table_machine("RTX 4090").device.memory_bytes == spec.cuda_memory_bytes - taken_bytes
     assert spec.cuda_memory_bytes < spec.memory_bytes
 
 
