@@ -40,8 +40,8 @@ from optimizer.runtime.measure_inference import make_prompts, measure_generation
 from optimizer.runtime.meter import Meter, Peak
 from optimizer.runtime.prepare import build_prepared
 from optimizer.runtime.step import Trainer
-from optimizer.runtime.store_remote import URL_VARIABLE
-from optimizer.runtime.tiers import Tiers
+from optimizer.runtime.tiers.remote import URL_VARIABLE
+from optimizer.runtime.tiers.tiers import Tiers
 from optimizer.workload import InferenceWorkload, TrainingWorkload
 
 CPU = torch.device("cpu")

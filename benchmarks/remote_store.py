@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from optimizer.runtime.store_remote import URL_VARIABLE
+from optimizer.runtime.tiers.remote import URL_VARIABLE
 
 START_S = 20.0
 

@@ -1,5 +1,5 @@
 """How many bytes a storage takes away from the device, and what the trip itself needs: sizes that runtime makes and estimate
-predicts. Torch-free; ``runtime/compression.py`` does the packing.
+predicts. Torch-free; ``runtime/tiers/compression.py`` does the packing.
 
 Compression applies to storages of floating-point tensors that it makes smaller; all others travel as they are.
 int8 follows Dettmers et al., 8-bit Optimizers via Block-wise Quantization (arXiv 2110.02861), with a linear code.

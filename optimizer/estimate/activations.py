@@ -31,7 +31,7 @@ Change = tuple[Tier, int, int]
 
 _PLACES: dict[BlockChoice, Tier] = {"offload": "host", "offload_disk": "disk", "offload_remote": "remote"}
 PACK_OPS = {"none": 0, "bf16": 1, "int8": 9}
-"""Ops on the device for each chunk, beside the copy itself (``runtime/compression.py``)."""
+"""Ops on the device for each chunk, beside the copy itself (``runtime/tiers/compression.py``)."""
 UNPACK_OPS = {"none": 0, "bf16": 1, "int8": 3}
 _DISPATCHES = {"bf16": (8, 8), "int8": (26, 20)}
 """Ops dispatched for each chunk on its way out and back, views and allocations included; counted in real steps."""
@@ -80,7 +80,7 @@ class TripTime:
     copy_out_ms: float
     copy_in_ms: float
     disk_ms: float
-    """Writing or reading; beside the others, as the threads of ``runtime/transfers.py`` do it, and so is the next."""
+    """Writing or reading; beside the others, as the threads of ``runtime/tiers/transfers.py`` do it, and so is the next."""
     network_ms: float
 
 

@@ -1,8 +1,8 @@
 """What a plan takes of the host, as it is really taken: pinned memory in whole slabs and pages, and memory that can be swapped.
 
-Follows ``runtime/host_memory.py``: what is offloaded and comes back is cut from pinned slabs, buffers that stay are pinned where
-they lie, in whole pages, and what never meets the device is not pinned at all. torch itself would round each pinned buffer up
-to a power of two; slabs and staging are powers of two already. On the CPU device nothing is pinned. Torch-free.
+Follows ``runtime/tiers/host_memory.py``: what is offloaded and comes back is cut from pinned slabs, buffers that stay are pinned
+where they lie, in whole pages, and what never meets the device is not pinned at all. torch itself would round each pinned buffer
+up to a power of two; slabs and staging are powers of two already. On the CPU device nothing is pinned. Torch-free.
 
 *Not modelled*: the interpreter and its libraries (1 to 3 GB with torch and CUDA), batches read ahead, the page cache.
 """

@@ -33,10 +33,10 @@ from torch.utils.checkpoint import checkpoint, noop_context_fn
 from optimizer.categories import Category
 from optimizer.errors import InvalidPlan
 from optimizer.plan.activations import ActivationsPlan, BlockChoice, Compression
-from optimizer.runtime.copies import DeviceCopy, Layout, OffloadedCopy, view_of
 from optimizer.runtime.meter import Meter
 from optimizer.runtime.selective import make_selective_contexts
-from optimizer.runtime.tiers import OffloadPlace, Tiers
+from optimizer.runtime.tiers.copies import DeviceCopy, Layout, OffloadedCopy, view_of
+from optimizer.runtime.tiers.tiers import OffloadPlace, Tiers
 
 _CATEGORY: Category = "activations"
 _PLACES: dict[BlockChoice, OffloadPlace] = {"offload": "host", "offload_disk": "disk", "offload_remote": "remote"}

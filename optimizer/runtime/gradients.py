@@ -31,10 +31,10 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from optimizer.errors import LossNotFinite
-from optimizer.runtime.copies import Copy
 from optimizer.runtime.homes import on_host
 from optimizer.runtime.sparse_gradients import SparseGradients
-from optimizer.runtime.tiers import Tiers
+from optimizer.runtime.tiers.copies import Copy
+from optimizer.runtime.tiers.tiers import Tiers
 from optimizer.runtime.worker import Worker
 
 NUM_STAGING = {False: 1, True: 2}

@@ -11,9 +11,9 @@ from typing import Final
 import torch
 
 from optimizer.categories import Category
-from optimizer.runtime.copies import Copy
-from optimizer.runtime.tiers import Tiers
-from optimizer.runtime.transfers import StoredBuffer
+from optimizer.runtime.tiers.copies import Copy
+from optimizer.runtime.tiers.tiers import Tiers
+from optimizer.runtime.tiers.transfers import StoredBuffer
 
 PIECE_ELEMENTS: Final = 1 << 20
 """What is worked on or converted at once. A multiple of the 16 floats in which fused AdamW cuts its work, so that pieces give

@@ -28,10 +28,10 @@ import torch
 from torch import nn
 
 from optimizer.plan.optimizer_state import OptimizerStatePlan
-from optimizer.runtime.copies import Copy
 from optimizer.runtime.homes import PIECE_ELEMENTS, Home, HomeTensor, pieces
-from optimizer.runtime.tiers import Tiers
-from optimizer.runtime.transfers import Transfer
+from optimizer.runtime.tiers.copies import Copy
+from optimizer.runtime.tiers.tiers import Tiers
+from optimizer.runtime.tiers.transfers import Transfer
 from optimizer.runtime.update_rule import rule_of
 from optimizer.workload import TrainingWorkload
 

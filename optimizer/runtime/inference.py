@@ -33,7 +33,7 @@ from optimizer.runtime.allocator import apply_allocator
 from optimizer.runtime.frozen import freeze_base
 from optimizer.runtime.kv_cache import KvCache, find_windows
 from optimizer.runtime.meter import Meter
-from optimizer.runtime.tiers import Tiers
+from optimizer.runtime.tiers.tiers import Tiers
 from optimizer.runtime.weights import StreamedWeights, torch_dtype
 
 

@@ -33,7 +33,7 @@ from optimizer.runtime.gradients import HostGradients
 from optimizer.runtime.homes import Home, HomeTensor
 from optimizer.runtime.host_update import MASTER, HostState, UpdateFacts
 from optimizer.runtime.sparse_gradients import LazyAdamW, find_sparse
-from optimizer.runtime.tiers import Tiers
+from optimizer.runtime.tiers.tiers import Tiers
 from optimizer.runtime.update_rule import make_optimizer, rule_of
 from optimizer.runtime.worker import Worker
 from optimizer.workload import TrainingWorkload

@@ -33,7 +33,7 @@ from optimizer.runtime.meter import Meter
 from optimizer.runtime.optimizer_state import Optimizer
 from optimizer.runtime.precision import Precision
 from optimizer.runtime.sparse_gradients import SparseGradients, find_sparse
-from optimizer.runtime.tiers import Tiers
+from optimizer.runtime.tiers.tiers import Tiers
 from optimizer.runtime.weights import StreamedWeights
 from optimizer.runtime.worker import Worker
 from optimizer.workload import TrainingWorkload

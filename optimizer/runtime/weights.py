@@ -29,9 +29,9 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from optimizer.plan.weights import WeightsPlan
-from optimizer.runtime.copies import Copy
 from optimizer.runtime.homes import Home, HomeTensor
-from optimizer.runtime.tiers import Tiers
+from optimizer.runtime.tiers.copies import Copy
+from optimizer.runtime.tiers.tiers import Tiers
 
 _TORCH_DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

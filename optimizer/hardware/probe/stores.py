@@ -12,9 +12,9 @@ from pathlib import Path
 from optimizer.errors import DiskFull, HeadroomError
 from optimizer.hardware.probe.clock import MAX_REPEATS
 from optimizer.packing import SLAB_BYTES
-from optimizer.runtime.store_disk import DiskStore
-from optimizer.runtime.store_remote import RemoteStore, remote_url
-from optimizer.runtime.stores import Store
+from optimizer.runtime.tiers.disk import DiskStore
+from optimizer.runtime.tiers.remote import RemoteStore, remote_url
+from optimizer.runtime.tiers.stores import Store
 
 _STORED_BYTES = 4 * SLAB_BYTES
 _REMOTE_TIMEOUT_S = 2.0

@@ -12,9 +12,9 @@ from optimizer.runtime.activations import apply_activations
 from optimizer.runtime.measure import make_synthetic_batches
 from optimizer.runtime.meter import Meter
 from optimizer.runtime.step import Trainer
-from optimizer.runtime.tiers import Tiers
+from optimizer.runtime.tiers.tiers import Tiers
 from optimizer.units import KIB
-from tests.optimizer.runtime.test_store_disk import largest_file
+from tests.optimizer.runtime.tiers.test_disk import largest_file
 from tests.optimizer.runtime.tiny import NUM_BLOCKS, make_plan, make_spec, make_workload
 from tests.valkey import Valkey
 

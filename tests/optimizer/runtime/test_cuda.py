@@ -18,7 +18,7 @@ from optimizer.runtime.device import prepared_device
 from optimizer.runtime.measure import make_synthetic_batches, measure_step
 from optimizer.runtime.meter import Meter
 from optimizer.runtime.step import Trainer
-from optimizer.runtime.tiers import Tiers
+from optimizer.runtime.tiers.tiers import Tiers
 from optimizer.runtime.train import TrainingRun, train
 from optimizer.runtime.weights import torch_dtype
 from optimizer.units import MIB

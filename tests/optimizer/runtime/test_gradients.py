@@ -5,7 +5,7 @@ from optimizer.categories import CATEGORIES
 from optimizer.runtime.gradients import Gradients, HostGradients
 from optimizer.runtime.measure import make_synthetic_batches
 from optimizer.runtime.meter import Meter
-from optimizer.runtime.tiers import Tiers
+from optimizer.runtime.tiers.tiers import Tiers
 from optimizer.runtime.worker import Worker
 from tests.optimizer.runtime.states import CPU, make_trainer
 from tests.optimizer.runtime.tiny import make_plan

@@ -4,7 +4,7 @@ import torch
 from optimizer.runtime import homes
 from optimizer.runtime.homes import Home, HomeTensor, pieces
 from optimizer.runtime.meter import Meter
-from optimizer.runtime.tiers import Tiers
+from optimizer.runtime.tiers.tiers import Tiers
 
 CPU = torch.device("cpu")
 

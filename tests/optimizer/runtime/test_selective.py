@@ -17,7 +17,7 @@ from optimizer.runtime.measure import make_synthetic_batches
 from optimizer.runtime.meter import Meter
 from optimizer.runtime.selective import make_selective_contexts
 from optimizer.runtime.step import Trainer
-from optimizer.runtime.tiers import Tiers
+from optimizer.runtime.tiers.tiers import Tiers
 from tests.optimizer.runtime.tiny import NUM_BLOCKS, make_plan, make_spec, make_workload
 
 CPU = torch.device("cpu")

@@ -7,7 +7,7 @@ from optimizer.runtime import homes, host_update
 from optimizer.runtime.host_update import HostState, UpdateFacts
 from optimizer.runtime.meter import Meter
 from optimizer.runtime.optimizer_state import Optimizer
-from optimizer.runtime.tiers import Tiers
+from optimizer.runtime.tiers.tiers import Tiers
 from tests.optimizer.runtime.tiny import make_workload
 
 CPU = torch.device("cpu")

@@ -1,6 +1,6 @@
 """What a tier beyond the host is to the rest of the runtime: places for bytes that several threads write and read by range.
 
-``store_disk.py`` keeps them in a scratch file, ``store_remote.py`` in another machine's memory.
+``disk.py`` keeps them in a scratch file, ``remote.py`` in another machine's memory.
 """
 
 import threading

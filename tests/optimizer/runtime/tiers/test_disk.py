@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from optimizer.errors import DiskFull
-from optimizer.runtime.store_disk import DiskStore
-from optimizer.runtime.tiers import Tiers
+from optimizer.runtime.tiers.disk import DiskStore
+from optimizer.runtime.tiers.tiers import Tiers
 from optimizer.units import KIB, MIB
 
 CPU = torch.device("cpu")

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from optimizer.errors import InvalidInput, MissingExtra, RemoteStoreFull, RemoteStoreLost
-from optimizer.runtime.store_remote import EXPIRY_S, VALUE_BYTES, RemoteStore
-from optimizer.runtime.tiers import Tiers
+from optimizer.runtime.tiers.remote import EXPIRY_S, VALUE_BYTES, RemoteStore
+from optimizer.runtime.tiers.tiers import Tiers
 from optimizer.units import MIB
 from tests.valkey import Valkey
 

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from optimizer.categories import Link, Tier
 from optimizer.errors import InvalidInput, MissingExtra, RemoteStoreFull, RemoteStoreLost
-from optimizer.runtime.stores import Place, Room
+from optimizer.runtime.tiers.stores import Place, Room
 from optimizer.units import MIB, format_bytes
 
 URL_VARIABLE = "HEADROOM_REMOTE_URL"

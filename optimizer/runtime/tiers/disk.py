@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from optimizer.categories import Link, Tier
 from optimizer.errors import DiskFull
-from optimizer.runtime.stores import Place, Room
+from optimizer.runtime.tiers.stores import Place, Room
 from optimizer.units import MIB, format_bytes
 
 GROWTH_BYTES = 64 * MIB

@@ -7,9 +7,9 @@ import contextlib
 
 import torch
 
-from optimizer.runtime.compression import Packing
-from optimizer.runtime.host_memory import HostArena
-from optimizer.runtime.transfers import StoredCopy, Transfer
+from optimizer.runtime.tiers.compression import Packing
+from optimizer.runtime.tiers.host_memory import HostArena
+from optimizer.runtime.tiers.transfers import StoredCopy, Transfer
 
 
 class HostCopy:

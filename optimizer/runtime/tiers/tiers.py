@@ -32,14 +32,14 @@ from optimizer.categories import LINKS, Category, Link
 from optimizer.errors import OutOfHostMemory, RemoteStoreLost
 from optimizer.packing import STAGING_BYTES
 from optimizer.plan.activations import Compression
-from optimizer.runtime.compression import Packing, Scratch
-from optimizer.runtime.copies import Copy, DeviceCopy, HostCopy, Leaving, OffloadedCopy, as_bytes, bytes_of, typed
-from optimizer.runtime.host_memory import HostArena, PinnedBuffers, Staging
 from optimizer.runtime.meter import Meter
-from optimizer.runtime.store_disk import DiskStore
-from optimizer.runtime.store_remote import URL_VARIABLE, RemoteStore, remote_url
-from optimizer.runtime.stores import Store
-from optimizer.runtime.transfers import Background, StoredBuffer, StoredCopy, Transfer
+from optimizer.runtime.tiers.compression import Packing, Scratch
+from optimizer.runtime.tiers.copies import Copy, DeviceCopy, HostCopy, Leaving, OffloadedCopy, as_bytes, bytes_of, typed
+from optimizer.runtime.tiers.disk import DiskStore
+from optimizer.runtime.tiers.host_memory import HostArena, PinnedBuffers, Staging
+from optimizer.runtime.tiers.remote import URL_VARIABLE, RemoteStore, remote_url
+from optimizer.runtime.tiers.stores import Store
+from optimizer.runtime.tiers.transfers import Background, StoredBuffer, StoredCopy, Transfer
 
 OffloadPlace = Literal["host", "disk", "remote"]
 _MAX_LEAVING = 1

@@ -17,9 +17,9 @@ import torch
 
 from optimizer.categories import Link
 from optimizer.packing import SLAB_BYTES
-from optimizer.runtime.compression import Packing, Unit
-from optimizer.runtime.host_memory import Slab, Staging, host_view
-from optimizer.runtime.stores import Place, Store
+from optimizer.runtime.tiers.compression import Packing, Unit
+from optimizer.runtime.tiers.host_memory import Slab, Staging, host_view
+from optimizer.runtime.tiers.stores import Place, Store
 
 _NUM_THREADS_EACH_WAY = 2
 Earlier = Sequence[Future[Any]]

@@ -10,11 +10,11 @@ from optimizer.models.build import build_model
 from optimizer.packing import STAGING_BYTES, scratch_bytes
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.runtime.activations import apply_activations
-from optimizer.runtime.host_memory import HostArena, Staging
 from optimizer.runtime.meter import Meter
-from optimizer.runtime.tiers import Tiers
+from optimizer.runtime.tiers.host_memory import HostArena, Staging
+from optimizer.runtime.tiers.tiers import Tiers
 from optimizer.units import MIB
-from tests.optimizer.runtime.test_store_disk import largest_file
+from tests.optimizer.runtime.tiers.test_disk import largest_file
 from tests.optimizer.runtime.tiny import make_spec
 
 CPU = torch.device("cpu")

@@ -6,7 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from optimizer.estimate.activations import PACK_OPS, UNPACK_OPS
 from optimizer.packing import SLAB_BYTES, chunk_elements, packed_bytes, scratch_bytes
-from optimizer.runtime.compression import Packing, Scratch
+from optimizer.runtime.tiers.compression import Packing, Scratch
 
 CPU = torch.device("cpu")
 SIZES = [1, 5, 255, 256, 257, 65_536, 65_537, 200_003]
