@@ -23,8 +23,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from benchmarks.accuracy_cases import Case
-from benchmarks.accuracy_meter import AllocationProfile
+from benchmarks.accuracy.cases import Case
+from benchmarks.accuracy.meter import AllocationProfile
 from benchmarks.record import Row
 from optimizer.models.adapters import attach_adapters
 from optimizer.models.anatomy import find_anatomy

@@ -156,7 +156,7 @@ def time_mem_tracker() -> dict[str, float]:
     """The same step of the 8B, as an ordinary loop runs it, under fake tensors."""
     import torch
 
-    from benchmarks.accuracy_cases import Case
+    from benchmarks.accuracy.cases import Case
     from benchmarks.estimators import track_step
     from optimizer.models.build import build_config
 

@@ -10,7 +10,7 @@ import torch
 from torch._C._profiler import _EventType
 
 from benchmarks import accuracy, accuracy_cases, accuracy_summary
-from benchmarks.accuracy_cases import (
+from benchmarks.accuracy.cases import (
     GENERATION,
     TECHNIQUES,
     is_held_back,
@@ -19,9 +19,9 @@ from benchmarks.accuracy_cases import (
     make_generation_case,
     merge_changes,
 )
-from benchmarks.accuracy_meter import STEADY, AllocationProfile, read_peak
-from benchmarks.accuracy_run import Bench, carry_out, measure_memory, time_steps
-from benchmarks.accuracy_time import median_times, predicted_rows
+from benchmarks.accuracy.meter import STEADY, AllocationProfile, read_peak
+from benchmarks.accuracy.run import Bench, carry_out, measure_memory, time_steps
+from benchmarks.accuracy.times import median_times, predicted_rows
 from benchmarks.estimators import ask_all
 from benchmarks.journal import Journal
 from optimizer.hardware.machine import Device, Machine, Rates

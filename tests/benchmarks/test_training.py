@@ -11,8 +11,8 @@ from benchmarks import training, training_cards
 from benchmarks.alternatives import Job, Ours, build_quickly, gradients_in_favour_bytes, list_alternatives
 from benchmarks.paired import measure_peak, paired_ratio, race
 from benchmarks.record import Record
-from benchmarks.training_head import HeadShape
-from benchmarks.training_plans import describe, make_plan
+from benchmarks.training.head import HeadShape
+from benchmarks.training.plans import describe, make_plan
 from optimizer.errors import InvalidModel
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.weights import WeightsPlan

@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.accuracy_cases import is_held_back, merge_changes
+from benchmarks.accuracy.cases import is_held_back, merge_changes
 from benchmarks.alternatives import Job
 from benchmarks.journal import Journal
 from benchmarks.record import Row, clear, goal
-from benchmarks.training_plans import describe, make_plan
+from benchmarks.training.plans import describe, make_plan
 from optimizer.errors import HeadroomError, OutOfDeviceMemory
 from optimizer.estimate.prediction import Prediction
 from optimizer.estimate.process import add_memory

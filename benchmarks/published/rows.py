@@ -1,4 +1,4 @@
-"""Published measurements as rows of ``published_rows.csv``, and the model, workload and plan that each is a run of.
+"""Published measurements as rows of ``rows.csv``, and the model, workload and plan that each is a run of.
 
 The file holds what was published and where, nothing of ours. Which rows are in it is a rule, so that nobody picks the good ones:
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from benchmarks.published_models import PublishedModel, read_table
+from benchmarks.published.models import PublishedModel, read_table
 from optimizer.errors import InvalidInput
 from optimizer.plan import Plan
 from optimizer.plan.activations import ActivationsPlan
@@ -26,7 +26,7 @@ from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import Adapter, TrainingWorkload
 
-ROWS_FILE = Path(__file__).with_name("published_rows.csv")
+ROWS_FILE = Path(__file__).with_name("rows.csv")
 GB = 1e9
 _TOKENS_PER_LITGPT_CHUNK = 128
 

@@ -1,6 +1,6 @@
 """Runs one case of ``benchmarks.accuracy``: prices its plan, carries it out, and tells both in one row.
 
-Bytes are counted twice at the same time, by the runtime's meter and by torch's profiler (``accuracy_meter.py``), in a second
+Bytes are counted twice at the same time, by the runtime's meter and by torch's profiler (``meter.py``), in a second
 training step or a second pass of generation. Verdicts are asked for at budgets around what was measured, and for some cases
 carried out: under the predicted bound the case must finish, one byte under its measured peak it must end in OutOfDeviceMemory.
 """
@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.accuracy_cases import REMOTE, Case
-from benchmarks.accuracy_meter import AllocationProfile, HostMarkingMeter, ProfiledPeak
+from benchmarks.accuracy.cases import REMOTE, Case
+from benchmarks.accuracy.meter import AllocationProfile, HostMarkingMeter, ProfiledPeak
 from benchmarks.record import Row
 from optimizer.errors import OutOfDeviceMemory
 from optimizer.estimate.inference import estimate_inference

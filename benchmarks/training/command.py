@@ -5,7 +5,7 @@
 On the CPU device: the head in chunks against all logits at once; each technique alone against transformers' plain loop; the
 search's choice at 60, 40 and 25 % of that loop's peak, against every alternative that fits there; models whose weights,
 gradients and state are four times the budget. Steps are taken in turn (A B C, C B A, ...), the median of paired ratios is
-quoted; times are of uncounted runs, peaks of counted ones, by one meter for all. On CUDA see ``training_cards.py``.
+quoted; times are of uncounted runs, peaks of counted ones, by one meter for all. On CUDA see ``cards.py``.
 
 Needs torch, transformers, numpy, scipy; peft and bitsandbytes for their rows. What goes wrong in one row is told in it, and
 the rows after it still run.
@@ -14,7 +14,6 @@ the rows after it still run.
 import argparse
 import os
 import statistics
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,9 +26,9 @@ import torch
 from benchmarks.alternatives import DoesNotRun, Factory, Job, Ours, list_alternatives
 from benchmarks.paired import measure_peak, paired_ratio, race, tokens_per_s
 from benchmarks.record import Record, Row, clear, describe_machine, goal
-from benchmarks.training_cards import measure_cards, summarize_cards
-from benchmarks.training_head import HeadShape, head_rows
-from benchmarks.training_plans import TECHNIQUES, describe, make_plan
+from benchmarks.training.cards import measure_cards, summarize_cards
+from benchmarks.training.head import HeadShape, head_rows
+from benchmarks.training.plans import TECHNIQUES, describe, make_plan
 from optimizer.errors import HeadroomError, NoFeasiblePlan
 from optimizer.estimate.training import estimate_training
 from optimizer.hardware.machine import Machine
@@ -410,7 +409,3 @@ def _worst(budgets: Sequence[Row], name: str) -> dict[str, Any]:
     worst = max((row[name] for row in budgets if name in row), default=None)
     finished = bool(budgets) and all(row["finished"] for row in budgets)
     return goal(worst, 1.0, met=finished and (worst is None or worst <= 1.0))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -9,8 +9,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.accuracy_cases import Case
-from benchmarks.accuracy_run import Bench, head_of, predicted_ms, time_steps, timed_run
+from benchmarks.accuracy.cases import Case
+from benchmarks.accuracy.run import Bench, head_of, predicted_ms, time_steps, timed_run
 from benchmarks.journal import Journal
 from benchmarks.record import Row
 from optimizer.hardware.calibration import fit_calibration

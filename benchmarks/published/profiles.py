@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from benchmarks.published_generations import PublishedGeneration
-from benchmarks.published_rows import PublishedRow
+from benchmarks.published.generations import PublishedGeneration
+from benchmarks.published.rows import PublishedRow
 from optimizer.profile.extent import Extent, extent_of_plans
 from optimizer.profile.inference import InferenceProfile
 from optimizer.profile.inference_trace import profile_inference

@@ -2,9 +2,9 @@
 
     python -m benchmarks.published [--quick] [--profiles FOLDER] [--json FILE]
 
-Nothing is fitted and nothing calibrated: each row of ``published_rows.csv`` (training) and ``published_generations.csv`` is
+Nothing is fitted and nothing calibrated: each row of ``rows.csv`` (training) and ``generations.csv`` is
 built as its source describes it and estimated on the device from the table; the error is printed with the facts that the
-source leaves open. ``published_rows.py`` and ``published_generations.py`` have the rules by which rows are taken. The
+source leaves open. ``rows.py`` and ``generations.py`` have the rules by which rows are taken. The
 published programs are not ours: other kernels, loss functions and loops are part of the error. Where a program's source
 says what it holds of the logits beyond ours, figures with ``same logits`` are errors with that added.
 
@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.published_generations import PublishedGeneration, read_generations
-from benchmarks.published_models import PublishedModel
-from benchmarks.published_profiles import Profiles
-from benchmarks.published_rows import GB, PublishedRow, read_rows
+from benchmarks.published.generations import PublishedGeneration, read_generations
+from benchmarks.published.models import PublishedModel
+from benchmarks.published.profiles import Profiles
+from benchmarks.published.rows import GB, PublishedRow, read_rows
 from benchmarks.record import Record, Row, goal
 from optimizer.errors import HeadroomError
 from optimizer.estimate.inference import estimate_inference
@@ -207,7 +207,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
     record.close()
     for system, facts in list_open_facts([*rows, *generations]).items():
         print(f"left open by {system}: {facts}")
-
-
-if __name__ == "__main__":
-    main()

@@ -2,28 +2,27 @@
 
     python -m benchmarks.accuracy [--quick] [--json FILE] [--rows FILE] [--only PART] [--case WORD] [--device cpu]
 
-Real steps of each case (``accuracy_cases.py``) are held against what was predicted of it. On the CPU device bytes are counted by
-an independent meter (``accuracy_meter.py``) beside the runtime's; verdicts are asked for around the measured peak, and some
+Real steps of each case (``cases.py``) are held against what was predicted of it. On the CPU device bytes are counted by
+an independent meter (``meter.py``) beside the runtime's; verdicts are asked for around the measured peak, and some
 carried out under a cap; other ways to estimate answer for the same cases (``estimators.py``); steps are timed in rounds over all
 cases, there and back, and one calibration, fitted to four fifths of them, is judged on the fifth that was held back.
 
 ``--rows`` appends each row to a file as it comes, and a later run with the same file goes on from there. A case that fails is
-told in a row of its own, and the others still run. On a CUDA device see ``accuracy_cards.py``, which needs torch, transformers,
+told in a row of its own, and the others still run. On a CUDA device see ``cards.py``, which needs torch, transformers,
 numpy and scipy, and ends by itself in under eight minutes.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from benchmarks.accuracy_cards import measure_cards, summarize_cards
-from benchmarks.accuracy_cases import Case, list_cases
-from benchmarks.accuracy_run import Bench, carry_out, measure_memory, why_left_out
-from benchmarks.accuracy_summary import summarize, tabulate_errors, tabulate_estimators
-from benchmarks.accuracy_time import NUM_ROUNDS, measure_times, predicted_rows
+from benchmarks.accuracy.cards import measure_cards, summarize_cards
+from benchmarks.accuracy.cases import Case, list_cases
+from benchmarks.accuracy.run import Bench, carry_out, measure_memory, why_left_out
+from benchmarks.accuracy.summary import summarize, tabulate_errors, tabulate_estimators
+from benchmarks.accuracy.times import NUM_ROUNDS, measure_times, predicted_rows
 from benchmarks.estimators import ask_all
 from benchmarks.journal import Journal
 from benchmarks.record import Row, describe_machine
@@ -160,7 +159,3 @@ def show(row: Row) -> str:
     if row["what"] == "carried out":
         return f"{row['case']:44} finished {row['finished']}, refused one byte below {row['refused_below']}"
     return "  ".join(f"{name}={value}" for name, value in row.items() if name != "traceback")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Published measurements of generation as rows of ``published_generations.csv``; by rule, like the training rows:
+"""Published measurements of generation as rows of ``generations.csv``; by rule, like the training rows:
 
 - ``litgpt``: every single-GPU inference row of its resource tables without double quantization, of models that the estimator
   builds and that ran.
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from benchmarks.published_models import PublishedModel, read_table
+from benchmarks.published.models import PublishedModel, read_table
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import InferenceWorkload
 
-GENERATIONS_FILE = Path(__file__).with_name("published_generations.csv")
+GENERATIONS_FILE = Path(__file__).with_name("generations.csv")
 
 
 @dataclass(frozen=True, kw_only=True)

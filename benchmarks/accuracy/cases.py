@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from benchmarks.training_plans import make_plan
+from benchmarks.training.plans import make_plan
 from optimizer.errors import InvalidPlan
 from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan import Plan

@@ -1,0 +1,1 @@
+"""The proof that the estimate is right: predicted against measured, over many models and plans."""

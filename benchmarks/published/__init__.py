@@ -1,0 +1,1 @@
+"""The estimator against what others measured and published."""

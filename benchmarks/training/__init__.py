@@ -1,0 +1,1 @@
+"""Training under budgets, against what people use today."""
