@@ -196,11 +196,18 @@ def _packing_s(copy: TracedCopy, compress: Compression, rates: Rates, device_kin
     return num_elements * element_bytes / rates.memory_bytes_per_s + num_chunks * num_ops * dispatch_s
 
 
+def assumed_rate(rate: float, rates: Rates, *, kind: str) -> float:
+    """One that was not measured, corrected as finished runs correct its kind (measured ones were before they came here)."""
+    return rate / rates.time_factors.get(kind, 1.0)
+
+
 def _stored_s(out_bytes: int, in_bytes: int, place: Tier, rates: Rates) -> float:
     if place == "disk":
-        write, read, assumed = rates.disk_write_bytes_per_s, rates.disk_read_bytes_per_s, ASSUMED_DISK_BYTES_PER_S
+        write, read = rates.disk_write_bytes_per_s, rates.disk_read_bytes_per_s
+        assumed = assumed_rate(ASSUMED_DISK_BYTES_PER_S, rates, kind="disk")
     elif place == "remote":
-        write, read, assumed = rates.remote_write_bytes_per_s, rates.remote_read_bytes_per_s, ASSUMED_REMOTE_BYTES_PER_S
+        write, read = rates.remote_write_bytes_per_s, rates.remote_read_bytes_per_s
+        assumed = assumed_rate(ASSUMED_REMOTE_BYTES_PER_S, rates, kind="network")
     else:
         return 0.0
     return out_bytes / (write or assumed) + in_bytes / (read or assumed)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from optimizer.categories import Link
-from optimizer.estimate.activations import ASSUMED_DISK_BYTES_PER_S
+from optimizer.estimate.activations import ASSUMED_DISK_BYTES_PER_S, assumed_rate
 from optimizer.estimate.compiled import TensorList
 from optimizer.estimate.moments import MIN_8BIT_ELEMENTS, TABLES_BYTES, Moments
 from optimizer.estimate.weights import is_streamed
@@ -187,7 +187,8 @@ def estimate_update_ms(num_elements: int, plan: Plan, rates: Rates, *, num_momen
 
 def host_elements_per_s(rates: Rates, *, num_moments: int = 2) -> float:
     """Updates of state that left."""
-    return _as_fast_as_adamw(rates.host_optimizer_elements_per_s or ASSUMED_HOST_ELEMENTS_PER_S, num_moments)
+    rate = rates.host_optimizer_elements_per_s or assumed_rate(ASSUMED_HOST_ELEMENTS_PER_S, rates, kind="host")
+    return _as_fast_as_adamw(rate, num_moments)
 
 
 def _as_fast_as_adamw(elements_per_s: float, num_moments: int) -> float:
@@ -200,8 +201,10 @@ def host_bytes_per_s(rates: Rates) -> float:
 
 
 def disk_read_ms(num_bytes: int, rates: Rates) -> float:
-    return num_bytes / (rates.disk_read_bytes_per_s or ASSUMED_DISK_BYTES_PER_S) * 1000
+    assumed = assumed_rate(ASSUMED_DISK_BYTES_PER_S, rates, kind="disk")
+    return num_bytes / (rates.disk_read_bytes_per_s or assumed) * 1000
 
 
 def disk_write_ms(num_bytes: int, rates: Rates) -> float:
-    return num_bytes / (rates.disk_write_bytes_per_s or ASSUMED_DISK_BYTES_PER_S) * 1000
+    assumed = assumed_rate(ASSUMED_DISK_BYTES_PER_S, rates, kind="disk")
+    return num_bytes / (rates.disk_write_bytes_per_s or assumed) * 1000
