@@ -61,7 +61,7 @@ def search(problem: SearchProblem) -> SearchResult:
     if not find_best(book):
         raise explain_infeasible(remembering)
     bound_step_ms = price_spread(book)
-    chosen, book = _first_on_the_card(book, problem, remembering)
+    chosen, book = first_on_the_card(book, problem, remembering)
     return SearchResult(
         chosen=chosen,
         baselines=baselines,
@@ -80,7 +80,7 @@ def find_best(book: PriceBook) -> bool:
     return book.best is not None
 
 
-def _first_on_the_card(
+def first_on_the_card(
     book: PriceBook, problem: SearchProblem, remembering: SearchProblem
 ) -> tuple[PricedPlan, PriceBook]:
     """The best plan whose whole process has room on the card, and the book it is from.

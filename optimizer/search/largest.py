@@ -3,7 +3,8 @@
 from dataclasses import replace
 from functools import cache
 
-from optimizer.search.core import find_best
+from optimizer.errors import NoFeasiblePlan
+from optimizer.search.core import find_best, first_on_the_card
 from optimizer.search.pricebook import PriceBook
 from optimizer.search.problem import PricedPlan, SearchProblem, divisors
 from optimizer.search.smallest import explain_infeasible
@@ -20,6 +21,11 @@ def find_largest_micro_batch(problem: SearchProblem) -> PricedPlan:
         if not sized.settings():
             continue
         book = PriceBook(sized)
-        if find_best(book) and book.best is not None:
-            return problem.priced("chosen", *book.best)
+        if not find_best(book):
+            continue
+        try:
+            chosen, _ = first_on_the_card(book, replace(problem, micro_batch_size=size), sized)
+        except NoFeasiblePlan:
+            continue
+        return chosen
     raise explain_infeasible(remembering)
