@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -39,6 +39,21 @@ class ExportedFile:
     name: str
     num_bytes: int
     sha256: str
+
+
+class _ExpertNames(NamedTuple):
+    """What published files call the parts of a layer of experts."""
+
+    module: str
+    gate: str
+    up: str
+    down: str
+
+
+_EXPERT_NAMES = {
+    "mixtral": _ExpertNames("block_sparse_moe", "w1", "w3", "w2"),
+    "qwen3_moe": _ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
+}
 
 
 def export_model(
@@ -123,24 +138,25 @@ def _staged(folder: Path) -> Iterator[Path]:
 
 def _published_parts(entry: TensorEntry, model_type: str) -> list[TensorEntry]:
     """What published checkpoints hold in the entry's place (``load.py`` reads them back)."""
-    if model_type != "mixtral" or ".mlp." not in entry.name:
-        return [entry]
+    names = _EXPERT_NAMES.get(model_type)
     layer, _, rest = entry.name.partition(".mlp.")
+    if names is None or rest not in ("gate.weight", "experts.gate_up_proj", "experts.down_proj"):
+        return [entry]
     if rest == "gate.weight":
-        return [replace(entry, name=f"{layer}.block_sparse_moe.gate.weight")]
+        return [replace(entry, name=f"{layer}.{names.module}.gate.weight")]
     num_experts, num_rows, num_columns = entry.shape
-    names = ("w1", "w3") if rest == "experts.gate_up_proj" else ("w2",)
-    num_rows //= len(names)
-    whole = _ReadOnce(entry.read, num_uses=num_experts * len(names))
+    parts = (names.gate, names.up) if rest == "experts.gate_up_proj" else (names.down,)
+    num_rows //= len(parts)
+    whole = _ReadOnce(entry.read, num_uses=num_experts * len(parts))
     return [
         replace(
             entry,
-            name=f"{layer}.block_sparse_moe.experts.{expert}.{name}.weight",
+            name=f"{layer}.{names.module}.experts.{expert}.{name}.weight",
             shape=(num_rows, num_columns),
             read=partial(whole.rows, expert, slice(part * num_rows, (part + 1) * num_rows)),
         )
         for expert in range(num_experts)
-        for part, name in enumerate(names)
+        for part, name in enumerate(parts)
     ]
 
 
@@ -173,6 +189,7 @@ def _generation_config(spec: ModelSpec, end_of_text_id: int | None) -> dict[str,
     if pad is None:
         pad = end_of_text_id if end_of_text_id is not None else spec.end_of_text_id
     ids = {"bos_token_id": spec.config["bos_token_id"], "eos_token_id": eos, "pad_token_id": pad}
+    ids["decoder_start_token_id"] = spec.config.get("decoder_start_token_id")
     return {"do_sample": True, **{name: value for name, value in ids.items() if value is not None}}
 
 

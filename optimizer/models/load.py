@@ -1,7 +1,8 @@
 """Weights from safetensors into a built model: strictly, tensor by tensor, without a second copy of the model.
 
 Understands the names that published files use beside the model's own: a missing base prefix (GPT-2), experts one by one
-(Mixtral), buffers that older versions saved, and a tied output projection that is present or not.
+(Mixtral, Qwen 3), an output projection of another name (GPT-NeoX), buffers that older versions saved, and a tied output
+projection that is present or not.
 """
 
 import re
@@ -16,8 +17,12 @@ from optimizer.errors import InvalidModel
 from optimizer.models.weights import check_weights
 
 _SAVED_BUFFERS = re.compile(r"(^|\.)(attn\.(bias|masked_bias)|rotary_emb\.inv_freq)$")
-_EXPERT = re.compile(r"(?P<layer>.*\.)block_sparse_moe\.experts\.(?P<index>\d+)\.(?P<part>w[123])\.weight")
+_EXPERT = re.compile(
+    r"(?P<layer>.*\.)(block_sparse_moe|mlp)\.experts\.(?P<index>\d+)\.(?P<part>w[123]|(gate|up|down)_proj)\.weight"
+)
+_EXPERT_PARTS = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
 _ROUTER = re.compile(r"(?P<layer>.*\.)block_sparse_moe\.gate\.weight")
+_OTHER_NAMES = {"embed_out.weight": "lm_head.weight"}
 
 
 def load_weights(model: nn.Module, folder: str | Path) -> None:
@@ -28,6 +33,7 @@ def load_weights(model: nn.Module, folder: str | Path) -> None:
     """
     facts = check_weights(folder)
     parameters = dict(model.named_parameters(remove_duplicate=False))
+    buffers = dict(model.named_buffers())
     filled: set[str] = set()
     unexpected: list[str] = []
     with torch.no_grad():
@@ -35,6 +41,9 @@ def load_weights(model: nn.Module, folder: str | Path) -> None:
             with safe_open(Path(folder) / file, framework="pt", device="cpu") as tensors:
                 for name in tensors.keys():  # noqa: SIM118 (not a mapping)
                     if _SAVED_BUFFERS.search(name):
+                        continue
+                    if name in buffers:
+                        _copy(tensors.get_tensor(name), buffers[name], name=name, is_filled=False)
                         continue
                     target = _find_target(name, model, parameters)
                     if target is None:
@@ -50,7 +59,7 @@ def load_weights(model: nn.Module, folder: str | Path) -> None:
 def _find_target(name: str, model: nn.Module, parameters: dict[str, nn.Parameter]) -> tuple[str, torch.Tensor] | None:
     """The key that the tensor fills, and where its numbers go."""
     prefix = str(getattr(model, "base_model_prefix", ""))
-    for candidate in (name, f"{prefix}.{name}"):
+    for candidate in (name, f"{prefix}.{name}", _OTHER_NAMES.get(name, name)):
         if candidate in parameters:
             return candidate, parameters[candidate]
         expert = _find_expert(candidate, parameters)
@@ -60,7 +69,7 @@ def _find_target(name: str, model: nn.Module, parameters: dict[str, nn.Parameter
 
 
 def _find_expert(name: str, parameters: dict[str, nn.Parameter]) -> tuple[str, torch.Tensor] | None:
-    """Mixtral's published files hold each expert apart; the model holds all of a layer in two tensors."""
+    """Published files hold each expert apart; the model holds all of a layer in two tensors."""
     router = _ROUTER.fullmatch(name)
     if router is not None:
         key = f"{router['layer']}mlp.gate.weight"
@@ -68,15 +77,16 @@ def _find_expert(name: str, parameters: dict[str, nn.Parameter]) -> tuple[str, t
     match = _EXPERT.fullmatch(name)
     if match is None:
         return None
-    key = f"{match['layer']}mlp.experts.{'down_proj' if match['part'] == 'w2' else 'gate_up_proj'}"
+    part = _EXPERT_PARTS.get(match["part"], match["part"])
+    key = f"{match['layer']}mlp.experts.{'down_proj' if part == 'w2' else 'gate_up_proj'}"
     index = int(match["index"])
     if key not in parameters or index >= len(parameters[key]):
         return None
     expert = parameters[key][index]
-    if match["part"] != "w2":
+    if part != "w2":
         gate, up = expert.chunk(2, dim=0)
-        expert = gate if match["part"] == "w1" else up
-    return f"{key}[{index}].{match['part']}", expert
+        expert = gate if part == "w1" else up
+    return f"{key}[{index}].{part}", expert
 
 
 def _copy(source: torch.Tensor, destination: torch.Tensor, *, name: str, is_filled: bool) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from optimizer.data.bundled import TOKENIZER_FILE
@@ -29,15 +30,18 @@ def test_every_type_loads_with_the_same_logits_and_generates(model_type: str, tm
     spec = read_model_spec(SMALL_CONFIGS[model_type])
     model = build_model(spec, dtype=torch.float32, device="cpu", seed=1).eval()
     export_model(model, spec, folder=tmp_path / "out")
-    loaded, info = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    loading_class = getattr(transformers, spec.config["architectures"][0])
+    loaded, info = loading_class.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
     loaded.eval()
     inputs = torch.arange(12).reshape(1, 12)
+    more = {"decoder_input_ids": inputs} if loaded.config.is_encoder_decoder else {}
     with torch.no_grad():
-        assert torch.equal(loaded(input_ids=inputs).logits, model(input_ids=inputs).logits)
-    generated = loaded.generate(inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=4, min_new_tokens=4)
-    assert generated.shape == (1, 16)
+        assert torch.equal(loaded(input_ids=inputs, **more).logits, model(input_ids=inputs, **more).logits)
+    if spec.kind != "encoder":
+        generated = loaded.generate(inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=4, min_new_tokens=4)
+        assert generated.shape[1] == (5 if more else 16)
 
 
 def test_the_tokenizer_comes_along_and_writes_text_back(tmp_path: Path) -> None:
