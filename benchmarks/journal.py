@@ -50,5 +50,7 @@ class Journal(Record):
             self.add({**head, **make()})
         except Exception as error:
             short = f"{type(error).__name__}: {error}"
-            self.add({"what": "failed", "of": dict(head), "error": short, "traceback": traceback.format_exc()})
+            # Results are published: paths as the repository has them, not as this machine does.
+            trace = traceback.format_exc().replace(f"{Path.cwd()}/", "")
+            self.add({"what": "failed", "of": dict(head), "error": short, "traceback": trace})
         clear()

@@ -335,7 +335,9 @@ def make_case(model: str, shape: str, techniques: tuple[str, ...], *, is_timed: 
     config = make_config(model, SHAPES[shape])
     spec = read_model_spec(config)
     changes = merge_changes(techniques)
-    workload = _make_workload(SHAPES[shape], changes)
+    # Attention in blocks takes whole ones; of other models a length need not be a multiple of anything.
+    block = config.get("attention_block", 1)
+    workload = _make_workload(SHAPES[shape], changes, sequence_multiple=block)
     plan = _make_plan(spec, workload, changes)
     return Case(
         name=f"{model}/{shape}/{'+'.join(techniques) or 'plain'}",
@@ -447,9 +449,9 @@ def make_config(model: str, shape: Shape) -> dict[str, Any]:
     return {**common, **MODELS[model]}
 
 
-def _make_workload(shape: Shape, changes: Mapping[str, Any]) -> TrainingWorkload:
+def _make_workload(shape: Shape, changes: Mapping[str, Any], *, sequence_multiple: int = 1) -> TrainingWorkload:
     return TrainingWorkload(
-        sequence_length=shape.sequence_length,
+        sequence_length=-(-shape.sequence_length // sequence_multiple) * sequence_multiple,
         global_batch_size=shape.global_batch_size,
         learning_rate=1e-4,
         eval_batches=1,
