@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch._C._profiler import _EventType
 
-from benchmarks import accuracy, accuracy_cases, accuracy_summary
+from benchmarks.accuracy import cases as accuracy_cases
+from benchmarks.accuracy import command as accuracy
+from benchmarks.accuracy import summary as accuracy_summary
 from benchmarks.accuracy.cases import (
     GENERATION,
     TECHNIQUES,

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks import training, training_cards
 from benchmarks.alternatives import Job, Ours, build_quickly, gradients_in_favour_bytes, list_alternatives
 from benchmarks.paired import measure_peak, paired_ratio, race
 from benchmarks.record import Record
+from benchmarks.training import cards as training_cards
+from benchmarks.training import command as training
 from benchmarks.training.head import HeadShape
 from benchmarks.training.plans import describe, make_plan
 from optimizer.errors import InvalidModel
