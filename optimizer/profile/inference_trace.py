@@ -41,7 +41,7 @@ from optimizer.profile.recorder import Recorder
 from optimizer.profile.sizes import Shape
 from optimizer.profile.structure import list_block_kinds, sequence_steps, with_blocks
 from optimizer.profile.tables import PartTables
-from optimizer.profile.trace import _shared_between, _storage_bytes
+from optimizer.profile.tensor_sizes import find_shared, sum_storages
 from optimizer.runtime.inference import Generator, prepare_for_inference
 from optimizer.runtime.kv_cache import find_windows
 from optimizer.runtime.weights import torch_dtype
@@ -264,16 +264,16 @@ def _without_kv(events: Sequence[Event]) -> _Run:
 def _weight_bytes(model: nn.Module, *, whole: Callable[[], nn.Module]) -> WeightBytes:
     """model: short; whole: makes the model in its full depth, which alone has everything that blocks share."""
     blocks = find_blocks(model)
-    shared = _shared_between(blocks)
+    shared = find_shared(blocks)
     in_blocks = {id(tensor) for block in blocks for tensor in (*block.parameters(), *block.buffers())}
     outside = [tensor for tensor in (*model.parameters(), *model.buffers()) if id(tensor) not in in_blocks]
-    outside_bytes = _storage_bytes(outside)
+    outside_bytes = sum_storages(outside)
     if shared:
         every = whole()
-        in_all = _shared_between(find_blocks(every))
-        outside_bytes += _storage_bytes(parameter for parameter in every.parameters() if id(parameter) in in_all)
+        in_all = find_shared(find_blocks(every))
+        outside_bytes += sum_storages(parameter for parameter in every.parameters() if id(parameter) in in_all)
     return WeightBytes(
         outside=outside_bytes,
         tensors=tuple(tuple(p.nbytes for p in block.parameters() if id(p) not in shared) for block in blocks),
-        staying_by_block=tuple(_storage_bytes(block.buffers()) for block in blocks),
+        staying_by_block=tuple(sum_storages(block.buffers()) for block in blocks),
     )

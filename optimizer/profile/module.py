@@ -22,7 +22,8 @@ from optimizer.profile.profile import BLOCK_CHOICES, Profile, Regime, Tensors, T
 from optimizer.profile.ranges import MICRO_BATCH_HIGH, SEQUENCE_LOW, ShapeRange
 from optimizer.profile.sizes import NUM_MONOMIALS, Shape, Terms
 from optimizer.profile.tables import PartTables
-from optimizer.profile.trace import _size_of, _storage_bytes, _Subject, _trace_evaluation, _trace_step
+from optimizer.profile.tensor_sizes import size_of, sum_storages
+from optimizer.profile.trace_step import Subject, trace_evaluation, trace_step
 from optimizer.runtime.step import MicroBatch
 from optimizer.runtime.weights import torch_dtype
 
@@ -60,13 +61,13 @@ def profile_module(
         model = _on_meta(whole).to(torch_dtype(weights)).train()
         anatomy = plain_anatomy(model, loss=loss, blocks=blocks)
         num_blocks = len(anatomy.blocks)
-        subject = _Subject(
+        subject = Subject(
             model, weights, None, tuple(range(num_blocks)), anatomy=anatomy, make_inputs=partial(_make_like, *example)
         )
         regimes[weights.representation] = tuple(
             _trace(subject, place, tables=tables, ops=ops) for place in _list_ranges(has_single=has_single)
         )
-        buffer_bytes[weights.dtype] = _storage_bytes(model.buffers())
+        buffer_bytes[weights.dtype] = sum_storages(model.buffers())
     return Profile(
         model_fingerprint=f"module {type(whole).__qualname__}",
         model_type="module",
@@ -121,16 +122,16 @@ def _list_ranges(*, has_single: bool) -> list[ShapeRange]:
     ]
 
 
-def _trace(subject: _Subject, place: ShapeRange, *, tables: PartTables, ops: Ops) -> Regime:
+def _trace(subject: Subject, place: ShapeRange, *, tables: PartTables, ops: Ops) -> Regime:
     try:
         whole = {
-            choice: _trace_step(subject, place.shape, choice, num_micro_batches=2, ops=ops) for choice in BLOCK_CHOICES
+            choice: trace_step(subject, place.shape, choice, num_micro_batches=2, ops=ops) for choice in BLOCK_CHOICES
         }
         growth = {
-            shape: _trace_step(subject, shape, "keep", num_micro_batches=1, ops=ops, watches_holds=False)
+            shape: trace_step(subject, shape, "keep", num_micro_batches=1, ops=ops, watches_holds=False)
             for shape in place.more_shapes
         }
-        evaluation = {shape: _trace_evaluation(subject, shape, ops=ops) for shape in (place.shape, *place.more_shapes)}
+        evaluation = {shape: trace_evaluation(subject, shape, ops=ops) for shape in (place.shape, *place.more_shapes)}
     except HeadroomError:
         raise
     except Exception as error:  # whatever the module's own code raises
@@ -202,9 +203,9 @@ def _list_tensors(anatomy: PlainAnatomy) -> Tensors:
         found = owners.get(id(parameter), set())
         has_met_blocks = has_met_blocks or bool(found)
         if len(found) == 1:
-            by_block[next(iter(found))].append(_size_of(parameter))
+            by_block[next(iter(found))].append(size_of(parameter))
         else:
-            (after if has_met_blocks and not found else before).append(_size_of(parameter))
+            (after if has_met_blocks and not found else before).append(size_of(parameter))
     return Tensors(
         before=tuple(before),
         by_block=tuple(tuple(sizes) for sizes in by_block),

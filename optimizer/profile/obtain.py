@@ -153,7 +153,8 @@ def _ask(child: _Child, request: dict[str, Any]) -> Any:
 
 
 def _read_error(document: dict[str, Any]) -> HeadroomError:
-    kinds = {kind.code: kind for kind in _subclasses(HeadroomError)}
+    # Only what optimizer/errors.py defines: the service has kinds of its own under some of these codes.
+    kinds = {kind.code: kind for kind in _subclasses(HeadroomError) if kind.__module__ == HeadroomError.__module__}
     kind = kinds.get(document["code"], HeadroomError)
     error = kind.__new__(kind)
     HeadroomError.__init__(error, document["message"], hint=document["hint"], **document["fields"])

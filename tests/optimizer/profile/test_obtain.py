@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from optimizer.errors import InvalidWorkload, ProfilingFailed
+from optimizer.errors import HeadroomError, InvalidModel, InvalidWorkload, ProfilingFailed
 from optimizer.models.spec import read_model_spec
 from optimizer.profile import kept, obtain
 from optimizer.profile.extent import EVERYTHING, Extent
@@ -121,6 +121,15 @@ def test_an_error_of_the_trace_comes_out_of_the_child_as_itself(tmp_path):
     with pytest.raises(InvalidWorkload, match="this model has positions for 8 to 64 tokens") as caught:
         obtain_profile(SPEC, extent=Extent(shapes=((1, 65),)), folder=tmp_path)
     assert caught.value.fields["field"] == "workload.sequence_length"
+
+
+def test_an_error_of_the_child_is_never_taken_for_anothers_of_the_same_code():
+    class OfTheService(HeadroomError):
+        code = InvalidModel.code
+
+    document = InvalidModel("no such op", field="config").to_json()
+    assert type(obtain._read_error(document)) is InvalidModel
+    assert OfTheService.code == document["code"]
 
 
 def test_a_child_that_is_killed_is_an_error_of_the_tree(tmp_path):

@@ -1,0 +1,101 @@
+"""Sizes of a model's tensors as a profile lists them: trained ones by block, frozen ones summed up."""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from optimizer.errors import InvalidModel
+from optimizer.models.anatomy import find_blocks
+from optimizer.profile.profile import FrozenBytes, Tensors, TensorSize
+from optimizer.runtime.sparse_gradients import find_sparse
+
+
+def mark_sparse(model: nn.Module) -> dict[int, int]:
+    """Make embeddings with sparse gradients dense ones that ``Recorder`` knows by their mark; returns the elements in a row,
+    by the id of the table.
+    """
+    sparse = {id(parameter): parameter.shape[1] for parameter in find_sparse(model).values()}
+    for module in model.modules():
+        if isinstance(module, nn.Embedding) and id(module.weight) in sparse:
+            module.sparse, module.scale_grad_by_freq = False, True
+    return sparse
+
+
+def list_tensors(
+    model: nn.Module,
+    instances: Sequence[int],
+    *,
+    row_elements: Mapping[int, int],
+    unused: Collection[int],
+    whole: Callable[[], nn.Module],
+) -> Tensors:
+    """Trained tensors that several blocks share belong to none of them: they are listed ahead of the blocks.
+
+    model: short; row_elements: of its tables with sparse gradients; unused: ids of those that never have a gradient; whole:
+    makes the model in its full depth, which alone has every shared tensor.
+    """
+    blocks = find_blocks(model)
+    owner = {id(parameter): index for index, block in enumerate(blocks) for parameter in block.parameters()}
+    shared = find_shared(blocks)
+    before: list[TensorSize] = []
+    outside: dict[int, list[TensorSize]] = {}
+    last_met = -1
+    by_block: list[list[TensorSize]] = [[] for _ in blocks]
+    for parameter in model.parameters():
+        index = owner.get(id(parameter))
+        last_met = max(last_met, -1 if index is None else index)
+        if not parameter.requires_grad or id(parameter) in shared or id(parameter) in unused:
+            continue
+        if index is not None:
+            by_block[index].append(size_of(parameter))
+        else:
+            size = replace(size_of(parameter), row_elements=row_elements.get(id(parameter), 0))
+            (before if last_met < 0 else outside.setdefault(last_met, [])).append(size)
+    if shared:
+        every = whole()
+        in_all = find_shared(find_blocks(every))
+        before += [size_of(parameter) for parameter in every.parameters() if id(parameter) in in_all]
+    return Tensors(
+        before=tuple(before),
+        by_block=tuple(tuple(sizes) for sizes in by_block),
+        block_kinds=tuple(instances),
+        after=tuple(outside.pop(len(blocks) - 1, ())),
+        **_between_stacks(outside, instances),
+    )
+
+
+def _between_stacks(outside: Mapping[int, list[TensorSize]], instances: Sequence[int]) -> dict[str, Any]:
+    """outside: by the block of the short model that they follow."""
+    if not outside:
+        return {}
+    if len(outside) > 1:
+        raise InvalidModel("the model cannot be traced: it has parameters between more than two stacks", field="config")
+    ((before, sizes),) = outside.items()
+    return {"between": tuple(sizes), "num_before_between": instances.index(before) + 1}
+
+
+def size_of(parameter: nn.Parameter) -> TensorSize:
+    return TensorSize(num_elements=parameter.numel(), is_matrix=parameter.dim() >= 2)
+
+
+def find_shared(blocks: Sequence[nn.Module]) -> set[int]:
+    """Ids of the parameters that more than one block has."""
+    counts = Counter(id(parameter) for block in blocks for parameter in block.parameters())
+    return {key for key, count in counts.items() if count > 1}
+
+
+def sum_frozen(model: nn.Module) -> FrozenBytes:
+    blocks = find_blocks(model)
+    in_blocks = {id(parameter) for block in blocks for parameter in block.parameters()}
+    return FrozenBytes(
+        outside=sum_storages(p for p in model.parameters() if not p.requires_grad and id(p) not in in_blocks),
+        by_block=tuple(sum_storages(p for p in block.parameters() if not p.requires_grad) for block in blocks),
+    )
+
+
+def sum_storages(tensors: Iterable[torch.Tensor]) -> int:
+    return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values())
