@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
+from optimizer.cli_adapters import add_adapter_options, pack_frozen, read_adapter
 from optimizer.cli_generation import add_generation_options, asks_for_generation, run_generation
 from optimizer.errors import HeadroomError, InvalidInput
 from optimizer.estimating import BEST, estimate_model, estimate_profiled, needed_extent, read_json, read_model
@@ -21,6 +22,7 @@ from optimizer.estimating_generation import report_generation
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.prices import price_run, read_prices
+from optimizer.models.targets import check_targets
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.obtain import obtain_profile
@@ -67,6 +69,7 @@ def add_subcommands(commands: "argparse._SubParsersAction[argparse.ArgumentParse
     _add_model_options(plan)
     _add_workload_options(plan)
     _add_machine_options(plan)
+    add_adapter_options(plan)
     plan.add_argument("--allow-lossy", action="store_true", help="also choices that change the numbers, such as bf16")
     plan.add_argument(
         "--forbid",
@@ -91,6 +94,7 @@ def add_subcommands(commands: "argparse._SubParsersAction[argparse.ArgumentParse
     estimate.add_argument("--allow-lossy", action="store_true", help="let the best plan change the numbers")
     estimate.add_argument("--explain", action="store_true", help="where bytes and time are, and what each knob would buy")
     estimate.add_argument("--json", action="store_true", help="print all of it as JSON")
+    add_adapter_options(estimate)
     add_generation_options(estimate)
     estimate.set_defaults(run=run_estimate)
 
@@ -125,8 +129,13 @@ def run_estimate(options: argparse.Namespace) -> int:
     weights = _DTYPES[options.dtype]
     goal = _read_goal(options, machine)
     if asks_for_generation(options):
+        if workload.adapter is not None:
+            raise InvalidInput(
+                "--lora is of training; a model generates with its adapters merged", field="lora", value=options.lora
+            )
         return _run_generation(options, weights=weights, machine=machine, budget_bytes=goal.device_budget_bytes)
-    if weights.dtype != "fp32" or weights.autocast != "off":
+    weights = pack_frozen(weights, options)
+    if weights != WeightsPlan():
         goal = _allowing(goal, weights)
     asked: dict[str, Any] = {
         "machine": machine,
@@ -240,6 +249,8 @@ def _read_problem(options: argparse.Namespace) -> tuple[SearchProblem, Machine, 
         profile = _read_profile(options.profile)
     else:
         spec = read_model(options.model)
+        if workload.adapter is not None:
+            check_targets(workload.adapter, spec.model_type)
         extent = needed_extent(spec.num_blocks, BEST, workload=workload, goal=goal)
         profile = obtain_profile(spec, adapter=workload.adapter, extent=extent)
     return training_problem(profile, workload=workload, goal=goal, machine=machine), machine, profile
@@ -253,6 +264,7 @@ def _read_workload(options: argparse.Namespace) -> TrainingWorkload:
         max_grad_norm=options.max_grad_norm or None,
         optimizer=options.optimizer,
         momentum=options.momentum,
+        adapter=read_adapter(options),
     )
 
 
@@ -270,11 +282,13 @@ def _read_goal(options: argparse.Namespace, machine: Machine) -> Goal:
 
 
 def _allowing(goal: Goal, weights: WeightsPlan) -> Goal:
-    """Besides what is lossless the dtype that was asked for, unless everything was allowed."""
+    """Besides what is lossless the dtype and the packing that were asked for, unless everything was allowed."""
     if goal.allow_lossy:
         return goal
-    asked = "autocast" if weights.autocast != "off" else weights.dtype
-    return replace(goal, allow_lossy=True, forbid=(*goal.forbid, *(name for name in LOSSY if name != asked)))
+    asked: set[str] = {"autocast" if weights.autocast != "off" else weights.dtype}
+    if weights.frozen != "same":
+        asked.add("quantize_frozen")
+    return replace(goal, allow_lossy=True, forbid=(*goal.forbid, *(name for name in LOSSY if name not in asked)))
 
 
 def _parse_size(name: str, text: str | None) -> int | None:

@@ -18,7 +18,7 @@ def add_generation_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--prompt-length", type=int, metavar="TOKENS", help="of each prompt")
     group.add_argument("--new-tokens", type=int, metavar="TOKENS", help="generated after each prompt")
     group.add_argument("--sequences", type=int, metavar="COUNT", help="prompts in all; as many as run at once unless given")
-    group.add_argument("--pack", choices=get_args(FrozenFormat), default="same", help="how the blocks' matrices are held")
+    group.add_argument("--pack", choices=get_args(FrozenFormat), default="same", help="form of blocks' matrices, of --lora too")
     group.add_argument(
         "--weights", choices=get_args(WeightsPlace), default="device", help="where blocks keep their weights between uses"
     )

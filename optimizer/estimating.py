@@ -18,6 +18,7 @@ from optimizer.hardware.devices import table_machine
 from optimizer.hardware.machine import Machine
 from optimizer.models.presets import PRESETS
 from optimizer.models.spec import SUPPORTED_MODEL_TYPES, ModelSpec, read_model_spec
+from optimizer.models.targets import check_targets
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.extent import EVERYTHING, Extent, extent_of_plans, traced_representation
@@ -94,6 +95,8 @@ def estimate_model(
     target = machine if isinstance(machine, Machine) else table_machine(machine)
     goal = goal or Goal(device_budget_bytes=target.device.memory_bytes)
     _check_label(plan)
+    if workload.adapter is not None:
+        check_targets(workload.adapter, spec.model_type)
     with ProfileSource(spec, adapter=workload.adapter, folder=profiles_folder) as source:
         extent = needed_extent(
             spec.num_blocks, plan, workload=workload, goal=goal, weights=weights, with_knobs=with_knobs
