@@ -23,7 +23,7 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from optimizer.models.anatomy import find_blocks
 from optimizer.models.build import build_model
 from optimizer.models.spec import ModelSpec
-from optimizer.plan import Plan
+from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.meter import Meter
 from optimizer.runtime.prepare import build_prepared, prepare_model

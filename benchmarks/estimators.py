@@ -29,7 +29,7 @@ from benchmarks.record import Row
 from optimizer.models.adapters import attach_adapters
 from optimizer.models.anatomy import find_anatomy
 from optimizer.models.build import build_model
-from optimizer.plan import Plan
+from optimizer.plan.plan import Plan
 from optimizer.runtime.measure import make_synthetic_batches
 from optimizer.workload import TrainingWorkload
 

@@ -33,9 +33,9 @@ from optimizer.hardware.probe import probe_machine
 from optimizer.models.build import build_model
 from optimizer.models.presets import PRESETS
 from optimizer.models.spec import ModelSpec, read_model_spec
-from optimizer.plan import Plan
 from optimizer.plan.activations import ActivationsPlan, BlockChoice
 from optimizer.plan.batch import BatchPlan
+from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.profile import Profile
 from optimizer.profile.trace import profile_model

@@ -22,9 +22,9 @@ from benchmarks.record import describe_machine
 from optimizer.models.build import build_model
 from optimizer.models.presets import PRESETS
 from optimizer.models.spec import read_model_spec
-from optimizer.plan import Plan
 from optimizer.plan.activations import ActivationsPlan, BlockChoice
 from optimizer.plan.batch import BatchPlan
+from optimizer.plan.plan import Plan
 from optimizer.runtime.measure import make_synthetic_batches
 from optimizer.runtime.meter import Meter
 from optimizer.runtime.step import Trainer

@@ -26,12 +26,12 @@ from optimizer.estimate.allocator import AllocatorSettings, Replay, Request, rep
 from optimizer.estimate.training import list_training_allocations
 from optimizer.hardware.machine import Device, Machine, Rates
 from optimizer.models.spec import ModelSpec, read_model_spec
-from optimizer.plan import Plan
 from optimizer.plan.activations import ActivationsPlan, BlockChoice
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.gradients import GradientsPlan
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
+from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.profile import Profile
 from optimizer.profile.trace import profile_model

@@ -31,12 +31,12 @@ from optimizer.reports import report_machine, report_profile, report_search
 from optimizer.reports_estimate import report_costs, report_estimate
 from optimizer.search.baselines import BASELINES
 from optimizer.search.core import search
-from optimizer.search.problem import LOSSY, SearchProblem
+from optimizer.search.problem import SearchProblem
 from optimizer.search.search import training_problem
 from optimizer.serialize import to_json
 from optimizer.techniques import TECHNIQUE_LABELS
 from optimizer.units import parse_bytes
-from optimizer.workload import Goal, OptimizerName, TrainingWorkload
+from optimizer.workload import LOSSY, Goal, OptimizerName, TrainingWorkload
 
 _DTYPES: dict[str, WeightsPlan] = {
     "fp32": WeightsPlan(),

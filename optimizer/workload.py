@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from optimizer.errors import InvalidWorkload
+from optimizer.plan.pins import Pins
 from optimizer.serialize import shown
 
 Technique = Literal[
@@ -27,6 +28,10 @@ Technique = Literal[
     "quantize_frozen",
 ]
 """What a goal may forbid. ``disk`` and ``remote`` forbid a place, whatever would live there."""
+LOSSY: tuple[Technique, ...] = ("compress", "bf16", "fp16", "autocast", "8bit_optimizer", "quantize_frozen")
+"""Techniques that change the numbers."""
+Objective = Literal["fastest_step", "cheapest_run", "largest_batch", "longest_sequence", "largest_model"]
+"""What is best. The last three change what is asked for: as much of it as fits, and of that the fastest."""
 ScheduleName = Literal["constant", "linear", "cosine"]
 OptimizerName = Literal["adamw", "sgd"]
 
@@ -182,11 +187,14 @@ class Goal:
     """Cap on bytes on the host tier; None means what the machine has free."""
     disk_budget_bytes: int | None = None
     """Cap on bytes on the disk tier; None means what the machine has free."""
-    objective: Literal["fastest_step"] = "fastest_step"
+    objective: Objective = "fastest_step"
+    """cheapest_run weighs machines against each other by money; on one machine the fastest step is the cheapest."""
     allow_lossy: bool = False
     """Whether choices that change the numbers (bf16, 8-bit state) may be taken."""
     forbid: tuple[Technique, ...] = ()
     """Techniques that must not be used."""
+    pins: Pins = field(default_factory=Pins)
+    """Decisions of the plan that are made already."""
 
     def __post_init__(self) -> None:
         _require_int("device_budget_bytes", self.device_budget_bytes, low=1, high=2**60, section="goal")
@@ -194,6 +202,31 @@ class Goal:
             _require_int("host_budget_bytes", self.host_budget_bytes, low=0, high=2**60, section="goal")
         if self.disk_budget_bytes is not None:
             _require_int("disk_budget_bytes", self.disk_budget_bytes, low=0, high=2**60, section="goal")
+        self._check_pins()
+
+    def _check_pins(self) -> None:
+        """Raise InvalidWorkload where a pin asks for what the goal rules out."""
+        for path, technique in self.pins.techniques():
+            name, value = f"goal.pins.{path}", dict(self.pins.values())[path]
+            if technique in self.forbid:
+                raise InvalidWorkload(
+                    f"{name} is {shown_pin(value)}, which needs {technique!r}, and goal.forbid names that",
+                    field=name,
+                    value=shown_pin(value),
+                    hint=f"Leave {technique!r} out of goal.forbid, or the pin.",
+                )
+            if technique in LOSSY and not self.allow_lossy:
+                raise InvalidWorkload(
+                    f"{name} is {shown_pin(value)}, which changes the numbers, and goal.allow_lossy is false",
+                    field=name,
+                    value=shown_pin(value),
+                    hint="Set goal.allow_lossy, or leave the pin out.",
+                )
+
+
+def shown_pin(value: object) -> str:
+    """As people write it: ``bf16``; of blocks the distinct choices."""
+    return ", ".join(dict.fromkeys(map(str, value))) if isinstance(value, tuple) else str(value)
 
 
 def _require_int(name: str, value: object, *, low: int, high: int, section: str = "workload") -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from optimizer.data.tokens import tokenize_dataset
 from optimizer.models.spec import ModelSpec, read_model_spec
-from optimizer.plan import Plan
+from optimizer.plan.plan import Plan
 from optimizer.serialize import from_json
 from optimizer.workload import Goal, TrainingWorkload
 from worker.reporter import Reporter

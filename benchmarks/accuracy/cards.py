@@ -34,7 +34,7 @@ from optimizer.hardware.machine import Machine
 from optimizer.hardware.probe import probe_machine
 from optimizer.models.presets import PRESETS
 from optimizer.models.spec import ModelSpec, read_model_spec
-from optimizer.plan import Plan
+from optimizer.plan.plan import Plan
 from optimizer.profile.extent import Extent, extent_of_plans
 from optimizer.profile.profile import Profile
 from optimizer.profile.trace import profile_model

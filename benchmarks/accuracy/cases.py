@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 from benchmarks.training.plans import make_plan
 from optimizer.errors import InvalidPlan
 from optimizer.models.spec import ModelSpec, read_model_spec
-from optimizer.plan import Plan
 from optimizer.plan.inference import InferencePlan
+from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import Adapter, InferenceWorkload, TrainingWorkload
 

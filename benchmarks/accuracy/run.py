@@ -27,8 +27,8 @@ from optimizer.estimate.prediction import Prediction
 from optimizer.estimate.training import estimate_training
 from optimizer.hardware.calibration import TimedRun
 from optimizer.hardware.machine import Machine
-from optimizer.plan import Plan
 from optimizer.plan.inference import InferencePlan
+from optimizer.plan.plan import Plan
 from optimizer.profile.extent import Extent, extent_of_plans
 from optimizer.profile.inference import InferenceProfile
 from optimizer.profile.inference_trace import profile_inference

@@ -19,10 +19,10 @@ from typing import Literal
 
 from benchmarks.published.models import PublishedModel, read_table
 from optimizer.errors import InvalidInput
-from optimizer.plan import Plan
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
+from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import Adapter, TrainingWorkload
 

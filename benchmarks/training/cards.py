@@ -23,12 +23,12 @@ from optimizer.hardware.machine import Machine
 from optimizer.hardware.probe import probe_machine
 from optimizer.models.presets import PRESETS
 from optimizer.models.spec import ModelSpec, read_model_spec
-from optimizer.plan import Plan
 from optimizer.plan.activations import ActivationsPlan, BlockChoice
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.gradients import GradientsPlan
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
+from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.trace import profile_model
 from optimizer.runtime.device import prepared_device

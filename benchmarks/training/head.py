@@ -13,10 +13,10 @@ from benchmarks.record import Row
 from optimizer.estimate.training import estimate_training
 from optimizer.hardware.machine import Machine
 from optimizer.models.spec import read_model_spec
-from optimizer.plan import Plan
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
+from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
 from optimizer.profile.trace import profile_model
 from optimizer.runtime.logits_and_loss import chunked_cross_entropy

@@ -4,12 +4,12 @@ import itertools
 from typing import Any
 
 from optimizer.models.spec import ModelSpec
-from optimizer.plan import Plan
 from optimizer.plan.activations import ActivationsPlan, BlockChoice
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.gradients import GradientsPlan
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
+from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import TrainingWorkload
 

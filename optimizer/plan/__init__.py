@@ -1,5 +1,4 @@
-"""What can be decided. ``plan.py`` is the table; one module per category says what its column may hold."""
+"""What can be decided. ``plan.py`` is the table; one module per category says what its column may hold.
 
-from optimizer.plan.plan import Plan
-
-__all__ = ["Plan"]
+Nothing is imported here: a goal (``optimizer/workload.py``) pins single decisions, and the table knows of workloads.
+"""

@@ -25,7 +25,7 @@ from torch import nn
 
 from optimizer.errors import InvalidPlan
 from optimizer.models.anatomy import Anatomy
-from optimizer.plan import Plan
+from optimizer.plan.plan import Plan
 from optimizer.runtime.allocator import apply_allocator
 from optimizer.runtime.device import check_dtype, prepared_device
 from optimizer.runtime.logits_and_loss import IGNORED_LABEL

@@ -14,7 +14,7 @@ from torch import nn
 
 from optimizer.categories import Link
 from optimizer.models.spec import ModelSpec
-from optimizer.plan import Plan
+from optimizer.plan.plan import Plan
 from optimizer.runtime.device import check_dtype, prepared_device
 from optimizer.runtime.homes import HomeTensor
 from optimizer.runtime.meter import Meter

@@ -12,7 +12,7 @@ from torch import nn
 
 from optimizer.models.anatomy import Anatomy
 from optimizer.models.spec import ModelSpec
-from optimizer.plan import Plan
+from optimizer.plan.plan import Plan
 from optimizer.runtime.device import check_dtype, prepared_device
 from optimizer.runtime.measure import make_synthetic_batches
 from optimizer.runtime.meter import Meter, Peak

@@ -24,7 +24,7 @@ from torch.utils.hooks import RemovableHandle
 from optimizer.categories import Category
 from optimizer.errors import LossNotFinite
 from optimizer.models.anatomy import Anatomy, find_anatomy
-from optimizer.plan import Plan
+from optimizer.plan.plan import Plan
 from optimizer.runtime.activations import apply_activations
 from optimizer.runtime.gradients import ConsumedGradients, Gradients, HostGradients
 from optimizer.runtime.homes import HomeTensor

@@ -23,7 +23,7 @@ import torch
 from optimizer.data.batches import Batches
 from optimizer.data.token_file import TokenFile
 from optimizer.models.spec import ModelSpec
-from optimizer.plan import Plan
+from optimizer.plan.plan import Plan
 from optimizer.runtime.allocator import apply_allocator, release_unused
 from optimizer.runtime.batch import BatchReader, read_validation_batches
 from optimizer.runtime.checkpoint import Checkpoint, find_resumable, read_checkpoint, write_checkpoint

@@ -12,6 +12,7 @@ from optimizer.plan.explain import explain_plan
 from optimizer.plan.plan import Plan
 from optimizer.search.baselines import list_baselines, price_baselines
 from optimizer.search.frontier import frontier_of, price_spread
+from optimizer.search.pins import check_pins
 from optimizer.search.polish import polish
 from optimizer.search.pricebook import PriceBook
 from optimizer.search.problem import PricedPlan, SearchProblem, Setting, techniques_of
@@ -51,8 +52,10 @@ class SearchResult:
 def search(problem: SearchProblem) -> SearchResult:
     """The fastest plan that the goal allows and whose peak, upper end, honours the budgets.
 
-    Raises NoFeasiblePlan with the smallest peak that was found and what it is made of.
+    Raises NoFeasiblePlan with the smallest peak that was found and what it is made of, InvalidPlan where nothing can keep the
+    goal's pins.
     """
+    check_pins(problem)
     remembering = replace(problem, price=cache(problem.price))
     book = PriceBook(remembering)
     baselines = price_baselines(remembering)

@@ -6,7 +6,7 @@ from optimizer.estimate.prediction import Prediction
 from optimizer.plan.plan import Plan
 from optimizer.search.arrangements import Line, keep_everything, summarize
 from optimizer.search.levers import variants_of
-from optimizer.search.lines import all_blocks, pure_choices
+from optimizer.search.lines import pure_blocks
 from optimizer.search.pricebook import PriceBook
 from optimizer.search.problem import PricedPlan, Setting
 
@@ -26,8 +26,8 @@ def price_spread(book: PriceBook) -> float:
         _price_along_lines(book, setting)
     for setting in {settings[0]: None, settings[-1]: None}:
         for variant in variants_of(book, setting):
-            for choice in pure_choices(book):
-                book.price(variant, all_blocks(book, choice))
+            for per_block in pure_blocks(book):
+                book.price(variant, per_block)
     return min(prediction.step_ms for _, prediction in book.permitted())
 
 

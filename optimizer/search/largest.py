@@ -5,6 +5,7 @@ from functools import cache
 
 from optimizer.errors import NoFeasiblePlan
 from optimizer.search.core import find_best, first_on_the_card
+from optimizer.search.pins import check_pins
 from optimizer.search.pricebook import PriceBook
 from optimizer.search.problem import PricedPlan, SearchProblem, divisors
 from optimizer.search.smallest import explain_infeasible
@@ -15,6 +16,7 @@ def find_largest_micro_batch(problem: SearchProblem) -> PricedPlan:
 
     Raises NoFeasiblePlan where none fits at any.
     """
+    check_pins(problem)
     remembering = replace(problem, price=cache(problem.price))
     for size in reversed(divisors(problem.workload.global_batch_size)):
         sized = replace(remembering, micro_batch_size=size)

@@ -47,14 +47,14 @@ def chunk_counts(base: Setting, *, tokens: int) -> tuple[int, ...]:
 def with_chunks(book: PriceBook, setting: Setting) -> list[Setting]:
     """The setting with one chunk and with more, where that is allowed."""
     problem = book.problem
-    if not problem.allows("chunked_loss"):
+    if not problem.allows("chunked_loss") or "num_chunks" in problem.pinned_levers:
         return [setting]
     counts = chunk_counts(setting, tokens=problem.workload.sequence_length)
     return [replace(setting, num_chunks=count) for count in counts]
 
 
-def with_prefetch(setting: Setting) -> list[Setting]:
-    if setting.weights_place == "device":
+def with_prefetch(book: PriceBook, setting: Setting) -> list[Setting]:
+    if setting.weights_place == "device" or "prefetch" in book.problem.pinned_levers:
         return [setting]
     return [replace(setting, prefetch=prefetch) for prefetch in PREFETCHES]
 
@@ -63,12 +63,13 @@ def variants_of(book: PriceBook, base: Setting) -> Iterator[Setting]:
     """Every home of the base with every count of chunks and every prefetch that is tried first."""
     for home in homes_of(book, base):
         for chunked in with_chunks(book, home):
-            yield from with_prefetch(chunked)
+            yield from with_prefetch(book, chunked)
 
 
-def has_free_fraction(setting: Setting) -> bool:
+def has_free_fraction(book: PriceBook, setting: Setting) -> bool:
     """Whether a part of the state may stay on the device."""
-    return setting.state_place != "device" and setting.weights_place == "device"
+    is_pinned = "state_fraction" in book.problem.pinned_levers
+    return setting.state_place != "device" and setting.weights_place == "device" and not is_pinned
 
 
 def smallest_fraction(book: PriceBook, setting: Setting, per_block: PerBlock) -> Setting | None:
@@ -90,16 +91,17 @@ def smallest_fraction(book: PriceBook, setting: Setting, per_block: PerBlock) ->
 
 def largest_fraction(book: PriceBook, setting: Setting) -> Setting | None:
     """With the largest share of the state for which host and disk have room; None where they have none for any."""
-    lightest = (book.problem.rebuilding or ("keep",))[0]
-    per_block: PerBlock = (lightest,) * book.problem.num_blocks
+    per_block = _with_least_elsewhere(book)
 
     def fits(step: int) -> bool:
         prediction = book.price(replace(setting, state_fraction=step / FRACTION_STEPS), per_block)
         return book.problem.fits_elsewhere(prediction)
 
+    if "state_fraction" in book.problem.pinned_levers:
+        return setting if book.problem.fits_elsewhere(book.price(setting, per_block)) else None
     if fits(FRACTION_STEPS):
         return setting
-    if not has_free_fraction(setting) or not fits(1):
+    if not has_free_fraction(book, setting) or not fits(1):
         return None
     low, high = 1, FRACTION_STEPS
     while high - low > 1:
@@ -117,8 +119,14 @@ def _has_nearer(book: PriceBook, home: Setting) -> bool:
     )
     if nearer == home:
         return False
+    if not book.problem.permits_setting(nearer):
+        return False
+    return book.problem.fits_elsewhere(book.price(nearer, _with_least_elsewhere(book)))
+
+
+def _with_least_elsewhere(book: PriceBook) -> PerBlock:
     lightest = (book.problem.rebuilding or ("keep",))[0]
-    return book.problem.fits_elsewhere(book.price(nearer, (lightest,) * book.problem.num_blocks))
+    return book.problem.pinned_blocks or (lightest,) * book.problem.num_blocks
 
 
 def _strength(home: tuple[GradientsChoice, StatePlace, WeightsPlace]) -> tuple[int, int, int]:

@@ -64,12 +64,21 @@ def pure_choices(book: PriceBook) -> tuple[BlockChoice, ...]:
     return ("keep", *book.problem.rebuilding, *book.problem.offloading[:1])
 
 
+def pure_blocks(book: PriceBook) -> list[PerBlock]:
+    """The blocks of plans whose blocks all do the same; where they are pinned, what they are pinned to."""
+    pinned = book.problem.pinned_blocks
+    return [all_blocks(book, choice) for choice in pure_choices(book)] if pinned is None else [pinned]
+
+
 def all_blocks(book: PriceBook, choice: BlockChoice) -> PerBlock:
     return (choice,) * book.problem.num_blocks
 
 
 def lightest_bytes(book: PriceBook, setting: Setting) -> int:
-    """The least upper end of the peak among plans whose blocks all do the same."""
+    """The least upper end of the peak among plans whose blocks all do the same, or what they are pinned to."""
+    pinned = book.problem.pinned_blocks
+    if pinned is not None:
+        return book.price(setting, pinned).device_peak_high_bytes
     choices = [choice for choice in pure_choices(book) if choice != "selective"]
     return min(book.price(setting, all_blocks(book, choice)).device_peak_high_bytes for choice in choices)
 
@@ -77,12 +86,16 @@ def lightest_bytes(book: PriceBook, setting: Setting) -> int:
 def plain_lines(book: PriceBook) -> list[Line]:
     """Rebuilding against keeping, where that is allowed: with selective between the two, and without."""
     depth = book.problem.num_blocks
+    if book.problem.pinned_blocks is not None:
+        return []
     return [Line(num_blocks=depth, steps=steps) for steps in _ladders(book)]
 
 
 def pure_offload_lines(book: PriceBook, setting: Setting) -> Iterator[Line]:
     """Offloading against keeping, to farther tiers only where the host has no room for all blocks."""
     depth = book.problem.num_blocks
+    if book.problem.pinned_blocks is not None:
+        return
     for choice in useful_offloading(book, setting):
         for arrangement in _ARRANGEMENTS:
             yield Line(num_blocks=depth, arrangement=arrangement, num_offload=None, offload=choice)
@@ -104,7 +117,7 @@ def useful_offloading(book: PriceBook, setting: Setting) -> Iterator[BlockChoice
 
 def with_compression(book: PriceBook, setting: Setting) -> list[Setting]:
     """As it is, and the compression that makes offloading all blocks fastest, where one does."""
-    if not book.problem.allows("compress") or not book.problem.offloading:
+    if not book.problem.allows("compress") or not book.problem.offloading or "compress" in book.problem.pinned_levers:
         return [setting]
     offloaded = all_blocks(book, book.problem.offloading[0])
     names: tuple[Compression, ...] = ("none", "bf16", "int8")
@@ -131,6 +144,8 @@ def offload_grid(num_blocks: int) -> list[int]:
 
 def _mixtures(book: PriceBook, setting: Setting) -> Iterator[Line]:
     """Without a number of offloaded blocks yet."""
+    if book.problem.pinned_blocks is not None:
+        return
     ladders = _ladders(book)[:1]
     for choice in useful_offloading(book, setting):
         for arrangement in _ARRANGEMENTS:

@@ -33,9 +33,12 @@ def polish(book: PriceBook) -> None:
     improved = book.best is not None
     while improved and book.best is not None and not book.is_polished:
         before_ms = book.best_step_ms
-        _fill(book, *_best(book))
+        are_blocks_free = book.problem.pinned_blocks is None
+        if are_blocks_free:
+            _fill(book, *_best(book))
         _change_levers(book, *_best(book))
-        _change_blocks(book, *_best(book))
+        if are_blocks_free:
+            _change_blocks(book, *_best(book))
         improved = book.best_step_ms < before_ms
 
 
@@ -83,16 +86,17 @@ def _change_levers(book: PriceBook, setting: Setting, per_block: PerBlock) -> No
 
 def _use_room(book: PriceBook, setting: Setting, per_block: PerBlock) -> None:
     """More of the state stays on the device, or the loss is made in fewer chunks, or more blocks take a faster choice."""
-    if has_free_fraction(setting):
+    if has_free_fraction(book, setting):
         smallest_fraction(book, setting, per_block)
     if setting.num_chunks > 1:
         book.price(replace(setting, num_chunks=setting.num_chunks // 2), per_block)
-    _fill(book, setting, per_block)
+    if book.problem.pinned_blocks is None:
+        _fill(book, setting, per_block)
 
 
 def _neighbour_settings(book: PriceBook, setting: Setting, per_block: PerBlock) -> Iterator[Setting]:
     """Another home or number of prefetched blocks, each with other counts of chunks: a chunk's room is what often allows it."""
-    if has_free_fraction(setting):
+    if has_free_fraction(book, setting):
         fitted = smallest_fraction(book, setting, per_block)
         if fitted is not None:
             yield fitted
@@ -103,12 +107,12 @@ def _neighbour_settings(book: PriceBook, setting: Setting, per_block: PerBlock) 
 
 
 def _moved(book: PriceBook, setting: Setting) -> Iterator[Setting]:
-    for home in homes_of(book, setting.base):
+    for home in homes_of(book, replace(setting.base, **book.problem.pinned_levers)):
         moved = replace(
             setting,
             gradients=home.gradients,
             state_place=home.state_place,
-            state_fraction=1.0,
+            state_fraction=home.state_fraction,
             weights_place=home.weights_place,
         )
         if home.weights_place == "device":

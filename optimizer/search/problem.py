@@ -11,21 +11,20 @@ from typing import Any, Final, Literal
 from optimizer.errors import InvalidPlan
 from optimizer.estimate.prediction import Prediction, Verdict
 from optimizer.plan.activations import ActivationsPlan, BlockChoice, Compression
+from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.gradients import GradientsChoice, GradientsPlan
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan, StatePlace
+from optimizer.plan.pins import Pins
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import Autocast, FrozenFormat, WeightsDtype, WeightsPlace, WeightsPlan
-from optimizer.search.arrangements import keep_everything
+from optimizer.search.arrangements import PerBlock, keep_everything
 from optimizer.serialize import to_json
-from optimizer.workload import Goal, Technique, TrainingWorkload
+from optimizer.workload import LOSSY, Goal, Technique, TrainingWorkload
 
 Price = Callable[[Plan], Prediction]
 StateBits = Literal[32, 8]
-
-LOSSY: tuple[Technique, ...] = ("compress", "bf16", "fp16", "autocast", "8bit_optimizer", "quantize_frozen")
-"""Techniques that change the numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +61,7 @@ class Setting:
     prefetch: int = 1
     compress: Compression = "none"
     """Of offloaded blocks; a plan without any is written down without compression."""
+    expandable_segments: bool = False
 
     def plan(self, per_block: tuple[BlockChoice, ...]) -> Plan:
         activations = ActivationsPlan(per_block=per_block, compress=self.compress)
@@ -82,6 +82,7 @@ class Setting:
             ),
             activations=activations if activations.num_offloaded else ActivationsPlan(per_block=per_block),
             logits_and_loss=LogitsAndLossPlan(num_chunks=self.num_chunks),
+            allocator=AllocatorPlan(expandable_segments=self.expandable_segments),
         )
 
     @classmethod
@@ -101,6 +102,7 @@ class Setting:
             weights_place=plan.weights.place,
             prefetch=plan.weights.prefetch,
             compress=plan.activations.compress,
+            expandable_segments=plan.allocator.expandable_segments,
         )
 
     @property
@@ -176,9 +178,27 @@ class SearchProblem:
         )
         return tuple(choice for choice, is_allowed in places if is_allowed)
 
+    @property
+    def pinned_blocks(self) -> PerBlock | None:
+        """What every block does, where the goal pins it."""
+        return self.goal.pins.blocks(self.num_blocks)
+
+    @property
+    def pinned_levers(self) -> dict[str, Any]:
+        """Fields of ``Setting`` that the goal pins and that belong neither to a base nor to a home (``levers.py``)."""
+        pins = self.goal.pins
+        pinned: dict[str, Any] = {
+            "num_chunks": pins.logits_and_loss.num_chunks,
+            "prefetch": pins.weights.prefetch,
+            "compress": pins.activations.compress,
+            "state_fraction": pins.optimizer_state.fraction,
+            "expandable_segments": pins.allocator.expandable_segments,
+        }
+        return {name: value for name, value in pinned.items() if value is not None}
+
     def permits(self, plan: Plan) -> bool:
-        """Whether every technique of the plan is allowed, and all of them together can be carried out."""
-        if self.micro_batch_size not in (None, plan.batch.micro_batch_size):
+        """Whether every technique of the plan is allowed, all of them together can be carried out, and every pin is kept."""
+        if self.micro_batch_size not in (None, plan.batch.micro_batch_size) or self.goal.pins.broken_by(plan):
             return False
         allowed = all(self.allows(technique) for technique in techniques_of(plan))
         return allowed and self.find_conflict(plan) is None
@@ -204,26 +224,29 @@ class SearchProblem:
 
     def permits_setting(self, setting: Setting) -> bool:
         """The same for what is decided outside the blocks; False also where that contradicts itself."""
+        per_block = self.pinned_blocks or keep_everything(self.num_blocks)
         try:
-            return self.permits(setting.plan(keep_everything(self.num_blocks)))
+            return self.permits(setting.plan(per_block))
         except InvalidPlan:
             return False
 
     def settings(self) -> tuple[Setting, ...]:
         """Micro-batches and representations, from lossless to smallest, and in each the micro-batch from small to large.
 
-        All else in them is as in plain training; ``levers.py`` says what can be added.
+        All else in them is as pinned or as in plain training; ``levers.py`` says what can be added. Where gradients, state and
+        weights are pinned to live is left to it too.
         """
+        free = replace(self, goal=replace(self.goal, pins=_without_homes(self.goal.pins)))
         total = self.workload.global_batch_size
         sizes = divisors(total) if self.allows("accumulate") else [total]
         if self.micro_batch_size is not None:
             sizes = [size for size in sizes if size == self.micro_batch_size]
         found = [
-            replace(representation, micro_batch_size=size, accumulation_steps=total // size)
+            replace(representation, micro_batch_size=size, accumulation_steps=total // size, **self.pinned_levers)
             for representation in _REPRESENTATIONS
             for size in sizes
         ]
-        return tuple(setting for setting in found if self._is_known(setting) and self.permits_setting(setting))
+        return tuple(setting for setting in found if self._is_known(setting) and free.permits_setting(setting))
 
     def _is_known(self, setting: Setting) -> bool:
         weights = WeightsPlan(dtype=setting.dtype, autocast=setting.autocast, frozen=setting.frozen)
@@ -275,6 +298,15 @@ _BITS: Final[tuple[StateBits, ...]] = (32, 8)
 _REPRESENTATIONS: Final = tuple(
     replace(setting, frozen=frozen, bits=bits) for setting in _DTYPES for frozen in _FROZEN for bits in _BITS
 )
+
+
+def _without_homes(pins: Pins) -> Pins:
+    return replace(
+        pins,
+        gradients=replace(pins.gradients, choice=None),
+        optimizer_state=replace(pins.optimizer_state, place=None),
+        weights=replace(pins.weights, place=None),
+    )
 
 
 def techniques_of(plan: Plan) -> tuple[Technique, ...]:

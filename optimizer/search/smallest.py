@@ -3,16 +3,17 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from optimizer.errors import NoFeasiblePlan
+from optimizer.errors import InvalidPlan, NoFeasiblePlan
 from optimizer.estimate.prediction import Prediction
 from optimizer.plan.plan import Plan
 from optimizer.search.levers import homes_of, largest_fraction, with_chunks, with_prefetch
 from optimizer.search.lines import lightest_bytes
 from optimizer.search.pricebook import PriceBook
-from optimizer.search.problem import LOSSY, SearchProblem, Setting
+from optimizer.search.problem import SearchProblem, Setting
 from optimizer.search.solve import price_lightest, solve
 from optimizer.techniques import TECHNIQUE_LABELS
 from optimizer.units import format_bytes
+from optimizer.workload import LOSSY, shown_pin
 
 MAX_TIGHTENINGS = 4
 """Searches below the smallest peak found so far; each has found a smaller one where it is not the last."""
@@ -53,7 +54,21 @@ def find_smallest(problem: SearchProblem) -> tuple[Plan, Prediction]:
 
 def _smallest(book: PriceBook) -> tuple[Plan, Prediction]:
     roomy = [pair for pair in book.permitted() if book.problem.fits_elsewhere(pair[1])]
+    if not roomy:
+        raise _no_room_elsewhere(book.problem)
     return min(roomy, key=lambda pair: pair[1].device_peak_high_bytes)
+
+
+def _no_room_elsewhere(problem: SearchProblem) -> InvalidPlan:
+    """Without pins everything may stay on the device, so only they can ask for more of another tier than there is."""
+    pinned = ", ".join(f"{path} {shown_pin(value)}" for path, value in problem.goal.pins.values())
+    return InvalidPlan(
+        f"what is pinned ({pinned}) needs more than {format_bytes(problem.host_budget_bytes)} on the host and "
+        f"{format_bytes(problem.disk_budget_bytes)} on disk",
+        field="goal.pins",
+        value=pinned,
+        hint="Give it more room there, or leave a pin out.",
+    )
 
 
 def price_floor(book: PriceBook) -> PriceBook:
@@ -73,7 +88,9 @@ def price_floor(book: PriceBook) -> PriceBook:
 def _light_settings(book: PriceBook, base: Setting) -> Iterator[Setting]:
     """Every count of chunks at the strongest home; every home at the best of them."""
     homes = [home for home in (largest_fraction(book, home) for home in homes_of(book, base)) if home is not None]
-    strongest = [fetching for chunked in with_chunks(book, homes[-1]) for fetching in with_prefetch(chunked)]
+    if not homes:
+        return
+    strongest = [fetching for chunked in with_chunks(book, homes[-1]) for fetching in with_prefetch(book, chunked)]
     yield from strongest
     best = min(strongest, key=lambda setting: lightest_bytes(book, setting))
     for home in homes[:-1]:

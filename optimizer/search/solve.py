@@ -33,7 +33,7 @@ from optimizer.search.lines import (
     lightest_bytes,
     mixed_lines,
     plain_lines,
-    pure_choices,
+    pure_blocks,
     pure_offload_lines,
     search_line,
     search_mixtures,
@@ -113,7 +113,7 @@ class _Solver:
 
     def _bound_ms(self, setting: Setting) -> float:
         """Where a share of the state may stay on the device, it may be that all of it does."""
-        if has_free_fraction(setting):
+        if has_free_fraction(self.book, setting):
             resident = replace(setting, state_place="device", state_fraction=1.0)
             if self.book.problem.permits_setting(resident):
                 return min(self.book.keep_all_ms(resident), self.book.keep_all_ms(setting))
@@ -141,7 +141,7 @@ class _Solver:
     def _hopeful_prefetch(self, setting: Setting) -> list[Setting]:
         limit_bytes = self.book.problem.goal.device_budget_bytes
         found = []
-        for fetching in with_prefetch(setting):
+        for fetching in with_prefetch(self.book, setting):
             lightest = lightest_bytes(self.book, fetching)
             if lightest <= limit_bytes * HOPELESS_RATIO:
                 found.append(fetching)
@@ -151,26 +151,32 @@ class _Solver:
 
     def _search_setting(self, setting: Setting) -> None:
         self._search_plain(setting)
-        if has_free_fraction(setting):
+        if has_free_fraction(self.book, setting):
             for fitted in self._fitted_fractions(setting):
                 if fitted not in self.found_ms:
                     self._search_plain(fitted)
 
     def _search_plain(self, setting: Setting) -> None:
+        pinned = self.book.problem.pinned_blocks
+        if pinned is not None:
+            found = [self.book.price(packed, pinned) for packed in with_compression(self.book, setting)]
+            fitting = [prediction.step_ms for prediction in found if self.book.problem.fits(prediction)]
+            self.found_ms[setting] = min(fitting, default=INFINITE_MS)
+            return
         times = [search_line(self.book, setting, line) for line in plain_lines(self.book)]
         self.found_ms[setting] = min(times, default=INFINITE_MS)
 
     def _fitted_fractions(self, setting: Setting) -> Iterator[Setting]:
         """The share of the state and the blocks trade bytes for time at rates that hardly change, so in the best plan one of
         the two is at an end of its range: as little state as fits beside blocks that all do the same."""
-        for choice in pure_choices(self.book):
-            fitted = smallest_fraction(self.book, setting, (choice,) * self.book.problem.num_blocks)
+        for per_block in pure_blocks(self.book):
+            fitted = smallest_fraction(self.book, setting, per_block)
             if fitted is not None:
                 yield fitted
 
     def _search_offload(self) -> None:
         """Lines with offloaded blocks: in every setting those that only keep beside them, in the best all mixtures."""
-        if not self.book.problem.offloading:
+        if not self.book.problem.offloading or self.book.problem.pinned_blocks:
             return
         for setting in sorted(self.found_ms, key=self._order):
             if self._is_worth(self._bound_ms(setting)):

@@ -16,9 +16,9 @@ from optimizer.models.spec import read_model_spec
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
 from optimizer.search.baselines import BASELINES
-from optimizer.search.problem import LOSSY, techniques_of
+from optimizer.search.problem import techniques_of
 from optimizer.units import format_bytes
-from optimizer.workload import Technique, TrainingWorkload
+from optimizer.workload import LOSSY, Technique, TrainingWorkload
 from tests import llama
 
 WORK = ["--sequence-length", "128", "--batch", "4"]

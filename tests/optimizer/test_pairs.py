@@ -14,12 +14,12 @@ import torch
 from optimizer.estimate.training import estimate_training
 from optimizer.hardware.machine import Device, Machine, Rates
 from optimizer.models.spec import read_model_spec
-from optimizer.plan import Plan
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.gradients import GradientsPlan
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
+from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import TrainingWorkload
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from optimizer.models.build import build_model
-from optimizer.plan import Plan
+from optimizer.plan.plan import Plan
 from optimizer.runtime.homes import HomeTensor
 from optimizer.runtime.measure import make_synthetic_batches
 from optimizer.runtime.meter import Meter, Peak

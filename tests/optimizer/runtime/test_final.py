@@ -11,11 +11,11 @@ from transformers import AutoModelForCausalLM
 from optimizer.models.adapters import base_name
 from optimizer.models.build import build_model
 from optimizer.models.spec import read_model_spec
-from optimizer.plan import Plan
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.gradients import GradientsPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
+from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.final import FinalWeights
 from optimizer.runtime.finish import leave_artifacts

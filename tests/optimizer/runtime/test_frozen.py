@@ -12,11 +12,11 @@ from optimizer.models.adapters import attach_adapters, base_name
 from optimizer.models.anatomy import find_anatomy, find_blocks
 from optimizer.models.build import build_model
 from optimizer.models.spec import read_model_spec
-from optimizer.plan import Plan
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.gradients import GradientsPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
+from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.device import prepared_device
 from optimizer.runtime.frozen import PackedLinear, hash_frozen, list_base_tensors

@@ -10,11 +10,11 @@ from optimizer.categories import CATEGORIES
 from optimizer.errors import DiskFull, LossNotFinite, OutOfDeviceMemory, OutOfHostMemory
 from optimizer.models.build import build_model
 from optimizer.models.spec import read_model_spec
-from optimizer.plan import Plan
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.gradients import GradientsPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
+from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime import host_update
 from optimizer.runtime.measure import make_synthetic_batches, measure_step

@@ -7,11 +7,11 @@ import numpy as np
 
 from optimizer.data.token_file import TOKENS_FILE, TokenFile, TokenManifest, write_manifest
 from optimizer.models.spec import ModelSpec, read_model_spec
-from optimizer.plan import Plan
 from optimizer.plan.activations import ActivationsPlan, BlockChoice
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.gradients import GradientsPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
+from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import TrainingWorkload
 

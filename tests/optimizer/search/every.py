@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import product
 
 from optimizer.errors import InvalidPlan
+from optimizer.plan.activations import BlockChoice
 from optimizer.plan.plan import Plan
 from optimizer.search.problem import SearchProblem, Setting
 
@@ -14,9 +15,10 @@ def every_plan(
     *,
     fractions: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0),
     chunks: tuple[int, ...] = (1, 2, 8),
+    per_block: tuple[BlockChoice, ...] | None = None,
 ) -> Iterator[Plan]:
-    """All that the problem permits, with these shares of the state and these counts of chunks."""
-    blocks = list(product(problem.choices, repeat=problem.num_blocks))
+    """All that the problem permits, with these shares of the state, these counts of chunks and, where given, these blocks."""
+    blocks = [per_block] if per_block else list(product(problem.choices, repeat=problem.num_blocks))
     seen = set()
     for setting in every_setting(problem, fractions=fractions, chunks=chunks):
         for per_block in blocks:
@@ -53,6 +55,7 @@ def every_setting(
 
 def _is_permitted(problem: SearchProblem, setting: Setting) -> bool:
     try:
-        return problem.permits(setting.plan((problem.choices[-1],) * problem.num_blocks))
+        per_block = problem.pinned_blocks or (problem.choices[-1],) * problem.num_blocks
+        return problem.permits(setting.plan(per_block))
     except InvalidPlan:
         return False
