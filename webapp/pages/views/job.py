@@ -226,4 +226,7 @@ def _goal_name(name: str) -> str:
 def _goal_value(name: str, value: Any) -> str:
     if name.endswith("_bytes") and value is not None:
         return format_bytes(value)
+    if isinstance(value, dict):
+        pinned = [(f"{category}.{knob}", set_to) for category, knobs in value.items() for knob, set_to in knobs.items()]
+        return ", ".join(f"{path} {_goal_value(path, set_to)}" for path, set_to in pinned if set_to is not None) or "none"
     return ", ".join(value) if isinstance(value, list) else str(value)

@@ -1,0 +1,126 @@
+"""``estimate``: what one plan takes in bytes and milliseconds, and why; of training, or of generating."""
+
+import argparse
+from dataclasses import replace
+from typing import Any
+
+from optimizer.cli_adapters import add_adapter_options, pack_frozen
+from optimizer.cli_generation import add_generation_options, asks_for_generation, run_generation
+from optimizer.cli_options import (
+    add_machine_options,
+    add_model_options,
+    add_workload_options,
+    print_json,
+    read_goal,
+    read_machine,
+    read_plan,
+    read_profile,
+    read_workload,
+)
+from optimizer.errors import InvalidInput
+from optimizer.estimating import estimate_model, estimate_profiled, read_model
+from optimizer.estimating_generation import report_generation
+from optimizer.hardware.machine import Machine
+from optimizer.hardware.prices import price_run, read_prices
+from optimizer.plan.weights import WeightsPlan
+from optimizer.reports_estimate import report_costs, report_estimate
+from optimizer.search.baselines import BASELINES
+from optimizer.serialize import to_json
+from optimizer.workload import LOSSY, Goal
+
+_DTYPES: dict[str, WeightsPlan] = {
+    "fp32": WeightsPlan(),
+    "bf16": WeightsPlan(dtype="bf16"),
+    "fp16": WeightsPlan(dtype="fp16"),
+    "autocast-bf16": WeightsPlan(autocast="bf16"),
+    "autocast-fp16": WeightsPlan(autocast="fp16"),
+}
+
+
+def add_estimate_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    estimate = commands.add_parser("estimate", help="say what training takes in bytes and milliseconds, and why")
+    add_model_options(estimate)
+    add_workload_options(estimate)
+    add_machine_options(estimate)
+    estimate.add_argument(
+        "--plan",
+        help=f"best, {', '.join(BASELINES)}, or a file with a plan's JSON; plain training and the best beside it unless given",
+    )
+    estimate.add_argument("--dtype", choices=list(_DTYPES), default="fp32", help="of the weights, where no plan says it")
+    estimate.add_argument("--allow-lossy", action="store_true", help="let the best plan change the numbers")
+    estimate.add_argument("--explain", action="store_true", help="where bytes and time are, and what each knob would buy")
+    estimate.add_argument("--json", action="store_true", help="print all of it as JSON")
+    add_adapter_options(estimate)
+    add_generation_options(estimate)
+    estimate.set_defaults(run=run_estimate)
+
+
+def run_estimate(options: argparse.Namespace) -> int:
+    """Cheap checks first: a wrong number is reported before a model is profiled."""
+    workload = read_workload(options)
+    machine = read_machine(options)
+    weights = _DTYPES[options.dtype]
+    goal = read_goal(options, machine)
+    if asks_for_generation(options):
+        if workload.adapter is not None:
+            raise InvalidInput(
+                "--lora is of training; a model generates with its adapters merged", field="lora", value=options.lora
+            )
+        return _run_generation(options, weights=weights, machine=machine, budget_bytes=goal.device_budget_bytes)
+    weights = pack_frozen(weights, options)
+    if weights != WeightsPlan():
+        goal = _allowing(goal, weights)
+    asked: dict[str, Any] = {
+        "machine": machine,
+        "workload": workload,
+        "plan": read_plan(options.plan),
+        "goal": goal,
+        "weights": weights,
+        "with_knobs": options.explain,
+    }
+    if options.profile:
+        profile = read_profile(options.profile)
+        estimate = estimate_profiled(profile, **asked)
+    else:
+        estimate = estimate_model(options.model, **asked)
+    costs = price_run(
+        read_prices(),
+        device=machine.device.name,
+        total_s=estimate.priced.prediction.total_s,
+        num_tokens=workload.num_steps * workload.tokens_per_step,
+    )
+    if options.json:
+        print_json({**estimate.to_json(), **estimate.priced.to_json(), "costs": to_json(costs)})
+    else:
+        print(report_estimate(estimate, is_explained=options.explain))
+        print(f"\n{report_costs(costs, device=machine.device.name, num_steps=workload.num_steps)}")
+    return 0
+
+
+def _run_generation(
+    options: argparse.Namespace, *, weights: WeightsPlan, machine: Machine, budget_bytes: int
+) -> int:
+    if not options.model:
+        raise InvalidInput(
+            f"--profile {options.profile} is of training; to generate name the --model",
+            field="profile",
+            value=str(options.profile),
+        )
+    estimate = run_generation(
+        options, spec=read_model(options.model), weights=weights, machine=machine, budget_bytes=budget_bytes
+    )
+    if options.json:
+        print_json(estimate.to_json())
+    else:
+        print(report_generation(estimate))
+    return 0
+
+
+def _allowing(goal: Goal, weights: WeightsPlan) -> Goal:
+    """Besides what is lossless the dtype and the packing that were asked for, unless everything was allowed."""
+    if goal.allow_lossy:
+        return goal
+    asked: set[str] = {"autocast" if weights.autocast != "off" else weights.dtype}
+    if weights.frozen != "same":
+        asked.add("quantize_frozen")
+    return replace(goal, allow_lossy=True, forbid=(*goal.forbid, *(name for name in LOSSY if name not in asked)))

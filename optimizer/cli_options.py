@@ -1,0 +1,129 @@
+"""What the planning commands have in common: the options that name a model, work, a machine and a goal, and how they are read."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+from optimizer.cli_adapters import read_adapter
+from optimizer.errors import InvalidInput
+from optimizer.estimating import BEST, read_json
+from optimizer.hardware.devices import table_machine
+from optimizer.hardware.machine import Machine
+from optimizer.plan.pins import read_pins
+from optimizer.plan.plan import Plan
+from optimizer.profile.profile import Profile
+from optimizer.search.baselines import BASELINES
+from optimizer.units import parse_bytes
+from optimizer.workload import Goal, Objective, OptimizerName, TrainingWorkload
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--model", metavar="CONFIG_OR_PRESET", help="config.json, its folder, or a preset's name")
+    source.add_argument("--profile", metavar="FILE", type=Path, help="what `profile` wrote; no torch is needed then")
+
+
+def add_workload_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--sequence-length", type=int, default=TrainingWorkload.sequence_length, metavar="TOKENS")
+    parser.add_argument("--batch", type=int, default=TrainingWorkload.global_batch_size, metavar="SEQUENCES")
+    parser.add_argument("--steps", type=int, default=TrainingWorkload.num_steps, help="for the total time")
+    parser.add_argument("--budget", metavar="SIZE", help='of device memory, such as "6 GiB"; all there is unless given')
+    parser.add_argument("--host-budget", metavar="SIZE", help="of host memory; all there is unless given")
+    parser.add_argument("--disk-budget", metavar="SIZE", help="of the scratch disk; all there is unless given")
+    parser.add_argument(
+        "--max-grad-norm",
+        type=float,
+        default=TrainingWorkload.max_grad_norm,
+        metavar="NORM",
+        help="gradients are clipped to this global norm; 0 for no clipping",
+    )
+    parser.add_argument(
+        "--optimizer",
+        choices=get_args(OptimizerName),
+        default=TrainingWorkload.optimizer,
+        help="adamw keeps two numbers of state for each weight, sgd one, or none without momentum",
+    )
+    parser.add_argument("--momentum", type=float, default=TrainingWorkload.momentum, help="of sgd; 0 for none")
+
+
+def add_machine_options(parser: argparse.ArgumentParser) -> None:
+    machine = parser.add_mutually_exclusive_group()
+    machine.add_argument("--gpu", metavar="NAME", help="a card of the built-in table, such as 'RTX 4090'")
+    machine.add_argument("--machine", metavar="FILE", type=Path, help="what `probe --json` wrote")
+
+
+def read_workload(options: argparse.Namespace) -> TrainingWorkload:
+    return TrainingWorkload(
+        sequence_length=options.sequence_length,
+        global_batch_size=options.batch,
+        num_steps=options.steps,
+        max_grad_norm=options.max_grad_norm or None,
+        optimizer=options.optimizer,
+        momentum=options.momentum,
+        adapter=read_adapter(options),
+    )
+
+
+def read_goal(options: argparse.Namespace, machine: Machine) -> Goal:
+    """``forbid``, ``pin`` and ``objective`` where the command has them."""
+    objective: Objective = getattr(options, "objective", "fastest_step")
+    budget_bytes, host_budget_bytes, disk_budget_bytes = (
+        _parse_size(name, getattr(options, name.replace("-", "_"))) for name in ("budget", "host-budget", "disk-budget")
+    )
+    return Goal(
+        device_budget_bytes=machine.device.memory_bytes if budget_bytes is None else budget_bytes,
+        host_budget_bytes=host_budget_bytes,
+        disk_budget_bytes=disk_budget_bytes,
+        allow_lossy=options.allow_lossy,
+        forbid=tuple(getattr(options, "forbid", ())),
+        pins=read_pins(getattr(options, "pin", ())),
+        objective=objective,
+    )
+
+
+def _parse_size(name: str, text: str | None) -> int | None:
+    try:
+        return None if text is None else parse_bytes(text)
+    except ValueError as error:
+        raise InvalidInput(f"--{name}: {error}", field=name, value=text, allowed="a size such as 6 GiB") from error
+
+
+def read_machine(options: argparse.Namespace) -> Machine:
+    if options.gpu is not None:
+        return table_machine(options.gpu)
+    if options.machine:
+        return Machine.from_json(read_json(options.machine, field="machine"))
+    from optimizer.hardware.probe import probe_machine
+
+    print("measuring this machine ...", file=sys.stderr)
+    return probe_machine()
+
+
+def read_profile(path: Path) -> Profile:
+    return Profile.from_json(read_json(path, field="profile"))
+
+
+def read_plan(name: str | None) -> str | Plan | None:
+    if name is None or name == BEST or name in BASELINES:
+        return name
+    if "\0" in name or not Path(name).exists():
+        allowed = [BEST, *BASELINES]
+        raise InvalidInput(
+            f"plan {name!r} is neither a file nor one of {', '.join(allowed)}", field="plan", value=name, allowed=allowed
+        )
+    document = read_json(Path(name), field="plan")
+    chosen = document.get("chosen", document) if isinstance(document, dict) else document
+    return Plan.from_json(chosen.get("plan", chosen) if isinstance(chosen, dict) else chosen)
+
+
+def write_json(path: Path, document: Any) -> None:
+    try:
+        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be written: {error.strerror}", field="output", value=str(path)) from error
+
+
+def print_json(document: Any) -> None:
+    print(json.dumps(document, indent=2))
