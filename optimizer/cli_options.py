@@ -18,6 +18,9 @@ from optimizer.search.baselines import BASELINES
 from optimizer.units import parse_bytes
 from optimizer.workload import Goal, Objective, OptimizerName, TrainingWorkload
 
+UNLIMITED_BYTES = 2**60
+"""The largest budget of a goal."""
+
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
@@ -66,14 +69,15 @@ def read_workload(options: argparse.Namespace) -> TrainingWorkload:
     )
 
 
-def read_goal(options: argparse.Namespace, machine: Machine) -> Goal:
-    """``forbid``, ``pin`` and ``objective`` where the command has them."""
+def read_goal(options: argparse.Namespace, machine: Machine | None) -> Goal:
+    """``forbid``, ``pin`` and ``objective`` where the command has them. Without a machine, as much as any has."""
     objective: Objective = getattr(options, "objective", "fastest_step")
     budget_bytes, host_budget_bytes, disk_budget_bytes = (
         _parse_size(name, getattr(options, name.replace("-", "_"))) for name in ("budget", "host-budget", "disk-budget")
     )
+    whole_bytes = UNLIMITED_BYTES if machine is None else machine.device.memory_bytes
     return Goal(
-        device_budget_bytes=machine.device.memory_bytes if budget_bytes is None else budget_bytes,
+        device_budget_bytes=whole_bytes if budget_bytes is None else budget_bytes,
         host_budget_bytes=host_budget_bytes,
         disk_budget_bytes=disk_budget_bytes,
         allow_lossy=options.allow_lossy,

@@ -1,6 +1,8 @@
-"""``plan``: the best plan for a goal, what it is held against, and why."""
+"""``plan``: the best plan for a goal, what it is held against, and why; plans side by side; cards ranked."""
 
 import argparse
+import sys
+from typing import Any, get_args
 
 from optimizer.cli_adapters import add_adapter_options
 from optimizer.cli_options import (
@@ -10,20 +12,30 @@ from optimizer.cli_options import (
     print_json,
     read_goal,
     read_machine,
+    read_plan,
     read_profile,
     read_workload,
 )
-from optimizer.estimating import BEST, needed_extent, read_model
+from optimizer.errors import InvalidInput, NoFeasiblePlan
+from optimizer.estimating import BEST
 from optimizer.hardware.machine import Machine
-from optimizer.models.targets import check_targets
 from optimizer.plan.pins import list_knobs_to_pin
-from optimizer.profile.obtain import obtain_profile
-from optimizer.profile.profile import Profile
-from optimizer.reports import report_search
-from optimizer.search.core import search
-from optimizer.search.problem import SearchProblem
-from optimizer.search.search import training_problem
+from optimizer.planning import (
+    compare_model,
+    compare_profiled,
+    largest_of_models,
+    plan_model,
+    plan_profiled,
+    rank_cards_profiled,
+    rank_model_cards,
+)
+from optimizer.reports_plan import report_answer, report_cards, report_comparison
+from optimizer.search.baselines import BASELINES
+from optimizer.search.cards import Order
+from optimizer.search.objectives import Answer
+from optimizer.serialize import to_json
 from optimizer.techniques import TECHNIQUE_LABELS
+from optimizer.workload import Goal, Objective, TrainingWorkload
 
 
 def add_plan_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -49,33 +61,99 @@ def add_plan_command(commands: "argparse._SubParsersAction[argparse.ArgumentPars
         metavar="KNOB=VALUE",
         help=f"a decision that is made already, several times for several: {', '.join(list_knobs_to_pin())}",
     )
+    goal.add_argument(
+        "--objective",
+        type=lambda text: text.replace("-", "_"),
+        choices=get_args(Objective),
+        default="fastest_step",
+        help="what is best: fastest-step, cheapest-run (with --gpus), largest-batch, longest-sequence, largest-model",
+    )
+    goal.add_argument(
+        "--models",
+        nargs="+",
+        metavar="CONFIG_OR_PRESET",
+        help="with --objective largest-model: which of these and --model is the largest that fits, instead of how deep",
+    )
+    instead = plan.add_argument_group("instead of one plan").add_mutually_exclusive_group()
+    instead.add_argument(
+        "--compare",
+        nargs="+",
+        metavar="PLAN",
+        help=f"plans side by side: {BEST}, {', '.join(BASELINES)}, or files with a plan's JSON",
+    )
+    instead.add_argument(
+        "--gpus",
+        metavar="NAMES",
+        help="rank cards, by tokens per second or, with --objective cheapest-run, by money: all, or names parted by commas",
+    )
     plan.add_argument("--json", action="store_true", help="print the result as JSON")
     plan.set_defaults(run=run_plan)
 
 
 def run_plan(options: argparse.Namespace) -> int:
-    problem, machine, profile = _read_problem(options)
-    result = search(problem)
+    """Cheap checks first: a wrong number is reported before a model is profiled."""
+    if options.models and options.objective != "largest_model":
+        raise InvalidInput("--models is for --objective largest-model", field="models", value=options.models)
+    workload = read_workload(options)
+    if options.gpus is not None:
+        return _rank_cards(options, workload)
+    machine = read_machine(options)
+    goal = read_goal(options, machine)
+    if options.compare:
+        return _compare(options, workload, goal, machine)
+    try:
+        answer = _answer(options, workload, goal, machine)
+    except NoFeasiblePlan as error:
+        if not options.json:
+            raise
+        print_json({"machine": machine.to_json(), "error": error.to_json()})
+        return 2
     if options.json:
-        print_json({"machine": machine.to_json(), **result.to_json()})
+        asked = {name: value for name, value in answer.to_json().items() if name != "result"}
+        print_json({"machine": machine.to_json(), **answer.result.to_json(), **asked})
     else:
-        print(report_search(result, problem=problem, machine=machine, profile=profile))
+        print(report_answer(answer, machine=machine))
     return 0
 
 
-def _read_problem(options: argparse.Namespace) -> tuple[SearchProblem, Machine, Profile]:
-    """Cheap checks first: a wrong number is reported before a model is profiled."""
-    workload = read_workload(options)
-    machine = read_machine(options)
-    goal = read_goal(options, machine)
+def _answer(options: argparse.Namespace, workload: TrainingWorkload, goal: Goal, machine: Machine) -> Answer:
     if options.profile:
-        profile = read_profile(options.profile)
+        return plan_profiled(read_profile(options.profile), machine=machine, workload=workload, goal=goal)
+    if not options.models:
+        return plan_model(options.model, machine=machine, workload=workload, goal=goal)
+    models = [options.model, *options.models]
+    model, answer = largest_of_models(models, machine=machine, workload=workload, goal=goal)
+    print(f"of {', '.join(models)} the largest that fits is {model}\n", file=sys.stderr)
+    return answer
+
+
+def _compare(options: argparse.Namespace, workload: TrainingWorkload, goal: Goal, machine: Machine) -> int:
+    plans = {name: read_plan(name) or BEST for name in options.compare}
+    asked: dict[str, Any] = {"machine": machine, "workload": workload, "goal": goal}
+    if options.profile:
+        comparison = compare_profiled(read_profile(options.profile), plans, **asked)
     else:
-        spec = read_model(options.model)
-        if workload.adapter is not None:
-            check_targets(workload.adapter, spec.model_type)
-        extent = needed_extent(spec.num_blocks, BEST, workload=workload, goal=goal)
-        profile = obtain_profile(spec, adapter=workload.adapter, extent=extent)
-    return training_problem(profile, workload=workload, goal=goal, machine=machine), machine, profile
+        comparison = compare_model(options.model, plans, **asked)
+    if options.json:
+        print_json({"machine": machine.to_json(), **comparison.to_json()})
+    else:
+        print(report_comparison(comparison))
+    return 0
 
 
+def _rank_cards(options: argparse.Namespace, workload: TrainingWorkload) -> int:
+    if options.gpu is not None or options.machine:
+        raise InvalidInput("--gpus ranks cards; --gpu and --machine name one", field="gpus", value=options.gpus)
+    names = [name.strip() for name in options.gpus.split(",")]
+    goal = read_goal(options, None)
+    order: Order = "money" if goal.objective == "cheapest_run" else "speed"
+    asked: dict[str, Any] = {"workload": workload, "goal": goal, "order": order}
+    if options.profile:
+        answers = rank_cards_profiled(read_profile(options.profile), names, **asked)
+    else:
+        answers = rank_model_cards(options.model, names, **asked)
+    if options.json:
+        print_json({"order": order, "cards": to_json(answers)})
+    else:
+        print(report_cards(answers, num_tokens=workload.num_steps * workload.tokens_per_step))
+    return 0

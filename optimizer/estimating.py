@@ -211,7 +211,7 @@ def needed_extent(
     if plan in (None, BEST):
         return _extent_of_search(tuple({"fp32": None, asked: None}), workload)
     try:
-        baseline = _baseline_plan(str(plan), _unpriced(num_blocks, workload, goal), weights)
+        baseline = baseline_plan(str(plan), _unpriced(num_blocks, workload, goal), weights)
         return extent_of_plans([baseline], workload=workload)
     except _Unpriced:
         return _extent_of_search(tuple({"fp32": None, asked: None}), workload)
@@ -254,8 +254,8 @@ def _price(
         )
         return (_priced(problem, "given", plan),), None
     if plan is not None and plan != BEST:
-        return (_priced(problem, plan, _baseline_plan(plan, problem, weights)),), None
-    plain = _priced(problem, "keep_all", _baseline_plan("keep_all", problem, weights))
+        return (_priced(problem, plan, baseline_plan(plan, problem, weights)),), None
+    plain = _priced(problem, "keep_all", baseline_plan("keep_all", problem, weights))
     try:
         chosen = search(problem).chosen
     except NoFeasiblePlan as error:
@@ -265,7 +265,7 @@ def _price(
     return ((chosen,) if plan == BEST else (plain, chosen)), None
 
 
-def _baseline_plan(label: str, problem: SearchProblem, weights: WeightsPlan | None) -> Plan:
+def baseline_plan(label: str, problem: SearchProblem, weights: WeightsPlan | None) -> Plan:
     setting, per_block = BASELINES[label](problem)
     if weights is not None:
         setting = replace(setting, dtype=weights.dtype, autocast=weights.autocast, frozen=weights.frozen)

@@ -1,34 +1,20 @@
 """What the planning commands print: aligned plain text, sizes and durations with their units. Same text in a terminal and
 a pipe."""
 
+import textwrap
 from collections.abc import Iterable, Sequence
 
 from optimizer.categories import CATEGORIES, CATEGORY_LABELS
 from optimizer.estimate.prediction import Prediction
 from optimizer.hardware.machine import Machine
 from optimizer.profile.profile import Profile
-from optimizer.search.core import SearchResult
-from optimizer.search.frontier import plan_label
-from optimizer.search.problem import PricedPlan, SearchProblem
-from optimizer.units import format_bytes, format_duration
+from optimizer.search.problem import PricedPlan
+from optimizer.units import format_bytes
 from optimizer.workload import TrainingWorkload
 
+WIDTH = 100
+"""Columns that tables and sentences keep to."""
 VERDICTS = {"fits": "fits", "tight": "tight", "does_not_fit": "does not fit", "unknown": "unknown"}
-
-
-def report_search(result: SearchResult, *, problem: SearchProblem, machine: Machine, profile: Profile) -> str:
-    """Header, the baselines with the chosen plan below them, its bytes, the frontier, the reasons."""
-    slowdown = 100 * (result.chosen.prediction.step_ms / result.bound_step_ms - 1)
-    bound = f"unlimited memory would allow {format_ms(result.bound_step_ms)} a step; the chosen plan takes {slowdown:.0f} % more"
-    return "\n\n".join(
-        [
-            _header(problem, machine, profile),
-            plans_table([*result.baselines.values(), result.chosen]),
-            categories_table(result.chosen.prediction),
-            "Frontier (smallest budget for each speed)\n" + _frontier_table(result),
-            "Chosen plan\n" + format_bullets([*result.explanation, bound]),
-        ]
-    )
 
 
 def report_profile(profile: Profile) -> str:
@@ -99,15 +85,6 @@ def format_ms(milliseconds: float) -> str:
     return f"{milliseconds:.2f} ms" if milliseconds < 10 else f"{milliseconds:.1f} ms"
 
 
-def _header(problem: SearchProblem, machine: Machine, profile: Profile) -> str:
-    return format_header(
-        report_profile(profile),
-        workload=problem.workload,
-        machine=machine,
-        budgets=[f"{format_bytes(problem.goal.device_budget_bytes)} on the device", *_budgets_elsewhere(problem)],
-    )
-
-
 def format_header(model: str, *, workload: TrainingWorkload, machine: Machine, budgets: Sequence[str]) -> str:
     """What was asked: the first lines of a report."""
     source = "rates measured" if machine.rates.source == "measured" else "rates from data sheets, unmeasured"
@@ -121,17 +98,8 @@ def format_header(model: str, *, workload: TrainingWorkload, machine: Machine, b
     )
 
 
-def _budgets_elsewhere(problem: SearchProblem) -> list[str]:
-    sizes = {
-        "on the host": problem.host_budget_bytes,
-        "on disk": problem.disk_budget_bytes if problem.allows("disk") else 0,
-        "in the remote store": problem.remote_budget_bytes if problem.allows("remote") else 0,
-    }
-    return [f"{format_bytes(size)} {place}" for place, size in sizes.items() if size or place == "on the host"]
-
-
 def plans_table(plans: Sequence[PricedPlan]) -> str:
-    header = ("plan", "peak", "at most", "elsewhere", "copied", "step", "tokens/s", "in all", "verdict", "what it does")
+    header = ("plan", "peak", "at most", "elsewhere", "copied", "step", "tokens/s", "verdict")
     return format_table(header, [_plan_row(priced) for priced in plans])
 
 
@@ -145,9 +113,7 @@ def _plan_row(priced: PricedPlan) -> tuple[str, ...]:
         _size_or_dash(sum(prediction.copied_bytes.values())),
         format_ms(prediction.step_ms),
         f"{prediction.tokens_per_s:,.0f}",
-        format_duration(prediction.total_s),
         VERDICTS[priced.verdict],
-        plan_label(priced.plan),
     )
 
 
@@ -163,20 +129,15 @@ def categories_table(prediction: Prediction) -> str:
     return f"At the peak, {prediction.peak_moment}\n" + format_pairs([(name, size.rjust(width)) for name, size in rows])
 
 
-def _frontier_table(result: SearchResult) -> str:
-    rows = [
-        (
-            format_bytes(point.prediction.device_peak_high_bytes),
-            format_ms(point.prediction.step_ms),
-            plan_label(point.plan) + ("  <- chosen" if point.plan == result.chosen.plan else ""),
-        )
-        for point in result.frontier
-    ]
-    return format_table(("budget", "step", "plan"), rows, left=0)
-
-
 def format_bullets(sentences: Iterable[str]) -> str:
-    return "\n".join(f"- {sentence}" for sentence in sentences)
+    """One a line, longer ones wrapped."""
+    return "\n".join(wrap_after("- ", sentence) for sentence in sentences)
+
+
+def wrap_after(opening: str, text: str) -> str:
+    """``opening`` and the text, in lines that fit a terminal; those after the first begin where the text does."""
+    lines = textwrap.wrap(text, WIDTH - len(opening), break_long_words=False, break_on_hyphens=False)
+    return opening + f"\n{' ' * len(opening)}".join(lines)
 
 
 def format_pairs(rows: Sequence[tuple[str, str]]) -> str:

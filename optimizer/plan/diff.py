@@ -1,10 +1,15 @@
-"""Where two plans differ, and nothing else: for the page that compares offers and for the record of a re-plan."""
+"""Where plans differ, and nothing else: for whoever compares them and for the record of a re-plan.
 
-from collections.abc import Iterator
+``diff_plans`` says which fields of the JSON differ between two, ``different_cells`` what of the table differs among several:
+categories by lifetime, place and representation, in words.
+"""
+
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, Literal
 
+from optimizer.plan.activations import BlockChoice
 from optimizer.plan.plan import Plan
 
 
@@ -43,3 +48,73 @@ def _runs(a: list[Any], b: list[Any], *, path: str) -> Iterator[Difference]:
             first, last = indices[0], indices[-1]
             where = f"[{first}]" if first == last else f"[{first}:{last + 1}]"
             yield Difference(path=f"{path}{where}", a=left, b=right)
+
+
+Aspect = Literal["lifetime", "place", "representation"]
+_LIFETIMES: dict[str, str] = {
+    "keep": "until the update",
+    "consume": "until its weight is updated",
+    "host": "until it has gone to the host",
+}
+_BLOCK_WORDS: dict[BlockChoice, str] = {
+    "keep": "keep",
+    "recompute": "recompute",
+    "selective": "recompute cheap ops",
+    "offload": "host",
+    "offload_disk": "disk",
+    "offload_remote": "remote",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One cell of the plan's table, for each of the plans compared."""
+
+    category: str
+    """As in the plan: ``optimizer_state``, ``batch``."""
+    aspect: Aspect
+    values: tuple[str, ...]
+    """In the order of the plans."""
+
+
+def different_cells(plans: Sequence[Plan]) -> tuple[Cell, ...]:
+    """Those on which not all plans agree, in the order of the plan."""
+    tables = [dict(_cells(plan)) for plan in plans]
+    return tuple(
+        Cell(category=category, aspect=aspect, values=tuple(table[category, aspect] for table in tables))
+        for category, aspect in tables[0]
+        if len({table[category, aspect] for table in tables}) > 1
+    )
+
+
+def _cells(plan: Plan) -> Iterator[tuple[tuple[str, Aspect], str]]:
+    weights, state, activations = plan.weights, plan.optimizer_state, plan.activations
+    streams = weights.place != "device"
+    share = f" {100 * state.fraction:.0f} %" if state.place != "device" and state.fraction < 1 else ""
+    yield ("batch", "lifetime"), f"{plan.batch.micro_batch_size} x {plan.batch.accumulation_steps}"
+    yield ("weights", "lifetime"), f"fetched {weights.prefetch} ahead" if streams else "always there"
+    yield ("weights", "place"), weights.place
+    yield ("weights", "representation"), _weights_words(plan)
+    yield ("gradients", "lifetime"), _LIFETIMES[plan.gradients.choice]
+    yield ("gradients", "place"), "host" if plan.gradients.choice == "host" else "device"
+    yield ("optimizer_state", "place"), f"{state.place}{share}"
+    yield ("optimizer_state", "representation"), f"{state.bits} bits"
+    yield ("activations", "lifetime"), _counted(activations.per_block, away=False)
+    yield ("activations", "place"), _counted(activations.per_block, away=True)
+    yield ("activations", "representation"), activations.compress if activations.num_offloaded else "none"
+    chunks = plan.logits_and_loss.num_chunks
+    yield ("logits_and_loss", "lifetime"), "all at once" if chunks == 1 else f"{chunks} chunks"
+    yield ("allocator", "representation"), "expandable" if plan.allocator.expandable_segments else "as usual"
+
+
+def _weights_words(plan: Plan) -> str:
+    weights = plan.weights
+    computed = weights.dtype if weights.autocast == "off" else f"{weights.dtype}, autocast {weights.autocast}"
+    return computed if weights.frozen == "same" else f"{computed}, frozen {weights.frozen}"
+
+
+def _counted(per_block: tuple[BlockChoice, ...], *, away: bool) -> str:
+    """``recompute 23, keep 9``; of blocks that move theirs away how many go where."""
+    chosen = [choice for choice in _BLOCK_WORDS if choice in per_block and choice.startswith("offload") == away]
+    counted = ", ".join(f"{_BLOCK_WORDS[choice]} {per_block.count(choice)}" for choice in chosen)
+    return counted or ("device" if away else "none")

@@ -52,6 +52,14 @@ def find_smallest(problem: SearchProblem) -> tuple[Plan, Prediction]:
     return smallest
 
 
+def smallest_found(book: PriceBook) -> int:
+    """Price plans until one fits, or all that may be smallest are priced; the least upper end of the peak found."""
+    price_floor(book)
+    if book.best is None:
+        solve(book)
+    return _smallest(book)[1].device_peak_high_bytes
+
+
 def _smallest(book: PriceBook) -> tuple[Plan, Prediction]:
     roomy = [pair for pair in book.permitted() if book.problem.fits_elsewhere(pair[1])]
     if not roomy:
@@ -130,4 +138,6 @@ def _permissions(problem: SearchProblem, smallest_bytes: int) -> list[str]:
 def _way(text: str, relaxed: SearchProblem, smallest_bytes: int) -> list[str]:
     """Empty where it would not help."""
     relaxed_bytes = _smallest(price_floor(PriceBook(relaxed)))[1].device_peak_high_bytes
-    return [f"{text} (smallest peak then {format_bytes(relaxed_bytes)})"] if relaxed_bytes < smallest_bytes else []
+    if relaxed_bytes >= smallest_bytes or format_bytes(relaxed_bytes) == format_bytes(smallest_bytes):
+        return []
+    return [f"{text} (smallest peak then {format_bytes(relaxed_bytes)})"]

@@ -119,7 +119,7 @@ def test_what_lies_elsewhere_and_what_is_copied_have_columns(files, capsys):
     header, row = (line for line in text.splitlines() if line.startswith(("plan ", "offload_optimizer")))
     assert "elsewhere" in header
     assert "copied" in header
-    assert row.endswith("gradients on host, state on host")
+    assert row.endswith("fits")
     assert "the optimizer state lives on the host and is updated there" in text
 
 
@@ -275,3 +275,55 @@ def test_an_unknown_card_lists_the_table(files, capsys):
 def test_what_is_no_file_is_refused_without_being_read(capsys, path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert fail(capsys, "estimate", "--model", path, "--gpu", "T4")[0].startswith("error: ")
+
+
+def test_plans_are_compared_in_columns_with_only_what_differs(files, capsys):
+    assert main(["plan", *plan_options(files, "--compare", "keep_all", "recompute_all")]) == 0
+    text = capsys.readouterr().out
+    assert "What differs              keep_all" in text
+    assert "activations               keep 4" in text
+    assert "weights in" not in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_cards_are_ranked_with_what_each_plan_does(files, capsys):
+    options = ["plan", "--profile", str(files / "profile.json"), *WORK, "--gpus", "T4,RTX 4090"]
+    assert main(options) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines[1:5:2]] == ["RTX 4090", "T4"]
+    assert lines[2].startswith("    keep 4")
+    assert max(map(len, lines)) <= 100
+    assert [card["card"] for card in run_json(capsys, *options)["cards"]] == ["RTX 4090", "T4"]
+
+
+def test_an_objective_is_answered_with_its_limit(files, capsys):
+    options = plan_options(files, "--objective", "longest-sequence", "--budget", "1 GiB")
+    assert main(["plan", *options]) == 0
+    assert "goal      the longest sequence" in capsys.readouterr().out
+    result = run_json(capsys, "plan", *options)
+    assert (result["limit"]["largest"], result["workload"]["sequence_length"]) == (256, 256)
+
+
+def test_pins_are_kept(files, capsys):
+    result = run_json(capsys, "plan", *plan_options(files, "--pin", "batch.micro_batch_size=2"))
+    assert {point["plan"]["batch"]["micro_batch_size"] for point in result["frontier"]} == {2}
+
+
+def test_where_nothing_fits_json_says_so_too(files, capsys):
+    assert main(["plan", *plan_options(files, "--budget", "100 KiB"), "--json"]) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["code"] == "no_feasible_plan"
+    assert {way["kind"] for way in error["fields"]["ways_out"]} >= {"another_card"}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--models", "gpt2"], "--models is for --objective largest-model"),
+        (["--gpus", "all"], "--gpus ranks cards; --gpu and --machine name one"),
+        (["--compare", "best"], "1 plans are to be compared; allowed: 2 to 6"),
+        (["--pin", "nothing"], "is not understood; allowed: KNOB=VALUE"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(files, capsys, options, words):
+    assert words in fail(capsys, "plan", *plan_options(files, *options))[0]

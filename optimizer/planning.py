@@ -1,0 +1,245 @@
+"""What ``headroom plan`` answers, as functions: the best plan for a goal, plans side by side, cards ranked, a plan edited.
+
+Torch-free. ``..._model`` takes a config, a preset's name or a ModelSpec, and traces it in a child where it was not seen before,
+as ``estimate_model`` does; ``..._profiled`` has the profile at hand.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from optimizer.errors import InvalidInput, NoFeasiblePlan
+from optimizer.estimating import BEST, baseline_plan, needed_extent, read_model
+from optimizer.hardware.devices import table_machine
+from optimizer.hardware.machine import Machine
+from optimizer.hardware.prices import PriceList, read_prices
+from optimizer.models.spec import ModelSpec
+from optimizer.models.targets import check_targets
+from optimizer.plan.pins import Pins, read_pins
+from optimizer.plan.plan import Plan
+from optimizer.profile.extent import EVERYTHING, Extent
+from optimizer.profile.obtain import obtain_profile
+from optimizer.profile.profile import Profile
+from optimizer.search.baselines import BASELINES
+from optimizer.search.cards import ALL, CardAnswer, Order, rank_cards, read_cards
+from optimizer.search.compare import Comparison, Repriced, compare_plans, reprice
+from optimizer.search.core import search
+from optimizer.search.elsewhere import Obtain, add_ways_out
+from optimizer.search.objectives import Answer, answer_goal, sizes_looked_at
+from optimizer.search.problem import SearchProblem
+from optimizer.search.search import training_problem
+from optimizer.workload import Goal, TrainingWorkload
+
+Model = str | Path | Mapping[str, Any] | ModelSpec
+
+
+def plan_model(
+    model: Model,
+    *,
+    machine: str | Machine,
+    workload: TrainingWorkload | None = None,
+    goal: Goal | None = None,
+    profiles_folder: Path | None = None,
+) -> Answer:
+    """The best plan for the goal's objective; of the whole card, lossless and fastest unless a goal is given.
+
+    machine: a card's name, or a measured one. Raises InvalidInput and what is below it for anything that was asked wrongly, and
+    NoFeasiblePlan, whose ``fields["ways_out"]`` are what would fit, priced.
+    """
+    spec = model if isinstance(model, ModelSpec) else read_model(model)
+    workload, target = workload or TrainingWorkload(), _machine(machine)
+    goal = goal or Goal(device_budget_bytes=target.device.memory_bytes)
+    profile = profile_for(spec, workload=workload, goal=goal, folder=profiles_folder)
+
+    def obtain(workload: TrainingWorkload, goal: Goal) -> Profile:
+        return profile_for(spec, workload=workload, goal=goal, folder=profiles_folder)
+
+    return plan_profiled(profile, machine=target, workload=workload, goal=goal, obtain=obtain)
+
+
+def plan_profiled(
+    profile: Profile,
+    *,
+    machine: Machine,
+    workload: TrainingWorkload,
+    goal: Goal,
+    calibration: Mapping[str, Any] | None = None,
+    prices: PriceList | None = None,
+    obtain: Obtain | None = None,
+    with_ways_out: bool = True,
+) -> Answer:
+    """``plan_model`` with a profile at hand.
+
+    with_ways_out: where nothing fits, price what would. obtain: for that, more of the model's profile, or the one with adapters;
+    without it only what this profile holds is priced.
+    """
+
+    def pose(profile: Profile, workload: TrainingWorkload, goal: Goal = goal, machine: Machine = machine) -> SearchProblem:
+        return training_problem(profile, workload=workload, goal=goal, machine=machine, calibration=calibration)
+
+    try:
+        return answer_goal(pose, profile, workload)
+    except NoFeasiblePlan as error:
+        if not with_ways_out:
+            raise
+        raise add_ways_out(
+            error,
+            pose,
+            obtain=obtain or (lambda asked, _: profile if asked.adapter == workload.adapter else None),
+            workload=workload,
+            goal=goal,
+            machine=machine,
+            prices=prices or read_prices(),
+        ) from None
+
+
+def largest_of_models(
+    models: Sequence[Model],
+    *,
+    machine: str | Machine,
+    workload: TrainingWorkload | None = None,
+    goal: Goal | None = None,
+    profiles_folder: Path | None = None,
+) -> tuple[Model, Answer]:
+    """Of several models the one with the most trained parameters that fits, and its fastest plan.
+
+    The largest is tried first. Raises NoFeasiblePlan, the smallest model's, where none fits.
+    """
+    if not models:
+        raise InvalidInput("no models are named; allowed: one or more", field="models", value=0)
+    workload, target = workload or TrainingWorkload(), _machine(machine)
+    goal = replace(goal or Goal(device_budget_bytes=target.device.memory_bytes), objective="fastest_step")
+    specs = [(model, model if isinstance(model, ModelSpec) else read_model(model)) for model in models]
+    profiles = [
+        (model, profile_for(spec, workload=workload, goal=goal, folder=profiles_folder)) for model, spec in specs
+    ]
+    profiles.sort(key=lambda pair: -pair[1].num_parameters)
+    for model, profile in profiles:
+        try:
+            return model, plan_profiled(profile, machine=target, workload=workload, goal=goal, with_ways_out=False)
+        except NoFeasiblePlan as error:
+            nothing_fits = error
+    raise nothing_fits
+
+
+def compare_model(
+    model: Model,
+    plans: Mapping[str, str | Plan],
+    *,
+    machine: str | Machine,
+    workload: TrainingWorkload | None = None,
+    goal: Goal | None = None,
+    profiles_folder: Path | None = None,
+) -> Comparison:
+    """Plans side by side. plans: by the name to show, a plan, a baseline's label or ``best``."""
+    spec = model if isinstance(model, ModelSpec) else read_model(model)
+    workload, target = workload or TrainingWorkload(), _machine(machine)
+    goal = goal or Goal(device_budget_bytes=target.device.memory_bytes)
+    wide = replace(goal, allow_lossy=goal.allow_lossy or any(isinstance(plan, Plan) for plan in plans.values()))
+    profile = profile_for(spec, workload=workload, goal=wide, folder=profiles_folder)
+    return compare_profiled(profile, plans, machine=target, workload=workload, goal=goal)
+
+
+def compare_profiled(
+    profile: Profile,
+    plans: Mapping[str, str | Plan],
+    *,
+    machine: Machine,
+    workload: TrainingWorkload,
+    goal: Goal,
+    calibration: Mapping[str, Any] | None = None,
+) -> Comparison:
+    """``compare_model`` with a profile at hand."""
+    problem = training_problem(profile, workload=workload, goal=goal, machine=machine, calibration=calibration)
+    labelled = {name: plan if isinstance(plan, Plan) else _plan_called(plan, problem) for name, plan in plans.items()}
+    if not 2 <= len(labelled) <= MAX_COMPARED:
+        raise InvalidInput(
+            f"{len(labelled)} plans are to be compared; allowed: 2 to {MAX_COMPARED} different ones",
+            field="compare",
+            value=len(labelled),
+            allowed={"minimum": 2, "maximum": MAX_COMPARED},
+        )
+    return compare_plans(problem, labelled)
+
+
+MAX_COMPARED = 6
+"""Plans beside each other."""
+
+
+def rank_model_cards(
+    model: Model,
+    cards: Sequence[str] = (ALL,),
+    *,
+    workload: TrainingWorkload | None = None,
+    goal: Goal | None = None,
+    order: Order = "speed",
+    prices: PriceList | None = None,
+    profiles_folder: Path | None = None,
+) -> tuple[CardAnswer, ...]:
+    """Cards of the table by tokens per second, or by the rent of a million tokens. Without a goal each with all its memory."""
+    spec = model if isinstance(model, ModelSpec) else read_model(model)
+    workload, goal = workload or TrainingWorkload(), goal or Goal(device_budget_bytes=2**60)
+    profile = profile_for(spec, workload=workload, goal=goal, folder=profiles_folder)
+    return rank_cards_profiled(profile, cards, workload=workload, goal=goal, order=order, prices=prices)
+
+
+def rank_cards_profiled(
+    profile: Profile,
+    cards: Sequence[str],
+    *,
+    workload: TrainingWorkload,
+    goal: Goal,
+    order: Order = "speed",
+    prices: PriceList | None = None,
+    calibration: Mapping[str, Any] | None = None,
+) -> tuple[CardAnswer, ...]:
+    """``rank_model_cards`` with a profile at hand."""
+
+    def pose(goal: Goal, machine: Machine) -> SearchProblem:
+        return training_problem(profile, workload=workload, goal=goal, machine=machine, calibration=calibration)
+
+    found = read_cards(cards, host_memory_bytes=None)
+    prices = prices or read_prices()
+    return rank_cards(pose, found, goal=goal, workload=workload, prices=prices, order=order)
+
+
+def reprice_profiled(
+    profile: Profile,
+    plan: Plan,
+    *,
+    change: Pins | Sequence[str],
+    machine: Machine,
+    workload: TrainingWorkload,
+    goal: Goal,
+    calibration: Mapping[str, Any] | None = None,
+) -> Repriced:
+    """The plan after one edit. change: as pins, or as their text: ``["optimizer_state.bits=8"]``."""
+    problem = training_problem(profile, workload=workload, goal=goal, machine=machine, calibration=calibration)
+    return reprice(problem, plan, change=change if isinstance(change, Pins) else read_pins(change))
+
+
+def profile_for(spec: ModelSpec, *, workload: TrainingWorkload, goal: Goal, folder: Path | None = None) -> Profile:
+    """The model's profile, as far as finding the best plan for the goal needs it."""
+    if workload.adapter is not None:
+        check_targets(workload.adapter, spec.model_type)
+    extent = needed_extent(spec.num_blocks, BEST, workload=workload, goal=goal)
+    sizes = sizes_looked_at(goal.objective, spec.max_sequence_length, workload)
+    if sizes and extent != EVERYTHING:
+        extent = extent.union(Extent(representations=(), choices=(), shapes=tuple(sizes)))
+    return obtain_profile(spec, adapter=workload.adapter, extent=extent, folder=folder)
+
+
+def _machine(machine: str | Machine) -> Machine:
+    return machine if isinstance(machine, Machine) else table_machine(machine)
+
+
+def _plan_called(name: str, problem: SearchProblem) -> Plan:
+    if name == BEST:
+        return search(problem).chosen.plan
+    if name not in BASELINES:
+        allowed = [BEST, *BASELINES]
+        raise InvalidInput(
+            f"plan {name!r} is not one of {', '.join(allowed)}", field="compare", value=name, allowed=allowed
+        )
+    return baseline_plan(name, problem, None)

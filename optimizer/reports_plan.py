@@ -1,0 +1,176 @@
+"""What ``headroom plan`` prints: the answer with its limit, plans side by side, cards ranked. At most 100 columns."""
+
+from collections.abc import Sequence
+
+from optimizer.categories import CATEGORY_LABELS
+from optimizer.hardware.machine import Machine
+from optimizer.reports import (
+    VERDICTS,
+    WIDTH,
+    categories_table,
+    format_bullets,
+    format_header,
+    format_ms,
+    format_table,
+    plans_table,
+    wrap_after,
+)
+from optimizer.search.cards import CardAnswer
+from optimizer.search.compare import Comparison
+from optimizer.search.core import SearchResult
+from optimizer.search.frontier import plan_label
+from optimizer.search.objectives import Answer
+from optimizer.units import format_bytes, format_duration
+
+_OBJECTIVES = {
+    "fastest_step": "the fastest step",
+    "cheapest_run": "the cheapest run",
+    "largest_batch": "the largest batch that runs at once",
+    "longest_sequence": "the longest sequence",
+    "largest_model": "the deepest model of this width",
+}
+_TIERS = {"device": "on the device", "host": "on the host", "disk": "on disk", "remote": "in the remote store"}
+_ASPECTS = {"lifetime": "", "place": " in", "representation": " as"}
+
+
+def report_answer(answer: Answer, *, machine: Machine) -> str:
+    """What was asked, the limit, the baselines with the chosen plan below them, its bytes, the frontier, the reasons."""
+    result = answer.result
+    parts = [_header(answer, machine)]
+    if answer.limit is not None:
+        parts.append(f"Answer\n{format_bullets([answer.limit.reason])}")
+    return "\n\n".join(
+        [
+            *parts,
+            plans_table([*result.baselines.values(), result.chosen]),
+            categories_table(result.chosen.prediction),
+            "Frontier (smallest budget for each speed)\n" + _frontier_table(result),
+            "Chosen plan\n" + format_bullets([*result.explanation, _bound_sentence(result), _time_sentence(answer)]),
+        ]
+    )
+
+
+def _header(answer: Answer, machine: Machine) -> str:
+    return format_header(
+        f"{answer.num_blocks} blocks, {answer.num_parameters:,} parameters",
+        workload=answer.workload,
+        machine=machine,
+        budgets=[
+            f"{format_bytes(size)} {_TIERS[tier]}" for tier, size in answer.budget_bytes.items() if size or tier == "host"
+        ],
+    ) + (f"\ngoal      {_OBJECTIVES[answer.objective]}" if answer.objective != "fastest_step" else "")
+
+
+def _frontier_table(result: SearchResult) -> str:
+    openings = [
+        f"{format_bytes(point.prediction.device_peak_high_bytes):>9}  {format_ms(point.prediction.step_ms):>8}  "
+        for point in result.frontier
+    ]
+    marks = ["  <- chosen" if point.plan == result.chosen.plan else "" for point in result.frontier]
+    return "\n".join(
+        [
+            f"{'budget':>9}  {'step':>8}  plan",
+            *(
+                wrap_after(opening, plan_label(point.plan) + mark)
+                for opening, mark, point in zip(openings, marks, result.frontier, strict=True)
+            ),
+        ]
+    )
+
+
+def _bound_sentence(result: SearchResult) -> str:
+    slowdown = 100 * (result.chosen.prediction.step_ms / result.bound_step_ms - 1)
+    return f"unlimited memory would allow {format_ms(result.bound_step_ms)} a step; the chosen plan takes {slowdown:.0f} % more"
+
+
+def _time_sentence(answer: Answer) -> str:
+    return f"{answer.workload.num_steps:,} steps take {format_duration(answer.result.chosen.prediction.total_s)}"
+
+
+def report_comparison(comparison: Comparison) -> str:
+    """Cost, then what differs of the table, then bytes at the peak where they differ; a column for each plan."""
+    labels = [priced.label for priced in comparison.plans]
+    predictions = [priced.prediction for priced in comparison.plans]
+    costs: list[Sequence[str]] = [
+        ("peak, at most", *(format_bytes(found.device_peak_high_bytes) for found in predictions)),
+        ("elsewhere", *(_size(found.host_peak_bytes + found.disk_peak_bytes) for found in predictions)),
+        ("copied", *(_size(sum(found.copied_bytes.values())) for found in predictions)),
+        ("step", *(format_ms(found.step_ms) for found in predictions)),
+        ("tokens/s", *(f"{found.tokens_per_s:,.0f}" for found in predictions)),
+        ("verdict", *(VERDICTS[priced.verdict] for priced in comparison.plans)),
+    ]
+    shown = [row for row in costs if len(set(row[1:])) > 1 or row[0] in ("peak, at most", "step")]
+    cells = [(f"{cell.category.replace('_', ' ')}{_ASPECTS[cell.aspect]}", *cell.values) for cell in comparison.cells]
+    sizes = [(CATEGORY_LABELS[row.category], *map(_size, row.values)) for row in comparison.bytes_at_peak]
+    parts = [_columns("", labels, shown)]
+    if cells:
+        parts.append(_columns("What differs", labels, cells))
+    if sizes:
+        parts.append(_columns("At the peak", labels, sizes))
+    moments = [f"{priced.label}: {priced.prediction.peak_moment}" for priced in comparison.plans]
+    return "\n\n".join([*parts, "Where the peak is\n" + format_bullets(moments)])
+
+
+def _size(num_bytes: int) -> str:
+    return format_bytes(num_bytes) if num_bytes else "-"
+
+
+def _columns(title: str, labels: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns of one width, so that tables below each other line up; cells that are too wide are wrapped."""
+    first = 24
+    width = min(30, (WIDTH - first) // len(labels) - 2)
+    lines = [title.ljust(first) + "".join(f"  {label[:width].ljust(width)}" for label in labels)]
+    for name, *values in rows:
+        wrapped = [_wrapped(value, width) for value in values]
+        for index in range(max(len(lines_of) for lines_of in wrapped)):
+            cells = [lines_of[index] if index < len(lines_of) else "" for lines_of in wrapped]
+            opening = (name if index == 0 else "").ljust(first)
+            lines.append(opening + "".join(f"  {cell.ljust(width)}" for cell in cells))
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    lines = [""]
+    for word in text.split():
+        together = f"{lines[-1]} {word}".strip()
+        lines = [*lines[:-1], together] if len(together) <= width else [*lines, word]
+    return [line for line in lines if line] or [""]
+
+
+def report_cards(answers: Sequence[CardAnswer], *, num_tokens: int) -> str:
+    """One line a card, what its plan does below it, and the dates of prices."""
+    rows = [
+        (
+            answer.card,
+            format_bytes(answer.memory_bytes),
+            VERDICTS[answer.chosen.verdict] if answer.chosen else "does not fit",
+            format_bytes(answer.chosen.prediction.device_peak_high_bytes) if answer.chosen else "-",
+            format_ms(answer.chosen.prediction.step_ms) if answer.chosen else "-",
+            f"{answer.tokens_per_s:,.0f}" if answer.tokens_per_s else "-",
+            _money(answer, "rented"),
+            _money(answer, "energy"),
+        )
+        for answer in answers
+    ]
+    header = ("card", "memory", "verdict", "peak", "step", "tokens/s", "rent/M tok", "power/M tok")
+    lines = format_table(header, rows).splitlines()
+    listed = [lines[0]]
+    for line, answer in zip(lines[1:], answers, strict=True):
+        listed += [line, wrap_after("    ", answer.what)]
+    notes = [f"a million tokens of {num_tokens:,}; rents are {_rents(answers)}"]
+    return "\n".join(listed) + "\n\n" + format_bullets(notes)
+
+
+def _money(answer: CardAnswer, kind: str) -> str:
+    for cost in answer.costs:
+        if cost.kind == kind and cost.per_million_tokens is not None:
+            return f"{cost.currency} {cost.per_million_tokens:.3g}"
+    return "-"
+
+
+def _rents(answers: Sequence[CardAnswer]) -> str:
+    rents = sorted({cost.price_date for answer in answers for cost in answer.costs if cost.kind == "rented"})
+    if not rents:
+        return "not known; docs/devices.md says how to add prices"
+    when = rents[0] if len(rents) == 1 else f"{rents[0]} to {rents[-1]}"
+    return f"list prices of {when}, the cheapest known of each card; energy is at full board power"
