@@ -79,8 +79,9 @@ def _frontier_table(result: SearchResult) -> str:
 
 
 def _bound_sentence(result: SearchResult) -> str:
-    slowdown = 100 * (result.chosen.prediction.step_ms / result.bound_step_ms - 1)
-    return f"unlimited memory would allow {format_ms(result.bound_step_ms)} a step; the chosen plan takes {slowdown:.0f} % more"
+    slowdown = 100 * (result.chosen.prediction.step_ms / result.unlimited_step_ms - 1)
+    unlimited = format_ms(result.unlimited_step_ms)
+    return f"unlimited memory would allow {unlimited} a step; the chosen plan takes {slowdown:.0f} % more"
 
 
 def _time_sentence(answer: Answer) -> str:

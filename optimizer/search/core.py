@@ -40,13 +40,26 @@ class SearchResult:
     frontier: tuple[PricedPlan, ...]
     """Plans the goal allows of which no other is both smaller and faster, from small to fast; some over the budget."""
     bound_step_ms: float
-    """No allowed plan is faster, whatever the device budget: keep everything, in the best setting."""
+    """No allowed plan that fits is faster."""
+    unlimited_step_ms: float
+    """The fastest allowed plan if device memory were unlimited."""
     explanation: tuple[str, ...]
     """The chosen plan in sentences."""
 
+    @property
+    def gap(self) -> float:
+        """How much slower the chosen plan is than the best can be, at most, as a share; 0 where none is faster."""
+        return max(0.0, self.chosen.prediction.step_ms / self.bound_step_ms - 1)
+
+    @property
+    def is_optimal(self) -> bool:
+        """Whether it is known that no allowed plan is faster."""
+        return self.chosen.prediction.step_ms <= self.bound_step_ms
+
     def to_json(self) -> dict[str, Any]:
+        """With ``gap`` and ``is_optimal`` beside the fields."""
         document: dict[str, Any] = to_json(self)
-        return document
+        return {**document, "gap": self.gap, "is_optimal": self.is_optimal}
 
 
 def search(problem: SearchProblem) -> SearchResult:
@@ -63,13 +76,14 @@ def search(problem: SearchProblem) -> SearchResult:
         book.price(*baseline(remembering))
     if not find_best(book):
         raise explain_infeasible(remembering)
-    bound_step_ms = price_spread(book)
+    unlimited_step_ms = price_spread(book)
     chosen, book = first_on_the_card(book, problem, remembering)
     return SearchResult(
         chosen=chosen,
         baselines=baselines,
         frontier=frontier_of(book),
-        bound_step_ms=bound_step_ms,
+        bound_step_ms=min(unlimited_step_ms, chosen.prediction.step_ms),
+        unlimited_step_ms=unlimited_step_ms,
         explanation=tuple(_explain(remembering, chosen, baselines["keep_all"])),
     )
 

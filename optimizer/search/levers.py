@@ -21,6 +21,7 @@ from optimizer.search.problem import Setting
 TOKENS_PER_CHUNK: Final = (1024, 256, 64)
 """Rows of logits that exist at once, in the counts of chunks that are tried first: few enough to be small beside a model, and
 few enough to be small at all."""
+MAX_PREFETCH: Final = 3
 FRACTION_STEPS: Final = 64
 """Shares of the state that leave the device are multiples of one over this."""
 PREFETCHES: Final = (2, 1, 0)

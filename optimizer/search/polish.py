@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from optimizer.plan.activations import BlockChoice
 from optimizer.search.arrangements import PerBlock
-from optimizer.search.levers import has_free_fraction, homes_of, smallest_fraction, with_chunks
+from optimizer.search.levers import MAX_PREFETCH, has_free_fraction, homes_of, smallest_fraction, with_chunks
 from optimizer.search.pricebook import PriceBook
 from optimizer.search.problem import Setting
 
@@ -25,8 +25,6 @@ _FASTER: tuple[tuple[BlockChoice, BlockChoice], ...] = (
     ("recompute", "offload"),
 )
 """Exchanges that may make a block faster for more bytes, on the device or nearer to it."""
-MAX_PREFETCH = 3
-
 
 def polish(book: PriceBook) -> None:
     """Leaves ``book.best`` where no single change improves it."""

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.search.synthetic import MIB, synthetic_problem
 from optimizer.errors import NoFeasiblePlan
 from optimizer.search.core import search
 from optimizer.units import parse_bytes
 from optimizer.workload import Goal
-from tests.optimizer.search.synthetic import MIB, synthetic_problem
 
 
 def fail_to_search(problem) -> NoFeasiblePlan:

@@ -4,13 +4,13 @@ from dataclasses import fields, replace
 
 import pytest
 
+from benchmarks.search.every import every_plan
+from benchmarks.search.synthetic import synthetic_problem
 from optimizer.errors import InvalidPlan, InvalidWorkload, NoFeasiblePlan
 from optimizer.plan.pins import Pins, list_knobs_to_pin, read_pins
 from optimizer.plan.plan import Plan
 from optimizer.search.core import search
 from optimizer.workload import Goal
-from tests.optimizer.search.every import every_plan
-from tests.optimizer.search.synthetic import synthetic_problem
 
 
 def pinned_problem(*pins: str, budget_mib: int = 260, **more):

@@ -5,13 +5,13 @@ from functools import cache
 
 import pytest
 
+from benchmarks.search.every import every_plan
 from optimizer.errors import NoFeasiblePlan
 from optimizer.hardware.devices import table_machine
 from optimizer.search.baselines import price_baselines
 from optimizer.search.core import search
 from optimizer.search.search import largest_micro_batch, search_plans, training_problem
 from optimizer.workload import Goal, TrainingWorkload
-from tests.optimizer.search.every import every_plan
 
 WORKLOAD = TrainingWorkload(sequence_length=128, global_batch_size=2)
 MACHINE = table_machine("RTX 3060 12GB")

@@ -6,12 +6,12 @@ from typing import get_args
 
 import pytest
 
+from benchmarks.search.every import every_plan
+from benchmarks.search.synthetic import synthetic_problem
 from optimizer.errors import NoFeasiblePlan
 from optimizer.search.core import search
 from optimizer.search.problem import SearchProblem, Setting, techniques_of
 from optimizer.workload import Adapter, Technique
-from tests.optimizer.search.every import every_plan
-from tests.optimizer.search.synthetic import synthetic_problem
 
 
 def with_budget(problem: SearchProblem, budget_bytes: int) -> SearchProblem:
@@ -34,7 +34,7 @@ def test_small_problems_are_solved_as_well_as_by_trying_every_plan(num_blocks, g
         budget_mib=1, num_blocks=num_blocks, global_batch_size=global_batch_size, copy_ms_per_mib=copy_ms_per_mib
     )
     problem = replace(problem, price=cache(problem.price))
-    predictions = [problem.price(plan) for plan in every_plan(problem)]
+    predictions = [problem.price(plan) for plan in every_plan(problem, fractions=(0.25, 0.5, 0.75, 1.0), chunks=(1, 2, 8))]
     for budgeted, best_ms in best_at_budgets(problem, predictions, num_budgets=9):
         assert search(budgeted).chosen.prediction.step_ms <= best_ms * 1.005
 

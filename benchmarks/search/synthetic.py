@@ -1,4 +1,4 @@
-"""A small estimator for the solver's tests: real schedules in miniature, with every quantity visible.
+"""A small estimator for the solver: real schedules in miniature, with every quantity visible.
 
 Forward saves, the loss spikes, backward rebuilds or fetches and lets go, gradients grow or leave, the optimizer steps on the
 device or the host. One copy lane each way; farther tiers and streamed weights share them.
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from optimizer.estimate.prediction import Prediction, TimelinePoint
 from optimizer.plan.plan import Plan
 from optimizer.search.problem import Price, SearchProblem
-from optimizer.workload import Adapter, Goal, TrainingWorkload
+from optimizer.workload import Adapter, Goal, Technique, TrainingWorkload
 
 MIB = 1024**2
 _REBUILT_SHARE = {"recompute": 1.0, "selective": 0.3}
@@ -186,7 +186,7 @@ def synthetic_problem(
     num_blocks: int = 4,
     global_batch_size: int = 2,
     allow_lossy: bool = False,
-    forbid: tuple[str, ...] = (),
+    forbid: tuple[Technique, ...] = (),
     host_budget_mib: int = 10**6,
     disk_budget_mib: int = 0,
     remote_budget_mib: int = 0,

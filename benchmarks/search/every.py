@@ -1,0 +1,80 @@
+"""Every plan of a small problem, by brute force: what a search must find the best of.
+
+Knows nothing of how the search works, only what it may decide (``SearchProblem.permits``) and on which grid it counts shares of
+the state and chunks of the loss (``levers.py``).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Literal, get_args
+
+from optimizer.errors import InvalidPlan
+from optimizer.plan.activations import Compression
+from optimizer.plan.gradients import GradientsChoice
+from optimizer.plan.optimizer_state import StatePlace
+from optimizer.plan.plan import Plan
+from optimizer.plan.weights import WeightsPlace
+from optimizer.search.arrangements import PerBlock
+from optimizer.search.levers import FRACTION_STEPS, MAX_PREFETCH, chunk_counts
+from optimizer.search.problem import SearchProblem, Setting
+
+FRACTIONS = tuple(step / FRACTION_STEPS for step in range(1, FRACTION_STEPS + 1))
+"""All shares of the state that a search may put away."""
+_COMPRESSIONS: tuple[Compression, ...] = get_args(Compression)
+_AWAY: tuple[Literal["host", "disk"], ...] = ("host", "disk")
+
+
+def every_plan(
+    problem: SearchProblem,
+    *,
+    fractions: Sequence[float] = FRACTIONS,
+    chunks: Sequence[int] | None = None,
+    per_block: PerBlock | None = None,
+) -> Iterator[Plan]:
+    """All that the problem permits, each once. chunks: counts instead of those that a search may take; per_block: the blocks,
+    where they are given."""
+    blocks = [per_block] if per_block else list(product(problem.choices, repeat=problem.num_blocks))
+    seen = set()
+    for setting in every_setting(problem, fractions=fractions, chunks=chunks):
+        for choices in blocks:
+            plan = setting.plan(choices)
+            if plan not in seen and problem.permits(plan):
+                seen.add(plan)
+                yield plan
+
+
+def every_setting(
+    problem: SearchProblem, *, fractions: Sequence[float] = FRACTIONS, chunks: Sequence[int] | None = None
+) -> Iterator[Setting]:
+    states: list[tuple[StatePlace, float]] = [("device", 1.0), *product(_AWAY, fractions)]
+    homes: list[tuple[WeightsPlace, int]] = [("device", 1), *product(_AWAY, range(MAX_PREFETCH + 1))]
+    for base, gradients, state, weights, compress in product(
+        problem.settings(),
+        get_args(GradientsChoice),
+        states,
+        homes,
+        _COMPRESSIONS,
+    ):
+        home = replace(
+            base,
+            gradients=gradients,
+            state_place=state[0],
+            state_fraction=state[1],
+            weights_place=weights[0],
+            prefetch=weights[1],
+            compress=compress,
+        )
+        counts = chunks or chunk_counts(base, tokens=problem.workload.sequence_length)
+        if _contradicts_itself(problem, home):
+            continue
+        for count in counts:
+            yield replace(home, num_chunks=count)
+
+
+def _contradicts_itself(problem: SearchProblem, setting: Setting) -> bool:
+    try:
+        plan = setting.plan((problem.choices[-1],) * problem.num_blocks)
+    except InvalidPlan:
+        return True
+    return problem.find_conflict(plan) is not None

@@ -1,0 +1,67 @@
+"""A sweep of budgets over one problem: more memory never makes a slower plan, each budget searched by itself."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from benchmarks.record import Row, goal
+from benchmarks.search.deep import deep_problem
+from benchmarks.search.part import Options, Part
+from optimizer.errors import NoFeasiblePlan
+from optimizer.search.arrangements import keep_everything
+from optimizer.search.core import search
+from optimizer.search.problem import SearchProblem, Setting
+
+NUM_BUDGETS = 15
+DEPTHS = (6, 32, 80)
+QUICK_DEPTHS = (6, 32)
+
+
+def monotone_rows(options: Options) -> Iterator[Row]:
+    for num_blocks in QUICK_DEPTHS if options.quick else DEPTHS:
+        for allow_lossy in (False, True):
+            problem = deep_problem(num_blocks, device_budget_bytes=1, allow_lossy=allow_lossy)
+            for row in sweep(problem):
+                yield {"part": "monotone", "num_blocks": num_blocks, "lossy": allow_lossy, **row}
+
+
+def sweep(problem: SearchProblem, *, num_budgets: int = NUM_BUDGETS) -> Iterator[Row]:
+    """Evenly from the smallest feasible budget to what plain training takes."""
+    problem = replace(problem, price=cache(problem.price))
+    whole = Setting(micro_batch_size=problem.workload.global_batch_size, accumulation_steps=1)
+    plain_bytes = problem.price(whole.plan(keep_everything(problem.num_blocks))).device_peak_high_bytes
+    smallest_bytes = find_smallest_bytes(problem)
+    before_ms = float("inf")
+    for index in range(num_budgets):
+        budget_bytes = smallest_bytes + (plain_bytes - smallest_bytes) * index // (num_budgets - 1)
+        result = search(problem.with_budget(budget_bytes))
+        step_ms = result.chosen.prediction.step_ms
+        yield {
+            "budget_bytes": budget_bytes,
+            "step_ms": step_ms,
+            "gap": round(result.gap, 5),
+            "slower_than_with_less": step_ms > before_ms,
+        }
+        before_ms = min(before_ms, step_ms)
+
+
+def find_smallest_bytes(problem: SearchProblem) -> int:
+    try:
+        search(problem.with_budget(1))
+    except NoFeasiblePlan as error:
+        return int(error.fields["smallest_feasible_bytes"])
+    raise AssertionError("a plan fits one byte")
+
+
+def summarize(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+    num_slower = sum(row["slower_than_with_less"] for row in rows)
+    return {
+        f"of {len(rows)} budgets, slower than a smaller one": goal(num_slower, 0, met=bool(rows) and num_slower == 0),
+        "largest gap to the bound in the sweep": goal(
+            max((row["gap"] for row in rows), default=None), "told", met=bool(rows)
+        ),
+    }
+
+
+PART = Part(name="monotone", measure=monotone_rows, summarize=summarize)
