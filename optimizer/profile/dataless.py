@@ -26,12 +26,28 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from optimizer.profile.autocast import autocast_on_meta
+from optimizer.profile.kernels import run_fresh, run_torchs
+from optimizer.profile.lean import import_meta_kernels
 
 _CPU = torch.device("cpu")
 _META = torch.device("meta")
 _true_device_of = torch._C.TensorBase.device.__get__
-_SAME_ON_META = frozenset({"aten._unsafe_view.default", "aten.embedding.default", "aten.ones_like.default"})
-"""Ops of which FakeTensorMode has an answer of its own that is also that of ``meta``. Its first answer costs half a second."""
+_SAME_ON_META = frozenset(
+    f"aten.{name}.default"
+    for name in (
+        "_unsafe_view",
+        "embedding",
+        "empty_like",
+        "full_like",
+        "native_layer_norm",
+        "new_ones",
+        "new_zeros",
+        "ones_like",
+        "zeros_like",
+    )
+)
+"""Ops of which FakeTensorMode has an answer of its own that is that of ``meta`` too, or of ``kernels.py``. Its first costs half a
+second."""
 _FLASH_ATTENTION = 1
 """``SDPBackend::flash_attention`` (aten/src/ATen/native/transformers/sdp_utils_cpp.h)."""
 
@@ -79,6 +95,7 @@ class Ops:
 
     @cached_property
     def _fake_mode(self) -> FakeTensorMode:
+        import_meta_kernels()  # on which it is built
         mode = FakeTensorMode()
         mode.cache_enabled = False  # nothing is asked twice
         return mode
@@ -221,7 +238,7 @@ def _read_traits(func: Any) -> OpTraits:
 
 
 def _run_on_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return func._op(*args, **_on_meta(kwargs))
+    return run_torchs(func._op, args, _on_meta(kwargs))
 
 
 def _on_meta(kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -261,38 +278,13 @@ def _fake_value(value: Any) -> Any:
 
 def _try(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> _Returned | None:
     inputs = {tensor.untyped_storage()._cdata for tensor in tensors_in(args, kwargs)}
-    result = _run_fresh(func, args, kwargs)
+    result = run_fresh(func, args, kwargs)
     is_sequence = isinstance(result, tuple | list)
     results = list(result) if is_sequence else [result]
     storages = [value.untyped_storage()._cdata for value in results if isinstance(value, torch.Tensor)]
     if inputs.intersection(storages) or len(set(storages)) < len(storages):
         return None
     return _Returned(layouts=tuple(_layout_of(value) for value in results), is_sequence=is_sequence)
-
-
-def _run_fresh(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    if func is torch.ops.aten._grouped_mm.default and args[0].dtype == torch.float32:
-        # The kernels without data ask for bf16; the real one takes fp32 on the CPU. Strides are those of a fresh tensor.
-        left, right = args[0], args[1]
-        if right.dim() == 3:
-            return left.new_empty((left.shape[0], right.shape[-1]))
-        num_groups = (args[2] if len(args) > 2 else kwargs["offs"]).shape[0]
-        return left.new_empty((num_groups, left.shape[0], right.shape[-1]))
-    if func is torch.ops.aten.native_batch_norm.default:
-        return _run_batch_norm(func, args)
-    return func(*args, **kwargs)
-
-
-def _run_batch_norm(func: Any, args: Sequence[Any]) -> tuple[torch.Tensor, ...]:
-    """The CPU's statistics are in the input's dtype unless a parameter's is wider, and empty outside training (batch_norm_cpu in
-    aten/src/ATen/native/Normalization.cpp).
-    """
-    source, *given, is_training = args[:6]
-    output, mean, deviation = func(*args)
-    is_mixed = any(tensor is not None and tensor.dtype != source.dtype for tensor in given)
-    dtype = torch.float32 if is_mixed else source.dtype
-    sizes = [tensor.shape if is_training else (0,) for tensor in (mean, deviation)]
-    return (output, *(tensor.new_empty(size, dtype=dtype) for tensor, size in zip((mean, deviation), sizes, strict=True)))
 
 
 def _takes_flash_attention(tensors: Sequence[torch.Tensor | None], settings: dict[str, Any]) -> bool:

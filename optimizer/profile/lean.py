@@ -30,12 +30,22 @@ _EMPTY = (
     "scipy",
     "sympy",
     "torch._dynamo",
+    "torch._export",
+    "torch._higher_order_ops",
     "torch._inductor",
+    "torch._meta_registrations",
     "torch.distributed.checkpoint",
     "torch.distributed.fsdp",
     "torch.distributed.tensor",
+    "torch.distributions",
+    "torch.export",
     "torch.fx.experimental.symbolic_shapes",
+    "torch.hub",
+    "torch.nn.intrinsic",
+    "torch.quantization",
     "torch.utils._sympy",
+    "torch.utils.data",
+    "torchgen",
     "transformers.distributed",
     "transformers.dynamic_module_utils",
     "transformers.generation",
@@ -57,23 +67,42 @@ _EMPTY = (
 """Modules that hold nothing, with all that lies under them."""
 _REAL = ("transformers.generation.configuration_utils", "transformers.loss.loss_utils")
 """Under an empty one, and needed."""
+_WITH_META_KERNELS = ("torch._export", "torch._higher_order_ops", "torch._meta_registrations", "torch.export")
+"""What ``import_meta_kernels`` imports after all, and what those kernels are built on."""
+_left_out: set[str] = set()
 
 
 def import_lean() -> None:
     """From now on this process imports less. Call it before torch and transformers are imported, and never in a process that
     trains, generates or saves.
     """
+    _left_out.update(_EMPTY)
     sys.meta_path.insert(0, _Finder())
+
+
+def import_meta_kernels() -> bool:
+    """torch's kernels in Python for tensors without data, where this process has left them out so far; False where it has not.
+
+    Two thirds of a second, for ops without a kernel in C++ and none in ``dataless.py``.
+    """
+    if not _left_out.intersection(_WITH_META_KERNELS):
+        return False
+    _left_out.difference_update(_WITH_META_KERNELS)
+    for name in [name for name, module in sys.modules.items() if isinstance(module, _Empty) and not _is_left_out(name)]:
+        del sys.modules[name]
+    importlib.import_module("torch._meta_registrations")
+    return True
+
+
+def _is_left_out(name: str) -> bool:
+    return name not in _REAL and any(name == left_out or name.startswith(f"{left_out}.") for left_out in _left_out)
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname in _REAL:
-            return None
-        is_bare = fullname in _PACKAGES
-        if not is_bare and not any(fullname == name or fullname.startswith(f"{name}.") for name in _EMPTY):
+        if fullname not in _PACKAGES and not _is_left_out(fullname):
             return None
         found = importlib.machinery.PathFinder.find_spec(fullname, path)
         if found is None:

@@ -3,9 +3,13 @@
 import pytest
 import torch
 
+from optimizer.models.spec import read_model_spec
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.autocast import FP32, LOWER, WIDEST, autocast_on_meta
+from optimizer.profile.extent import Extent
 from optimizer.profile.profile import BLOCK_CHOICES
+from optimizer.profile.trace import profile_model
+from tests.optimizer.models.small_configs import SMALL_CONFIGS
 from tests.optimizer.profile.conftest import LLAMA
 from tests.optimizer.profile.test_trace import compare_peaks, machine  # noqa: F401
 
@@ -56,3 +60,11 @@ def test_without_autocast_nothing_is_cast():
 def test_the_peak_is_what_the_meter_counts_and_fp16_has_the_sizes_of_bf16(profile, machine, weights, choice):  # noqa: F811
     compare_peaks(profile, machine, LLAMA, (choice,) * 2, weights=weights)
     compare_peaks(profile, machine, LLAMA, (choice, "recompute"), weights=weights, accumulation_steps=2)
+
+
+def test_a_layer_norm_of_narrow_numbers_with_wide_parameters_keeps_wide_statistics(machine):  # noqa: F811
+    """As in BERT, whose norms autocast leaves alone; FakeTensorMode says otherwise."""
+    config, weights = SMALL_CONFIGS["bert"], WeightsPlan(autocast="bf16")
+    extent = Extent(representations=("fp32+bf16",), choices=("keep",))
+    profile = profile_model(read_model_spec(config), extent=extent)
+    compare_peaks(profile, machine, config, ("keep",) * profile.num_blocks, weights=weights)

@@ -15,7 +15,9 @@ from optimizer.profile.extent import EVERYTHING, Extent
 from optimizer.profile.kept import keep_profile, profiles_folder, read_kept_profile
 from optimizer.profile.obtain import ProfileSource, obtain_profile
 from optimizer.profile.profile import Profile
+from optimizer.serialize import to_json
 from optimizer.workload import Adapter
+from tests.optimizer.models.small_configs import SMALL_CONFIGS
 from tests.optimizer.profile.conftest import LLAMA
 
 SPEC = read_model_spec(LLAMA)
@@ -37,6 +39,17 @@ def only_file(folder):
 
 def test_a_child_traces_with_little_imported_what_this_process_traces_with_all(profile, tmp_path):
     assert obtain_profile(SPEC, folder=tmp_path) == profile
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "qwen3_moe"])
+def test_kernels_that_torch_has_in_python_only_are_imported_when_an_op_needs_one(model_type):
+    """gpt2 needs none, and experts one to count tokens (``histc``)."""
+    from optimizer.profile.trace import profile_model
+
+    spec = read_model_spec(SMALL_CONFIGS[model_type])
+    request = {"config": spec.to_config(), "adapter": None, "extent": to_json(PLAIN)}
+    answer = obtain._Child(is_lean=True).ask(request)
+    assert Profile.from_json(answer["profile"]) == profile_model(spec, extent=PLAIN)
 
 
 def test_adapters_are_traced_in_a_child_too_though_peft_does_not_import_where_little_is(tmp_path):
