@@ -3,13 +3,15 @@
 What to run, and what becomes of the notes, is the business of ``trace.py`` (language models) and ``module.py`` (any module).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
 
 from optimizer.errors import InvalidModel
 from optimizer.models.anatomy import Anatomy, find_blocks
@@ -77,9 +79,8 @@ def trace_step(
         trainer = Trainer(
             model, plan=plan, workload=workload, device=_CPU, meter=recorder, anatomy=subject.anatomy
         )
-        handles = _watch_holds(blocks, recorder, choice) if watches_holds else []
         try:
-            with trainer.metered():
+            with trainer.metered(), _watch_holds(blocks if watches_holds else (), recorder, choice):
                 micro_batches = [_make_micro_batch(subject, shape) for _ in range(num_micro_batches)]
                 recorder.start()
                 trainer.accumulate(micro_batches)
@@ -87,8 +88,6 @@ def trace_step(
                 recorder.mark("end")
         finally:
             trainer.close()
-            for handle in handles:
-                handle.remove()
             for parameter in model.parameters():
                 if subject.unused is not None and parameter.requires_grad and parameter.grad is None:
                     subject.unused.add(id(parameter))
@@ -154,17 +153,24 @@ def trace_evaluation(subject: Subject, shape: Shape, *, ops: Ops) -> Trace:
     return Trace(first=tuple(recorder.events), accumulate=())
 
 
-def _watch_holds(blocks: Sequence[nn.Module], recorder: Recorder, choice: BlockChoice) -> list[Any]:
+@contextmanager
+def _watch_holds(blocks: Sequence[nn.Module], recorder: Recorder, choice: BlockChoice) -> Iterator[None]:
     """Note which storages a block holds for its backward: all it is given, or, where it is kept, what autograd saves.
 
     What offloaded blocks hold follows from what kept ones do; sharing.py draws that conclusion.
     """
-    handles = []
-    for index, block in enumerate(blocks):
-        watcher = _HoldWatcher(index, recorder, choice)
+    watchers = [_HoldWatcher(index, recorder, choice) for index in range(len(blocks))]
+    handles: list[RemovableHandle] = []
+    for block, watcher in zip(blocks, watchers, strict=True):
         handles.append(block.register_forward_pre_hook(watcher.before, with_kwargs=True))
         handles.append(block.register_forward_hook(watcher.after))
-    return handles
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        for watcher in watchers:
+            watcher.leave()
 
 
 class _HoldWatcher:
@@ -191,6 +197,12 @@ class _HoldWatcher:
             self._hooks.__enter__()
 
     def after(self, module: nn.Module, args: Any, output: Any) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """Also where the block's forward raised: hooks that stay would be those of all that this process runs from then on, and
+        would keep for ever what a step saves that never gets to its backward.
+        """
         if self._hooks is not None:
             self._hooks.__exit__()
             self._hooks = None

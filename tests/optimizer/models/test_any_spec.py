@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import torch
 
 from optimizer.errors import InvalidModel, UnsupportedModelType
 from optimizer.estimate.training import estimate_training
@@ -67,6 +68,12 @@ def test_a_wrong_value_is_named(change: dict[str, Any], field: str) -> None:
 def test_heads_that_do_not_divide_end_in_the_error_tree() -> None:
     with pytest.raises(InvalidModel, match="the model cannot be traced|transformers cannot build"):
         profile_model(read_any_spec({**OLMO, "num_key_value_heads": 3}), extent=EXTENT)
+
+
+def test_a_trace_that_fails_inside_a_block_leaves_no_hooks_on_what_autograd_saves() -> None:
+    with pytest.raises(InvalidModel):
+        profile_model(read_any_spec({**OLMO, "num_key_value_heads": 3}), extent=EXTENT)
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
 
 
 def test_what_transformers_has_no_language_model_for_is_unsupported() -> None:

@@ -37,8 +37,21 @@ def only_file(folder):
     return path
 
 
+def list_differences(one, other, where=""):
+    """The innermost places in which two documents differ."""
+    if type(one) is not type(other) or not isinstance(one, dict | list):
+        return [] if one == other else [f"{where}: {one!r} and {other!r}"]
+    if len(one) != len(other):
+        return [f"{where}: {len(one)} and {len(other)} entries"]
+    names = one if isinstance(one, dict) else range(len(one))
+    missing = [f"{where}.{name} is missing" for name in names if isinstance(one, dict) and name not in other]
+    return missing or [found for name in names for found in list_differences(one[name], other[name], f"{where}.{name}")]
+
+
 def test_a_child_traces_with_little_imported_what_this_process_traces_with_all(profile, tmp_path):
-    assert obtain_profile(SPEC, folder=tmp_path) == profile
+    traced = obtain_profile(SPEC, folder=tmp_path)
+    assert list_differences(traced.to_json(), profile.to_json()) == []
+    assert traced == profile
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "qwen3_moe"])

@@ -161,10 +161,11 @@ def test_running_out_in_backward_names_the_block():
         measure_step(build_model(make_spec()), plan=plan, workload=workload, cap_bytes=peak.device_peak_bytes - 1)
 
 
-def test_a_step_that_ran_out_leaves_a_trainer_that_can_be_dropped_to_nothing():
+@pytest.mark.parametrize("choice", ["keep", "recompute", "selective", "offload"])
+def test_a_step_that_ran_out_leaves_a_trainer_that_can_be_dropped_to_nothing(choice):
     meter = make_meter()
     model = build_model(make_spec())
-    plan, workload = make_plan(), make_workload()
+    plan, workload = make_plan(choice), make_workload()
     trainer = Trainer(model, plan=plan, workload=workload, device=CPU, meter=meter)
     batches = make_synthetic_batches(model, plan=plan, workload=workload)
     trainer.step(batches, learning_rate=1e-3)
