@@ -14,8 +14,13 @@ import pytest
 
 from tests import llama
 
+pytest_plugins = ["tests.left_out"]
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Beside other processes of this run: more threads, in those that tests start as well, would only wait for each other.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(autouse=True)

@@ -9,10 +9,15 @@ import shutil
 import tempfile
 from pathlib import Path
 
+# A process that a test starts inherits the folder; it neither makes another nor removes this one. Each of the processes that the
+# tests are spread over (pytest-xdist) has its own, though it inherits the name of that of the process that started it.
 _PREFIX = "headroom-tests-"
+_OWNER = "HEADROOM_TESTS_OWNER"
+_owner = os.environ.get("PYTEST_XDIST_WORKER", "")
+_is_inherited = Path(os.environ.get("HEADROOM_HOME", "")).name.startswith(_PREFIX) and os.environ.get(_OWNER) == _owner
 
-# A process that a test starts inherits the folder; it neither makes another nor removes this one.
-if not Path(os.environ.get("HEADROOM_HOME", "")).name.startswith(_PREFIX):
+if not _is_inherited:
+    os.environ[_OWNER] = _owner
     os.environ["HEADROOM_HOME"] = tempfile.mkdtemp(prefix=_PREFIX)
     atexit.register(shutil.rmtree, os.environ["HEADROOM_HOME"], ignore_errors=True)
     for _name in ("DATABASE_URL", "REDIS_URL", "HEADROOM_PRODUCTION", "HEADROOM_URL", "HEADROOM_TOKEN"):

@@ -4,7 +4,7 @@ A real store for the remote tier is started once for all tests that use one.
 
 import pytest
 
-_left_out = []
+from tests.left_out import NUM_LEFT_OUT
 
 
 @pytest.fixture(scope="session")
@@ -34,11 +34,5 @@ def pytest_collection_modifyitems(config, items):
     if torch.cuda.is_available():
         return
     items[:] = [item for item in items if item not in marked]
-    _left_out.extend(marked)
+    config.stash[NUM_LEFT_OUT] = len(marked)
     config.hook.pytest_deselected(items=marked)
-
-
-def pytest_report_collectionfinish():
-    if not _left_out:
-        return []
-    return f"no CUDA device: {len(_left_out)} tests marked gpu are left out; each has a twin on the CPU (CONTRIBUTING.md)"

@@ -1,0 +1,25 @@
+"""Says how many tests were left out for want of a CUDA device, whether one process collects them or several do (pytest-xdist)."""
+
+import pytest
+
+NUM_LEFT_OUT = pytest.StashKey[int]()
+
+
+def pytest_sessionfinish(session):
+    config = session.config
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["num_left_out"] = config.stash.get(NUM_LEFT_OUT, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    # Every process collects all tests, and leaves out the same ones.
+    node.config.stash[NUM_LEFT_OUT] = getattr(node, "workeroutput", {}).get("num_left_out", 0)
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    num_left_out = config.stash.get(NUM_LEFT_OUT, 0)
+    if num_left_out:
+        terminalreporter.write_line(
+            f"no CUDA device: {num_left_out} tests marked gpu are left out; each has a twin on the CPU (CONTRIBUTING.md)"
+        )
