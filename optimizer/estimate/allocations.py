@@ -95,13 +95,13 @@ def list_allocations(
 def _write_step(writer: "_Writer", schedule: Schedule, moments: "_Moments | None") -> None:
     """moments: made by the updates of the first step."""
     writer.moments = moments if moments is not None and moments.come_in_backward else None
-    writer.run(schedule.first)
+    writer.run(schedule.first.tasks)
     for _ in range(min(schedule.num_later, MAX_LATER)):
-        writer.run(schedule.later)
+        writer.run(schedule.later.tasks)
     writer.moments = moments
     if moments is not None and not moments.come_one_by_one:
         moments.come_all(writer)
-    writer.run(schedule.update)
+    writer.run(schedule.update.tasks)
     if moments is not None:
         moments.come_all(writer)
     writer.moments = None

@@ -25,7 +25,7 @@ from optimizer.estimate.kv_cache import list_kv_bytes
 from optimizer.estimate.prediction import LANES, TimelinePoint
 from optimizer.estimate.simulate import Resident, Simulation, simulate
 from optimizer.estimate.streaming import make_weights_task
-from optimizer.estimate.tasks import Schedule, Task, move_task, single
+from optimizer.estimate.tasks import Run, Schedule, Task, move_task, single
 from optimizer.estimate.training import MEMORY_MARGIN, TIME_SPREAD
 from optimizer.estimate.weights import list_forward_moves
 from optimizer.hardware.calibration import Spread, calibrated_machine, read_spread
@@ -170,7 +170,9 @@ class _Pass:
         return {link: num_bytes for link, num_bytes in self.prefill.copied_bytes.items() if num_bytes}
 
     def _simulate(self, tasks: tuple[Task, ...], resident: Bytes) -> Simulation:
-        schedule = Schedule(first=tasks, later=(), num_later=0, update=(), carried=np.zeros_like(resident))
+        schedule = Schedule(
+            first=Run(tasks), later=Run(()), num_later=0, update=Run(()), carried=np.zeros_like(resident)
+        )
         return simulate(
             schedule,
             resident=Resident(device=resident, host=self.host_bytes, disk=self.disk_bytes),

@@ -1,7 +1,8 @@
 """What the estimator returns for one plan on one machine, and the verdict drawn from it. Torch-free, JSON-able."""
 
-from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from optimizer.categories import Category
 from optimizer.intervals import ByteInterval
@@ -92,8 +93,27 @@ class CardMemory:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Details:
+    """The fields of a prediction that only a person, or a comparison of whole predictions, asks for; each is told of there."""
+
+    device_bytes_by_category: dict[str, int]
+    lane_busy_ms: dict[str, float]
+    timeline: tuple[TimelinePoint, ...]
+    busy_by_kind_ms: dict[str, float]
+    exposed_by_kind_ms: dict[str, float]
+    recomputed_ms: float
+    attained_by_kind: dict[str, float]
+    time_factors: dict[str, float]
+    peaks: tuple[StagePeak, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """One plan, priced on one machine for one workload."""
+    """One plan, priced on one machine for one workload.
+
+    A search asks for hundreds and reads little of each, so an estimate may leave ``Details`` for later (``detailed_later``);
+    nobody who reads one sees a difference. None of those fields has a plain default, which would be found in their place.
+    """
 
     device_peak_bytes: int
     """Most bytes allocated on the device at any moment of a steady step, optimizer state included."""
@@ -133,7 +153,7 @@ class Prediction:
     """What the step's work takes, by what is done (``time_kinds.KINDS``); kinds without work left out."""
     exposed_by_kind_ms: dict[str, float] = field(default_factory=dict)
     """Of those what the step waits for; the rest is hidden behind compute. Sums to ``step_ms``."""
-    recomputed_ms: float = 0.0
+    recomputed_ms: float = field(default_factory=float)
     """Of the kinds on the compute lane, what is done a second time because it was not kept."""
     attained_by_kind: dict[str, float] = field(default_factory=dict)
     """The efficiency assumed: FLOPs per second of ``matmul`` and ``attention``, bytes moved per second of other ops."""
@@ -144,12 +164,31 @@ class Prediction:
     num_time_runs: int = 0
     """Finished runs that the time interval rests on; 0: its width is assumed."""
 
-    peaks: tuple[StagePeak, ...] = ()
+    peaks: tuple[StagePeak, ...] = field(default_factory=tuple)
     """Of each stage that the workload has, in order: first step, steady step, evaluation (left out where the profile has none).
     All fields above are of the steady step."""
 
     memory: CardMemory | None = None
     """From tensors to a card; None where it was not worked out."""
+
+    def detailed_later(self, work_out: Callable[[], Details]) -> "Prediction":
+        """This prediction, whose details are worked out when the first of them is read; those it was made with are forgotten."""
+        for name in _DETAILS:
+            del self.__dict__[name]
+        self.__dict__[_WORK_OUT] = work_out
+        return self
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Called for what is not there: a detail not yet worked out."""
+            work_out = self.__dict__.get(_WORK_OUT)
+            if name not in _DETAILS or (work_out is None and name not in self.__dict__):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            if work_out is not None:
+                self.__dict__.update(vars(work_out()))
+                self.__dict__.pop(_WORK_OUT, None)
+            return self.__dict__[name]
 
     @property
     def highest_peak_bytes(self) -> int:
@@ -184,6 +223,10 @@ class Prediction:
     @classmethod
     def from_json(cls, document: Any) -> "Prediction":
         return from_json(cls, document, path="prediction")
+
+
+_DETAILS = frozenset(detail.name for detail in fields(Details))
+_WORK_OUT = "_work_out"
 
 
 def _judge(value_bytes: int, high_bytes: int, limit_bytes: int) -> Verdict:

@@ -1,18 +1,20 @@
 """One steady optimizer step as the runtime executes it: tasks in order, each with its bytes, its copies and its time per lane.
 
+What a search asks for hundreds of times is made of tasks that are kept: a plan only puts them in order.
+
 Per micro-batch: inputs and embedding, blocks forward, head and loss, and back in reverse; a recomputed block's
 backward begins with its forward again, an offloaded block's copies back what it moved, and weights that stream come before
 their block and go after it. Then clipping, the update, and the gradients are dropped.
 Micro-batches after the first are alike, so they are laid out once and counted.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import attrgetter
+from typing import Final
 
-import numpy as np
-
-from optimizer.categories import CATEGORIES, Link, Tier
+from optimizer.categories import CATEGORIES, Category, Link, Tier
 from optimizer.estimate.activations import trip_of
 from optimizer.estimate.batch import estimate_input_bytes, inputs_pile_up
 from optimizer.estimate.compiled import (
@@ -32,7 +34,7 @@ from optimizer.estimate.moments import Moments
 from optimizer.estimate.optimizer_state import StateCosts, host_bytes_per_s
 from optimizer.estimate.prediction import Lane
 from optimizer.estimate.streaming import make_weights_task
-from optimizer.estimate.tasks import Legs, Schedule, Task, Transfer, add_legs, as_moves, move_task, single
+from optimizer.estimate.tasks import Legs, Run, Schedule, Task, Transfer, add_legs, as_moves, move_task, single
 from optimizer.estimate.update import list_update_tasks, update_key
 from optimizer.estimate.weights import (
     list_backward_moves,
@@ -41,53 +43,28 @@ from optimizer.estimate.weights import (
     list_streamed_tensors,
 )
 from optimizer.hardware.machine import Machine
-from optimizer.plan.activations import OFFLOADING
+from optimizer.plan.activations import OFFLOADING, BlockChoice
 from optimizer.plan.plan import Plan
 from optimizer.profile.extent import traced_choice
-from optimizer.profile.profile import Profile, tail_name
+from optimizer.profile.profile import Hold, Profile, tail_name
 from optimizer.workload import TrainingWorkload
 
 _SLOT = {name: index for index, name in enumerate(CATEGORIES)}
 _GRADIENTS, _LOGITS = _SLOT["gradients"], _SLOT["logits_and_loss"]
 _STORES: dict[Tier, Lane | None] = {"host": None, "disk": "disk", "remote": "network"}
 """The lane between the host and a place."""
+_OFFLOADING: Final = frozenset(OFFLOADING)
+_END: Final = "end of the micro-batch"
+_logits_bytes_of: Final = attrgetter("logits_bytes")
+Release = tuple[int, int]
+"""A storage that blocks share, and the op of a part after which it goes."""
 
 
-def build_schedule(
-    profile: Profile,
-    compiled: CompiledShape,
-    *,
-    plan: Plan,
-    workload: TrainingWorkload,
-    machine: Machine,
-    tensors: TensorList,
-    state: StateCosts,
-    first_moments: Moments | None = None,
-) -> Schedule:
-    """first_moments: which updates inside backward make, in a first step that consumes gradients."""
-    layout = _Layout(
-        profile, compiled, plan=plan, workload=workload, machine=machine, first_moments=first_moments
-    )
-    num_later = plan.batch.accumulation_steps - 1
-    input_bytes = estimate_input_bytes(profile, plan.batch, sequence_length=workload.sequence_length)
-    inputs_stay = inputs_pile_up(machine.device)
-    rows_bytes = estimate_rows_bytes(tensors, num_tokens=plan.batch.micro_batch_size * workload.sequence_length)
-    carried = single("temporaries", input_bytes if inputs_stay else 0) + single("gradients", rows_bytes)
-    first = tuple(layout.micro_batch(input_bytes, inputs_stay=inputs_stay, is_first=True))
-    later = tuple(layout.micro_batch(input_bytes, inputs_stay=inputs_stay, is_first=False)) if num_later else ()
-    if later and rows_bytes:
-        # The profile adds to the gradient that is there; rows are put aside beside it.
-        later += (move_task("backward", "end of the micro-batch", single("gradients", rows_bytes)),)
-    update = compiled.keep(
-        ("update", plan.gradients, plan.optimizer_state, plan.weights, num_later, workload.max_grad_norm is None,
-         workload.adapter is None, workload.num_moments, layout.rates_key),
-        lambda: tuple(list_update_tasks(tensors, state, plan=plan, workload=workload, machine=machine)),
-    )  # fmt: skip
-    return Schedule(first=first, later=later, num_later=num_later, update=update, carried=carried)
+class Layout:
+    """Puts the parts of one shape in order: all that a plan decides outside its blocks, for whatever its blocks do.
 
-
-class _Layout:
-    """Puts the parts of one shape in order under one plan."""
+    Made once for each setting that a search tries; the tasks of its blocks are shared with the settings that do the same to them.
+    """
 
     def __init__(
         self,
@@ -97,16 +74,19 @@ class _Layout:
         plan: Plan,
         workload: TrainingWorkload,
         machine: Machine,
+        tensors: TensorList,
+        state: StateCosts,
         first_moments: Moments | None = None,
     ) -> None:
+        """plan: of which the blocks' choices are not looked at. first_moments: which updates inside backward make, in a first
+        step that consumes gradients.
+        """
         self._compiled = compiled
         self._plan = plan
-        self._choices = plan.activations.per_block
         self._machine = machine
         self.rates_key = f"{machine.device.kind} {machine.rates.fingerprint}"
         self._templates = compiled.regime.block_templates
-        self._place_shared()
-        self._trips = {choice: trip_of(choice, plan.activations) for choice in set(self._choices)}
+        self._holds: dict[BlockChoice, tuple[tuple[Hold, ...], ...]] = {}
         self._dropped = find_dropped(plan, first_moments=first_moments)
         self._leaves_gradients = plan.gradients.choice == "host"
         head_key = ("head", plan.logits_and_loss, plan.weights.representation, self.rates_key)
@@ -114,60 +94,164 @@ class _Layout:
             head_key, lambda: estimate_chunked_head(profile, compiled, plan=plan, rates=machine.rates)
         )
         # One object for all that does not change from block to block: plans are slow to hash.
-        common = (plan.weights, plan.gradients, plan.logits_and_loss, plan.activations.compress, self.rates_key, self._dropped)
+        in_blocks = (self._leaves_gradients, plan.activations.compress, self.rates_key, self._dropped)
+        self._blocks: dict[tuple[str, bool], list[dict[Hashable, Task]]] = compiled.keep(("blocks", in_blocks), dict)
+        common = (plan.weights, plan.gradients, plan.logits_and_loss, self.rates_key, self._dropped)
         self._common = compiled.keep(("common", common), object)
-        trains_all = workload.adapter is None
-        self._streamed = list_streamed_bytes(profile, plan.weights, trains_all=trains_all)
-        self._streamed_tensors = list_streamed_tensors(profile, plan.weights, trains_all=trains_all)
-        self._trains_all = trains_all
-        self._forward_moves = list_forward_moves(self._streamed, prefetch=plan.weights.prefetch)
-        self._backward_moves = list_backward_moves(self._streamed, prefetch=plan.weights.prefetch)
+        self._trains_all = workload.adapter is None
+        self._streamed = list_streamed_bytes(profile, plan.weights, trains_all=self._trains_all)
+        self._streamed_tensors = list_streamed_tensors(profile, plan.weights, trains_all=self._trains_all)
+        self._weights_forward = self._weights_tasks("forward")
+        self._weights_backward = self._weights_tasks("backward")
+        self._input_bytes = estimate_input_bytes(profile, plan.batch, sequence_length=workload.sequence_length)
+        self._inputs_stay = inputs_pile_up(machine.device)
+        self._rows_bytes = estimate_rows_bytes(tensors, num_tokens=plan.batch.micro_batch_size * workload.sequence_length)
+        self._carried = single("temporaries", self._input_bytes if self._inputs_stay else 0)
+        self._carried += single("gradients", self._rows_bytes)
+        self._inputs_task = move_task("forward", "inputs", single("temporaries", self._input_bytes))
+        self._moves: dict[Hashable, Task] = {}
+        """Bytes that go between two parts, which few plans do differently."""
+        self._num_later = plan.batch.accumulation_steps - 1
+        self.update = compiled.keep(
+            ("update", plan.gradients, plan.optimizer_state, plan.weights, self._num_later, workload.max_grad_norm is None,
+             self._trains_all, workload.num_moments, self.rates_key),
+            lambda: Run(tuple(list_update_tasks(tensors, state, plan=plan, workload=workload, machine=machine))),
+        )  # fmt: skip
 
-    def micro_batch(self, input_bytes: int, *, inputs_stay: bool, is_first: bool) -> Iterator[Task]:
-        left_bytes = 0
-        for task in self._parts_of_micro_batch(input_bytes, is_first=is_first):
-            left_bytes += int(task.bytes.net[_LOGITS])
-            yield task
+    def schedule(self, choices: Sequence[BlockChoice]) -> Schedule:
+        """choices: of the blocks, first to last. Raises NotProfiled."""
+        places = self._place_shared(choices)
+        forward = self._list_forward(choices, places)
+        first = Run(tuple(self._micro_batch(forward, choices, places, is_first=True)))
+        later: list[Task] = []
+        if self._num_later:
+            later = self._micro_batch(forward, choices, places, is_first=False)
+            if self._rows_bytes:
+                # The profile adds to the gradient that is there; rows are put aside beside it.
+                later.append(self._move("backward", _END, (("gradients", self._rows_bytes),)))
+        return Schedule(
+            first=first, later=Run(tuple(later)), num_later=self._num_later, update=self.update, carried=self._carried
+        )
+
+    def _micro_batch(
+        self, forward: list[Task], choices: Sequence[BlockChoice], places: "_Places", *, is_first: bool
+    ) -> list[Task]:
+        tasks = [*forward, *self._list_backward(choices, places, is_first=is_first)]
+        left_bytes = sum(map(_logits_bytes_of, tasks))
         # The first one's loss stays and takes up those of the others. The traced parts free the loss and backward's root in
         # plain training's dtype, and no loss where a gradient that does not stay makes every micro-batch like the first.
         loss_bytes = left_bytes if self._head is None else self._head.loss_bytes
-        gone = single("logits_and_loss", (loss_bytes if is_first else 0) - left_bytes)
-        if not inputs_stay:
-            gone -= single("temporaries", input_bytes)
-        if gone.any():
-            yield move_task("backward", "end of the micro-batch", gone)
+        gone_bytes = (loss_bytes if is_first else 0) - left_bytes
+        inputs_bytes = 0 if self._inputs_stay else -self._input_bytes
+        if gone_bytes or inputs_bytes:
+            tasks.append(self._move("backward", _END, (("logits_and_loss", gone_bytes), ("temporaries", inputs_bytes))))
+        return tasks
 
-    def _parts_of_micro_batch(self, input_bytes: int, *, is_first: bool) -> Iterator[Task]:
-        # A gradient that does not stay is new in every micro-batch.
-        which = "first" if is_first or self._dropped is not None else "accumulate"
-        num_blocks = len(self._choices)
-        yield move_task("forward", "inputs", single("temporaries", input_bytes))
-        yield self._task("forward", "embedding", "prologue", waits_for=(update_key(-1),))
-        for block in range(num_blocks):
-            if self._streamed:
-                yield self._weights_task("forward", block, *self._forward_moves[block])
-            yield self._block_task("forward", block, "forward", is_first=is_first)
-        if self._freed_with_forward:
-            freed = sum(single(CATEGORIES[move.slot], move.num_bytes) for move in self._freed_with_forward)
-            task = move_task("forward", "end of the backbone", np.asarray(freed))
-            yield replace(task, moves=partial(tuple, self._freed_with_forward))
+    def _move(self, phase: str, name: str, bytes_by_category: tuple[tuple[Category, int], ...]) -> Task:
+        """Bytes that come or go at once."""
+        key = (phase, name, bytes_by_category)
+        if key not in self._moves:
+            net = sum((single(category, num_bytes) for category, num_bytes in bytes_by_category), single("weights", 0))
+            self._moves[key] = move_task(phase, name, net)
+        return self._moves[key]
+
+    def _list_forward(self, choices: Sequence[BlockChoice], places: "_Places") -> list[Task]:
+        num_blocks = len(choices)
+        blocks = self._forward_blocks(choices, places)
+        if self._streamed:
+            blocks = _in_turn(self._weights_forward, blocks)
+        tasks = [
+            self._inputs_task,
+            self._task("forward", "embedding", "prologue", choices, waits_for=(update_key(-1),)),
+            *blocks,
+        ]
+        if places.freed:
+            tasks.append(self._freed_task(places.freed))
         if self._streamed:
             # As they go here, those of the last block come again for its backward.
-            yield move_task("forward", "end of the backbone", single("weights", -self._streamed[-1]))
-        yield self._task("forward", "head and loss", "head", waits_for=(update_key(num_blocks),))
-        yield self._task("backward", "backward of head and loss", f"head_backward_{which}", is_first=is_first)
-        yield self._task("backward", "backward", f"norm_backward_{which}", is_first=is_first)
-        for block in reversed(range(num_blocks)):
-            if self._streamed:
-                yield self._weights_task("backward", block, *self._backward_moves[block])
-            yield self._block_task("backward", block, f"backward_{which}", is_first=is_first)
+            tasks.append(self._move("forward", "end of the backbone", (("weights", -self._streamed[-1]),)))
+        tasks.append(self._task("forward", "head and loss", "head", choices, waits_for=(update_key(num_blocks),)))
+        return tasks
+
+    def _list_backward(self, choices: Sequence[BlockChoice], places: "_Places", *, is_first: bool) -> list[Task]:
+        # A gradient that does not stay is new in every micro-batch.
+        which = "first" if is_first or self._dropped is not None else "accumulate"
+        blocks = self._backward_blocks(choices, places, f"backward_{which}", is_first=is_first)
+        blocks.reverse()
         if self._streamed:
-            yield move_task("backward", "end of the micro-batch", single("weights", -self._streamed[0]))
+            blocks = _in_turn(self._weights_backward, blocks)
+        head, norm = f"head_backward_{which}", f"norm_backward_{which}"
+        tasks = [
+            self._task("backward", "backward of head and loss", head, choices, is_first=is_first),
+            self._task("backward", "backward", norm, choices, is_first=is_first),
+            *blocks,
+        ]
+        if self._streamed:
+            tasks.append(self._move("backward", _END, (("weights", -self._streamed[0]),)))
+        return tasks
+
+    def _forward_blocks(self, choices: Sequence[BlockChoice], places: "_Places") -> list[Task]:
+        tasks: list[Task] = []
+        known = self._known_blocks("forward", is_first=True)
+        released = places.forward
+        for block, choice in enumerate(choices):
+            key: Hashable = (choice, released[block]) if block in released else choice
+            task = known[block].get(key)
+            if task is None:
+                task = known[block][key] = self._make_block_task(
+                    "forward", block, "forward", choice=choice, releases=released.get(block, ()), is_first=True
+                )
+            tasks.append(task)
+        return tasks
+
+    def _backward_blocks(
+        self, choices: Sequence[BlockChoice], places: "_Places", which: str, *, is_first: bool
+    ) -> list[Task]:
+        """In the order of the blocks, though the last comes first. Each offloaded block begins what the one before it saved."""
+        tasks: list[Task] = []
+        known = self._known_blocks(which, is_first=is_first)
+        released = places.backward
+        ahead, ahead_choice = -1, choices[0]
+        for block, choice in enumerate(choices):
+            key: Hashable = choice
+            begun = -1
+            if choice in _OFFLOADING:
+                begun, begun_choice = ahead, ahead_choice
+                key = choice, begun, begun_choice
+                ahead, ahead_choice = block, choice
+            if block in released:
+                key = key, released[block]
+            task = known[block].get(key)
+            if task is None:
+                task = known[block][key] = self._make_block_task(
+                    "backward",
+                    block,
+                    which,
+                    choice=choice,
+                    releases=released.get(block, ()),
+                    ahead=(begun, begun_choice) if begun >= 0 else None,
+                    is_first=is_first,
+                )
+            tasks.append(task)
+        return tasks
+
+    def _known_blocks(self, which: str, *, is_first: bool) -> list[dict[Hashable, Task]]:
+        known = self._blocks.get((which, is_first))
+        if known is None:
+            known = self._blocks[which, is_first] = [{} for _ in self._templates]
+        return known
 
     def _task(
-        self, phase: str, name: str, part: str, *, is_first: bool = True, waits_for: tuple[Hashable, ...] = ()
+        self,
+        phase: str,
+        name: str,
+        part: str,
+        choices: Sequence[BlockChoice],
+        *,
+        is_first: bool = True,
+        waits_for: tuple[Hashable, ...] = (),
     ) -> Task:
-        tail = tail_name(part, traced_choice(self._choices[-1]))
+        tail = tail_name(part, traced_choice(choices[-1]))
         part = tail if tail in self._compiled.regime.parts else part
         key = ("task", part, is_first, waits_for, self._common)
         return self._compiled.keep(
@@ -206,21 +290,19 @@ class _Layout:
             moves=moves,
         )
 
-    def _block_task(self, phase: str, block: int, which: str, *, is_first: bool) -> Task:
-        choice = self._choices[block]
-        releases = self._releases.get((phase, block), ())
-        ahead = self._offloaded_before(block) if phase == "backward" else -1
-        ahead_choice = self._choices[ahead] if ahead >= 0 else "keep"
-        key = ("block", block, which, choice, releases, ahead, ahead_choice, is_first, self._common)
-        return self._compiled.keep(
-            key, lambda: self._make_block_task(phase, block, which, releases=releases, ahead=ahead, is_first=is_first)
-        )
-
     def _make_block_task(
-        self, phase: str, block: int, which: str, *, releases: tuple[tuple[int, int], ...], ahead: int, is_first: bool
+        self,
+        phase: str,
+        block: int,
+        which: str,
+        *,
+        choice: BlockChoice,
+        releases: tuple[Release, ...],
+        is_first: bool,
+        ahead: tuple[int, BlockChoice] | None = None,
     ) -> Task:
-        choice = self._choices[block]
-        trip = self._trips[choice]
+        """ahead: the offloaded block before this one, which comes back next."""
+        trip = trip_of(choice, self._plan.activations)
         part: PartName = (choice, self._templates[block], which)
         time = self._compiled.part_time(part, self._machine, rates_key=self.rates_key, trip=trip)
         is_backward = phase == "backward"
@@ -240,16 +322,15 @@ class _Layout:
             time=add_legs(time, gradients),
             copied=_with_gradients(self._compiled.part_copies(part, trip=trip), gradient_bytes),
             waits_for=() if is_backward else (update_key(block),),
-            arrives=(self._saved(block, which),) if trip is not None and is_backward else (),
-            begins=(self._saved(ahead, which),) if ahead >= 0 else (),
+            arrives=(self._saved(block, choice, which),) if trip is not None and is_backward else (),
+            begins=(self._saved(*ahead, which),) if ahead is not None else (),
             leaves=tuple(legs for legs in leaves if legs),
             moves=partial(self._compiled.part_moves, part, releases=releases, trip=trip, dropped=self._dropped),
         )
 
-    def _saved(self, block: int, which: str) -> Transfer:
+    def _saved(self, block: int, choice: BlockChoice, which: str) -> Transfer:
         """What an offloaded block saved, on its way back."""
-        choice = self._choices[block]
-        trip = self._trips[choice]
+        trip = trip_of(choice, self._plan.activations)
         assert trip is not None
         part: PartName = (choice, self._templates[block], which)
         time = self._compiled.part_time(part, self._machine, rates_key=self.rates_key, trip=trip)
@@ -265,9 +346,19 @@ class _Layout:
         host_ms = num_passes * num_bytes / host_bytes_per_s(rates) * 1000
         return (("copy_out", num_bytes / rates.device_to_host_bytes_per_s * 1000), ("host", host_ms))
 
-    def _weights_task(self, phase: str, block: int, gone_bytes: int, coming: range) -> Task:
-        key = ("weights", phase, block, self._trains_all, self._common)
-        return self._compiled.keep(key, lambda: self._make_weights_task(phase, block, gone_bytes, coming))
+    def _weights_tasks(self, phase: str) -> list[Task]:
+        """In the order in which their blocks come; none where weights stay."""
+        if not self._streamed:
+            return []
+        is_forward = phase == "forward"
+        list_moves = list_forward_moves if is_forward else list_backward_moves
+
+        def make() -> list[Task]:
+            moves = list(enumerate(list_moves(self._streamed, prefetch=self._plan.weights.prefetch)))
+            in_order = moves if is_forward else moves[::-1]
+            return [self._make_weights_task(phase, block, *move) for block, move in in_order]
+
+        return self._compiled.keep(("weights", phase, self._plan.weights, self._trains_all, self.rates_key), make)
 
     def _make_weights_task(self, phase: str, block: int, gone_bytes: int, coming: range) -> Task:
         return make_weights_task(
@@ -282,39 +373,60 @@ class _Layout:
             waits_for=tuple(update_key(other) for other in coming) if phase == "forward" else (),
         )
 
-    def _offloaded_before(self, block: int) -> int:
-        if self._choices[block] not in OFFLOADING:
-            return -1
-        return next((other for other in range(block - 1, -1, -1) if self._choices[other] in OFFLOADING), -1)
-
-    def _place_shared(self) -> None:
+    def _place_shared(self, choices: Sequence[BlockChoice]) -> "_Places":
         """Where each storage that blocks share goes: in the backward of the first block that holds it, or in the forward pass."""
         regime = self._compiled.regime
         waiting = set(range(len(regime.shared)))
-        self._releases: dict[tuple[str, int], tuple[tuple[int, int], ...]] = {}
-        for block, choice in enumerate(self._choices):
+        places = _Places()
+        for block, choice in enumerate(choices):
             if not waiting:
                 break
-            holds = regime.templates_of(choice)[self._templates[block]].holds
+            holds = self._holds_of(choice)[self._templates[block]]
             here = tuple((hold.index, hold.until) for hold in holds if hold.index in waiting)
             if here:
-                self._releases["backward", block] = here
+                places.backward[block] = here
                 waiting -= {index for index, _ in here}
-        freed: list[Move] = []
         for index in sorted(waiting):
             shared = regime.shared[index]
             if shared.ends_in >= 0:
                 block = self._templates.index(shared.ends_in)
-                after = self._num_ops(block) - 1 - shared.ends_before
-                self._releases["forward", block] = (*self._releases.get(("forward", block), ()), (index, after))
+                num_ops = self._compiled.num_ops((choices[block], self._templates[block], "forward"))
+                after = num_ops - 1 - shared.ends_before
+                places.forward[block] = (*places.forward.get(block, ()), (index, after))
             else:
                 num_bytes, category = self._compiled.shared_bytes(index)
-                freed.append(Move("device", _SLOT[category], -num_bytes, -1, storage=FROM_PROLOGUE))
-        self._freed_with_forward = tuple(freed)
+                places.freed.append(Move("device", _SLOT[category], -num_bytes, -1, storage=FROM_PROLOGUE))
+        return places
 
-    def _num_ops(self, block: int) -> int:
-        """In the block's part of the forward pass."""
-        return self._compiled.num_ops((self._choices[block], self._templates[block], "forward"))
+    def _holds_of(self, choice: BlockChoice) -> tuple[tuple[Hold, ...], ...]:
+        """By template."""
+        if choice not in self._holds:
+            self._holds[choice] = tuple(template.holds for template in self._compiled.regime.templates_of(choice))
+        return self._holds[choice]
+
+    def _freed_task(self, freed: list[Move]) -> Task:
+        key = tuple(freed)
+        if key not in self._moves:
+            net = sum((single(CATEGORIES[move.slot], move.num_bytes) for move in freed), single("weights", 0))
+            task = move_task("forward", "end of the backbone", net)
+            self._moves[key] = replace(task, moves=partial(tuple, key))
+        return self._moves[key]
+
+
+@dataclass
+class _Places:
+    """Where storages that blocks share go under one plan."""
+
+    forward: dict[int, tuple[Release, ...]] = field(default_factory=dict)
+    """By block, in its part of the forward pass."""
+    backward: dict[int, tuple[Release, ...]] = field(default_factory=dict)
+    freed: list[Move] = field(default_factory=list)
+    """Those that go between the blocks and the head."""
+
+
+def _in_turn(weights: Sequence[Task], blocks: Sequence[Task]) -> list[Task]:
+    """Each block's weights before the block."""
+    return [task for pair in zip(weights, blocks, strict=True) for task in pair]
 
 
 def _legs(time: PartTime, *lanes: Lane | None) -> Legs:

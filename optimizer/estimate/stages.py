@@ -10,6 +10,7 @@ are counted to its end, which a small model's evaluation can make higher than it
 *Not modelled*: an evaluation before the first step, which has no moments beside it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,13 +26,14 @@ from optimizer.estimate.optimizer_state import (
     list_staying,
     list_update_changes,
 )
-from optimizer.estimate.prediction import Prediction, Stage, StagePeak
-from optimizer.estimate.schedule import build_schedule
-from optimizer.estimate.simulate import Resident, Simulation, find_highest
-from optimizer.estimate.tasks import Schedule, Task, single
+from optimizer.estimate.prediction import Stage, StagePeak
+from optimizer.estimate.schedule import Layout
+from optimizer.estimate.simulate import Highest, Resident, Simulation
+from optimizer.estimate.tasks import Run, Schedule, single
 from optimizer.estimate.update import list_update_tasks
 from optimizer.estimate.weights import list_forward_moves, list_streamed_bytes
 from optimizer.hardware.machine import Machine
+from optimizer.plan.activations import BlockChoice
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Evaluation, Profile
 from optimizer.workload import TrainingWorkload
@@ -39,35 +41,96 @@ from optimizer.workload import TrainingWorkload
 _SLOT = {name: index for index, name in enumerate(CATEGORIES)}
 
 
+class Stages:
+    """What the stages of one setting have in common, whatever its blocks do. Does not keep the profile."""
+
+    def __init__(
+        self,
+        profile: Profile,
+        compiled: CompiledShape,
+        *,
+        plan: Plan,
+        workload: TrainingWorkload,
+        machine: Machine,
+        tensors: TensorList,
+        state: StateCosts,
+    ) -> None:
+        """plan: of which the blocks' choices are not looked at."""
+        self._num_blocks = profile.num_blocks
+        self._has_steady_step = workload.num_steps > 1
+        moments = Moments(bits=plan.optimizer_state.bits, num=workload.num_moments)
+        early_bytes = estimate_early_state_bytes(list_staying(tensors, plan), plan)
+        self._before_first = single("optimizer_state", early_bytes - state.device_bytes)
+        self._first_layout: Layout | None = None
+        self._first_update: Run | None = None
+        if plan.gradients.choice == "consume":
+            self._first_layout = Layout(
+                profile,
+                compiled,
+                plan=plan,
+                workload=workload,
+                machine=machine,
+                tensors=tensors,
+                state=state,
+                first_moments=moments,
+            )
+        else:
+            self._first_update = _first_update(
+                compiled, plan=plan, workload=workload, machine=machine, tensors=tensors, state=state, moments=moments
+            )
+        self._evaluation: tuple[Bytes, str] | None = None
+        evaluation = compiled.regime.evaluation
+        if evaluation is not None:
+            self._evaluation = _evaluate(
+                profile, compiled, evaluation, plan=plan, workload=workload, machine=machine
+            )
+
+    def estimate(
+        self, schedule: Schedule, resident: Resident, steady: Simulation, *, choices: Sequence[BlockChoice]
+    ) -> "StagePeaks":
+        """schedule, resident, steady: of a steady step of a plan whose blocks do this."""
+        if self._first_update is not None:
+            schedule = replace(schedule, update=self._first_update)
+        if self._first_layout is not None:
+            schedule = self._first_layout.schedule(choices)
+        before_first = resident.device + self._before_first
+        return StagePeaks(
+            num_blocks=self._num_blocks,
+            first=Highest(schedule, before_first),
+            steady=steady if self._has_steady_step else None,
+            evaluation=None if self._evaluation is None else (resident.device + self._evaluation[0], self._evaluation[1]),
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
-class StepFacts:
-    """What the estimate of the steady step has found, for those of the other stages."""
+class StagePeaks:
+    """Of one plan."""
 
-    profile: Profile
-    compiled: CompiledShape
-    plan: Plan
-    workload: TrainingWorkload
-    machine: Machine
-    tensors: TensorList
-    state: StateCosts
-    schedule: Schedule
-    resident: Resident
-    simulation: Simulation
+    num_blocks: int
+    first: Highest
+    steady: Simulation | None
+    """None where there is only one step."""
+    evaluation: tuple[Bytes, str] | None
+    """By category, and where; None where the profile has traced none."""
 
+    @property
+    def highest_bytes(self) -> int:
+        """Of all stages."""
+        found = [self.first.num_bytes]
+        if self.steady is not None:
+            found.append(self.steady.device_peak_bytes)
+        if self.evaluation is not None:
+            found.append(int(self.evaluation[0].sum()))
+        return max(found)
 
-def estimate_stages(facts: StepFacts) -> tuple[StagePeak, ...]:
-    """In the order in which they come first; a steady step only where there is more than one step, an evaluation only where the
-    profile has traced one.
-    """
-    steady = facts.simulation
-    peaks = [_estimate_first_step(facts)]
-    if facts.workload.num_steps > 1:
-        moment = steady.peak_task.describe(facts.profile.num_blocks)
-        peaks.append(_stage_peak("steady_step", steady.peak, moment))
-    evaluation = facts.compiled.regime.evaluation
-    if evaluation is not None:
-        peaks.append(_estimate_evaluation(facts, evaluation))
-    return tuple(peaks)
+    def list(self) -> tuple[StagePeak, ...]:
+        """In the order in which they come first."""
+        peaks = [_stage_peak("first_step", self.first.by_category, self.first.task.describe(self.num_blocks))]
+        if self.steady is not None:
+            peaks.append(_stage_peak("steady_step", self.steady.peak, self.steady.peak_task.describe(self.num_blocks)))
+        if self.evaluation is not None:
+            peaks.append(_stage_peak("evaluation", *self.evaluation))
+        return tuple(peaks)
 
 
 def _stage_peak(stage: Stage, peak: Bytes, moment: str) -> StagePeak:
@@ -79,70 +142,62 @@ def _stage_peak(stage: Stage, peak: Bytes, moment: str) -> StagePeak:
     )
 
 
-def with_stages(steady: Prediction, peaks: tuple[StagePeak, ...]) -> Prediction:
-    """A stage that is higher than the steady step raises the interval's upper end by as much."""
-    higher_bytes = max(0, *(peak.device_peak_bytes - steady.device_peak_bytes for peak in peaks))
-    return replace(
-        steady, peaks=peaks, device_peak_high_bytes=steady.device_peak_high_bytes + higher_bytes
-    )
-
-
 # The first step.
 
 
-def _estimate_first_step(facts: StepFacts) -> StagePeak:
-    plan, workload = facts.plan, facts.workload
-    moments = Moments(bits=plan.optimizer_state.bits, num=workload.num_moments)
-    early_bytes = estimate_early_state_bytes(list_staying(facts.tensors, plan), plan)
-    resident = facts.resident.device + single("optimizer_state", early_bytes - facts.state.device_bytes)
-    schedule = _first_schedule(facts, moments)
-    peak, task = find_highest(schedule, resident)
-    return _stage_peak("first_step", peak, task.describe(facts.profile.num_blocks))
+def _first_update(
+    compiled: CompiledShape,
+    *,
+    plan: Plan,
+    workload: TrainingWorkload,
+    machine: Machine,
+    tensors: TensorList,
+    state: StateCosts,
+    moments: Moments,
+) -> Run:
+    """Of gradients that are kept until then."""
+    key = (
+        "first update", plan.gradients, plan.optimizer_state, plan.weights, plan.batch, moments, workload.max_grad_norm is None
+    )  # fmt: skip
 
+    def make() -> Run:
+        changes = list_update_changes(list_staying(tensors, plan), plan, first_moments=moments)
+        early = replace(state, changes=tuple(changes))
+        return Run(tuple(list_update_tasks(tensors, early, plan=plan, workload=workload, machine=machine)))
 
-def _first_schedule(facts: StepFacts, moments: Moments) -> Schedule:
-    plan, workload, machine, compiled = facts.plan, facts.workload, facts.machine, facts.compiled
-    if plan.gradients.choice == "consume":
-        return build_schedule(
-            facts.profile,
-            compiled,
-            plan=plan,
-            workload=workload,
-            machine=machine,
-            tensors=facts.tensors,
-            state=facts.state,
-            first_moments=moments,
-        )
-    key = ("first update", plan.gradients, plan.optimizer_state, plan.weights, moments, workload.max_grad_norm is None)
-
-    def update() -> tuple[Task, ...]:
-        changes = list_update_changes(list_staying(facts.tensors, plan), plan, first_moments=moments)
-        state = replace(facts.state, changes=tuple(changes))
-        return tuple(list_update_tasks(facts.tensors, state, plan=plan, workload=workload, machine=machine))
-
-    return replace(facts.schedule, update=compiled.keep(key, update))
+    return compiled.keep(key, make)
 
 
 # Evaluation.
 
 
-def _estimate_evaluation(facts: StepFacts, evaluation: Evaluation) -> StagePeak:
-    plan, workload = facts.plan, facts.workload
-    key = ("evaluation", plan.weights, plan.logits_and_loss, workload.adapter is None)
-    highest, moment = facts.compiled.keep(key, lambda: _find_highest(facts, evaluation))
+def _evaluate(
+    profile: Profile,
+    compiled: CompiledShape,
+    evaluation: Evaluation,
+    *,
+    plan: Plan,
+    workload: TrainingWorkload,
+    machine: Machine,
+) -> tuple[Bytes, str]:
+    """Above what is there all the while; and where."""
+    trains_all = workload.adapter is None
+    key = ("evaluation", plan.weights, plan.logits_and_loss, trains_all)
+    highest, moment = compiled.keep(
+        key, lambda: _find_highest(profile, compiled, evaluation, plan=plan, trains_all=trains_all)
+    )
     num_micro_batches = workload.eval_batches * plan.batch.accumulation_steps
-    num_inputs = num_micro_batches if inputs_pile_up(facts.machine.device) else 1
-    micro_batch_bytes = estimate_input_bytes(facts.profile, plan.batch, sequence_length=workload.sequence_length)
-    input_bytes = num_inputs * micro_batch_bytes
-    peak = facts.resident.device + single("temporaries", input_bytes) + highest
-    return _stage_peak("evaluation", peak, moment)
+    num_inputs = num_micro_batches if inputs_pile_up(machine.device) else 1
+    input_bytes = num_inputs * estimate_input_bytes(profile, plan.batch, sequence_length=workload.sequence_length)
+    return single("temporaries", input_bytes) + highest, moment
 
 
-def _find_highest(facts: StepFacts, evaluation: Evaluation) -> tuple[Bytes, str]:
+def _find_highest(
+    profile: Profile, compiled: CompiledShape, evaluation: Evaluation, *, plan: Plan, trains_all: bool
+) -> tuple[Bytes, str]:
     """Above what is there all the while and the inputs; and where."""
-    profile, compiled, plan = facts.profile, facts.compiled, facts.plan
     num_blocks = profile.num_blocks
-    streamed = list_streamed_bytes(profile, plan.weights, trains_all=facts.workload.adapter is None)
+    streamed = list_streamed_bytes(profile, plan.weights, trains_all=trains_all)
     moves = list_forward_moves(streamed, prefetch=plan.weights.prefetch)
     level = np.zeros(len(CATEGORIES), dtype=np.int64)
     best, moment = level, "forward"
@@ -163,13 +218,13 @@ def _find_highest(facts: StepFacts, evaluation: Evaluation) -> tuple[Bytes, str]
         )
     if streamed:
         level = level - single("weights", streamed[-1])
-    run(_head_bytes(facts, evaluation), "head and loss")
+    run(_head_bytes(profile, compiled, evaluation, plan=plan), "head and loss")
     return best, moment
 
 
-def _head_bytes(facts: StepFacts, evaluation: Evaluation) -> PartBytes:
-    num_chunks = facts.plan.logits_and_loss.num_chunks
-    if num_chunks == 1 or facts.profile.input_bytes is not None:
-        return facts.compiled.indexed_bytes(evaluation.head)
-    head = read_head(facts.profile, facts.compiled, weight_element_bytes=facts.plan.weights.bytes_per_element)
+def _head_bytes(profile: Profile, compiled: CompiledShape, evaluation: Evaluation, *, plan: Plan) -> PartBytes:
+    num_chunks = plan.logits_and_loss.num_chunks
+    if num_chunks == 1 or profile.input_bytes is not None:
+        return compiled.indexed_bytes(evaluation.head)
+    head = read_head(profile, compiled, weight_element_bytes=plan.weights.bytes_per_element)
     return sum_changes([("device", _SLOT[category], size) for category, size in list_evaluation(head, num_chunks)])

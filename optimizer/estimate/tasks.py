@@ -1,7 +1,12 @@
-"""What a schedule is made of: tasks, what each waits for, and what it starts beside compute."""
+"""What a schedule is made of: tasks, what each waits for, and what it starts beside compute.
+
+A task is made once and is part of many plans' schedules, so what a simulation wants to know of it is kept with it.
+"""
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -10,6 +15,7 @@ from optimizer.estimate.compiled import NO_COPIES, Bytes, Change, Move, PartByte
 from optimizer.estimate.prediction import Lane
 
 _SLOT = {name: index for index, name in enumerate(CATEGORIES)}
+_LOGITS = _SLOT["logits_and_loss"]
 NO_TIME = PartTime(compute_ms=0.0)
 
 Legs = tuple[tuple[Lane, float], ...]
@@ -52,19 +58,81 @@ class Task:
     """Waits for everything that was begun."""
     moves: Callable[[], Sequence[Move]] | None = field(default=None, compare=False, repr=False)
     """What ``bytes`` sums up, change by change, for a replay; None where all comes and goes at once."""
+    on_clocks: dict[str, Any] = field(init=False, default_factory=dict, compare=False, repr=False)
+    """What ``clock.py`` has made of it, by kind of device."""
 
     def describe(self, num_blocks: int) -> str:
         return f"{self.phase} of block {self.block + 1} of {num_blocks}" if self.block >= 0 else self.name
+
+    @cached_property
+    def totals(self) -> "Totals":
+        beyond = self.bytes.beyond if any(self.bytes.beyond) else None
+        return Totals(int(self.bytes.net.sum()), self.bytes.rise, beyond, self.copied or None)
+
+    @cached_property
+    def logits_bytes(self) -> int:
+        """Of logits and loss, left behind."""
+        return int(self.bytes.net[_LOGITS])
+
+
+class Totals(NamedTuple):
+    """A task's bytes over all categories."""
+
+    net: int
+    rise: int
+    beyond: tuple[int, ...] | None
+    """Net and rise of host, disk and remote store; None where nothing is there of either."""
+    copied: Mapping[Link, int] | None
+
+
+@dataclass(frozen=True)
+class Run:
+    """Tasks in order, and what they come to together."""
+
+    tasks: tuple[Task, ...]
+
+    @cached_property
+    def sums(self) -> "RunSums":
+        level = 0
+        top, top_index = (self.tasks[0].totals.rise, 0) if self.tasks else (0, 0)
+        beyond, highest = [0, 0, 0], [0, 0, 0]
+        copied: dict[Link, int] = {}
+        for index, task in enumerate(self.tasks):
+            net, rise, elsewhere, copies = task.totals
+            if level + rise > top:
+                top, top_index = level + rise, index
+            level += net
+            if elsewhere is not None:
+                for place in range(3):
+                    highest[place] = max(highest[place], beyond[place] + elsewhere[2 * place + 1])
+                    beyond[place] += elsewhere[2 * place]
+            if copies is not None:
+                for link, num_bytes in copies.items():
+                    copied[link] = copied.get(link, 0) + num_bytes
+        return RunSums(net=level, top=top, top_index=top_index, beyond=tuple(highest), copied=copied)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSums:
+    """Of a run, above its start. Device bytes over all categories."""
+
+    net: int
+    top: int
+    """The highest point of the task that has the highest, the first of such."""
+    top_index: int
+    beyond: tuple[int, ...]
+    """The highest on the host, the disk and the remote store; at least 0."""
+    copied: Mapping[Link, int]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
     """The tasks of a step. ``num_later`` times the ``later`` ones follow the ``first``, then the ``update``."""
 
-    first: tuple[Task, ...]
-    later: tuple[Task, ...]
+    first: Run
+    later: Run
     num_later: int
-    update: tuple[Task, ...]
+    update: Run
     carried: Bytes
     """What each further micro-batch leaves behind, by category: its inputs, on the CPU device, and rows of sparse gradients."""
 

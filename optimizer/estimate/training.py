@@ -1,30 +1,28 @@
 """Prices one training plan on one machine: the callable that search asks hundreds of times. Torch-free.
 
-Bytes are simulated storage for storage, so on the CPU device they equal what the runtime's meter counts. Time is a
-roofline per op at
-the machine's attained rates; finished runs correct it through ``calibration``.
+Bytes are simulated storage for storage, so on the CPU device they equal what the runtime's meter counts. Time is a roofline per
+op at the machine's attained rates; finished runs correct it through ``calibration``. What only a person wants to see of a
+prediction is worked out when it is first read.
 """
 
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from optimizer.categories import CATEGORIES
-from optimizer.estimate.activations import estimate_packing_bytes, estimate_staging_bytes
 from optimizer.estimate.allocations import Allocations, list_allocations
-from optimizer.estimate.compiled import Bytes, CompiledShape, TensorList, compile_shape, list_tensors
-from optimizer.estimate.gradients import estimate_gradient_bytes
+from optimizer.estimate.compiled import Bytes, TensorList
 from optimizer.estimate.on_cuda import CudaMoves
-from optimizer.estimate.optimizer_state import StateCosts, estimate_state
-from optimizer.estimate.prediction import Prediction, TimelinePoint
-from optimizer.estimate.schedule import build_schedule
+from optimizer.estimate.prediction import Details, Prediction, TimelinePoint
+from optimizer.estimate.setting import Setting, find_setting
 from optimizer.estimate.simulate import Resident, Simulation, simulate
-from optimizer.estimate.stages import StepFacts, estimate_stages, with_stages
-from optimizer.estimate.tasks import Schedule, single
-from optimizer.estimate.weights import estimate_weight_bytes, list_streamed_bytes
+from optimizer.estimate.stages import StagePeaks
+from optimizer.estimate.tasks import Schedule
 from optimizer.hardware.calibration import Spread, calibrated_machine, read_spread
 from optimizer.hardware.machine import Machine
 from optimizer.plan.plan import Plan
@@ -64,27 +62,18 @@ def estimate_training(
         device_kind=machine.device.kind,
         fresh_bytes_per_s=machine.rates.fresh_bytes_per_s,
     )
-    steady = _predict(
+    peaks = laid.setting.stages.estimate(
+        laid.schedule, laid.resident, simulation, choices=plan.activations.per_block
+    )
+    return _predict(
         simulation,
+        peaks,
         profile,
         workload=workload,
         machine=machine,
         spread=read_spread(calibration),
         unseen_bytes=_random_state_bytes(plan, machine),
     )
-    facts = StepFacts(
-        profile=profile,
-        compiled=laid.compiled,
-        plan=plan,
-        workload=workload,
-        machine=machine,
-        tensors=laid.tensors,
-        state=laid.state,
-        schedule=laid.schedule,
-        resident=laid.resident,
-        simulation=simulation,
-    )
-    return with_stages(steady, estimate_stages(facts))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,9 +82,11 @@ class LaidOut:
 
     schedule: Schedule
     resident: Resident
-    tensors: TensorList
-    state: StateCosts
-    compiled: CompiledShape
+    setting: Setting
+
+    @property
+    def tensors(self) -> TensorList:
+        return self.setting.tensors
 
 
 def lay_out(profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine) -> LaidOut:
@@ -107,19 +98,12 @@ def lay_out(profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine
         has_plain_head=profile.has_plain_head,
         clamps_fp16=profile.clamps_fp16,
     )
-    shape = (plan.batch.micro_batch_size, workload.sequence_length)
-    compiled = compile_shape(profile, plan.weights, shape)
-    tensors = list_tensors(profile)
-    trains_all = workload.adapter is None
-    state = compiled.keep(
-        ("state", plan.optimizer_state, plan.weights, plan.gradients, trains_all, workload.num_moments),
-        lambda: estimate_state(tensors, plan, workload=workload),
+    setting = find_setting(profile, plan=plan, workload=workload, machine=machine)
+    return LaidOut(
+        schedule=setting.layout.schedule(plan.activations.per_block),
+        resident=setting.resident(plan),
+        setting=setting,
     )
-    schedule = build_schedule(
-        profile, compiled, plan=plan, workload=workload, machine=machine, tensors=tensors, state=state
-    )
-    resident = _resident_bytes(profile, plan, tensors, state, trains_all=trains_all, machine=machine)
-    return LaidOut(schedule=schedule, resident=resident, tensors=tensors, state=state, compiled=compiled)
 
 
 def list_training_allocations(
@@ -150,24 +134,6 @@ def _cuda_moves(plan: Plan, workload: TrainingWorkload) -> CudaMoves:
     )
 
 
-def _resident_bytes(
-    profile: Profile, plan: Plan, tensors: TensorList, state: StateCosts, *, trains_all: bool, machine: Machine
-) -> Resident:
-    kind = machine.device.kind
-    streamed_bytes = sum(list_streamed_bytes(profile, plan.weights, trains_all=trains_all))
-    gradients = estimate_gradient_bytes(tensors, plan, device_kind=kind)
-    device = single("weights", estimate_weight_bytes(profile, plan.weights) - streamed_bytes)
-    device += single("optimizer_state", state.device_bytes)
-    device += single("gradients", gradients.device)
-    device += single("temporaries", estimate_packing_bytes(plan.activations, device_kind=kind))
-    home_bytes = {"device": 0, "host": 0, "disk": 0, plan.weights.place: streamed_bytes}
-    return Resident(
-        device=device,
-        host=gradients.host + state.host_bytes + estimate_staging_bytes(plan) + home_bytes["host"],
-        disk=state.disk_bytes + home_bytes["disk"],
-    )
-
-
 def _random_state_bytes(plan: Plan, machine: Machine) -> int:
     """At most held by what runs forward again: on the CPU device torch keeps a copy of the generator's state for each block,
     outside of any op, so that no meter of ops sees it.
@@ -178,6 +144,7 @@ def _random_state_bytes(plan: Plan, machine: Machine) -> int:
 
 def _predict(
     simulation: Simulation,
+    peaks: StagePeaks,
     profile: Profile,
     *,
     workload: TrainingWorkload,
@@ -185,17 +152,18 @@ def _predict(
     spread: Spread | None,
     unseen_bytes: int,
 ) -> Prediction:
-    """unseen_bytes: what may be there beyond what is simulated."""
-    peak_bytes = int(simulation.peak.sum())
-    margin_bytes = int(np.ceil(peak_bytes * MEMORY_MARGIN[machine.device.kind]))
+    """unseen_bytes: what may be there beyond what is simulated. A stage that is higher than the steady step raises the interval's
+    upper end by as much.
+    """
+    peak_bytes = simulation.device_peak_bytes
+    margin_bytes = math.ceil(peak_bytes * MEMORY_MARGIN[machine.device.kind])
     width = spread.width if spread is not None else TIME_SPREAD[machine.rates.source]
     step_ms = simulation.step_ms
     exposed_ms = simulation.exposed_ms
-    return Prediction(
+    prediction = Prediction(
         device_peak_bytes=peak_bytes,
         device_peak_low_bytes=peak_bytes - margin_bytes,
-        device_peak_high_bytes=peak_bytes + margin_bytes + unseen_bytes,
-        device_bytes_by_category=_by_category(simulation.peak),
+        device_peak_high_bytes=max(peak_bytes, peaks.highest_bytes) + margin_bytes + unseen_bytes,
         host_peak_bytes=simulation.host_peak_bytes,
         disk_peak_bytes=simulation.disk_peak_bytes,
         remote_peak_bytes=simulation.remote_peak_bytes,
@@ -204,20 +172,31 @@ def _predict(
         step_ms=step_ms,
         step_low_ms=step_ms * (1 - width),
         step_high_ms=step_ms * (1 + width),
-        lane_busy_ms={lane: lane_ms for lane, lane_ms in simulation.busy_ms.items() if lane in _ALWAYS or lane_ms},
         exposed_copy_ms=sum(lane_ms for lane, lane_ms in exposed_ms.items() if lane != "host"),
         exposed_ms=dict(exposed_ms.items()),
         tokens_per_s=workload.tokens_per_step / step_ms * 1000,
         total_s=step_ms * workload.num_steps / 1000,
-        timeline=_timeline(simulation),
         is_model_held_to_measurement=profile.is_held_to_measurement,
         time_source=machine.rates.source,
+        num_time_runs=spread.num_runs if spread is not None else 0,
+        device_bytes_by_category={},
+        lane_busy_ms={},
+        timeline=(),
+    )
+    return prediction.detailed_later(partial(_detail, simulation, peaks, machine.rates.time_factors))
+
+
+def _detail(simulation: Simulation, peaks: StagePeaks, time_factors: Mapping[str, float]) -> Details:
+    return Details(
+        device_bytes_by_category=_by_category(simulation.peak),
+        lane_busy_ms={lane: lane_ms for lane, lane_ms in simulation.busy_ms.items() if lane in _ALWAYS or lane_ms},
+        timeline=_timeline(simulation),
         busy_by_kind_ms=_busy_by_kind(simulation),
         exposed_by_kind_ms=_exposed_by_kind(simulation),
         recomputed_ms=simulation.recomputed_ms,
         attained_by_kind=_attained_by_kind(simulation),
-        time_factors=dict(machine.rates.time_factors),
-        num_time_runs=spread.num_runs if spread is not None else 0,
+        time_factors=dict(time_factors),
+        peaks=peaks.list(),
     )
 
 
