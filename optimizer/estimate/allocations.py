@@ -16,8 +16,9 @@ from optimizer.estimate.allocator import Request
 from optimizer.estimate.compiled import FROM_PROLOGUE, Move, TensorList
 from optimizer.estimate.on_cuda import CudaMoves
 from optimizer.estimate.optimizer_state import estimate_state_bytes
+from optimizer.estimate.runs import Schedule
 from optimizer.estimate.simulate import Resident
-from optimizer.estimate.tasks import Schedule, Task, list_moves
+from optimizer.estimate.tasks import Task, list_moves
 from optimizer.packing import chunk_elements
 from optimizer.plan.plan import Plan
 

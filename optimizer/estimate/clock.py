@@ -1,25 +1,16 @@
 """The time of a step: when each task begins, what works beside compute, and what compute waits for. Torch-free.
 
-On the CPU device one thread computes, copies and updates; only the disk and the network work beside it. On CUDA copies run in
-order on a stream of their own, and the host, the disk and the network beside that; compute waits for what it needs and is not
-there yet. A step's work on the host may reach into the next step, so such a step is run twice and the second counts.
-
-Every plan that is priced runs through here, task by task, so what a task does on the clock is read from it once and kept.
+Compute waits for what it needs and is not there yet. A step's work on the host may reach into the next step, so such a step is
+run twice and the second counts.
 """
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from itertools import accumulate
 
 from optimizer.estimate.prediction import Lane
-from optimizer.estimate.tasks import Legs, Run, Schedule, Task, Transfer
-
-_BESIDE: Mapping[str, Mapping[Lane, int]] = {
-    "cpu": {"disk": 1, "network": 2},
-    "cuda": {"copy_out": 1, "copy_in": 1, "host": 2, "disk": 3, "network": 4},
-}
-"""Lanes that do not hold compute up, by device, with the queue each works off; CUDA's copies share one."""
-_NUM_QUEUES = 5
+from optimizer.estimate.runs import Run, Schedule
+from optimizer.estimate.transfers import BESIDE, NUM_QUEUES, Begun, Event, Legs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,71 +65,6 @@ def _run_step(schedule: Schedule, clock: "_Clock") -> Timing:
     )
 
 
-# What a task does on the clock.
-
-
-class _Sent(NamedTuple):
-    """Legs, apart: what compute's own thread does of them, and what is queued beside it as (queue, milliseconds, lane)."""
-
-    own: Legs
-    queued: tuple[tuple[int, float, Lane], ...]
-
-
-class _Begun(NamedTuple):
-    """A transfer."""
-
-    key: Hashable
-    after_block: int | None
-    sent: _Sent
-
-
-class _Event(NamedTuple):
-    """What a task does beside computing, in this order."""
-
-    waits_for: tuple[Hashable, ...]
-    arrives: tuple[_Begun, ...]
-    begins: tuple[_Begun, ...]
-    leaves: tuple[_Sent, ...]
-    drains: bool
-    only_waits: bool
-
-
-_Step = tuple[float, _Event | None]
-"""Milliseconds on the compute lane, after the event."""
-
-
-def _step_of(task: Task, device_kind: str) -> _Step:
-    known: _Step | None = task.on_clocks.get(device_kind)
-    if known is None:
-        known = task.on_clocks[device_kind] = task.time.compute_ms, _event_of(task, _BESIDE[device_kind])
-    return known
-
-
-def _event_of(task: Task, beside: Mapping[Lane, int]) -> _Event | None:
-    """None where it only computes."""
-
-    def sent(legs: Legs) -> _Sent:
-        return _Sent(
-            own=tuple(leg for leg in legs if leg[0] not in beside),
-            queued=tuple((beside[lane], lane_ms, lane) for lane, lane_ms in legs if lane in beside),
-        )
-
-    def begun(transfers: Iterable[Transfer]) -> tuple[_Begun, ...]:
-        return tuple(_Begun(transfer.key, transfer.after_block, sent(transfer.legs)) for transfer in transfers)
-
-    acts = bool(task.arrives or task.begins or task.leaves or task.drains)
-    if not acts and not task.waits_for:
-        return None
-    return _Event(
-        waits_for=task.waits_for,
-        arrives=begun(task.arrives),
-        begins=begun(task.begins),
-        leaves=tuple(sent(legs) for legs in task.leaves),
-        drains=task.drains,
-        only_waits=not acts,
-    )
-
-
 @dataclass
 class _Clock:
     """Compute's own time, and what works beside it."""
@@ -146,7 +72,7 @@ class _Clock:
     device_kind: str
     now_ms: float = 0.0
     exposed_ms: dict[Lane, float] = field(default_factory=dict)
-    _free_ms: list[float] = field(default_factory=lambda: [0.0] * _NUM_QUEUES)
+    _free_ms: list[float] = field(default_factory=lambda: [0.0] * NUM_QUEUES)
     """When each queue is done with what it was given."""
     _under_way: dict[Hashable, tuple[float, Lane, Legs]] = field(default_factory=dict)
     """When it is done as far as it runs beside compute, the lane that is last, and what compute's thread has still to do."""
@@ -158,16 +84,20 @@ class _Clock:
 
     def run(self, run: Run) -> list[float]:
         """When each task begins."""
-        starts: list[float] = []
-        now_ms, under_way, kind = self.now_ms, self._under_way, self.device_kind
-        for task in run.tasks:
+        compute_ms, events, acts = run.steps(self.device_kind)
+        if not acts and not self._under_way:
+            starts = list(accumulate(compute_ms, initial=self.now_ms))
+            self.now_ms = starts.pop()
+            return starts
+        starts = []
+        now_ms = self.now_ms
+        for own_ms, event in zip(compute_ms, events, strict=True):
             starts.append(now_ms)
-            compute_ms, event = task.on_clocks.get(kind) or _step_of(task, kind)
-            if event is not None and (under_way or not event.only_waits):
+            if event is not None:
                 self.now_ms = now_ms
                 self._do(event)
                 now_ms = self.now_ms
-            now_ms += compute_ms
+            now_ms += own_ms
         self.now_ms = now_ms
         return starts
 
@@ -198,25 +128,26 @@ class _Clock:
         for key, (done_ms, lane, own) in self._under_way.items():
             self._under_way[key] = done_ms + shift_ms, lane, own
 
-    def _do(self, event: _Event) -> None:
+    def _do(self, event: Event) -> None:
+        waits_for, arrives, begins, leaves, drains = event
         under_way = self._under_way
-        for key in event.waits_for:
+        for key in waits_for:
             if key in under_way:
                 self._finish(key)
-        for transfer in event.arrives:
+        for transfer in arrives:
             if transfer.key not in under_way:
                 self._begin(transfer)
             self._finish(transfer.key)
-        for transfer in event.begins:
+        for transfer in begins:
             self._begin(transfer)
-        for own, queued in event.leaves:
+        for own, queued in leaves:
             if own:
                 self._work(own)
             self._queue(queued, self.now_ms)
-        if event.drains:
+        if drains:
             self._drain()
 
-    def _begin(self, transfer: _Begun) -> None:
+    def _begin(self, transfer: Begun) -> None:
         key, after_block, (own, queued) = transfer
         begin_ms = self.now_ms
         if after_block is not None:
@@ -257,7 +188,7 @@ class _Clock:
             self.now_ms = until_ms
 
     def _drain(self) -> None:
-        for lane, queue in _BESIDE[self.device_kind].items():
+        for lane, queue in BESIDE[self.device_kind].items():
             self._wait(self._free_ms[queue], lane)
         for key in list(self._under_way):
             self._finish(key)

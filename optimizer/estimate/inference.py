@@ -23,9 +23,10 @@ from optimizer.estimate.compiled import Arrival, Bytes, CompiledShape, compile_s
 from optimizer.estimate.inference_prediction import DecodePoint, InferencePrediction
 from optimizer.estimate.kv_cache import list_kv_bytes
 from optimizer.estimate.prediction import LANES, TimelinePoint
+from optimizer.estimate.runs import Run, Schedule
 from optimizer.estimate.simulate import Resident, Simulation, simulate
 from optimizer.estimate.streaming import make_weights_task
-from optimizer.estimate.tasks import Run, Schedule, Task, move_task, single
+from optimizer.estimate.tasks import Task, move_task, single
 from optimizer.estimate.training import MEMORY_MARGIN, TIME_SPREAD
 from optimizer.estimate.weights import list_forward_moves
 from optimizer.hardware.calibration import Spread, calibrated_machine, read_spread

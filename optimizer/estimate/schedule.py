@@ -11,7 +11,6 @@ Micro-batches after the first are alike, so they are laid out once and counted.
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from operator import attrgetter
 from typing import Final
 
 from optimizer.categories import CATEGORIES, Category, Link, Tier
@@ -33,8 +32,10 @@ from optimizer.estimate.logits_and_loss import estimate_chunked_head
 from optimizer.estimate.moments import Moments
 from optimizer.estimate.optimizer_state import StateCosts, host_bytes_per_s
 from optimizer.estimate.prediction import Lane
+from optimizer.estimate.runs import Run, Schedule
 from optimizer.estimate.streaming import make_weights_task
-from optimizer.estimate.tasks import Legs, Run, Schedule, Task, Transfer, add_legs, as_moves, move_task, single
+from optimizer.estimate.tasks import Task, add_legs, as_moves, move_task, single
+from optimizer.estimate.transfers import Legs, Transfer
 from optimizer.estimate.update import list_update_tasks, update_key
 from optimizer.estimate.weights import (
     list_backward_moves,
@@ -55,7 +56,6 @@ _STORES: dict[Tier, Lane | None] = {"host": None, "disk": "disk", "remote": "net
 """The lane between the host and a place."""
 _OFFLOADING: Final = frozenset(OFFLOADING)
 _END: Final = "end of the micro-batch"
-_logits_bytes_of: Final = attrgetter("logits_bytes")
 Release = tuple[int, int]
 """A storage that blocks share, and the op of a part after which it goes."""
 
@@ -109,7 +109,7 @@ class Layout:
         self._carried = single("temporaries", self._input_bytes if self._inputs_stay else 0)
         self._carried += single("gradients", self._rows_bytes)
         self._inputs_task = move_task("forward", "inputs", single("temporaries", self._input_bytes))
-        self._moves: dict[Hashable, Task] = {}
+        self._moves: dict[Hashable, Run] = {}
         """Bytes that go between two parts, which few plans do differently."""
         self._num_later = plan.batch.accumulation_steps - 1
         self.update = compiled.keep(
@@ -121,38 +121,34 @@ class Layout:
     def schedule(self, choices: Sequence[BlockChoice]) -> Schedule:
         """choices: of the blocks, first to last. Raises NotProfiled."""
         places = self._place_shared(choices)
-        forward = self._list_forward(choices, places)
-        first = Run(tuple(self._micro_batch(forward, choices, places, is_first=True)))
-        later: list[Task] = []
+        forward = Run(self._list_forward(choices, places))
+        first = self._micro_batch(forward, choices, places, is_first=True)
+        later = Run(())
         if self._num_later:
             later = self._micro_batch(forward, choices, places, is_first=False)
             if self._rows_bytes:
                 # The profile adds to the gradient that is there; rows are put aside beside it.
-                later.append(self._move("backward", _END, (("gradients", self._rows_bytes),)))
-        return Schedule(
-            first=first, later=Run(tuple(later)), num_later=self._num_later, update=self.update, carried=self._carried
-        )
+                later += self._move("backward", _END, (("gradients", self._rows_bytes),))
+        return Schedule(first=first, later=later, num_later=self._num_later, update=self.update, carried=self._carried)
 
-    def _micro_batch(
-        self, forward: list[Task], choices: Sequence[BlockChoice], places: "_Places", *, is_first: bool
-    ) -> list[Task]:
-        tasks = [*forward, *self._list_backward(choices, places, is_first=is_first)]
-        left_bytes = sum(map(_logits_bytes_of, tasks))
+    def _micro_batch(self, forward: Run, choices: Sequence[BlockChoice], places: "_Places", *, is_first: bool) -> Run:
+        run = forward + Run(self._list_backward(choices, places, is_first=is_first))
+        left_bytes = run.sums.logits
         # The first one's loss stays and takes up those of the others. The traced parts free the loss and backward's root in
         # plain training's dtype, and no loss where a gradient that does not stay makes every micro-batch like the first.
         loss_bytes = left_bytes if self._head is None else self._head.loss_bytes
         gone_bytes = (loss_bytes if is_first else 0) - left_bytes
         inputs_bytes = 0 if self._inputs_stay else -self._input_bytes
         if gone_bytes or inputs_bytes:
-            tasks.append(self._move("backward", _END, (("logits_and_loss", gone_bytes), ("temporaries", inputs_bytes))))
-        return tasks
+            run += self._move("backward", _END, (("logits_and_loss", gone_bytes), ("temporaries", inputs_bytes)))
+        return run
 
-    def _move(self, phase: str, name: str, bytes_by_category: tuple[tuple[Category, int], ...]) -> Task:
-        """Bytes that come or go at once."""
+    def _move(self, phase: str, name: str, bytes_by_category: tuple[tuple[Category, int], ...]) -> Run:
+        """Bytes that come or go at once, as a run of one task."""
         key = (phase, name, bytes_by_category)
         if key not in self._moves:
             net = sum((single(category, num_bytes) for category, num_bytes in bytes_by_category), single("weights", 0))
-            self._moves[key] = move_task(phase, name, net)
+            self._moves[key] = Run((move_task(phase, name, net),))
         return self._moves[key]
 
     def _list_forward(self, choices: Sequence[BlockChoice], places: "_Places") -> list[Task]:
@@ -166,10 +162,10 @@ class Layout:
             *blocks,
         ]
         if places.freed:
-            tasks.append(self._freed_task(places.freed))
+            tasks += self._freed(places.freed).tasks
         if self._streamed:
             # As they go here, those of the last block come again for its backward.
-            tasks.append(self._move("forward", "end of the backbone", (("weights", -self._streamed[-1]),)))
+            tasks += self._move("forward", "end of the backbone", (("weights", -self._streamed[-1]),)).tasks
         tasks.append(self._task("forward", "head and loss", "head", choices, waits_for=(update_key(num_blocks),)))
         return tasks
 
@@ -187,7 +183,7 @@ class Layout:
             *blocks,
         ]
         if self._streamed:
-            tasks.append(self._move("backward", _END, (("weights", -self._streamed[0]),)))
+            tasks += self._move("backward", _END, (("weights", -self._streamed[0]),)).tasks
         return tasks
 
     def _forward_blocks(self, choices: Sequence[BlockChoice], places: "_Places") -> list[Task]:
@@ -404,12 +400,12 @@ class Layout:
             self._holds[choice] = tuple(template.holds for template in self._compiled.regime.templates_of(choice))
         return self._holds[choice]
 
-    def _freed_task(self, freed: list[Move]) -> Task:
+    def _freed(self, freed: list[Move]) -> Run:
         key = tuple(freed)
         if key not in self._moves:
             net = sum((single(CATEGORIES[move.slot], move.num_bytes) for move in freed), single("weights", 0))
             task = move_task("forward", "end of the backbone", net)
-            self._moves[key] = replace(task, moves=partial(tuple, key))
+            self._moves[key] = Run((replace(task, moves=partial(tuple, key)),))
         return self._moves[key]
 
 

@@ -14,7 +14,8 @@ from optimizer.categories import CATEGORIES, Link
 from optimizer.estimate.clock import Timing, time_step
 from optimizer.estimate.compiled import Bytes
 from optimizer.estimate.prediction import LANES, Lane
-from optimizer.estimate.tasks import Run, Schedule, Task
+from optimizer.estimate.runs import Run, Schedule
+from optimizer.estimate.tasks import NUM_BEYOND, Task
 from optimizer.time_kinds import COMPUTE_KINDS
 from optimizer.units import MIB
 
@@ -50,7 +51,7 @@ class Simulation:
         self._highest = Highest(schedule, resident.device)
         self.device_peak_bytes = self._highest.num_bytes
         runs = (schedule.first, schedule.later, schedule.update)
-        beyond = [max(run.sums.beyond[place] for run in runs) for place in range(3)]
+        beyond = [max(run.sums.beyond_top[place] for run in runs) for place in range(NUM_BEYOND)]
         self.host_peak_bytes = resident.host + beyond[0]
         self.disk_peak_bytes = resident.disk + beyond[1]
         self.remote_peak_bytes = resident.remote + beyond[2]

@@ -27,9 +27,10 @@ from optimizer.estimate.optimizer_state import (
     list_update_changes,
 )
 from optimizer.estimate.prediction import Stage, StagePeak
+from optimizer.estimate.runs import Run, Schedule
 from optimizer.estimate.schedule import Layout
 from optimizer.estimate.simulate import Highest, Resident, Simulation
-from optimizer.estimate.tasks import Run, Schedule, single
+from optimizer.estimate.tasks import single
 from optimizer.estimate.update import list_update_tasks
 from optimizer.estimate.weights import list_forward_moves, list_streamed_bytes
 from optimizer.hardware.machine import Machine

@@ -6,7 +6,8 @@ from functools import partial
 from optimizer.categories import CATEGORIES, Link
 from optimizer.estimate.compiled import Change
 from optimizer.estimate.optimizer_state import disk_read_ms
-from optimizer.estimate.tasks import NO_TIME, Legs, Task, Transfer, add_legs, as_moves, moved_bytes, single
+from optimizer.estimate.tasks import NO_TIME, Task, add_legs, as_moves, moved_bytes, single
+from optimizer.estimate.transfers import Legs, Transfer
 from optimizer.hardware.machine import Rates
 from optimizer.plan.weights import WeightsPlan
 

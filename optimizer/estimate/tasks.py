@@ -1,36 +1,22 @@
-"""What a schedule is made of: tasks, what each waits for, and what it starts beside compute.
+"""What a schedule is made of: tasks, what each waits for, and what it starts beside compute. Torch-free.
 
-A task is made once and is part of many plans' schedules, so what a simulation wants to know of it is kept with it.
+A task is made once and is part of many plans' schedules (``runs.py``), so what a simulation wants to know of it is kept with it.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from optimizer.categories import CATEGORIES, Category, Link
 from optimizer.estimate.compiled import NO_COPIES, Bytes, Change, Move, PartBytes, PartTime
-from optimizer.estimate.prediction import Lane
+from optimizer.estimate.transfers import Event, Legs, Transfer, make_event
 
 _SLOT = {name: index for index, name in enumerate(CATEGORIES)}
 _LOGITS = _SLOT["logits_and_loss"]
 NO_TIME = PartTime(compute_ms=0.0)
-
-Legs = tuple[tuple[Lane, float], ...]
-"""Lanes one after the other with milliseconds on each; a leg begins when the one before it does, and ends no sooner."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Transfer:
-    """Something under way beside compute, known by its key to who waits for it."""
-
-    key: Hashable
-    legs: Legs
-    after_block: int | None = None
-    """It could begin when this block's backward ended; None when it is begun."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
@@ -58,83 +44,63 @@ class Task:
     """Waits for everything that was begun."""
     moves: Callable[[], Sequence[Move]] | None = field(default=None, compare=False, repr=False)
     """What ``bytes`` sums up, change by change, for a replay; None where all comes and goes at once."""
-    on_clocks: dict[str, Any] = field(init=False, default_factory=dict, compare=False, repr=False)
-    """What ``clock.py`` has made of it, by kind of device."""
 
     def describe(self, num_blocks: int) -> str:
         return f"{self.phase} of block {self.block + 1} of {num_blocks}" if self.block >= 0 else self.name
 
     @cached_property
-    def totals(self) -> "Totals":
-        beyond = self.bytes.beyond if any(self.bytes.beyond) else None
-        return Totals(int(self.bytes.net.sum()), self.bytes.rise, beyond, self.copied or None)
+    def on_cpu(self) -> "Step":
+        """On the CPU device's clock."""
+        return self._step("cpu")
 
     @cached_property
-    def logits_bytes(self) -> int:
-        """Of logits and loss, left behind."""
-        return int(self.bytes.net[_LOGITS])
+    def on_cuda(self) -> "Step":
+        """On a card's."""
+        return self._step("cuda")
+
+    def _step(self, device_kind: str) -> "Step":
+        event = make_event(
+            waits_for=self.waits_for,
+            arrives=self.arrives,
+            begins=self.begins,
+            leaves=self.leaves,
+            drains=self.drains,
+            device_kind=device_kind,
+        )
+        return self.time.compute_ms, event
+
+    @cached_property
+    def totals(self) -> "Totals":
+        beyond = self.bytes.beyond
+        places = tuple(
+            (place, beyond[2 * place], beyond[2 * place + 1]) for place in range(NUM_BEYOND) if any(beyond[2 * place :][:2])
+        )
+        elsewhere = Elsewhere(places, tuple(self.copied.items())) if places or self.copied else None
+        return Totals(int(self.bytes.net.sum()), self.bytes.rise, int(self.bytes.net[_LOGITS]), elsewhere)
+
+
+Step = tuple[float, Event | None]
+"""Milliseconds on the compute lane, and what is done before them."""
+NUM_BEYOND = 3
+"""Tiers beyond the device: host, disk and remote store, in this order."""
+
+
+class Elsewhere(NamedTuple):
+    """What a task does beyond the device."""
+
+    places: tuple[tuple[int, int, int], ...]
+    """(Which tier, net, rise) of those that it changes."""
+    copied: tuple[tuple[Link, int], ...]
 
 
 class Totals(NamedTuple):
-    """A task's bytes over all categories."""
+    """A task's bytes on the device over all categories, and what few tasks have."""
 
     net: int
     rise: int
-    beyond: tuple[int, ...] | None
-    """Net and rise of host, disk and remote store; None where nothing is there of either."""
-    copied: Mapping[Link, int] | None
-
-
-@dataclass(frozen=True)
-class Run:
-    """Tasks in order, and what they come to together."""
-
-    tasks: tuple[Task, ...]
-
-    @cached_property
-    def sums(self) -> "RunSums":
-        level = 0
-        top, top_index = (self.tasks[0].totals.rise, 0) if self.tasks else (0, 0)
-        beyond, highest = [0, 0, 0], [0, 0, 0]
-        copied: dict[Link, int] = {}
-        for index, task in enumerate(self.tasks):
-            net, rise, elsewhere, copies = task.totals
-            if level + rise > top:
-                top, top_index = level + rise, index
-            level += net
-            if elsewhere is not None:
-                for place in range(3):
-                    highest[place] = max(highest[place], beyond[place] + elsewhere[2 * place + 1])
-                    beyond[place] += elsewhere[2 * place]
-            if copies is not None:
-                for link, num_bytes in copies.items():
-                    copied[link] = copied.get(link, 0) + num_bytes
-        return RunSums(net=level, top=top, top_index=top_index, beyond=tuple(highest), copied=copied)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunSums:
-    """Of a run, above its start. Device bytes over all categories."""
-
-    net: int
-    top: int
-    """The highest point of the task that has the highest, the first of such."""
-    top_index: int
-    beyond: tuple[int, ...]
-    """The highest on the host, the disk and the remote store; at least 0."""
-    copied: Mapping[Link, int]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Schedule:
-    """The tasks of a step. ``num_later`` times the ``later`` ones follow the ``first``, then the ``update``."""
-
-    first: Run
-    later: Run
-    num_later: int
-    update: Run
-    carried: Bytes
-    """What each further micro-batch leaves behind, by category: its inputs, on the CPU device, and rows of sparse gradients."""
+    logits: int
+    """Of the net, logits and loss."""
+    elsewhere: Elsewhere | None
 
 
 def single(category: Category, num_bytes: int) -> Bytes:

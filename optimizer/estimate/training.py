@@ -19,10 +19,10 @@ from optimizer.estimate.allocations import Allocations, list_allocations
 from optimizer.estimate.compiled import Bytes, TensorList
 from optimizer.estimate.on_cuda import CudaMoves
 from optimizer.estimate.prediction import Details, Prediction, TimelinePoint
+from optimizer.estimate.runs import Schedule
 from optimizer.estimate.setting import Setting, find_setting
 from optimizer.estimate.simulate import Resident, Simulation, simulate
 from optimizer.estimate.stages import StagePeaks
-from optimizer.estimate.tasks import Schedule
 from optimizer.hardware.calibration import Spread, calibrated_machine, read_spread
 from optimizer.hardware.machine import Machine
 from optimizer.plan.plan import Plan

@@ -26,7 +26,8 @@ from optimizer.estimate.optimizer_state import (
     host_elements_per_s,
 )
 from optimizer.estimate.prediction import Lane
-from optimizer.estimate.tasks import Legs, Task, Transfer, add_legs, as_moves, risen_bytes, single
+from optimizer.estimate.tasks import Task, add_legs, as_moves, risen_bytes, single
+from optimizer.estimate.transfers import Legs, Transfer
 from optimizer.hardware.machine import Machine, Rates
 from optimizer.plan.plan import Plan
 from optimizer.workload import TrainingWorkload

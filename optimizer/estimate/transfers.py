@@ -1,0 +1,95 @@
+"""What goes on beside compute: transfers on lanes, and what a task does with them on each kind of device. Torch-free.
+
+On the CPU device one thread computes, copies and updates; only the disk and the network work beside it. On CUDA copies run in
+order on a stream of their own, and the host, the disk and the network beside that.
+"""
+
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from optimizer.estimate.prediction import Lane
+
+BESIDE: Final[Mapping[str, Mapping[Lane, int]]] = {
+    "cpu": {"disk": 1, "network": 2},
+    "cuda": {"copy_out": 1, "copy_in": 1, "host": 2, "disk": 3, "network": 4},
+}
+"""Lanes that do not hold compute up, by device, with the queue each works off; CUDA's copies share one."""
+NUM_QUEUES: Final = 5
+
+Legs = tuple[tuple[Lane, float], ...]
+"""Lanes one after the other with milliseconds on each; a leg begins when the one before it does, and ends no sooner."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transfer:
+    """Something under way beside compute, known by its key to who waits for it."""
+
+    key: Hashable
+    legs: Legs
+    after_block: int | None = None
+    """It could begin when this block's backward ended; None when it is begun."""
+
+
+# What a task does on the clock, read from it once: every plan that is priced runs through it.
+
+
+class Sent(NamedTuple):
+    """Legs, apart: what compute's own thread does of them, and what is queued beside it as (queue, milliseconds, lane)."""
+
+    own: Legs
+    queued: tuple[tuple[int, float, Lane], ...]
+
+
+class Begun(NamedTuple):
+    """A transfer."""
+
+    key: Hashable
+    after_block: int | None
+    sent: Sent
+
+
+class Event(NamedTuple):
+    """What a task does beside computing, in this order."""
+
+    waits_for: tuple[Hashable, ...]
+    arrives: tuple[Begun, ...]
+    begins: tuple[Begun, ...]
+    leaves: tuple[Sent, ...]
+    drains: bool
+
+    @property
+    def acts(self) -> bool:
+        """Whether it does more than wait."""
+        return bool(self.arrives or self.begins or self.leaves or self.drains)
+
+
+def make_event(
+    *,
+    waits_for: tuple[Hashable, ...],
+    arrives: Iterable[Transfer],
+    begins: Iterable[Transfer],
+    leaves: Iterable[Legs],
+    drains: bool,
+    device_kind: str,
+) -> Event | None:
+    """As a task has them; None where it only computes."""
+    beside = BESIDE[device_kind]
+
+    def sent(legs: Legs) -> Sent:
+        return Sent(
+            own=tuple(leg for leg in legs if leg[0] not in beside),
+            queued=tuple((beside[lane], lane_ms, lane) for lane, lane_ms in legs if lane in beside),
+        )
+
+    def begun(transfers: Iterable[Transfer]) -> tuple[Begun, ...]:
+        return tuple(Begun(transfer.key, transfer.after_block, sent(transfer.legs)) for transfer in transfers)
+
+    event = Event(
+        waits_for=waits_for,
+        arrives=begun(arrives),
+        begins=begun(begins),
+        leaves=tuple(map(sent, leaves)),
+        drains=drains,
+    )
+    return event if waits_for or event.acts else None
