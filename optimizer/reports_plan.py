@@ -45,7 +45,7 @@ def report_answer(answer: Answer, *, machine: Machine) -> str:
             plans_table([*result.baselines.values(), result.chosen]),
             categories_table(result.chosen.prediction),
             "Frontier (smallest budget for each speed)\n" + _frontier_table(result),
-            "Chosen plan\n" + format_bullets([*result.explanation, _bound_sentence(result), _time_sentence(answer)]),
+            "Chosen plan\n" + format_bullets([*result.explanation, *_bound_sentences(result), _time_sentence(answer)]),
         ]
     )
 
@@ -78,10 +78,14 @@ def _frontier_table(result: SearchResult) -> str:
     )
 
 
-def _bound_sentence(result: SearchResult) -> str:
+def _bound_sentences(result: SearchResult) -> list[str]:
     slowdown = 100 * (result.chosen.prediction.step_ms / result.unlimited_step_ms - 1)
     unlimited = format_ms(result.unlimited_step_ms)
-    return f"unlimited memory would allow {unlimited} a step; the chosen plan takes {slowdown:.0f} % more"
+    if result.is_optimal:
+        bound = "no plan that is allowed and fits is faster"
+    else:
+        bound = f"at most {100 * result.gap:.1f} % slower than any plan that is allowed and fits ({format_ms(result.bound_step_ms)})"
+    return [bound, f"unlimited memory would allow {unlimited} a step; the chosen plan takes {slowdown:.0f} % more"]
 
 
 def _time_sentence(answer: Answer) -> str:

@@ -33,6 +33,10 @@ _LINKS: Final = {
 }
 
 
+_HIDDEN_MS: Final = 0.05
+"""Waiting for copies that is no more than this a step is none."""
+
+
 class Costs(Protocol):
     """The part of a prediction that the sentences need."""
 
@@ -71,13 +75,14 @@ def explain_plan(
     worth = _Worth(prediction, without or {})
     sentences = [
         describe_blocks(plan.activations.per_block),
+        *_blocks_sentences(plan, prediction, worth),
         *_compression_sentences(plan, worth),
         _batch_sentence(plan, worth),
         *_loss_sentences(plan, worth),
         *_gradients_sentences(plan, worth),
         *_state_sentences(plan, worth),
         *_weights_sentences(plan, worth),
-        *_precision_sentences(plan),
+        *_precision_sentences(plan, worth),
     ]
     if baseline is not None:
         sentences.append(_cost_sentence(prediction, baseline))
@@ -124,19 +129,39 @@ class _Worth:
         self._without = without
 
     def clause(self, technique: Technique) -> str:
-        """``; without that the peak would be 1.00 GiB higher, the step 3 % shorter``; empty where it is not known."""
+        """``; that saves 1.00 GiB at the peak and costs 3.0 % of step time``; empty where it is not known."""
+        found = self.found(technique)
+        return f"; that {found}" if found else ""
+
+    def found(self, technique: Technique) -> str:
+        """``saves 1.00 GiB at the peak and costs 3.0 % of step time``; against the plan without it."""
         other = self._without.get(technique)
         if other is None:
             return ""
-        more_bytes = other.device_peak_bytes - self._prediction.device_peak_bytes
-        percent = 100 * (1 - other.step_ms / self._prediction.step_ms) if self._prediction.step_ms > 0 else 0.0
-        peak = _change(format_bytes(abs(more_bytes)), "higher" if more_bytes > 0 else "lower", is_any=more_bytes != 0)
-        step = _change(f"{abs(percent):.1f} %", "shorter" if percent > 0 else "longer", is_any=abs(percent) >= 0.05)
-        return f"; without that the peak would be {peak}, the step {step}"
+        saved_bytes = other.device_peak_bytes - self._prediction.device_peak_bytes
+        percent = 100 * (self._prediction.step_ms / other.step_ms - 1) if other.step_ms > 0 else 0.0
+        time = f"{'costs' if percent > 0 else 'wins'} {abs(percent):.1f} % of step time"
+        return f"{_saved(saved_bytes)} and {time if abs(percent) >= 0.05 else 'costs no time'}"
 
 
-def _change(amount: str, direction: str, *, is_any: bool) -> str:
-    return f"{amount} {direction}" if is_any else "the same"
+def _saved(num_bytes: int) -> str:
+    if num_bytes == 0:
+        return "leaves the peak as it is"
+    return f"saves {format_bytes(num_bytes)} at the peak" if num_bytes > 0 else f"adds {format_bytes(-num_bytes)} to the peak"
+
+
+def _blocks_sentences(plan: Plan, prediction: Costs, worth: _Worth) -> Iterator[str]:
+    """What rebuilding and moving are worth, each as a whole."""
+    num_rebuilt, num_moved = plan.activations.count("recompute", "selective"), plan.activations.num_offloaded
+    if worth.found("recompute"):
+        yield f"recomputing in {_blocks(num_rebuilt)} {worth.found('recompute')}"
+    if worth.found("offload"):
+        is_hidden = prediction.exposed_copy_ms < _HIDDEN_MS
+        yield f"moving away what {_blocks(num_moved)} would keep {worth.found('offload')}{', hidden behind compute' * is_hidden}"
+
+
+def _blocks(count: int) -> str:
+    return f"{count} block{'s' * (count != 1)}"
 
 
 def _compression_sentences(plan: Plan, worth: _Worth) -> Iterator[str]:
@@ -190,24 +215,30 @@ def _weights_sentences(plan: Plan, worth: _Worth) -> Iterator[str]:
         yield f"each block's weights come from {source} as they are needed, {ahead}{worth.clause('stream_weights')}"
 
 
-def _precision_sentences(plan: Plan) -> list[str]:
+def _precision_sentences(plan: Plan, worth: _Worth) -> list[str]:
     weights = plan.weights
     sentences = []
     if weights.dtype != "fp32":
         scaled = ", and the loss is scaled so that small gradients survive" if weights.scales_loss else ""
         sentences.append(
             f"weights, gradients and activations are {weights.dtype}, beside fp32 master weights{scaled}; "
-            "results differ slightly"
+            f"results differ slightly{worth.clause(weights.dtype)}"
         )
     if weights.autocast != "off":
         scaled = ", and the loss is scaled so that small gradients survive" if weights.scales_loss else ""
         sentences.append(
-            f"products and attention run in {weights.autocast} on fp32 weights{scaled}; results differ slightly"
+            f"products and attention run in {weights.autocast} on fp32 weights{scaled}; "
+            f"results differ slightly{worth.clause('autocast')}"
         )
     if weights.frozen != "same":
-        sentences.append(f"the matrices under the adapters are held in {weights.frozen}; results differ slightly")
+        sentences.append(
+            f"the matrices under the adapters are held in {weights.frozen}; "
+            f"results differ slightly{worth.clause('quantize_frozen')}"
+        )
     if plan.optimizer_state.bits == 8:
-        sentences.append("the optimizer's moments take 8 bits an element; results differ slightly")
+        gain = worth.found("8bit_optimizer")
+        opening = f"state in 8 bits {gain}" if gain else "the optimizer's moments take 8 bits an element"
+        sentences.append(f"{opening}; results differ slightly")
     is_lossy = sentences or not plan.is_lossless
     return sentences if is_lossy else ["the numbers are those of plain fp32 training"]
 
@@ -235,8 +266,35 @@ def _tiers_sentences(prediction: Costs) -> Iterator[str]:
     moved = describe_copies(prediction.copied_bytes)
     if moved or held:
         waits = f"compute waits {prediction.exposed_copy_ms:.1f} ms a step for copies"
-        ending = waits if prediction.exposed_copy_ms >= 0.05 else "the copies hide behind compute"
+        ending = waits if prediction.exposed_copy_ms >= _HIDDEN_MS else "the copies hide behind compute"
         yield f"each step copies {moved}; {ending}" if moved else ending
+
+
+def describe_left_out(change: str, *, device_change_bytes: int, percent: float) -> str:
+    """Why a change that was allowed is not made.
+
+    device_change_bytes: what it adds to the peak, 0 where that is next to nothing. percent: of step time, that it would cost.
+    """
+    if device_change_bytes > 0:
+        time = f" and cost {percent:.1f} % of step time" if percent >= 0.05 else ""
+        return f"left out: to {_infinitive(change)} would add {format_bytes(device_change_bytes)} to the peak{time}"
+    return f"left out: to {_infinitive(change)} would save nothing at the peak and cost {percent:.1f} % of step time"
+
+
+def _infinitive(change: str) -> str:
+    """Of a knob's change, which is a verb or names what there would be."""
+    verbs = ("recompute", "offload", "keep", "make", "update", "stream")
+    return change if change.split()[0] in verbs else f"have {change}"
+
+
+def describe_move_or_rebuild(
+    left_out: Technique, *, num_bytes: int, move_ms: float, waits_ms: float, rebuild_ms: float
+) -> str:
+    """Of one block. move_ms: on the busier copy lane. waits_ms: what compute waits for it."""
+    moving = f"a block's {format_bytes(num_bytes)} take {move_ms:.1f} ms to move each way"
+    if left_out == "offload":
+        return f"offloading is left out: {moving}, {waits_ms:.1f} ms of it not hidden, and {rebuild_ms:.1f} ms to rebuild"
+    return f"recomputing is left out: a block takes {rebuild_ms:.1f} ms to rebuild; {moving}, {waits_ms:.1f} ms of it not hidden"
 
 
 def describe_copies(copied_bytes: Mapping[str, int]) -> str:

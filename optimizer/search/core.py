@@ -3,25 +3,25 @@
 Everything here is pure and deterministic: the same problem gives the same result, and no clock is read.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 from optimizer.estimate.prediction import Prediction
 from optimizer.plan.explain import explain_plan
-from optimizer.plan.plan import Plan
 from optimizer.search.baselines import list_baselines, price_baselines
 from optimizer.search.frontier import frontier_of, price_spread
 from optimizer.search.pins import check_pins
 from optimizer.search.polish import polish
 from optimizer.search.pricebook import PriceBook
-from optimizer.search.problem import PricedPlan, SearchProblem, Setting, techniques_of
+from optimizer.search.problem import PricedPlan, SearchProblem
 from optimizer.search.smallest import explain_infeasible, find_smallest, price_floor
 from optimizer.search.solve import solve
 from optimizer.search.verify import VerificationFailed, verify_plan
+from optimizer.search.worth import LeftOut, list_left_out, price_without
 from optimizer.serialize import to_json
 from optimizer.units import format_bytes
-from optimizer.workload import Technique
 
 _ACCEPTED = ("fits", "unknown")
 """Unknown is said where something was not modelled, as of a card of unknown kind; a person may still want to try."""
@@ -44,7 +44,9 @@ class SearchResult:
     unlimited_step_ms: float
     """The fastest allowed plan if device memory were unlimited."""
     explanation: tuple[str, ...]
-    """The chosen plan in sentences."""
+    """The chosen plan in sentences, and what was left out."""
+    left_out: tuple[LeftOut, ...] = ()
+    """What was allowed and would not pay at this shape."""
 
     @property
     def gap(self) -> float:
@@ -78,13 +80,15 @@ def search(problem: SearchProblem) -> SearchResult:
         raise explain_infeasible(remembering)
     unlimited_step_ms = price_spread(book)
     chosen, book = first_on_the_card(book, problem, remembering)
+    left_out = list_left_out(remembering, chosen.plan, chosen.prediction)
     return SearchResult(
         chosen=chosen,
         baselines=baselines,
         frontier=frontier_of(book),
         bound_step_ms=min(unlimited_step_ms, chosen.prediction.step_ms),
         unlimited_step_ms=unlimited_step_ms,
-        explanation=tuple(_explain(remembering, chosen, baselines["keep_all"])),
+        explanation=tuple(_explain(remembering, chosen, baselines["keep_all"], left_out)),
+        left_out=left_out,
     )
 
 
@@ -146,34 +150,14 @@ def _first_verified(book: PriceBook, problem: SearchProblem) -> PricedPlan:
     raise VerificationFailed(problems)
 
 
-def _explain(problem: SearchProblem, chosen: PricedPlan, keep_all: PricedPlan) -> list[str]:
+def _explain(
+    problem: SearchProblem, chosen: PricedPlan, keep_all: PricedPlan, left_out: Iterable[LeftOut]
+) -> list[str]:
     sentences = explain_plan(
         chosen.plan,
         prediction=chosen.prediction,
         baseline=keep_all.prediction,
-        without=_price_without(problem, chosen.plan),
+        without=price_without(problem, chosen.plan),
     )
     room_bytes = problem.goal.device_budget_bytes - chosen.prediction.device_peak_high_bytes
-    return [*sentences, f"{format_bytes(room_bytes)} of the budget stay free"]
-
-
-def _price_without(problem: SearchProblem, plan: Plan) -> dict[Technique, Prediction]:
-    """What the plan would cost with one of its levers left out, where the others can stand without it."""
-    setting, total = Setting.of(plan), problem.workload.global_batch_size
-    without: dict[Technique, Setting] = {
-        "compress": replace(setting, compress="none"),
-        "accumulate": replace(setting, micro_batch_size=total, accumulation_steps=1),
-        "chunked_loss": replace(setting, num_chunks=1),
-        "consume_gradients": replace(setting, gradients="keep"),
-        "offload_gradients": replace(setting, gradients="keep"),
-        "offload_optimizer": replace(setting, state_place="device"),
-        "stream_weights": replace(setting, weights_place="device"),
-    }
-    plans = {
-        technique: without[technique].plan(plan.activations.per_block)
-        for technique in techniques_of(plan)
-        if technique in without
-    }
-    return {
-        technique: problem.price(other) for technique, other in plans.items() if problem.find_conflict(other) is None
-    }
+    return [*sentences, *(found.sentence for found in left_out), f"{format_bytes(room_bytes)} of the budget stay free"]

@@ -5,7 +5,7 @@ still cannot be carried out together (``Plan.find_conflict``), what the machine 
 what changes the numbers is listed and marked.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -57,16 +57,23 @@ class Knob:
         return document
 
 
-def list_knobs(problem: SearchProblem, plan: Plan, *, prediction: Prediction | None = None) -> tuple[Knob, ...]:
+def list_knobs(
+    problem: SearchProblem,
+    plan: Plan,
+    *,
+    prediction: Prediction | None = None,
+    is_wanted: Callable[[Technique, Plan], bool] = lambda *_: True,
+) -> tuple[Knob, ...]:
     """Those that apply to the plan, the largest saving of device memory first.
 
-    prediction: the plan's own, where it is at hand. Raises NotProfiled where the problem's profile is partial.
+    prediction: the plan's own, where it is at hand. is_wanted: which to price at all. Raises NotProfiled where the problem's
+    profile is partial.
     """
     here = problem.price(plan) if prediction is None else prediction
     seen = {plan}
     knobs = []
     for technique, change, other in _neighbours(problem, plan):
-        if other not in seen and _is_possible(problem, other):
+        if other not in seen and _is_possible(problem, other) and is_wanted(technique, other):
             seen.add(other)
             knobs.append(_priced(problem, technique, change, other, here))
     return tuple(sorted(knobs, key=lambda knob: (knob.device_change_bytes, knob.step_change_ms, knob.change)))

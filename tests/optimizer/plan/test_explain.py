@@ -6,7 +6,7 @@ import pytest
 
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
-from optimizer.plan.explain import describe_blocks, explain_plan
+from optimizer.plan.explain import describe_blocks, describe_left_out, describe_move_or_rebuild, explain_plan
 from optimizer.plan.gradients import GradientsPlan
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
@@ -189,13 +189,47 @@ def test_what_does_not_travel_is_not_said_to_be_compressed():
 @pytest.mark.parametrize(
     ("without", "ending"),
     [
-        (Cost(device_peak_bytes=440 * MIB, step_ms=97.0), "the peak would be 100 MiB higher, the step 3.0 % shorter"),
-        (Cost(device_peak_bytes=330 * MIB, step_ms=110.0), "the peak would be 10.0 MiB lower, the step 10.0 % longer"),
-        (Cost(device_peak_bytes=340 * MIB, step_ms=100.0), "the peak would be the same, the step the same"),
+        (Cost(device_peak_bytes=440 * MIB, step_ms=97.0), "saves 100 MiB at the peak and costs 3.1 % of step time"),
+        (Cost(device_peak_bytes=330 * MIB, step_ms=110.0), "adds 10.0 MiB to the peak and wins 9.1 % of step time"),
+        (Cost(device_peak_bytes=340 * MIB, step_ms=100.0), "leaves the peak as it is and costs no time"),
     ],
 )
 def test_a_lever_is_said_to_be_worth_what_the_plan_would_be_without_it(without, ending):
     plan = replace(PLAN, logits_and_loss=LogitsAndLossPlan(num_chunks=4))
     cost = Cost(device_peak_bytes=340 * MIB, step_ms=100.0)
     sentences = explain_plan(plan, prediction=cost, without={"chunked_loss": without})
-    assert f"logits and loss are made in 4 chunks, never all at once; without that {ending}" in sentences
+    assert f"logits and loss are made in 4 chunks, never all at once; that {ending}" in sentences
+
+
+def test_state_in_8_bits_says_what_it_saves_and_costs():
+    plan = replace(PLAN, optimizer_state=OptimizerStatePlan(bits=8))
+    cost = Cost(device_peak_bytes=340 * MIB, step_ms=100.4)
+    without = {"8bit_optimizer": Cost(device_peak_bytes=440 * MIB, step_ms=100.0)}
+    assert (
+        "state in 8 bits saves 100 MiB at the peak and costs 0.4 % of step time; results differ slightly"
+    ) in explain_plan(plan, prediction=cost, without=without)
+
+
+@pytest.mark.parametrize(("exposed_ms", "ending"), [(0.0, ", hidden behind compute"), (2.0, "")])
+def test_blocks_that_rebuild_and_move_say_what_each_is_worth(exposed_ms, ending):
+    plan = replace(PLAN, activations=ActivationsPlan(per_block=("offload", "recompute", "selective", "keep")))
+    cost = Cost(device_peak_bytes=340 * MIB, step_ms=110.0, exposed_copy_ms=exposed_ms)
+    without = {
+        "recompute": Cost(device_peak_bytes=440 * MIB, step_ms=100.0),
+        "offload": Cost(device_peak_bytes=400 * MIB, step_ms=110.0),
+    }
+    sentences = explain_plan(plan, prediction=cost, without=without)
+    assert "recomputing in 2 blocks saves 100 MiB at the peak and costs 10.0 % of step time" in sentences
+    assert f"moving away what 1 block would keep saves 60.0 MiB at the peak and costs no time{ending}" in sentences
+
+
+def test_what_was_left_out_is_named_with_the_figure():
+    assert describe_left_out("micro-batches of 4 instead of 8", device_change_bytes=63 * MIB, percent=3.0) == (
+        "left out: to have micro-batches of 4 instead of 8 would add 63.0 MiB to the peak and cost 3.0 % of step time"
+    )
+    assert describe_left_out("offload every block", device_change_bytes=0, percent=3.0) == (
+        "left out: to offload every block would save nothing at the peak and cost 3.0 % of step time"
+    )
+    assert describe_move_or_rebuild("offload", num_bytes=12 * MIB, move_ms=9, waits_ms=7, rebuild_ms=3) == (
+        "offloading is left out: a block's 12.0 MiB take 9.0 ms to move each way, 7.0 ms of it not hidden, and 3.0 ms to rebuild"
+    )
