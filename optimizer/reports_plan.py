@@ -84,7 +84,7 @@ def _bound_sentences(result: SearchResult) -> list[str]:
     if result.is_optimal:
         bound = "no plan that is allowed and fits is faster"
     else:
-        bound = f"at most {100 * result.gap:.1f} % slower than any plan that is allowed and fits ({format_ms(result.bound_step_ms)})"
+        bound = f"at most {100 * result.gap:.1f} % slower than the best that is allowed and fits can be"
     return [bound, f"unlimited memory would allow {unlimited} a step; the chosen plan takes {slowdown:.0f} % more"]
 
 

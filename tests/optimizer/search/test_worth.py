@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
+from benchmarks.search.synthetic import MIB, synthetic_problem
 from optimizer.search.core import search
 from optimizer.search.problem import Setting, techniques_of
 from optimizer.search.worth import list_left_out, price_without
-from benchmarks.search.synthetic import MIB, synthetic_problem
 
 
 def test_a_plan_without_a_lever_is_the_same_plan_but_for_it():
