@@ -117,10 +117,14 @@ class Loop:
             enable_checkpointing(self.model, offloads=offloads)
         self._job = job
         self.meter = meter
-        self._batches = job.micro_batches(num_micro_batches)
+        self.batches = job.micro_batches(num_micro_batches)
         self._saving = _SaveOnHost(meter, job.device) if saves_on_cpu else None
         if meter is not None:
             meter.assign_module(self.model)
+            if job.device.type == "cpu":
+                # Elsewhere counted when they are copied there, as the runtime's are everywhere.
+                for tensor in (tensor for batch in self.batches for tensor in batch):
+                    meter.assign(tensor, "temporaries")
         self.optimizer = self.make_optimizer()
 
     def make_optimizer(self) -> Any:
@@ -153,13 +157,13 @@ class Loop:
 
     def _accumulate(self) -> float:
         total = 0.0
-        for ids, labels in self._batches:
+        for ids, labels in self.batches:
             ids, labels = ids.to(self._job.device), labels.to(self._job.device)
             saving = self._saving.hooks() if self._saving is not None else nullcontext()
             with saving, torch.autocast(ids.device.type, dtype=torch.bfloat16, enabled=self._job.autocast):
                 loss = self.model(input_ids=ids, labels=labels, shift_labels=labels, use_cache=False).loss
-            (loss / len(self._batches)).backward()
-            total += float(loss.detach()) / len(self._batches)
+            (loss / len(self.batches)).backward()
+            total += float(loss.detach()) / len(self.batches)
         return total
 
 
@@ -241,8 +245,8 @@ class DeepSpeedOffload(Loop):
             raise DoesNotRun(f"DeepSpeed is not installed ({error})") from error
         workload = self._job.workload
         settings = {
-            "train_micro_batch_size_per_gpu": self._batches[0][0].shape[0],
-            "gradient_accumulation_steps": len(self._batches),
+            "train_micro_batch_size_per_gpu": self.batches[0][0].shape[0],
+            "gradient_accumulation_steps": len(self.batches),
             "gradient_clipping": workload.max_grad_norm or 0.0,
             "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": True}},
             "optimizer": {
@@ -261,12 +265,12 @@ class DeepSpeedOffload(Loop):
             self.meter.reset_peak()
         total = 0.0
         with nullcontext() if self.meter is None else self.meter:
-            for ids, labels in self._batches:
+            for ids, labels in self.batches:
                 ids, labels = ids.to(self._job.device), labels.to(self._job.device)
                 loss = self._engine(input_ids=ids, labels=labels, shift_labels=labels, use_cache=False).loss
                 self._engine.backward(loss)
                 self._engine.step()
-                total += float(loss.detach()) / len(self._batches)
+                total += float(loss.detach()) / len(self.batches)
         return total
 
 

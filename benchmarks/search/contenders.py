@@ -1,0 +1,159 @@
+"""What the sweep holds plans against: training loops with one of torch's ways of saving memory, each with a ladder of its knob.
+
+Blocks recomputed are wrapped in ``torch.utils.checkpoint``, as transformers does. ``activation_memory_budget`` is torch's knob
+of what a compiled graph saves; blocks are compiled one by one, as torchtitan does, since a whole model compiled gave higher
+peaks and takes minutes. It is tried with inductor, which also fuses ops, and with ``aot_eager_decomp_partition``, which takes the
+same decision and runs the same ops as everyone else: against the latter plans are compared, against the former plans and kernels.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from benchmarks.alternatives import Factory, Job, Loop
+from benchmarks.search import sac
+from optimizer.models.anatomy import find_blocks
+from optimizer.runtime.meter import Meter
+
+PLAIN, FULL = "plain", "full recompute"
+EVERY = (2, 3, 4)
+BUDGETS = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Of ``activation_memory_budget``: shares of what the graph would save."""
+FUSED_BUDGETS = (0.25, 0.5, 1.0)
+"""With inductor, which compiles for long."""
+NUM_POLICIES = 6
+_MAX_COMPILED = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baseline:
+    """One loop that a plan is held against."""
+
+    name: str
+    family: str
+    make: Factory
+    is_compiled: bool = False
+    """Its memory is seen by torch's profiler only."""
+    is_fused: bool = False
+    """Runs other kernels than everyone else."""
+    accumulates: bool = False
+    """Takes the step in micro-batches."""
+    knob: float | None = None
+
+
+class Wrapped(Loop):
+    """With some blocks' forward replaced. wrap: takes a block's index and forward; returns another, or None to leave it."""
+
+    def __init__(self, job: Job, meter: Meter | None, *, wrap: Callable[[int, Any], Any]) -> None:
+        super().__init__(job, meter)
+        for index, block in enumerate(find_blocks(self.model)):
+            wrapped = wrap(index, block.forward)
+            if wrapped is not None:
+                block.forward = wrapped
+
+
+def list_baselines(
+    job: Job, *, num_policies: int = NUM_POLICIES, budgets: tuple[float, ...] = BUDGETS, fused: tuple[float, ...] = ()
+) -> list[Baseline]:
+    """The plain loop first, full recompute second. fused: budgets that inductor compiles for."""
+    statistics = sac.collect_statistics(job) if num_policies else None
+    ladder = sac.policy_ladder(statistics, count=num_policies) if statistics is not None else ()
+    return [
+        Baseline(name=PLAIN, family=PLAIN, make=_loop(job)),
+        Baseline(name=FULL, family=FULL, make=_checkpointing(job, lambda index: True)),
+        *_every(job),
+        Baseline(name="save_on_cpu", family="save_on_cpu", make=_loop(job, saves_on_cpu=True)),
+        *_accumulating(job),
+        *(_selective(job, share, policy) for share, policy in ladder),
+        *(_compiled(job, "aot_eager_decomp_partition", budget) for budget in budgets),
+        *(_compiled(job, "inductor", budget) for budget in fused),
+    ]
+
+
+def _loop(job: Job, **options: Any) -> Factory:
+    return lambda meter: Loop(job, meter, **options)
+
+
+def _every(job: Job) -> Iterator[Baseline]:
+    for every in EVERY:
+        if every <= job.spec.num_blocks:
+            make = _checkpointing(job, partial(_is_multiple, every))
+            yield Baseline(name=f"1 of {every} blocks recomputed", family="every k-th", make=make, knob=float(every))
+
+
+def _accumulating(job: Job) -> Iterator[Baseline]:
+    """What one would set beside plans that may accumulate too: half the batch, and one sequence at a time."""
+    batch = job.workload.global_batch_size
+    for cut in sorted({2, batch}):
+        if 1 < cut <= batch and batch % cut == 0:
+            for recomputes in (False, True):
+                words = f"{cut} micro-batches" + (", full recompute" if recomputes else "")
+                make = _loop(job, num_micro_batches=cut, checkpointing=recomputes)
+                yield Baseline(name=words, family="micro-batches", make=make, accumulates=True, knob=float(cut))
+
+
+def _is_multiple(every: int, index: int) -> bool:
+    return (index + 1) % every == 0
+
+
+def _checkpointing(job: Job, is_recomputed: Callable[[int], bool]) -> Factory:
+    def wrap(index: int, forward: Any) -> Any:
+        return _checkpointed(forward) if is_recomputed(index) else None
+
+    return lambda meter: Wrapped(job, meter, wrap=wrap)
+
+
+def _selective(job: Job, share: float, policy: sac.Policy) -> Baseline:
+    def wrap(index: int, forward: Any) -> Any:
+        saves = policy.saves[index]
+        if saves is None:
+            return None
+        return _checkpointed(forward, context_fn=partial(sac.selective_contexts, policy.names[index], saves))
+
+    name = f"sac_milp {share:.2f}"
+    return Baseline(name=name, family="sac_milp", make=lambda meter: Wrapped(job, meter, wrap=wrap), knob=share)
+
+
+def _checkpointed(forward: Any, **options: Any) -> Any:
+    @functools.wraps(forward)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(forward, *args, use_reentrant=False, **options, **kwargs)
+
+    return run
+
+
+def _compiled(job: Job, backend: str, budget: float) -> Baseline:
+    def make(meter: Meter | None) -> Loop:
+        compiler = _compiler(backend, budget)
+
+        def wrap(index: int, forward: Any) -> Any:
+            return torch.compile(forward, backend=compiler, dynamic=False)
+
+        return Wrapped(job, meter, wrap=wrap)
+
+    is_fused = backend == "inductor"
+    family = "activation_memory_budget" + (", inductor" if is_fused else "")
+    return Baseline(
+        name=f"{family} {budget:g}", family=family, make=make, is_compiled=True, is_fused=is_fused, knob=budget
+    )
+
+
+def _compiler(backend: str, budget: float) -> Callable[..., Any]:
+    """The backend under that budget; a new one each time, since dynamo takes what one backend compiled for the other's too."""
+    import torch._dynamo as dynamo
+    import torch._functorch.config as settings
+
+    torch._dynamo.config.recompile_limit = _MAX_COMPILED
+    torch._dynamo.config.accumulated_recompile_limit = _MAX_COMPILED
+    compile_graph = dynamo.lookup_backend(backend)
+
+    def compiler(graph: Any, inputs: Any) -> Any:
+        with settings.patch(activation_memory_budget=budget):
+            return compile_graph(graph, inputs)
+
+    return compiler

@@ -1,0 +1,180 @@
+"""Contenders of one job side by side: each one's measured peak, and times of steps taken in turn."""
+
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.alternatives import Contender, Factory, Job, Ours
+from benchmarks.meter import allocation_deltas, highest_sum
+from benchmarks.paired import measure_peak
+from benchmarks.record import clear
+from benchmarks.search.contenders import Baseline
+from benchmarks.step_times import make_plans
+from optimizer.estimate.training import estimate_training
+from optimizer.hardware.calibration import TimedRun, fit_calibration
+from optimizer.hardware.machine import Machine
+from optimizer.hardware.probe import probe_machine
+from optimizer.models.spec import ModelSpec
+from optimizer.plan import Plan
+from optimizer.profile.trace import profile_model
+from optimizer.runtime.meter import Meter
+from optimizer.workload import TrainingWorkload
+
+CALIBRATION_PLANS = (
+    "keep",
+    "recompute",
+    "selective",
+    "offload",
+    "offload, recompute, keep",
+    "4 micro-batches of a quarter",
+    "gradients on the host",
+    "state on the host",
+)
+"""Of each of the models that a machine is calibrated with; no other job uses these models."""
+_CALIBRATION_STEPS = 5
+_KEPT_SHARE = 0.5
+"""Of the device's memory that contenders may hold between their steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibrated:
+    """A machine as the product has it after some jobs."""
+
+    machine: Machine
+    calibration: dict[str, Any]
+
+
+def calibrate_machine(device: torch.device, jobs: Sequence[tuple[ModelSpec, int, int]], *, probe_s: float) -> Calibrated:
+    """Probed, then corrected by short runs of each of the jobs: model, micro-batch, sequence length."""
+    machine = probe_machine(device=str(device), max_s=probe_s)
+    runs = [run for spec, batch, length in jobs for run in _timed_runs(spec, batch, length, machine, device)]
+    return Calibrated(machine=machine, calibration=fit_calibration(runs))
+
+
+def _timed_runs(
+    spec: ModelSpec, batch: int, length: int, machine: Machine, device: torch.device
+) -> list[TimedRun]:
+    profile_of = profile_model(spec)
+    plans = make_plans(spec.num_blocks, batch, waits=False)
+    runs = []
+    for plan in (plans[name] for name in CALIBRATION_PLANS):
+        workload = TrainingWorkload(sequence_length=length, global_batch_size=plan.batch.global_batch_size)
+        prediction = estimate_training(profile_of, plan=plan, workload=workload, machine=machine)
+        # As jobs run, under the meter.
+        contender = Ours(Job(spec=spec, workload=workload, device=device), plan, Meter(device=device))
+        try:
+            times = [timed_ms(contender) for _ in range(_CALIBRATION_STEPS)]
+        finally:
+            contender.close()
+        del contender
+        clear()
+        runs.append(TimedRun.of(prediction, measured_ms=sorted(times[1:])[len(times[1:]) // 2]))
+    return runs
+
+
+def peak_of_plan(job: Job, plan: Plan, *, budget_bytes: int) -> dict[str, Any]:
+    """Peaks and losses of a steady step. On CUDA torch's allocator is limited to the budget; on the CPU device nothing is."""
+    is_cuda = job.device.type == "cuda"
+    try:
+        return measure_peak(
+            lambda meter: Ours(job, plan, meter), job.device, cap_bytes=budget_bytes if is_cuda else None
+        )
+    finally:
+        if is_cuda:
+            torch.cuda.set_per_process_memory_fraction(1.0, job.device)
+
+
+def peak_of_baseline(baseline: Baseline, job: Job) -> dict[str, Any]:
+    """By the runtime's meter; of compiled graphs, whose allocations no dispatch shows, by the allocator's own reports."""
+    if not baseline.is_compiled:
+        return measure_peak(baseline.make, job.device)
+    contender: Any = baseline.make(None)
+    try:
+        losses = [contender.step() for _ in range(2)]
+        peak_bytes = allocator_peak(contender, job.device)
+        return {"peak_bytes": peak_bytes, "losses": losses}
+    finally:
+        contender.close()
+        del contender
+        clear()
+
+
+def allocator_peak(contender: Any, device: torch.device) -> int:
+    """Of one more step: what lives on between steps, and the most that torch's profiler (on CUDA its counters) sees on top."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        before_bytes = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        contender.step()
+        torch.cuda.synchronize(device)
+        return resident_bytes(contender) + torch.cuda.max_memory_allocated(device) - before_bytes
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        contender.step()
+    return resident_bytes(contender) + highest_sum(allocation_deltas(profiler))
+
+
+def resident_bytes(contender: Any) -> int:
+    """Weights, buffers, optimizer state and, where they are on the device already, inputs of a loop between its steps."""
+    tensors = [*contender.model.parameters(), *contender.model.buffers()]
+    inputs = [tensor for batch in contender.batches for tensor in batch]
+    tensors += [tensor for tensor in inputs if tensor.device == tensors[0].device]
+    for state in contender.optimizer.state.values():
+        tensors += [value for value in state.values() if isinstance(value, torch.Tensor)]
+    sizes = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(sizes.values())
+
+
+class Stage:
+    """Contenders that were built, ready to step. Where not all have room, those longest unused are closed and built again."""
+
+    def __init__(self, *, max_kept: int) -> None:
+        self._factories: dict[str, Factory] = {}
+        self._max_kept = max_kept
+        self._built: OrderedDict[str, Contender] = OrderedDict()
+
+    def add(self, name: str, factory: Factory) -> None:
+        self._factories[name] = factory
+
+    def race(self, names: Sequence[str], *, num_rounds: int) -> dict[str, list[float]]:
+        """Milliseconds of each one's steps, taken in turn, in reverse order every second round."""
+        contenders = {name: self._get(name) for name in names}
+        times: dict[str, list[float]] = {name: [] for name in names}
+        for index in range(num_rounds):
+            for name in names if index % 2 == 0 else reversed(names):
+                times[name].append(timed_ms(contenders[name]))
+        return times
+
+    def close(self) -> None:
+        while self._built:
+            self._built.popitem()[1].close()
+        clear()
+
+    def _get(self, name: str) -> Contender:
+        if name not in self._built:
+            while len(self._built) >= self._max_kept:
+                self._built.popitem(last=False)[1].close()
+                clear()
+            contender = self._factories[name](None)
+            # The first step makes the optimizer's state, and of compiled ones the code.
+            contender.step()
+            contender.step()
+            self._built[name] = contender
+        self._built.move_to_end(name)
+        return self._built[name]
+
+
+def timed_ms(contender: Contender) -> float:
+    start_s = time.perf_counter()
+    contender.step()
+    return (time.perf_counter() - start_s) * 1000
+
+
+def max_kept(job: Job, machine: Machine, *, at_once: int) -> int:
+    """How many contenders may be built at a time; ``at_once`` in any case, which a race needs."""
+    room_bytes = machine.device.memory_bytes if job.device.type == "cuda" else machine.host_memory_bytes
+    return max(at_once, int(_KEPT_SHARE * room_bytes) // (16 * job.spec.num_parameters))

@@ -1,0 +1,117 @@
+"""The arithmetic of the sweep: budgets, which baselines a plan is raced against, ratios, and what they come to. No tensors."""
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.record import Row, goal
+from benchmarks.search.contenders import FULL, PLAIN
+
+BEHIND_GOAL = 1.03
+WON_BACK_GOAL = 0.60
+MIN_BUDGETS, MIN_MODELS = 12, 4
+NUM_PICKED = 2
+"""Of the baselines that fit: the race that ranks them is short, so that the second may be the fastest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rival:
+    """One baseline as measured."""
+
+    name: str
+    peak_bytes: int
+    over_plain: float
+    """Its time over that of the plain loop."""
+    is_fused: bool = False
+    accumulates: bool = False
+
+
+def spread_budgets(smallest_bytes: int, largest_bytes: int, *, count: int) -> list[int]:
+    """Evenly from the one to the other, both among them."""
+    room_bytes = max(0, largest_bytes - smallest_bytes)
+    return [smallest_bytes + room_bytes * step // (count - 1) for step in range(count)]
+
+
+def pick_rivals(rivals: Iterable[Rival], *, budget_bytes: int, accumulates: bool) -> list[str]:
+    """The fastest that fit, of those with the same kernels two, with fused ones one. accumulates: whether plans may, too."""
+    fitting = [r for r in rivals if r.peak_bytes <= budget_bytes and (accumulates or not r.accumulates)]
+    fitting.sort(key=lambda rival: (rival.over_plain, rival.name))
+    same = [rival.name for rival in fitting if not rival.is_fused]
+    return same[:NUM_PICKED] + [rival.name for rival in fitting if rival.is_fused][:1]
+
+
+def compare(point: Row, times: Mapping[str, Sequence[float]], rivals: Sequence[Rival]) -> Row:
+    """Of one race, in which ``point["contender"]`` is the plan."""
+    ours = times[point["contender"]]
+    fitting = [r for r in rivals if r.name in times and r.peak_bytes <= point["budget_bytes"]]
+    quartiles = statistics.quantiles([mine / plain for mine, plain in zip(ours, times[PLAIN], strict=True)], n=4)
+    return {
+        "ms": round(statistics.median(ours), 1),
+        "over_plain": ratio(ours, times[PLAIN]),
+        "over_plain_quartiles": [round(value, 4) for value in (quartiles[0], quartiles[2])],
+        "full_over_plain": ratio(times[FULL], times[PLAIN]),
+        **_against("best", [rival.name for rival in fitting if not rival.is_fused], ours, times),
+        **_against("fused", [rival.name for rival in fitting if rival.is_fused], ours, times),
+    }
+
+
+def _against(label: str, names: Sequence[str], ours: Sequence[float], times: Mapping[str, Sequence[float]]) -> Row:
+    if not names:
+        return {label: None}
+    best = min(names, key=lambda name: statistics.median(times[name]))
+    return {label: best, f"over_{label}": ratio(ours, times[best])}
+
+
+def ratio(mine: Sequence[float], theirs: Sequence[float]) -> float:
+    """Median of pairs."""
+    return round(statistics.median(a / b for a, b in zip(mine, theirs, strict=True)), 4)
+
+
+def won_back(points: Sequence[Row]) -> float | None:
+    """Of the time that full recompute adds to plain training, the share that the plans do not add, averaged over one model's
+    budgets. At most all of it counts, where a plan is faster than plain; a plan slower than full recompute counts against.
+    None where full recompute costs nothing.
+    """
+    full = statistics.median(point["full_over_plain"] for point in points) - 1
+    if full <= 0:
+        return None
+    return statistics.fmean(min(1.0, 1 - (point["over_plain"] - 1) / full) for point in points)
+
+
+def summarize(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+    """A goal without a row is missed: nothing was shown."""
+    points = [row for row in rows if row.get("what") == "point"]
+    failed = sum(row.get("what") == "failed" for row in rows)
+    over = [point for point in points if not point["finished"] or point["peak_bytes"] > point["budget_bytes"]]
+    fits = f"{len(points) - len(over)} of {len(points)}"
+    summary = {
+        "sweep: baselines that failed": goal(failed, 0, met=failed == 0),
+        "sweep: measured peaks within the budget": goal(fits, "all", met=bool(points) and not over),
+    }
+    for levers in sorted({point["levers"] for point in points}, reverse=True):
+        mine = [point for point in points if point["levers"] == levers and point["finished"]]
+        summary |= _behind(f"sweep, {levers}: step time over the fastest that fits, worst", mine, "over_best")
+        if any("over_fused" in point for point in mine):
+            summary |= _behind(f"sweep, {levers}: the same against fused kernels", mine, "over_fused")
+        shares = [won_back(group) for group in _by_model(mine)]
+        known = [share for share in shares if share is not None]
+        average = round(statistics.fmean(known), 3) if known else None
+        summary[f"sweep, {levers}: won back of what full recompute costs"] = goal(
+            average, WON_BACK_GOAL, met=average is not None and average >= WON_BACK_GOAL
+        )
+    return summary
+
+
+def _behind(label: str, points: Sequence[Row], name: str) -> dict[str, dict[str, Any]]:
+    """Where nothing else fits there is none to be slower than."""
+    found = [point[name] for point in points if name in point]
+    worst = max(found, default=None)
+    within = sum(value <= BEHIND_GOAL for value in found)
+    value = None if worst is None else f"{worst} ({within} of {len(found)} within)"
+    return {label: goal(value, BEHIND_GOAL, met=worst is not None and worst <= BEHIND_GOAL)}
+
+
+def _by_model(points: Sequence[Row]) -> list[list[Row]]:
+    names = dict.fromkeys(point["model"] for point in points)
+    return [[point for point in points if point["model"] == name] for name in names]
