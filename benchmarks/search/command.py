@@ -5,6 +5,8 @@
 small     small problems drawn by chance: the answer against trying every plan
 times     how long a search takes, and how many plans it prices, from 4 to 120 blocks with every knob open
 monotone  a sweep of budgets: more memory never makes a slower plan
+sweep     plans at budgets against what torch offers, on real steps
+regret    jobs drawn by chance: the chosen plan against the best of real runs
 
 Exit code 1 where a goal is missed. What goes wrong in one part is told in a row, and the parts after it still run.
 """
@@ -15,10 +17,10 @@ from pathlib import Path
 import torch
 
 from benchmarks.record import Record, describe_machine, goal
-from benchmarks.search import monotone, small, times
+from benchmarks.search import monotone, regret, small, sweep, times
 from benchmarks.search.part import Options, Part
 
-PARTS: tuple[Part, ...] = (small.PART, times.PART, monotone.PART)
+PARTS: tuple[Part, ...] = (small.PART, times.PART, monotone.PART, sweep.PART, regret.PART)
 SEED = 20261121
 
 
