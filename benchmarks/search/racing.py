@@ -20,7 +20,7 @@ from optimizer.hardware.calibration import TimedRun, fit_calibration
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.probe import probe_machine
 from optimizer.models.spec import ModelSpec
-from optimizer.plan import Plan
+from optimizer.plan.plan import Plan
 from optimizer.profile.trace import profile_model
 from optimizer.runtime.meter import Meter
 from optimizer.workload import TrainingWorkload

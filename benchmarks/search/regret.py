@@ -24,7 +24,7 @@ from benchmarks.search.sweep import BLOCKS_ONLY, calibrate_subjects
 from benchmarks.search.sweep_summary import ratio
 from benchmarks.training.plans import describe
 from optimizer.errors import HeadroomError, InvalidPlan
-from optimizer.plan import Plan
+from optimizer.plan.plan import Plan
 from optimizer.profile.trace import profile_model
 from optimizer.runtime.device import prepared_device
 from optimizer.runtime.train import set_num_threads
