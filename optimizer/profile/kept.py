@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import tempfile
+import typing
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,6 +23,9 @@ from optimizer.profile.profile import PROFILE_VERSION, Profile
 
 MAX_KEPT_BYTES = 256 * 1024**2
 """Of all files together: some hundreds of models."""
+MAX_PARSED = 8
+"""Profiles kept in the process."""
+_parsed: dict[str, Any] = {}
 _TRACED_PACKAGES = ("torch", "transformers", "peft", "bitsandbytes")
 _TRACING_FOLDERS = ("models", "profile", "runtime")
 _SUFFIX = ".profile.json"
@@ -66,12 +70,22 @@ def _read(path: Path, from_json: Callable[[Any], T]) -> T | None:
         digest, _, body = text.partition("\n")
         if hashlib.sha256(body.encode()).hexdigest() != digest:
             return None
-        kept = from_json(json.loads(body))
+        kept = _parse_once(digest, body, from_json)
     except (OSError, ValueError, InvalidModel):
         return None
     with contextlib.suppress(OSError):
         os.utime(path)
     return kept
+
+
+def _parse_once(digest: str, body: str, from_json: Callable[[Any], T]) -> T:
+    """Parsed documents stay in the process, by what is in them: reading one takes longer than pricing with it."""
+    known = _parsed.pop(digest, None)
+    found = from_json(json.loads(body)) if known is None else known
+    _parsed[digest] = found
+    while len(_parsed) > MAX_PARSED:
+        _parsed.pop(next(iter(_parsed)), None)
+    return typing.cast(T, found)
 
 
 def _keep(path: Path, document: Any) -> None:

@@ -71,7 +71,7 @@ class Answer:
 
     def to_json(self) -> dict[str, Any]:
         document: dict[str, Any] = to_json(self)
-        return document
+        return {**document, "result": self.result.to_json()}
 
 
 def answer_goal(pose: Pose, profile: Profile, workload: TrainingWorkload) -> Answer:

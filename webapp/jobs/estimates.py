@@ -40,7 +40,7 @@ def estimate(user: Any, request: EstimateRequest) -> dict[str, Any] | None:
     model: Model = find_visible(models_visible_to(user), request.model, field="model")
     workload = read_workload(request.workload)
     check_against_model(workload, model)
-    machine, calibration = _read_machine(user, request)
+    machine, calibration = read_machine(user, machine=request.machine, gpu=request.gpu)
     goal = Goal(device_budget_bytes=machine.device.memory_bytes) if request.goal is None else read_goal(request.goal)
     plan = Plan.from_json(request.plan) if isinstance(request.plan, dict) else request.plan
     profile = profile_of(model, adapter=workload.adapter)
@@ -58,22 +58,22 @@ def estimate(user: Any, request: EstimateRequest) -> dict[str, Any] | None:
     return found.to_json()
 
 
-def _read_machine(user: Any, request: EstimateRequest) -> tuple[MachineSpec, dict[str, Any] | None]:
+def read_machine(user: Any, *, machine: str | None, gpu: str | None) -> tuple[MachineSpec, dict[str, Any] | None]:
     """With what finished runs taught of it, where it is a real one."""
     from optimizer.hardware.devices import table_machine
 
-    if (request.machine is None) == (request.gpu is None):
+    if (machine is None) == (gpu is None):
         raise InvalidInput(
             "machine and gpu are both given; allowed: one of them"
-            if request.gpu is not None
+            if gpu is not None
             else "neither machine nor gpu is given; allowed: one of them",
             field="machine",
             allowed="a machine's id, or gpu: the name of a card",
         )
-    if request.gpu is not None:
-        return table_machine(request.gpu), None
+    if gpu is not None:
+        return table_machine(gpu), None
     # isprintable: a text may hold a NUL, on which PostgreSQL fails
-    wanted = str(request.machine)
+    wanted = str(machine)
     row = machines_visible_to(user).filter(pk=wanted).first() if wanted.isprintable() else None
     if row is None:
         raise InvalidInput(

@@ -15,13 +15,14 @@ from typing import Any, Literal
 
 from django.db import transaction
 
-from optimizer.errors import HeadroomError, InvalidInput, NoFeasiblePlan, PlanStale
+from optimizer.errors import HeadroomError, InvalidInput, InvalidWorkload, NoFeasiblePlan, PlanStale
 from optimizer.hardware.machine import Machine as MachineSpec
 from optimizer.plan.explain import explain_plan
 from optimizer.plan.plan import PLAN_VERSION
+from optimizer.profile.profile import PROFILE_VERSION, profile_fingerprint
 from optimizer.profile.profile import Profile as ModelProfile
 from optimizer.search.problem import PricedPlan
-from optimizer.workload import Adapter
+from optimizer.workload import Adapter, Goal, TrainingWorkload
 from webapp.catalog.models import Machine, Model, Profile
 from webapp.catalog.queries import machines_visible_to
 from webapp.jobs.actions import create_job
@@ -94,6 +95,7 @@ def price_spec(user: Any, spec: dict[str, Any]) -> PlanAnswer:
 
 
 def price_job_spec(user: Any, spec: JobSpec) -> PlanAnswer:
+    _check_objective(spec.goal)
     profile = _ready_profile(spec.model, adapter=spec.workload.adapter)
     if profile is None:
         return PlanAnswer(profile="pending", waiting_for="profile")
@@ -104,16 +106,53 @@ def price_job_spec(user: Any, spec: JobSpec) -> PlanAnswer:
     with transaction.atomic():
         offers = [_keep(user, spec, profile, found) for result in priced for found in result.found]
     fitting = [offer for offer in offers if offer.row.label == "chosen"]
-    chosen = min(fitting, key=lambda offer: float(offer.row.prediction["step_ms"]), default=None)
+    chosen = min(fitting, key=_order_of(spec), default=None)
     if chosen is None:
         raise _nothing_fits([result.infeasible for result in priced if result.infeasible], offers)
     return PlanAnswer(profile="ready", offers=[_marked(offer, is_chosen=offer is chosen) for offer in offers])
+
+
+def _check_objective(goal: Goal) -> None:
+    """A job's work is given; the objectives that look for it are asked elsewhere."""
+    if goal.objective not in ("fastest_step", "cheapest_run"):
+        raise InvalidWorkload(
+            f"goal.objective is {goal.objective}, which changes the work; a job's is given: fastest_step or cheapest_run",
+            field="goal.objective",
+            value=goal.objective,
+            allowed=["fastest_step", "cheapest_run"],
+            hint="POST /plans/best answers it with the workload to ask for.",
+        )
+
+
+def _order_of(spec: JobSpec) -> Callable[[Offer], tuple[bool, float, float]]:
+    """By time; for the cheapest run by rent, machines without a price after those with one."""
+    from optimizer.hardware.prices import price_run, read_prices
+
+    prices = read_prices()
+
+    def order(offer: Offer) -> tuple[bool, float, float]:
+        step_ms = float(offer.row.prediction["step_ms"])
+        if spec.goal.objective != "cheapest_run":
+            return False, 0.0, step_ms
+        device = str(offer.row.machine.document["device"]["name"])
+        costs = price_run(prices, device=device, total_s=float(offer.row.prediction["total_s"]))
+        rent = next((cost.amount for cost in costs if cost.kind == "rented"), None)
+        return rent is None, rent or 0.0, step_ms
+
+    return order
 
 
 def profile_of(model: Model, *, adapter: Adapter | None) -> ModelProfile | None:
     """None while it is being made, which this asks for. Raises ProfileFailed."""
     row = _ready_profile(model, adapter=adapter)
     return None if row is None else read_profile(row.pk, row.document_sha256)
+
+
+def known_profile_of(model: Model, adapter: Adapter | None) -> ModelProfile | None:
+    """The same without asking for it: None unless it is there."""
+    fingerprint = profile_fingerprint(model.fingerprint, adapter)
+    row = Profile.objects.defer("document").filter(fingerprint=fingerprint, version=PROFILE_VERSION).first()
+    return read_profile(row.pk, row.document_sha256) if row is not None and row.document_sha256 else None
 
 
 def _ready_profile(model: Model, *, adapter: Adapter | None) -> Profile | None:
@@ -179,15 +218,26 @@ class _Searched:
 
 def _search(spec: JobSpec, profile: Profile, machine: Machine) -> _Searched:
     # here, so that numpy and scipy are loaded with the first price and not with every process that knows of jobs
+    from optimizer.planning import plan_profiled
     from optimizer.search.baselines import price_baselines
-    from optimizer.search.search import search_plans, training_problem
+    from optimizer.search.search import training_problem
 
     model_profile = read_profile(profile.pk, profile.document_sha256)
     target = MachineSpec.from_json(machine.document)
+
+    def obtain(workload: TrainingWorkload, goal: Goal) -> ModelProfile | None:
+        same = workload.adapter == spec.workload.adapter
+        return model_profile if same else known_profile_of(spec.model, workload.adapter)
+
     try:
-        result = search_plans(
-            model_profile, workload=spec.workload, goal=spec.goal, machine=target, calibration=machine.calibration
-        )
+        result = plan_profiled(
+            model_profile,
+            workload=spec.workload,
+            goal=spec.goal,
+            machine=target,
+            calibration=machine.calibration,
+            obtain=obtain,
+        ).result
     except NoFeasiblePlan as error:
         problem = training_problem(
             model_profile, workload=spec.workload, goal=spec.goal, machine=target, calibration=machine.calibration

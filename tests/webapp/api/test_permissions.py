@@ -23,6 +23,10 @@ OPEN_TO_ALL_SIGNED_IN = {
     ("POST", "/api/v1/models"),
     ("POST", "/api/v1/datasets"),
     ("POST", "/api/v1/plans"),
+    ("POST", "/api/v1/plans/best"),
+    ("POST", "/api/v1/plans/compare"),
+    ("POST", "/api/v1/plans/cards"),
+    ("POST", "/api/v1/plans/price"),
     ("POST", "/api/v1/estimates"),
     ("POST", "/api/v1/jobs"),
 }

@@ -1,0 +1,131 @@
+"""What ``headroom plan`` answers, for the API: the best plan for a goal, plans side by side, cards ranked, a plan after one edit.
+
+Torch-free; nothing is kept. A model that was never profiled is asked of a worker, as a spec's is (``planning.py``).
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from optimizer.errors import InvalidPlan
+from optimizer.hardware.machine import Machine as MachineSpec
+from optimizer.plan.pins import Pins
+from optimizer.plan.plan import Plan
+from optimizer.profile.profile import Profile
+from optimizer.serialize import from_json, to_json
+from optimizer.workload import Goal, TrainingWorkload
+from webapp.catalog.models import Model
+from webapp.catalog.queries import models_visible_to
+from webapp.jobs.estimates import read_machine
+from webapp.jobs.planning import known_profile_of, profile_of
+from webapp.jobs.spec import check_against_model, find_visible, read_goal, read_workload
+
+UNLIMITED_BYTES = 2**60
+"""The largest budget of a goal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """As it was sent, but for the names' types. ``machine`` or ``gpu`` is given, unless cards are ranked."""
+
+    model: str
+    workload: dict[str, Any]
+    goal: dict[str, Any] | None
+    machine: str | None = None
+    gpu: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """The question read."""
+
+    model: Model
+    profile: Profile
+    workload: TrainingWorkload
+    goal: Goal
+    machine: MachineSpec
+    calibration: dict[str, Any] | None
+
+    @property
+    def here(self) -> dict[str, Any]:
+        return {
+            "machine": self.machine,
+            "workload": self.workload,
+            "goal": self.goal,
+            "calibration": self.calibration,
+        }
+
+
+def find_best(user: Any, question: Question) -> dict[str, Any] | None:
+    """For any objective. None while the model is being profiled, as in all of these.
+
+    Raises InvalidInput for the first field that is wrong, ProfileFailed, and NoFeasiblePlan with what would fit.
+    """
+    # here and below, so that numpy and scipy are loaded with the first price and not with every process that knows of jobs
+    from optimizer.planning import plan_profiled
+
+    asked = _read(user, question)
+    if asked is None:
+        return None
+
+    def obtain(workload: TrainingWorkload, goal: Goal) -> Profile | None:
+        return asked.profile if workload.adapter == asked.workload.adapter else known_profile_of(asked.model, workload.adapter)
+
+    answer = plan_profiled(asked.profile, obtain=obtain, **asked.here).to_json()
+    return {"profile": "ready", "machine": asked.machine.to_json(), **answer.pop("result"), **answer}
+
+
+def compare(user: Any, question: Question, plans: dict[str, Any]) -> dict[str, Any] | None:
+    """plans: by the name to show, a plan, a baseline's label or ``best``."""
+    from optimizer.planning import compare_profiled
+
+    read = {name: Plan.from_json(plan) if isinstance(plan, dict) else plan for name, plan in plans.items()}
+    asked = _read(user, question)
+    if asked is None:
+        return None
+    return {"profile": "ready", **compare_profiled(asked.profile, read, **asked.here).to_json()}
+
+
+def rank_cards(user: Any, question: Question, cards: list[str], *, by_money: bool) -> dict[str, Any] | None:
+    """cards: names of the table, or ``all``."""
+    from optimizer.planning import rank_cards_profiled
+    from optimizer.search.cards import read_cards
+
+    read_cards(cards)
+    model, workload = _read_work(user, question)
+    goal = Goal(device_budget_bytes=UNLIMITED_BYTES) if question.goal is None else read_goal(question.goal)
+    profile = profile_of(model, adapter=workload.adapter)
+    if profile is None:
+        return None
+    order: Literal["speed", "money"] = "money" if by_money or goal.objective == "cheapest_run" else "speed"
+    found = rank_cards_profiled(profile, cards, workload=workload, goal=goal, order=order)
+    return {"profile": "ready", "order": order, "cards": to_json(found)}
+
+
+def price_change(user: Any, question: Question, plan: dict[str, Any], change: dict[str, Any]) -> dict[str, Any] | None:
+    """change: a part of a plan's JSON, such as ``{"optimizer_state": {"bits": 8}}``."""
+    from optimizer.planning import reprice_profiled
+
+    read, pins = Plan.from_json(plan), from_json(Pins, change, path="change", error=InvalidPlan)
+    asked = _read(user, question)
+    if asked is None:
+        return None
+    return {"profile": "ready", **reprice_profiled(asked.profile, read, change=pins, **asked.here).to_json()}
+
+
+def _read(user: Any, question: Question) -> _Asked | None:
+    model, workload = _read_work(user, question)
+    machine, calibration = read_machine(user, machine=question.machine, gpu=question.gpu)
+    goal = Goal(device_budget_bytes=machine.device.memory_bytes) if question.goal is None else read_goal(question.goal)
+    profile = profile_of(model, adapter=workload.adapter)
+    if profile is None:
+        return None
+    return _Asked(
+        model=model, profile=profile, workload=workload, goal=goal, machine=machine, calibration=calibration
+    )
+
+
+def _read_work(user: Any, question: Question) -> tuple[Model, TrainingWorkload]:
+    model: Model = find_visible(models_visible_to(user), question.model, field="model")
+    workload = read_workload(question.workload)
+    check_against_model(workload, model)
+    return model, workload
