@@ -93,6 +93,34 @@ def list_allocations(
     )
 
 
+def list_pass_allocations(
+    rows: Sequence[tuple[Task, ...]], *, loaded: Sequence[int], on_cuda: CudaMoves | None
+) -> Allocations:
+    """Of a generation, as loading and two passes. rows: of tasks, which in order make a pass. loaded: bytes of each weight that
+    is always there; all else goes as a pass ends. on_cuda: as above.
+    """
+    writer = _Writer(on_cuda=on_cuda)
+    writer.begin()
+    for num_bytes in loaded:
+        writer.come(_WEIGHTS, num_bytes)
+    loading = writer.requests
+    passes = []
+    for _ in range(2):
+        writer.begin()
+        for tasks in rows:
+            writer.run(tasks)
+        _settle(writer, {_WEIGHTS: sum(loaded)})
+        passes.append(tuple(writer.requests))
+    return Allocations(
+        loading=tuple(loading),
+        first_step=passes[0],
+        second_step=passes[1],
+        peak_bytes=writer.peak_bytes,
+        peak_in=_name_of(writer.peak_task)[0],
+        at_peak=tuple(writer.list_held()),
+    )
+
+
 def _write_step(writer: "_Writer", schedule: Schedule, moments: "_Moments | None") -> None:
     """moments: made by the updates of the first step."""
     writer.moments = moments if moments is not None and moments.come_in_backward else None

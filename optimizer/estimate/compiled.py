@@ -23,12 +23,13 @@ from optimizer.estimate.activations import (
     read_copy,
     redirect_changes,
 )
+from optimizer.estimate.experts import unread_bytes
 from optimizer.estimate.moments import Moments
 from optimizer.estimate.op_times import OpTimes
 from optimizer.estimate.prediction import LANES
 from optimizer.hardware.machine import Machine, Rates
 from optimizer.plan.activations import BlockChoice
-from optimizer.plan.weights import WeightsPlan
+from optimizer.plan.weights import DTYPE_BYTES, WeightsPlan
 from optimizer.profile.profile import Change as ProfileChange
 from optimizer.profile.profile import Op, OpKind, Part, Profile, Regime, TensorSize
 from optimizer.profile.sizes import NUM_MONOMIALS, Shape, Terms, evaluate, monomials
@@ -163,7 +164,7 @@ class CompiledShape:
         # Not the profile itself: it is what decides how long this is kept.
         self._parts = profile.parts
         self._op_list = profile.ops
-        self._ops = _OpSizes(profile.ops, shape)
+        self._ops = _OpSizes(profile.ops, shape, element_bytes=DTYPE_BYTES[self.compute_dtype])
         self._changes: list[Change] = [
             (c.tier, _SLOT[c.category], evaluate(c.num_bytes, shape)) for c in profile.changes
         ]
@@ -396,11 +397,13 @@ def drop_gradients(changes: Iterable[Change], dropped: Dropped, *, region: int) 
 class _OpSizes:
     """All ops of a profile at one shape, as arrays."""
 
-    def __init__(self, ops: Sequence[Op], shape: Shape) -> None:
+    def __init__(self, ops: Sequence[Op], shape: Shape, *, element_bytes: int) -> None:
+        """element_bytes: of what is computed in."""
         values = np.array(monomials(shape), dtype=np.float64)
         self._flops = _terms_of(op.flops for op in ops) @ values
         self._written_bytes = _terms_of(op.written_bytes for op in ops) @ values
         self._read_bytes = _terms_of(op.read_bytes for op in ops) @ values
+        self._read_bytes -= unread_bytes(ops, shape, element_bytes=element_bytes)
         self._by_name: dict[tuple[OpKind, str], list[int]] = {}
         for index, op in enumerate(ops):
             # A copy between tiers is named by its dtype, which decides nothing here.

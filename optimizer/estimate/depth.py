@@ -31,14 +31,24 @@ class Cut:
 
 def cut_short(profile: Profile, plan: Plan) -> tuple[Cut, Cut] | None:
     """The shorter one first; None where that saves too little, since the blocks differ too much or are few."""
-    runs = _list_runs(profile, plan)
     if plan.optimizer_state.fraction != 1.0:
         # Which tensors leave depends on all of them.
         return None
-    shorter, longer = (_keep(runs, length / profile.num_blocks) for length in SHORT_LENGTHS)
-    if len(longer) + MIN_SAVED > profile.num_blocks or len(shorter) == len(longer):
+    kept = keep_blocks(_list_runs(profile, plan), num_blocks=profile.num_blocks)
+    return None if kept is None else (_cut(profile, plan, kept[0]), _cut(profile, plan, kept[1]))
+
+
+def keep_blocks(runs: Sequence[Sequence[int]], *, num_blocks: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The blocks of both cut models; None as above. runs: as ``list_alike`` gives them."""
+    shorter, longer = (_keep(runs, length / num_blocks) for length in SHORT_LENGTHS)
+    if len(longer) + MIN_SAVED > num_blocks or len(shorter) == len(longer):
         return None
-    return _cut(profile, plan, shorter), _cut(profile, plan, longer)
+    return shorter, longer
+
+
+def list_alike(kinds: Sequence[object]) -> list[list[int]]:
+    """Runs of blocks whose kinds are equal."""
+    return [list(blocks) for _, blocks in groupby(range(len(kinds)), key=lambda block: kinds[block])]
 
 
 def carry_on(shorter: int, longer: int, *, lengths: tuple[int, int], num_blocks: int) -> int:
@@ -54,7 +64,7 @@ def _list_runs(profile: Profile, plan: Plan) -> list[list[int]]:
         alike = tuple(of_block[block] for of_block in templates)
         return profile.tensors.block_kinds[block], alike, plan.activations.per_block[block]
 
-    return [list(blocks) for _, blocks in groupby(range(profile.num_blocks), key=kind_of)]
+    return list_alike([kind_of(block) for block in range(profile.num_blocks)])
 
 
 def _keep(runs: Sequence[Sequence[int]], share: float) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
-from optimizer.estimate.prediction import TimelinePoint, Verdict
+from optimizer.estimate.prediction import CardMemory, TimelinePoint, Verdict, judge
 from optimizer.serialize import from_json, to_json
 
 
@@ -67,6 +67,8 @@ class InferencePrediction:
     """Whether the machine's rates were measured or come from the table."""
     num_time_runs: int = 0
     """Finished runs that the time intervals are drawn from; 0: an assumption."""
+    memory: CardMemory | None = None
+    """From tensors to a card (``estimate/inference_process.py``); None where it was not worked out."""
 
     def decode_step_ms(self, num_tokens: int) -> float:
         """Time for the token that sees so many, itself included; the nearest priced one beyond the pass's own."""
@@ -80,10 +82,12 @@ class InferencePrediction:
         return points[0].step_ms if num_tokens < points[0].num_tokens else points[-1].step_ms
 
     def verdict(self, budget_bytes: int) -> Verdict:
-        """``tight`` is when only the upper end of the interval goes over."""
-        if self.device_peak_high_bytes <= budget_bytes:
-            return "fits"
-        return "tight" if self.device_peak_bytes <= budget_bytes else "does_not_fit"
+        """As ``Prediction.verdict``: of the tensors against the budget, and where ``memory`` was worked out also as allocated,
+        and of the process against the card.
+        """
+        return judge(
+            self.device_peak_bytes, self.device_peak_high_bytes, memory=self.memory, budget_bytes=budget_bytes
+        )
 
     def to_json(self) -> dict[str, Any]:
         document: dict[str, Any] = to_json(self)

@@ -203,18 +203,9 @@ class Prediction:
         value goes over, less what the allocator would give back at the limit. ``unknown``: it does not go over as far as
         anyone can say, but something was not modelled (``memory.not_modelled``).
         """
-        judged = [_judge(self.highest_peak_bytes, self.device_peak_high_bytes, budget_bytes)]
-        if self.memory is None:
-            return judged[0]
-        memory, process = self.memory, self.memory.process
-        judged.append(_judge(memory.allocated.value, memory.allocated.high, budget_bytes))
-        if memory.total_bytes:
-            judged.append(_judge(process.value - memory.releasable_bytes, process.high, memory.total_bytes))
-        if "does_not_fit" in judged:
-            return "does_not_fit"
-        if memory.not_modelled:
-            return "unknown"
-        return "tight" if "tight" in judged else "fits"
+        return judge(
+            self.highest_peak_bytes, self.device_peak_high_bytes, memory=self.memory, budget_bytes=budget_bytes
+        )
 
     def to_json(self) -> dict[str, Any]:
         document: dict[str, Any] = to_json(self)
@@ -227,6 +218,22 @@ class Prediction:
 
 _DETAILS = frozenset(detail.name for detail in fields(Details))
 _WORK_OUT = "_work_out"
+
+
+def judge(peak_bytes: int, high_bytes: int, *, memory: CardMemory | None, budget_bytes: int) -> Verdict:
+    """``Prediction.verdict`` of a peak of tensors, its upper end, and what they take of a card where that was worked out."""
+    judged = [_judge(peak_bytes, high_bytes, budget_bytes)]
+    if memory is None:
+        return judged[0]
+    judged.append(_judge(memory.allocated.value, memory.allocated.high, budget_bytes))
+    if memory.total_bytes:
+        process = memory.process
+        judged.append(_judge(process.value - memory.releasable_bytes, process.high, memory.total_bytes))
+    if "does_not_fit" in judged:
+        return "does_not_fit"
+    if memory.not_modelled:
+        return "unknown"
+    return "tight" if "tight" in judged else "fits"
 
 
 def _judge(value_bytes: int, high_bytes: int, limit_bytes: int) -> Verdict:

@@ -7,7 +7,7 @@ for plans that are shown, not for each that a search tries.
 How far apart the bounds are, and why, is said at the constants below; nothing else widens or narrows an interval.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from optimizer.categories import CATEGORIES, CATEGORY_LABELS, Category
@@ -58,15 +58,16 @@ def add_memory(
         process=tensors,
         host_pinned=host_pinned,
         host_pageable=host_pageable,
-        parts=tuple(_category_parts(prediction)),
+        parts=tuple(category_parts(prediction.device_bytes_by_category)),
         contributors=replayed.contributors,
     )
     if machine.device.kind == "cuda":
-        memory = _on_a_card(memory, replayed, device=machine.device)
+        memory = on_a_card(memory, replayed, device=machine.device)
     return replace(prediction, memory=memory)
 
 
-def _on_a_card(memory: CardMemory, found: "_Replayed", *, device: Device) -> CardMemory:
+def on_a_card(memory: CardMemory, found: "Replayed", *, device: Device) -> CardMemory:
+    """memory: of tensors alone. found: what the allocator makes of them."""
     workspaces = find_workspaces(device)
     context = find_context(device)
     tensors = memory.allocated
@@ -110,9 +111,10 @@ def _list_not_modelled(device: Device, context: ContextSize | None) -> Iterator[
         yield f"{device.name} is a card of {kind}, whose CUDA context is not in the table; run the probe on it"
 
 
-def _category_parts(prediction: Prediction) -> Iterator[MemoryPart]:
+def category_parts(bytes_by_category: Mapping[str, int]) -> Iterator[MemoryPart]:
+    """Those that hold anything, in order."""
     for category in CATEGORIES:
-        num_bytes = prediction.device_bytes_by_category.get(category, 0)
+        num_bytes = bytes_by_category.get(category, 0)
         if num_bytes:
             yield MemoryPart(name=CATEGORY_LABELS[category], num_bytes=num_bytes)
 
@@ -134,7 +136,9 @@ _Groups = dict[tuple[Category, str, str], _Group]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Replayed:
+class Replayed:
+    """What the allocator makes of two steps."""
+
     peak_bytes: int
     """As asked for, with what copies under way and kernels hold."""
     allocated_peak_bytes: int
@@ -146,32 +150,58 @@ class _Replayed:
 
 def _replay_plan(
     profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine, peak_in: str
-) -> _Replayed:
-    """peak_in: the part of the step in which the whole model's peak is; cut models whose peak is elsewhere cannot tell of it."""
+) -> Replayed:
+    """peak_in: the part of the step in which the whole model's peak is."""
 
-    def listed(cut: Cut) -> Allocations:
-        return list_training_allocations(cut.profile, plan=cut.plan, workload=workload, machine=machine)
+    def laid(cut: Cut) -> Layout:
+        return Layout(
+            kept=cut.kept,
+            list=lambda: list_training_allocations(cut.profile, plan=cut.plan, workload=workload, machine=machine),
+        )
 
-    whole = Cut(profile=profile, plan=plan, kept=tuple(range(profile.num_blocks)))
-    settings = AllocatorSettings(expandable_segments=plan.allocator.expandable_segments)
     cuts = cut_short(profile, plan)
+    return replay_layouts(
+        laid(Cut(profile=profile, plan=plan, kept=tuple(range(profile.num_blocks)))),
+        cuts=None if cuts is None else (laid(cuts[0]), laid(cuts[1])),
+        settings=AllocatorSettings(expandable_segments=plan.allocator.expandable_segments),
+        peak_in=peak_in,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """A model, whole or with some of its blocks, as single allocations."""
+
+    kept: tuple[int, ...]
+    """The whole model's blocks that are in."""
+    list: Callable[[], Allocations]
+
+
+def replay_layouts(
+    whole: Layout, *, cuts: tuple[Layout, Layout] | None, settings: AllocatorSettings, peak_in: str
+) -> Replayed:
+    """cuts: a deep model at two shorter depths, which are replayed in its place; None for one that is not.
+
+    peak_in: the part of the step in which the whole model's peak is; cuts whose peak is elsewhere cannot tell of it.
+    """
+    num_blocks = len(whole.kept)
     if cuts is None:
-        allocations = listed(whole)
-        contributors = _name_contributors(_group(allocations.at_peak), whole)
+        allocations = whole.list()
+        contributors = _name_contributors(_group(allocations.at_peak), whole.kept, num_blocks)
         return _as_replayed(allocations, replay(allocations.phases, settings=settings), contributors)
     lengths = (len(cuts[0].kept), len(cuts[1].kept))
 
     def carried(shorter: int, longer: int) -> int:
-        return max(0, carry_on(shorter, longer, lengths=lengths, num_blocks=profile.num_blocks))
+        return max(0, carry_on(shorter, longer, lengths=lengths, num_blocks=num_blocks))
 
-    shorter, longer = (listed(cut) for cut in cuts)
+    shorter, longer = (cut.list() for cut in cuts)
     first, last = (replay(allocations.phases, settings=settings) for allocations in (shorter, longer))
     if {shorter.peak_in, longer.peak_in} == {peak_in}:
         groups = _carry_groups(_group(shorter.at_peak), _group(longer.at_peak), carried)
-        contributors = _name_contributors(groups, replace(whole, kept=cuts[1].kept))
+        contributors = _name_contributors(groups, cuts[1].kept, num_blocks)
     else:
-        contributors = _name_contributors(_group(listed(whole).at_peak), whole)
-    return _Replayed(
+        contributors = _name_contributors(_group(whole.list().at_peak), whole.kept, num_blocks)
+    return Replayed(
         peak_bytes=carried(shorter.peak_bytes, longer.peak_bytes),
         allocated_peak_bytes=carried(first.allocated_peak_bytes, last.allocated_peak_bytes),
         reserved_peak_bytes=carried(first.reserved_peak_bytes, last.reserved_peak_bytes),
@@ -181,8 +211,8 @@ def _replay_plan(
     )
 
 
-def _as_replayed(allocations: Allocations, found: Replay, contributors: Sequence[Contributor]) -> _Replayed:
-    return _Replayed(
+def _as_replayed(allocations: Allocations, found: Replay, contributors: Sequence[Contributor]) -> Replayed:
+    return Replayed(
         peak_bytes=allocations.peak_bytes,
         allocated_peak_bytes=found.allocated_peak_bytes,
         reserved_peak_bytes=found.reserved_peak_bytes,
@@ -218,12 +248,12 @@ def _group(held: Sequence[Held]) -> _Groups:
     }
 
 
-def _name_contributors(groups: _Groups, cut: Cut) -> list[Contributor]:
-    """The largest groups. cut: the whole model, with those of its blocks that were laid out."""
+def _name_contributors(groups: _Groups, kept: Sequence[int], num_blocks: int) -> list[Contributor]:
+    """The largest groups. kept: the blocks that were laid out, of so many in the whole model."""
     found = [
         Contributor(
             category=category,
-            made_in=_name_blocks(made_in, group.blocks, kept=cut.kept, num_blocks=cut.profile.num_blocks),
+            made_in=_name_blocks(made_in, group.blocks, kept=kept, num_blocks=num_blocks),
             op=op,
             num_storages=group.num_storages,
             num_bytes=group.num_bytes,

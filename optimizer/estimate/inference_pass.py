@@ -1,0 +1,230 @@
+"""One pass of a batch generation, laid out block by block as ``runtime/inference.py`` runs it. Torch-free.
+
+A pass is a prefill and the decode of each further token. A decode grows with the cache. Its time and its peak are piecewise
+linear in the number of tokens: sums and maxima of what is linear, within the ranges over which the ops are the same. So the ends
+of a range are priced, and its middle; where that is not on the line between the ends, both halves are priced the same way. Time
+is then summed over every token, none of them sampled.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optimizer.categories import Link
+from optimizer.estimate.compiled import Arrival, Bytes, CompiledShape, compile_shape
+from optimizer.estimate.kv_cache import list_kv_bytes
+from optimizer.estimate.prediction import LANES
+from optimizer.estimate.runs import Run, Schedule
+from optimizer.estimate.simulate import Resident, Simulation, simulate
+from optimizer.estimate.streaming import make_weights_task
+from optimizer.estimate.tasks import Task, move_task, single
+from optimizer.estimate.weights import list_forward_moves
+from optimizer.hardware.machine import Machine
+from optimizer.packing import STAGING_BYTES
+from optimizer.plan.inference import PREFILL, InferencePlan, decode_phase, head_of
+from optimizer.profile.inference import EMBEDDING, HEAD, ForwardRegime, InferenceProfile, Phase, block_part
+from optimizer.time_kinds import COMPUTE_KINDS
+from optimizer.workload import InferenceWorkload
+
+PASS_KINDS = (*COMPUTE_KINDS, "allocation")
+_ID_BYTES = 8
+"""Of one token's id."""
+_STRAIGHT = 1e-6
+"""What a middle may be off the line between its ends, as a share of the time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeSum:
+    """Of all decoded tokens of a pass."""
+
+    ms: NDArray[np.float64]
+    """As ``times_of`` has them."""
+    num_tokens: int
+
+
+class GenerationPass:
+    """One pass of so many sequences."""
+
+    def __init__(
+        self,
+        profile: InferenceProfile,
+        plan: InferencePlan,
+        workload: InferenceWorkload,
+        machine: Machine,
+        *,
+        batch_size: int,
+    ) -> None:
+        self.profile, self.plan, self.workload, self.machine = profile, plan, workload, machine
+        self.batch_size = batch_size
+        self._rates_key = f"{machine.device.kind} {machine.rates!r}"
+        self._kv_bytes = list_kv_bytes(profile, plan, batch_size=batch_size, num_tokens=workload.cache_length)
+        self._steps: dict[int, Simulation] = {}
+        held = profile.weight_bytes(plan.weights.representation)
+        kinds = profile.block_kinds
+        by_block = tuple(held.by_block[kind] for kind in kinds)
+        self._tensors = tuple(held.tensors[kind] for kind in kinds)
+        is_streaming = plan.weights.place != "device"
+        self._streamed = by_block if is_streaming else ()
+        self._moves = list_forward_moves(self._streamed, prefetch=plan.weights.prefetch)
+        staying_bytes = sum(held.staying_by_block[kind] for kind in kinds)
+        self.weight_bytes = held.outside + staying_bytes + (0 if is_streaming else sum(by_block))
+
+    # Host and disk.
+
+    @property
+    def host_bytes(self) -> int:
+        place = self.plan.weights.place
+        return sum(self._streamed) if place == "host" else STAGING_BYTES if place == "disk" else 0
+
+    @property
+    def disk_bytes(self) -> int:
+        return sum(self._streamed) if self.plan.weights.place == "disk" else 0
+
+    @property
+    def kv_cache_bytes(self) -> int:
+        return sum(self._kv_bytes)
+
+    # Prefill and decode.
+
+    @cached_property
+    def prefill(self) -> Simulation:
+        """From the first allocation of a pass to its first token."""
+        return self._simulate(self.prefill_tasks, single("weights", self.weight_bytes))
+
+    def decode(self, num_tokens: int) -> Simulation:
+        """Of the token that sees so many, itself included."""
+        if num_tokens not in self._steps:
+            resident = single("weights", self.weight_bytes) + single("kv_cache", self.kv_cache_bytes)
+            resident += single("temporaries", _ID_BYTES * self.batch_size * self.workload.num_new_tokens)
+            self._steps[num_tokens] = self._simulate(self.decode_tasks(num_tokens), resident)
+        return self._steps[num_tokens]
+
+    @cached_property
+    def prefill_tasks(self) -> tuple[Task, ...]:
+        """Keys and values come with it, and the room for the new tokens; they stay to the end of the pass."""
+        workload = self.workload
+        tokens_bytes = _ID_BYTES * self.batch_size * workload.num_new_tokens
+        prompts_bytes = _ID_BYTES * self.batch_size * workload.prompt_length
+        return (
+            move_task(PREFILL, PREFILL, single("temporaries", tokens_bytes + prompts_bytes)),
+            *self._forward(self.profile.prefill, PREFILL, workload.prompt_length, makes_cache=True),
+            move_task(PREFILL, head_of(PREFILL), -single("temporaries", prompts_bytes)),
+        )
+
+    def decode_tasks(self, num_tokens: int) -> tuple[Task, ...]:
+        phase = decode_phase(num_tokens - self.workload.prompt_length + 1)
+        return tuple(self._forward(self.profile.decode, phase, num_tokens, makes_cache=False))
+
+    @cached_property
+    def decode_sum(self) -> DecodeSum:
+        low, high = self.workload.prompt_length + 1, self.workload.cache_length
+        total = np.zeros(1 + 2 * len(LANES) + len(PASS_KINDS))
+        while low <= high:
+            regime = self.profile.decode.regime(self.plan.weights.representation, (self.batch_size, low))
+            end = min(high, regime.sequence_high)
+            total += _sum_straight(lambda length: times_of(self.decode(length)), low, end)
+            low = end + 1
+        return DecodeSum(ms=total, num_tokens=self.workload.num_new_tokens - 1)
+
+    @property
+    def decoded(self) -> list[tuple[int, Simulation]]:
+        """What was priced for the sum, in order."""
+        assert self.decode_sum is not None
+        return sorted(self._steps.items())
+
+    @property
+    def total_ms(self) -> float:
+        return self.prefill.step_ms + float(self.decode_sum.ms[0])
+
+    @property
+    def step_copies(self) -> dict[Link, int]:
+        """Of a prefill, and of every decode as well: each brings all streamed weights once."""
+        return {link: num_bytes for link, num_bytes in self.prefill.copied_bytes.items() if num_bytes}
+
+    def _simulate(self, tasks: tuple[Task, ...], resident: Bytes) -> Simulation:
+        schedule = Schedule(
+            first=Run(tasks), later=Run(()), num_later=0, update=Run(()), carried=np.zeros_like(resident)
+        )
+        return simulate(
+            schedule,
+            resident=Resident(device=resident, host=self.host_bytes, disk=self.disk_bytes),
+            device_kind=self.machine.device.kind,
+            fresh_bytes_per_s=self.machine.rates.fresh_bytes_per_s,
+        )
+
+    def _forward(self, traced: Phase, phase: str, length: int, *, makes_cache: bool) -> Iterator[Task]:
+        """Embedding, blocks and head; streamed weights before their blocks."""
+        compiled = compile_shape(traced, self.plan.weights, (self.batch_size, length))
+        regime = compiled.regime
+        assert isinstance(regime, ForwardRegime)
+        yield self._part(compiled, phase, EMBEDDING, name=phase)
+        for block, template in enumerate(regime.block_templates):
+            if self._streamed:
+                yield self._weights_task(compiled, phase, block)
+            kv_bytes = self._kv_bytes[block] if makes_cache else 0
+            # Keys, then values.
+            halves = (kv_bytes - kv_bytes // 2, kv_bytes // 2) if kv_bytes else ()
+            arrivals: tuple[Arrival, ...] = tuple((regime.kv_after[template], "kv_cache", half) for half in halves)
+            yield self._part(compiled, phase, block_part(template), block=block, arrivals=arrivals)
+        if self._streamed:
+            # The last that are there go as the backbone ends, still told of as the last block.
+            yield move_task(phase, phase, -single("weights", self._streamed[-1]))
+        yield self._part(compiled, phase, HEAD, name=head_of(phase))
+
+    def _part(
+        self,
+        compiled: CompiledShape,
+        phase: str,
+        part: str,
+        *,
+        block: int = -1,
+        name: str = "",
+        arrivals: tuple[Arrival, ...] = (),
+    ) -> Task:
+        return Task(
+            phase=phase,
+            block=block,
+            name=name,
+            bytes=compiled.part_bytes(part, arrivals=arrivals),
+            time=compiled.part_time(part, self.machine, rates_key=self._rates_key),
+            moves=partial(compiled.part_moves, part, arrivals=arrivals),
+        )
+
+    def _weights_task(self, compiled: CompiledShape, phase: str, block: int) -> Task:
+        gone_bytes, coming = self._moves[block]
+        return compiled.keep(
+            ("weights", phase, block, self.plan.weights, self._rates_key),
+            lambda: make_weights_task(
+                phase,
+                block,
+                by_block=self._streamed,
+                tensors=self._tensors,
+                gone_bytes=gone_bytes,
+                coming=coming,
+                plan=self.plan.weights,
+                rates=self.machine.rates,
+            ),
+        )
+
+
+def times_of(step: Simulation) -> NDArray[np.float64]:
+    """The step's time, each lane's busy and each lane's exposed time, each kind's time."""
+    lanes = [times.get(lane, 0.0) for times in (step.busy_ms, step.exposed_ms) for lane in LANES]
+    return np.array([step.step_ms, *lanes, *(step.kinds_ms.get(kind, 0.0) for kind in PASS_KINDS)])
+
+
+def _sum_straight(price: Callable[[int], NDArray[np.float64]], low: int, high: int) -> NDArray[np.float64]:
+    """The sum of ``price`` over every whole number from ``low`` to ``high``, which is piecewise linear."""
+    first, last = price(low), price(high)
+    count = high - low + 1
+    if count <= 2:
+        return first if count == 1 else first + last
+    middle = (low + high) // 2
+    share = (middle - low) / (high - low)
+    expected = first + share * (last - first)
+    if np.abs(price(middle) - expected).max() <= _STRAIGHT * first[0]:
+        return count * (first + last) / 2
+    return _sum_straight(price, low, middle) + _sum_straight(price, middle + 1, high)

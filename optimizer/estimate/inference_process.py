@@ -1,0 +1,159 @@
+"""From a generation's tensors to what a card and a host really have to hold, as ``process.py`` has it of training. Torch-free.
+
+Two passes are replayed: the prefill, and the decode of a few tokens, from the first to the last. Weights of the blocks are there
+one by one, as they are loaded; what belongs to no block as its matrices of vocabulary by width, and the rest as one.
+
+*Not modelled*: the decode of the tokens between those; each makes tensors a little larger than the one before, where the model
+makes any that grow with the cache.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from optimizer.estimate.allocations import Allocations, list_pass_allocations
+from optimizer.estimate.allocator import AllocatorSettings
+from optimizer.estimate.depth import keep_blocks, list_alike
+from optimizer.estimate.host_memory import PAGE_BYTES
+from optimizer.estimate.inference_pass import GenerationPass
+from optimizer.estimate.inference_prediction import InferencePrediction
+from optimizer.estimate.on_cuda import CudaMoves
+from optimizer.estimate.prediction import CardMemory
+from optimizer.estimate.process import Layout, Replayed, category_parts, on_a_card, replay_layouts
+from optimizer.hardware.machine import Machine
+from optimizer.intervals import ByteInterval, exactly
+from optimizer.plan.inference import InferencePlan
+from optimizer.profile.inference import InferenceProfile, Phase
+from optimizer.workload import InferenceWorkload
+
+_MAX_DECODED = 5
+"""Tokens whose decode is replayed in a pass."""
+
+
+def add_generation_memory(
+    prediction: InferencePrediction,
+    profile: InferenceProfile,
+    *,
+    plan: InferencePlan,
+    workload: InferenceWorkload,
+    machine: Machine,
+) -> InferencePrediction:
+    """The prediction of this plan with ``memory`` filled in; for plans that are shown, not for each that a search tries."""
+    peak_in = prediction.peak_moment.partition(" of block ")[0]
+    replayed = _replay(profile, plan=plan, workload=workload, machine=machine, peak_in=peak_in)
+    host_pinned, host_pageable = _host_memory(prediction, profile, plan=plan, machine=machine)
+    tensors = ByteInterval(
+        low=prediction.device_peak_low_bytes,
+        value=prediction.device_peak_bytes,
+        high=prediction.device_peak_high_bytes,
+    )
+    memory = CardMemory(
+        allocated=tensors,
+        reserved=tensors,
+        process=tensors,
+        host_pinned=host_pinned,
+        host_pageable=host_pageable,
+        parts=tuple(category_parts(prediction.device_bytes_by_category)),
+        contributors=replayed.contributors,
+    )
+    if machine.device.kind == "cuda":
+        memory = on_a_card(memory, replayed, device=machine.device)
+    return replace(prediction, memory=memory)
+
+
+def list_generation_allocations(
+    profile: InferenceProfile, *, plan: InferencePlan, workload: InferenceWorkload, machine: Machine
+) -> Allocations:
+    """Loading and two full passes, as single allocations in order."""
+    full = GenerationPass(profile, plan, workload, machine, batch_size=plan.batch_size)
+    rows = [full.prefill_tasks, *(full.decode_tasks(length) for length in _decoded_lengths(workload))]
+    on_cuda = None
+    if machine.device.kind == "cuda":
+        on_cuda = CudaMoves(
+            element_bytes=plan.weights.bytes_per_element, num_tokens=plan.batch_size * workload.prompt_length
+        )
+    return list_pass_allocations(rows, loaded=_loaded(profile, plan), on_cuda=on_cuda)
+
+
+def _replay(
+    profile: InferenceProfile, *, plan: InferencePlan, workload: InferenceWorkload, machine: Machine, peak_in: str
+) -> Replayed:
+    def laid(kept: tuple[int, ...]) -> Layout:
+        part = _keep(profile, kept)
+        return Layout(
+            kept=kept,
+            list=lambda: list_generation_allocations(part, plan=plan, workload=workload, machine=machine),
+        )
+
+    cuts = keep_blocks(list_alike(_kinds(profile)), num_blocks=profile.num_blocks)
+    return replay_layouts(
+        laid(tuple(range(profile.num_blocks))),
+        cuts=None if cuts is None else (laid(cuts[0]), laid(cuts[1])),
+        settings=AllocatorSettings(expandable_segments=plan.allocator.expandable_segments),
+        peak_in=peak_in,
+    )
+
+
+def _kinds(profile: InferenceProfile) -> list[object]:
+    """For each block what tells it from others."""
+    regimes = [
+        regime for phase in (profile.prefill, profile.decode) for found in phase.regimes.values() for regime in found
+    ]
+    return [
+        (kind, tuple(regime.block_templates[block] for regime in regimes))
+        for block, kind in enumerate(profile.block_kinds)
+    ]
+
+
+def _keep(profile: InferenceProfile, kept: Sequence[int]) -> InferenceProfile:
+    if len(kept) == profile.num_blocks:
+        return profile
+
+    def cut(phase: Phase) -> Phase:
+        regimes = {
+            name: tuple(
+                replace(regime, block_templates=tuple(regime.block_templates[block] for block in kept))
+                for regime in found
+            )
+            for name, found in phase.regimes.items()
+        }
+        return replace(phase, regimes=regimes)
+
+    return replace(
+        profile,
+        num_blocks=len(kept),
+        block_kinds=tuple(profile.block_kinds[block] for block in kept),
+        prefill=cut(profile.prefill),
+        decode=cut(profile.decode),
+    )
+
+
+def _decoded_lengths(workload: InferenceWorkload) -> list[int]:
+    """Evenly from the first decoded token to the last."""
+    low, high = workload.prompt_length + 1, workload.cache_length
+    count = min(_MAX_DECODED, high - low + 1)
+    if count < 2:
+        return [high] * count
+    return [low + (high - low) * index // (count - 1) for index in range(count)]
+
+
+def _loaded(profile: InferenceProfile, plan: InferencePlan) -> list[int]:
+    """Weights that are always on the device, tensor by tensor as far as a profile knows them; they sum to what a pass counts."""
+    held = profile.weight_bytes(plan.weights.representation)
+    matrix_bytes = profile.vocab_size * profile.hidden_size * plan.weights.bytes_per_element
+    num_matrices = held.outside // matrix_bytes
+    sizes = [matrix_bytes] * num_matrices + [held.outside - num_matrices * matrix_bytes]
+    for kind in profile.block_kinds:
+        sizes += [held.staying_by_block[kind], *(held.tensors[kind] if plan.weights.place == "device" else ())]
+    return [num_bytes for num_bytes in sizes if num_bytes]
+
+
+def _host_memory(
+    prediction: InferencePrediction, profile: InferenceProfile, *, plan: InferencePlan, machine: Machine
+) -> tuple[ByteInterval, ByteInterval]:
+    """Pinned and pageable. Streamed weights are pinned where they lie, in whole pages; the staging of disk reads as it is."""
+    total_bytes = prediction.host_peak_bytes
+    if machine.device.kind == "cpu":
+        return exactly(0), exactly(total_bytes)
+    held = profile.weight_bytes(plan.weights.representation)
+    num_buffers = sum(len(held.tensors[kind]) for kind in profile.block_kinds) if plan.weights.place == "host" else 0
+    return ByteInterval(low=total_bytes, value=total_bytes, high=total_bytes + num_buffers * PAGE_BYTES), exactly(0)
