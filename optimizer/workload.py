@@ -177,6 +177,29 @@ class InferenceWorkload:
         return self.prompt_length + self.num_new_tokens - 1
 
 
+InferenceObjective = Literal["throughput", "first_token", "largest_batch"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferenceGoal:
+    """What the plan of a batch generation must honour, and what it is judged by."""
+
+    device_budget_bytes: int
+    """As in ``Goal``, as are the next two."""
+    host_budget_bytes: int | None = None
+    disk_budget_bytes: int | None = None
+    objective: InferenceObjective = "throughput"
+    """throughput: the whole workload in the least time. first_token: the first pass's first token after the least time.
+    largest_batch: most sequences at once."""
+    allow_lossy: bool = False
+    """Whether choices that change the numbers (bf16, packed weights) may be taken."""
+    forbid: tuple[Technique, ...] = ()
+    """Techniques that must not be used."""
+
+    def __post_init__(self) -> None:
+        _check_budgets(self)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Goal:
     """What a plan must honour, and what it is judged by."""
@@ -197,11 +220,7 @@ class Goal:
     """Decisions of the plan that are made already."""
 
     def __post_init__(self) -> None:
-        _require_int("device_budget_bytes", self.device_budget_bytes, low=1, high=2**60, section="goal")
-        if self.host_budget_bytes is not None:
-            _require_int("host_budget_bytes", self.host_budget_bytes, low=0, high=2**60, section="goal")
-        if self.disk_budget_bytes is not None:
-            _require_int("disk_budget_bytes", self.disk_budget_bytes, low=0, high=2**60, section="goal")
+        _check_budgets(self)
         self._check_pins()
 
     def _check_pins(self) -> None:
@@ -227,6 +246,14 @@ class Goal:
 def shown_pin(value: object) -> str:
     """As people write it: ``bf16``; of blocks the distinct choices."""
     return ", ".join(dict.fromkeys(map(str, value))) if isinstance(value, tuple) else str(value)
+
+
+def _check_budgets(goal: "Goal | InferenceGoal") -> None:
+    _require_int("device_budget_bytes", goal.device_budget_bytes, low=1, high=2**60, section="goal")
+    if goal.host_budget_bytes is not None:
+        _require_int("host_budget_bytes", goal.host_budget_bytes, low=0, high=2**60, section="goal")
+    if goal.disk_budget_bytes is not None:
+        _require_int("disk_budget_bytes", goal.disk_budget_bytes, low=0, high=2**60, section="goal")
 
 
 def _require_int(name: str, value: object, *, low: int, high: int, section: str = "workload") -> None:

@@ -104,17 +104,18 @@ def list_pass_allocations(
     for num_bytes in loaded:
         writer.come(_WEIGHTS, num_bytes)
     loading = writer.requests
-    passes = []
+    requests: list[Request] = []
     for _ in range(2):
         writer.begin()
         for tasks in rows:
             writer.run(tasks)
         _settle(writer, {_WEIGHTS: sum(loaded)})
-        passes.append(tuple(writer.requests))
+        requests += writer.requests
+    # One phase: what stays reserved after the first pass is free as the second begins, and tells nothing of what was needed.
     return Allocations(
         loading=tuple(loading),
-        first_step=passes[0],
-        second_step=passes[1],
+        first_step=(),
+        second_step=tuple(requests),
         peak_bytes=writer.peak_bytes,
         peak_in=_name_of(writer.peak_task)[0],
         at_peak=tuple(writer.list_held()),

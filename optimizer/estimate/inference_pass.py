@@ -7,7 +7,7 @@ is then summed over every token, none of them sampled.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import numpy as np
@@ -163,7 +163,7 @@ class GenerationPass:
         yield self._part(compiled, phase, EMBEDDING, name=phase)
         for block, template in enumerate(regime.block_templates):
             if self._streamed:
-                yield self._weights_task(compiled, phase, block)
+                yield replace(self._weights_tasks[block], phase=phase)
             kv_bytes = self._kv_bytes[block] if makes_cache else 0
             # Keys, then values.
             halves = (kv_bytes - kv_bytes // 2, kv_bytes // 2) if kv_bytes else ()
@@ -193,12 +193,12 @@ class GenerationPass:
             moves=partial(compiled.part_moves, part, arrivals=arrivals),
         )
 
-    def _weights_task(self, compiled: CompiledShape, phase: str, block: int) -> Task:
-        gone_bytes, coming = self._moves[block]
-        return compiled.keep(
-            ("weights", phase, block, self.plan.weights, self._rates_key),
-            lambda: make_weights_task(
-                phase,
+    @cached_property
+    def _weights_tasks(self) -> list[Task]:
+        """By block, of any phase: what comes and goes is the same in all."""
+        return [
+            make_weights_task(
+                PREFILL,
                 block,
                 by_block=self._streamed,
                 tensors=self._tensors,
@@ -206,8 +206,9 @@ class GenerationPass:
                 coming=coming,
                 plan=self.plan.weights,
                 rates=self.machine.rates,
-            ),
-        )
+            )
+            for block, (gone_bytes, coming) in enumerate(self._moves)
+        ]
 
 
 def times_of(step: Simulation) -> NDArray[np.float64]:

@@ -1,0 +1,110 @@
+"""What a search over generation's plans is given: the goal, the freedom it leaves, and a function that prices one plan.
+
+As in ``search/problem.py`` the search knows no model and no machine, only ``price``; ``search.py`` binds it to the estimator.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from optimizer.estimate.inference_prediction import InferencePrediction
+from optimizer.estimate.prediction import Verdict
+from optimizer.plan.inference import InferencePlan
+from optimizer.serialize import to_json
+from optimizer.workload import LOSSY, InferenceGoal, InferenceWorkload, Technique
+
+InferencePrice = Callable[[InferencePlan], InferencePrediction]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PricedInferencePlan:
+    """One plan with what it is predicted to cost."""
+
+    label: str
+    """``chosen``, a baseline's name, or for points of the frontier what the plan does in a few words."""
+    plan: InferencePlan
+    prediction: InferencePrediction
+    verdict: Verdict
+    """Against the goal's budgets."""
+
+    def to_json(self) -> dict[str, Any]:
+        document: dict[str, Any] = to_json(self)
+        return document
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferenceProblem:
+    """Everything the solver may know."""
+
+    workload: InferenceWorkload
+    goal: InferenceGoal
+    host_budget_bytes: int
+    """Cap on bytes on the host tier: the goal's, or what the machine has."""
+    price: InferencePrice
+    """Pure: the same plan costs the same, always."""
+    disk_budget_bytes: int = 0
+    """The same for the disk tier; 0 where there is none."""
+    unavailable: frozenset[Technique] = frozenset()
+    """What the machine cannot do, or has no rate for."""
+    representations: frozenset[str] | None = None
+    """Those that were profiled and have rates (``WeightsPlan.representation``); None for all."""
+    detail: Callable[[InferencePlan, InferencePrediction], InferencePrediction] | None = None
+    """Works out what a price leaves out (``InferencePrediction.memory``), too slowly to be asked of every plan."""
+
+    def allows(self, technique: Technique) -> bool:
+        """Whether the goal and the machine permit it."""
+        if technique in self.goal.forbid or technique in self.unavailable:
+            return False
+        if technique in LOSSY and not self.goal.allow_lossy:
+            return False
+        return technique != "disk" or self.disk_budget_bytes > 0
+
+    def permits(self, plan: InferencePlan) -> bool:
+        """Whether every technique of the plan is allowed, all together can be carried out, and its weights were profiled."""
+        if self.representations is not None and plan.weights.representation not in self.representations:
+            return False
+        if plan.find_conflict(self.workload) is not None:
+            return False
+        return all(self.allows(technique) for technique in techniques_of(plan))
+
+    def fits_device(self, prediction: InferencePrediction) -> bool:
+        """Whether even the upper end of the interval honours the budget."""
+        return prediction.device_peak_high_bytes <= self.goal.device_budget_bytes
+
+    def fits_elsewhere(self, prediction: InferencePrediction) -> bool:
+        """Whether host and disk have room."""
+        host_bytes = prediction.host_peak_bytes
+        if prediction.memory is not None:
+            host_bytes = max(host_bytes, prediction.memory.host_pinned.value + prediction.memory.host_pageable.value)
+        return host_bytes <= self.host_budget_bytes and prediction.disk_peak_bytes <= self.disk_budget_bytes
+
+    def fits(self, prediction: InferencePrediction) -> bool:
+        return self.fits_device(prediction) and self.fits_elsewhere(prediction)
+
+    def verdict(self, prediction: InferencePrediction) -> Verdict:
+        """The prediction's own verdict, and ``does_not_fit`` where another tier has no room."""
+        if not self.fits_elsewhere(prediction):
+            return "does_not_fit"
+        return prediction.verdict(self.goal.device_budget_bytes)
+
+    def priced(self, label: str, plan: InferencePlan, *, in_detail: bool = True) -> PricedInferencePlan:
+        prediction = self.price(plan)
+        if in_detail and self.detail is not None and prediction.memory is None:
+            prediction = self.detail(plan, prediction)
+        return PricedInferencePlan(label=label, plan=plan, prediction=prediction, verdict=self.verdict(prediction))
+
+    def with_budget(self, device_budget_bytes: int) -> "InferenceProblem":
+        return replace(self, goal=replace(self.goal, device_budget_bytes=device_budget_bytes))
+
+
+def techniques_of(plan: InferencePlan) -> tuple[Technique, ...]:
+    """What the plan uses of the things a goal may forbid, in the order of ``Technique``."""
+    weights = plan.weights
+    used: dict[Technique, bool] = {
+        "stream_weights": weights.place != "device",
+        "disk": weights.place == "disk",
+        "bf16": weights.dtype == "bf16",
+        "fp16": weights.dtype == "fp16",
+        "quantize_frozen": weights.frozen != "same",
+    }
+    return tuple(technique for technique, is_used in used.items() if is_used)

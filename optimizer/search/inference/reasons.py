@@ -1,0 +1,97 @@
+"""Why a generation's plan was chosen, in sentences: what it does, what each lever bought, and what was left out and why."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from optimizer.estimate.inference_prediction import InferencePrediction
+from optimizer.hardware.machine import Machine
+from optimizer.plan.explain_inference import explain_inference_plan
+from optimizer.plan.inference import InferencePlan
+from optimizer.profile.inference import InferenceProfile
+from optimizer.search.inference.problem import InferenceProblem, PricedInferencePlan, techniques_of
+from optimizer.units import format_bytes
+from optimizer.workload import Technique
+
+
+def explain_choice(
+    problem: InferenceProblem,
+    chosen: PricedInferencePlan,
+    *,
+    profile: InferenceProfile | None,
+    machine: Machine | None,
+) -> Iterator[str]:
+    """profile and machine: for what keys and values elsewhere would cost; nothing is said of that without them."""
+    prediction = chosen.prediction
+    yield from explain_inference_plan(chosen.plan, workload=problem.workload, prediction=prediction)
+    for technique, other in _without(problem, chosen.plan).items():
+        yield _bought(technique, prediction, problem.price(other))
+    yield _limit(problem, chosen)
+    if profile is not None and machine is not None:
+        yield from explain_kv_left_out(profile, chosen, machine=machine)
+
+
+def _without(problem: InferenceProblem, plan: InferencePlan) -> dict[Technique, InferencePlan]:
+    """The plan with one of its levers left out."""
+    weights = plan.weights
+    without: dict[Technique, InferencePlan] = {
+        "stream_weights": replace(plan, weights=replace(weights, place="device", prefetch=1)),
+        "quantize_frozen": replace(plan, weights=replace(weights, frozen="same")),
+    }
+    known = problem.representations
+    return {
+        technique: without[technique]
+        for technique in techniques_of(plan)
+        if technique in without and (known is None or without[technique].weights.representation in known)
+    }
+
+
+def _bought(technique: Technique, here: InferencePrediction, there: InferencePrediction) -> str:
+    names = {"stream_weights": "streaming the weights", "quantize_frozen": "packing the blocks' matrices"}
+    saved_bytes = there.device_peak_bytes - here.device_peak_bytes
+    percent = 100 * (here.total_s / there.total_s - 1)
+    effect = f"costs {percent:.1f} %" if percent >= 0 else f"wins {-percent:.1f} %"
+    return f"{names[technique]} saves {format_bytes(saved_bytes)} and {effect} of the time at this batch"
+
+
+def _limit(problem: InferenceProblem, chosen: PricedInferencePlan) -> str:
+    """What holds the batch where it is."""
+    plan, room_bytes = chosen.plan, problem.goal.device_budget_bytes - chosen.prediction.device_peak_high_bytes
+    if plan.batch_size >= problem.workload.num_sequences:
+        return f"{format_bytes(room_bytes)} of the budget stay free"
+    larger = problem.price(replace(plan, batch_size=plan.batch_size + 1))
+    if problem.fits(larger):
+        return f"{format_bytes(room_bytes)} of the budget stay free; more sequences at once would not be better"
+    return (
+        f"one sequence more at once could take {format_bytes(larger.device_peak_high_bytes)}, of a budget of "
+        f"{format_bytes(problem.goal.device_budget_bytes)}"
+    )
+
+
+def explain_kv_left_out(
+    profile: InferenceProfile, chosen: PricedInferencePlan, *, machine: Machine
+) -> Iterator[str]:
+    """Why keys and values stay on the device: what moving them for each token, or making them again from hidden states, would
+    take at this shape.
+
+    For one token and block a hidden state weighs ``h p`` bytes and its keys and values ``k p``, where ``k`` numbers are kept.
+    Moving states to make keys and values from them pays only where ``h < k``: not with grouped queries. Source: KVPR
+    (arXiv 2411.17089) for the split, carried over to grouped queries.
+    """
+    plan, prediction = chosen.plan, chosen.prediction
+    size = plan.weights.bytes_per_element
+    if not prediction.decode_ms:
+        yield "no token is decoded after the first, so keys and values need no other place"
+        return
+    moved_ms = prediction.kv_cache_bytes / machine.rates.host_to_device_bytes_per_s * 1000
+    yield (
+        f"keys and values in host memory are left out: their {format_bytes(prediction.kv_cache_bytes)} would come to the device "
+        f"for every token, up to {moved_ms:,.1f} ms beside the {prediction.decode_ms:,.1f} ms a token takes"
+    )
+    state_bytes = profile.hidden_size * size
+    kept_bytes = min(tensors.elements_per_token for tensors in profile.kv) * size
+    sizes = f"a hidden state weighs {format_bytes(state_bytes)}, a token's keys and values {format_bytes(kept_bytes)} a block"
+    if state_bytes >= kept_bytes:
+        yield f"making keys and values again from hidden states is left out, and would not pay anywhere: {sizes}"
+    else:
+        share = 100 * (1 - state_bytes / kept_bytes)
+        yield f"making keys and values again from hidden states is left out; it could save {share:.0f} % of their moves: {sizes}"

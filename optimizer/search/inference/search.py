@@ -1,0 +1,200 @@
+"""``search_inference_plans``: the best plan of a batch generation, beside baselines, with its bound, frontier and reasons.
+
+Torch-free; pure and deterministic: the same problem gives the same result, and no clock is read.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from optimizer.estimate.inference import estimate_inference
+from optimizer.estimate.inference_prediction import InferencePrediction
+from optimizer.estimate.inference_process import add_generation_memory
+from optimizer.hardware.machine import Machine
+from optimizer.plan.allocator import AllocatorPlan
+from optimizer.plan.inference import InferencePlan
+from optimizer.plan.weights import WeightsPlan
+from optimizer.profile.inference import InferenceProfile
+from optimizer.search.inference.baselines import price_inference_baselines
+from optimizer.search.inference.frontier import inference_frontier
+from optimizer.search.inference.problem import InferenceProblem, PricedInferencePlan
+from optimizer.search.inference.reasons import explain_choice
+from optimizer.search.inference.smallest import explain_nothing_fits, find_smallest
+from optimizer.search.inference.solve import Book, Solution, solve
+from optimizer.serialize import to_json
+from optimizer.workload import InferenceGoal, InferenceWorkload, Technique
+
+_ACCEPTED = ("fits", "unknown")
+"""As in ``search/core.py``."""
+_MAX_BUDGETS = 10
+_NEAR = 0.01
+"""Budgets as near as this are not told apart."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferenceSearchResult:
+    """What a search found. ``chosen`` always fits; a search that finds nothing raises instead."""
+
+    chosen: PricedInferencePlan
+    baselines: dict[str, PricedInferencePlan]
+    """By label, as in ``baselines.INFERENCE_BASELINES``."""
+    frontier: tuple[PricedInferencePlan, ...]
+    """Plans the goal allows of which no other is both smaller and faster, from small to fast; some over the budget."""
+    bound: float
+    """No permitted plan that fits has less of what the goal is about: seconds of the whole workload, milliseconds to the first
+    token, or sequences at once times minus one."""
+    gap: float
+    """How far the chosen plan may be from the best, as a share of the bound; 0 where it is the best. Where a card has room for
+    the tensors and not for all that comes with them, both are of plans whose tensors take no more than was left for them."""
+    explanation: tuple[str, ...]
+    """The chosen plan in sentences."""
+
+    def to_json(self) -> dict[str, Any]:
+        document: dict[str, Any] = to_json(self)
+        return document
+
+
+def search_inference_plans(
+    profile: InferenceProfile,
+    *,
+    workload: InferenceWorkload,
+    goal: InferenceGoal,
+    machine: Machine,
+    calibration: Mapping[str, Any] | None = None,
+) -> InferenceSearchResult:
+    """The best plan that the goal allows and whose peak, upper end, honours the budgets.
+
+    Raises NoFeasiblePlan with the smallest peak that was found and what it is made of, InvalidWorkload beyond the positions.
+    """
+    InferencePlan().check(workload=workload, max_sequence_length=profile.max_sequence_length)
+    problem = inference_problem(profile, workload=workload, goal=goal, machine=machine, calibration=calibration)
+    return search_inference(problem, profile=profile, machine=machine)
+
+
+def inference_problem(
+    profile: InferenceProfile,
+    *,
+    workload: InferenceWorkload,
+    goal: InferenceGoal,
+    machine: Machine,
+    calibration: Mapping[str, Any] | None = None,
+) -> InferenceProblem:
+    """With the estimator bound as its price."""
+
+    def price(plan: InferencePlan) -> InferencePrediction:
+        return estimate_inference(profile, plan=plan, workload=workload, machine=machine, calibration=calibration)
+
+    def detail(plan: InferencePlan, prediction: InferencePrediction) -> InferencePrediction:
+        return add_generation_memory(prediction, profile, plan=plan, workload=workload, machine=machine)
+
+    host_budget_bytes = machine.host_memory_bytes if goal.host_budget_bytes is None else goal.host_budget_bytes
+    disk_budget_bytes = machine.disk_free_bytes if goal.disk_budget_bytes is None else goal.disk_budget_bytes
+    return InferenceProblem(
+        workload=workload,
+        goal=goal,
+        host_budget_bytes=host_budget_bytes,
+        disk_budget_bytes=min(disk_budget_bytes, machine.disk_free_bytes),
+        price=cache(price),
+        detail=detail,
+        unavailable=_unavailable(machine),
+        representations=_representations(profile, machine),
+    )
+
+
+def search_inference(
+    problem: InferenceProblem,
+    *,
+    profile: InferenceProfile | None = None,
+    machine: Machine | None = None,
+    weights: WeightsPlan | None = None,
+) -> InferenceSearchResult:
+    """profile and machine: for what is said of techniques that are left out. weights: of the baselines."""
+    book = Book(problem=problem)
+    solution = solve(book)
+    if solution is None:
+        raise explain_nothing_fits(problem)
+    chosen, solution = _first_on_the_card(problem, solution)
+    baselines = price_inference_baselines(Book(problem=problem), weights=weights)
+    return InferenceSearchResult(
+        chosen=chosen,
+        baselines=baselines,
+        frontier=inference_frontier(book),
+        bound=solution.bound,
+        gap=_gap(problem, chosen, solution.bound),
+        explanation=tuple(explain_choice(problem, chosen, profile=profile, machine=machine)),
+    )
+
+
+def _first_on_the_card(problem: InferenceProblem, found: Solution) -> tuple[PricedInferencePlan, Solution]:
+    """The best plan whose whole process has room on the card, among plans of tensors that leave room for the rest.
+
+    What goes over is taken off the budget of the tensors; that is more than needed, as gaps grow with the tensors, so the budget
+    is then bisected between the two. Raises NoFeasiblePlan where nothing is left.
+    """
+    chosen = _with_room(problem, found.plan)
+    if chosen.verdict in _ACCEPTED:
+        return chosen, found
+    high_bytes, fitting = problem.goal.device_budget_bytes, None
+    low_bytes = chosen.prediction.device_peak_high_bytes - max(1, _bytes_over(problem, chosen.prediction))
+    for _ in range(_MAX_BUDGETS):
+        if high_bytes - low_bytes <= _NEAR * high_bytes and fitting is not None:
+            break
+        budget_bytes = low_bytes if fitting is None else (low_bytes + high_bytes) // 2
+        smaller = solve(Book(problem=problem.with_budget(budget_bytes))) if budget_bytes > 0 else None
+        tried = None if smaller is None else _with_room(problem, smaller.plan)
+        if smaller is not None and tried is not None and tried.verdict in _ACCEPTED:
+            fitting, low_bytes = (tried, smaller), budget_bytes
+        elif fitting is not None:
+            high_bytes = budget_bytes
+        elif tried is None:
+            break
+        else:
+            low_bytes = budget_bytes - max(1, _bytes_over(problem, tried.prediction))
+    if fitting is not None:
+        return fitting
+    smallest = _with_room(problem, find_smallest(problem))
+    if smallest.verdict in _ACCEPTED:
+        return smallest, found
+    raise explain_nothing_fits(problem)
+
+
+def _with_room(problem: InferenceProblem, plan: InferencePlan) -> PricedInferencePlan:
+    """With segments that grow where the card has room for the plan only so: there are fewer gaps between tensors then."""
+    chosen = problem.priced("chosen", plan)
+    memory = chosen.prediction.memory
+    if chosen.verdict in _ACCEPTED or memory is None or not memory.total_bytes:
+        return chosen
+    growing = problem.priced("chosen", replace(plan, allocator=AllocatorPlan(expandable_segments=True)))
+    return growing if growing.verdict in _ACCEPTED else chosen
+
+
+def _bytes_over(problem: InferenceProblem, prediction: InferencePrediction) -> int:
+    """How much of what comes with the tensors, upper ends, neither the budget nor the card has room for."""
+    memory = prediction.memory
+    if memory is None:
+        return 0
+    over_card = memory.process.high - memory.total_bytes if memory.total_bytes else 0
+    return max(0, over_card, memory.allocated.high - problem.goal.device_budget_bytes)
+
+
+def _gap(problem: InferenceProblem, chosen: PricedInferencePlan, bound: float) -> float:
+    values = {
+        "throughput": chosen.prediction.total_s,
+        "first_token": chosen.prediction.prefill_ms,
+        "largest_batch": -float(chosen.plan.batch_size),
+    }
+    return abs(values[problem.goal.objective] / bound - 1)
+
+
+def _unavailable(machine: Machine) -> frozenset[Technique]:
+    """What the machine has no rate for."""
+    rates = machine.rates
+    return frozenset() if rates.disk_write_bytes_per_s and rates.disk_read_bytes_per_s else frozenset(("disk",))
+
+
+def _representations(profile: InferenceProfile, machine: Machine) -> frozenset[str]:
+    """What was profiled, in the dtypes that the machine has a rate for. fp16 has the profile of bf16."""
+    rates = machine.rates.matmul_flops_per_s
+    names = {*profile.representations, *(name.replace("bf16", "fp16") for name in profile.representations)}
+    return frozenset(name for name in names if name.partition("/")[0] in rates)

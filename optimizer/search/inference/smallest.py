@@ -1,0 +1,54 @@
+"""Nothing fits: how small the generation could be made, what it is then made of, and what else could be allowed."""
+
+from dataclasses import replace
+
+from optimizer.errors import NoFeasiblePlan
+from optimizer.plan.inference import InferencePlan
+from optimizer.search.inference.levers import list_arrangements
+from optimizer.search.inference.problem import InferenceProblem
+from optimizer.techniques import TECHNIQUE_LABELS
+from optimizer.units import format_bytes
+
+
+def explain_nothing_fits(problem: InferenceProblem) -> NoFeasiblePlan:
+    """The error to raise. Its budget is enough: a search with exactly that much succeeds."""
+    plan = find_smallest(problem)
+    prediction = problem.priced("smallest", plan).prediction
+    memory = prediction.memory
+    smallest_bytes = max(prediction.device_peak_high_bytes, memory.allocated.high if memory is not None else 0)
+    error = NoFeasiblePlan(
+        budget_bytes=problem.goal.device_budget_bytes,
+        smallest_feasible_bytes=smallest_bytes,
+        bytes_by_category=prediction.device_bytes_by_category,
+        hint=_hint(problem, smallest_bytes),
+    )
+    error.fields["smallest_plan"] = plan.to_json()
+    return error
+
+
+def find_smallest(problem: InferenceProblem) -> InferencePlan:
+    """One sequence at a time, in the arrangement with the least peak for which the other tiers have room."""
+    plans = [arrangement.plan for arrangement in list_arrangements(problem)]
+    roomy = [plan for plan in plans if problem.fits_elsewhere(problem.price(plan))]
+    return min(roomy, key=lambda plan: problem.price(plan).device_peak_high_bytes)
+
+
+def _hint(problem: InferenceProblem, smallest_bytes: int) -> str:
+    """Ways out, the ones that cost least to the user first. What is said to help has been priced."""
+    ways = [f"Raise the budget to {format_bytes(smallest_bytes)}", "shorten prompts or generate fewer tokens"]
+    goal = problem.goal
+    for technique in goal.forbid:
+        others = tuple(other for other in goal.forbid if other != technique)
+        permitting = replace(problem, goal=replace(goal, forbid=others))
+        ways += _way(f"permit '{TECHNIQUE_LABELS[technique]}'", permitting, smallest_bytes)
+    ways += _way("give it more host memory", replace(problem, host_budget_bytes=2**62), smallest_bytes)
+    if not goal.allow_lossy:
+        lossy = replace(problem, goal=replace(goal, allow_lossy=True))
+        ways += _way("allow choices that change the numbers, such as bf16 and packed weights", lossy, smallest_bytes)
+    return ", ".join(ways[:-1]) + f", or {ways[-1]}."
+
+
+def _way(text: str, relaxed: InferenceProblem, smallest_bytes: int) -> list[str]:
+    """Empty where it would not help."""
+    relaxed_bytes = relaxed.price(find_smallest(relaxed)).device_peak_high_bytes
+    return [f"{text} (smallest peak then {format_bytes(relaxed_bytes)})"] if relaxed_bytes < smallest_bytes else []

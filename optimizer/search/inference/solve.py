@@ -1,0 +1,225 @@
+"""Enumerates arrangements and batch sizes, and passes over what cannot be better. Pure and deterministic.
+
+What is relied on, each held to the estimator by a test:
+
+- a pass of more sequences takes no less memory on any tier. So the largest batch that fits is bisected;
+- a pass of more sequences takes at least ``1 - MAX_DIP`` of the time of one with fewer. Measured curves dip, as a product of more
+  rows may run at a better rate; they do not dip further;
+- no arrangement is faster than its ``fastest`` at the same batch (``levers.py``).
+
+Batch sizes are all from one to the number of sequences; beyond ``MAX_EVERY`` sequences only those that split them evenly into
+some number of passes. Of those in between, which need as many passes, the bound says how much better they could be.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from optimizer.estimate.inference_prediction import InferencePrediction
+from optimizer.plan.inference import InferencePlan
+from optimizer.search.inference.levers import Arrangement, list_arrangements
+from optimizer.search.inference.problem import InferenceProblem
+
+MAX_EVERY: Final = 64
+MAX_DIP: Final = 0.2
+_ROUNDING: Final = 1e-9
+"""Sums of the same times in another order differ by less."""
+_Value = tuple[float, ...]
+"""What is made as small as possible; later entries decide between equals."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solution:
+    """The best plan that fits."""
+
+    plan: InferencePlan
+    bound: float
+    """No permitted plan that fits has less of what the goal is about (``value_of``)."""
+
+
+@dataclass
+class Book:
+    """What was priced, and the best of it that fits."""
+
+    problem: InferenceProblem
+    """Its price is remembered."""
+    predictions: dict[InferencePlan, InferencePrediction] = field(default_factory=dict)
+    best: tuple[_Value, InferencePlan] | None = None
+
+    def price(self, plan: InferencePlan) -> InferencePrediction:
+        """Whatever it is; also taken as the best where it is."""
+        known = self.predictions.get(plan)
+        if known is None:
+            known = self.predictions[plan] = self.problem.price(plan)
+        return known
+
+    def offer(self, plan: InferencePlan) -> None:
+        """Priced, and the best where it fits and nothing better was offered before."""
+        prediction = self.price(plan)
+        if self.problem.fits(prediction):
+            value = value_of(self.problem, plan, prediction)
+            if self.best is None or value < self.best[0]:
+                self.best = value, plan
+
+
+def value_of(problem: InferenceProblem, plan: InferencePlan, prediction: InferencePrediction) -> _Value:
+    """Smaller is better; equals are decided by the time of all, the peak, and what is simpler."""
+    rest = (prediction.total_s, prediction.device_peak_high_bytes, prediction.host_peak_bytes, plan.weights.prefetch)
+    if problem.goal.objective == "first_token":
+        return prediction.prefill_ms, *rest
+    if problem.goal.objective == "largest_batch":
+        return -plan.batch_size, *rest
+    return rest
+
+
+def solve(book: Book) -> Solution | None:
+    """None where nothing fits."""
+    limits: dict[InferencePlan, int] = {}
+    for arrangement in list_arrangements(book.problem):
+        if book.problem.goal.objective == "largest_batch":
+            _offer_largest(book, arrangement)
+        else:
+            _offer_batches(book, arrangement, limits)
+    if book.best is None:
+        return None
+    return Solution(plan=book.best[1], bound=_bound(book, book.best, limits))
+
+
+def list_batches(num_sequences: int) -> list[int]:
+    """Ascending: those that are tried."""
+    if num_sequences <= MAX_EVERY:
+        return list(range(1, num_sequences + 1))
+    found = {1}
+    num_passes = 1
+    while num_passes <= num_sequences:
+        size = -(-num_sequences // num_passes)
+        found.add(size)
+        # The fewest passes that a smaller batch needs.
+        num_passes = -(-num_sequences // (size - 1)) if size > 1 else num_sequences + 1
+    return sorted(found)
+
+
+def find_largest_batch(book: Book, arrangement: Arrangement, *, at_least: int = 1) -> int:
+    """Of sequences that fit at once; 0 where ``at_least`` do not."""
+    num_sequences = book.problem.workload.num_sequences
+
+    def fits(size: int) -> bool:
+        return book.problem.fits(book.price(replace(arrangement.plan, batch_size=size)))
+
+    if at_least > num_sequences or not fits(at_least):
+        return 0
+    return _largest(fits, low=at_least, high=num_sequences, near=lambda low, high: _guess(book, arrangement, low, high))
+
+
+def _largest(fits: Callable[[int], bool], *, low: int, high: int, near: Callable[[int, int], int]) -> int:
+    """``fits(low)`` holds, and up to some size all do. near: a guess at the last between two."""
+    if low == high or fits(high):
+        return high
+    while high - low > 1:
+        guess = near(low, high)
+        # Peaks are nearly straight lines, so mostly the first two settle it; halving makes sure that it ends soon.
+        for size in (guess, guess + 1, (low + high) // 2):
+            if low < size < high:
+                low, high = (size, high) if fits(size) else (low, size)
+    return low
+
+
+def _guess(book: Book, arrangement: Arrangement, low: int, high: int) -> int:
+    """Where the line through the peaks of both sizes meets the budget."""
+    ends = [
+        book.price(replace(arrangement.plan, batch_size=size)).device_peak_high_bytes for size in (low, high)
+    ]
+    room_bytes = book.problem.goal.device_budget_bytes - ends[0]
+    return low + int((high - low) * room_bytes / (ends[1] - ends[0])) if ends[1] > ends[0] else (low + high) // 2
+
+
+def _offer_largest(book: Book, arrangement: Arrangement) -> None:
+    """Where a batch as large as the best so far fits."""
+    at_least = 1 if book.best is None else book.best[1].batch_size
+    size = find_largest_batch(book, arrangement, at_least=at_least)
+    if size:
+        book.offer(replace(arrangement.plan, batch_size=size))
+
+
+def _offer_batches(book: Book, arrangement: Arrangement, limits: dict[InferencePlan, int]) -> None:
+    """All batch sizes that may be the best. limits: gets what ``_bound`` asks for."""
+    num_sequences = book.problem.workload.num_sequences
+    sizes = list_batches(num_sequences)
+    if not _may_be_better(book, arrangement.fastest, sizes):
+        limits[arrangement.fastest] = num_sequences
+        return
+    limits[arrangement.plan] = find_largest_batch(book, arrangement)
+    for size in _hopeful(book, arrangement.plan, sizes[: bisect_right(sizes, limits[arrangement.plan])]):
+        book.offer(replace(arrangement.plan, batch_size=size))
+
+
+def _may_be_better(book: Book, fastest: InferencePlan, sizes: list[int]) -> bool:
+    """Whether anything that is no faster than this could be better than the best, had it all the memory it wants."""
+    if book.best is None:
+        return True
+    for size in _hopeful(book, fastest, sizes):
+        plan = replace(fastest, batch_size=size)
+        if value_of(book.problem, plan, book.price(plan))[0] <= book.best[0][0] * (1 + _ROUNDING):
+            return True
+    return False
+
+
+def _hopeful(book: Book, plan: InferencePlan, sizes: list[int]) -> Iterator[int]:
+    """Sizes of which it is not known that they are slower than the best, from the ends inwards; the best may change meanwhile."""
+    if not sizes:
+        return
+    yield from dict.fromkeys((sizes[-1], sizes[0]))
+    ranges = [(0, len(sizes) - 1)]
+    while ranges:
+        low, high = ranges.pop()
+        if high - low < 2 or _is_slower(book, plan, sizes[low], sizes[high - 1]):
+            continue
+        middle = (low + high) // 2
+        yield sizes[middle]
+        ranges += [(low, middle), (middle, high)]
+
+
+def _is_slower(book: Book, plan: InferencePlan, low: int, high: int) -> bool:
+    """Whether every batch above ``low`` and up to the last that needs as many passes as ``high`` takes more than the best."""
+    if book.best is None:
+        return False
+    prediction = book.price(replace(plan, batch_size=low))
+    if book.problem.goal.objective == "first_token":
+        return prediction.prefill_ms * (1 - MAX_DIP) > book.best[0][0]
+    num_sequences = book.problem.workload.num_sequences
+    is_every = num_sequences <= MAX_EVERY
+    num_full = num_sequences // high if is_every else -(-num_sequences // high) - 1
+    return num_full * _pass_ms(book, prediction) * (1 - MAX_DIP) / 1000 > book.best[0][0]
+
+
+def _pass_ms(book: Book, prediction: InferencePrediction) -> float:
+    return prediction.prefill_ms + prediction.decode_ms * (book.problem.workload.num_new_tokens - 1)
+
+
+# The bound.
+
+
+def _bound(book: Book, best: tuple[_Value, InferencePlan], limits: dict[InferencePlan, int]) -> float:
+    """The best's own value where every batch was looked at; else less by what passes of other sizes could win.
+
+    That is said of passes whose time is convex in their batch, as rooflines are: of so many passes, equal ones are the fastest.
+    limits: by arrangement, the largest batch that may be taken.
+    """
+    lowest = best[0][0]
+    num_sequences = book.problem.workload.num_sequences
+    if book.problem.goal.objective != "throughput" or num_sequences <= MAX_EVERY:
+        return lowest
+    sizes = list_batches(num_sequences)
+    for plan, prediction in list(book.predictions.items()):
+        size, limit = plan.batch_size, limits.get(replace(plan, batch_size=1), 0)
+        num_passes = -(-num_sequences // size)
+        mean = num_sequences / num_passes
+        if size > limit or mean == size or (num_passes - 1) * _pass_ms(book, prediction) / 1000 > lowest:
+            continue
+        larger = sizes[bisect_right(sizes, size)]
+        larger_ms = _pass_ms(book, book.price(replace(plan, batch_size=larger)))
+        full_ms = _pass_ms(book, prediction)
+        slope_ms = max(0.0, larger_ms - full_ms) / (larger - size)
+        lowest = min(lowest, num_passes * (full_ms - (size - mean) * slope_ms) / 1000)
+    return lowest

@@ -1,0 +1,112 @@
+"""Random small problems: peaks and times that grow with the batch as the estimator's do, dips of measured curves included."""
+
+import random
+from dataclasses import replace
+from functools import cache
+
+from optimizer.estimate.inference_prediction import InferencePrediction
+from optimizer.search.inference.levers import list_arrangements
+from optimizer.search.inference.problem import InferenceProblem
+from optimizer.workload import InferenceGoal, InferenceWorkload
+
+OBJECTIVES = ("throughput", "first_token", "largest_batch")
+_PREDICTION = InferencePrediction(
+    device_peak_bytes=0,
+    device_peak_low_bytes=0,
+    device_peak_high_bytes=0,
+    device_bytes_by_category={},
+    peak_moment="prefill",
+    kv_cache_bytes=0,
+    host_peak_bytes=0,
+    disk_peak_bytes=0,
+    copied_bytes={},
+    copied_bytes_per_pass={},
+    copied_bytes_per_token={},
+    prefill_ms=0.0,
+    prefill_low_ms=0.0,
+    prefill_high_ms=0.0,
+    decode_ms=0.0,
+    decode_low_ms=0.0,
+    decode_high_ms=0.0,
+    decode=(),
+    tokens_per_s=0.0,
+    total_s=0.0,
+    lane_busy_ms={},
+    exposed_ms={},
+    prefill_by_kind_ms={},
+    decode_by_kind_ms={},
+    timeline=(),
+    time_source="table",
+)
+_WEIGHT = {"same": 1.0, "int8": 0.5, "nf4": 0.3}
+
+
+def make_problem(seed, *, num_sequences=None, has_dips=True):
+    """With a random goal; some have no plan that fits."""
+    draw = random.Random(seed)
+    workload = InferenceWorkload(
+        prompt_length=8, num_new_tokens=draw.randint(1, 5), num_sequences=num_sequences or draw.randint(1, 14)
+    )
+    weights_bytes, kv_bytes = draw.randint(200, 2000), draw.randint(1, 200)
+    bend = draw.randint(1, 12)
+    fixed_ms, each_ms = draw.uniform(0.1, 20), draw.uniform(0.1, 5)
+    rates = {dtype: draw.uniform(0.5, 2) for dtype in ("fp32", "bf16", "fp16")}
+    unpacking = {"same": 0.0, "int8": draw.uniform(0, 5), "nf4": draw.uniform(0, 8)}
+    link_ms = {"device": 0.0, "host": draw.uniform(0, 60), "disk": draw.uniform(20, 200)}
+    hidden = [draw.uniform(0, 1) for _ in range(9)]
+    dips = [draw.uniform(0.9, 1.0) if has_dips else 1.0 for _ in range(workload.num_sequences + 1)]
+
+    def held_bytes(plan):
+        size = 1.0 if plan.weights.dtype == "fp32" else 0.5
+        return int(weights_bytes * size * _WEIGHT[plan.weights.frozen])
+
+    def pass_ms(plan, batch):
+        weights = plan.weights
+        compute_ms = fixed_ms + unpacking[weights.frozen] + each_ms / rates[weights.dtype] * max(batch, bend)
+        exposed_ms = link_ms[weights.place] * _WEIGHT[weights.frozen] * hidden[weights.prefetch]
+        return compute_ms * dips[batch] + exposed_ms
+
+    def price(plan):
+        held, batch = held_bytes(plan), plan.batch_size
+        is_here = plan.weights.place == "device"
+        here = held if is_here else held * (1 + plan.weights.prefetch) // 10
+        peak = here + batch * kv_bytes
+        num_full, rest = divmod(workload.num_sequences, batch)
+        prefill_ms = 2 * pass_ms(plan, batch)
+        later = workload.num_new_tokens - 1
+        full_ms = prefill_ms + later * pass_ms(plan, batch)
+        rest_ms = (2 + later) * pass_ms(plan, rest) if rest else 0.0
+        return replace(
+            _PREDICTION,
+            device_peak_bytes=peak,
+            device_peak_high_bytes=peak + peak // 20,
+            host_peak_bytes=held if plan.weights.place == "host" else 0,
+            disk_peak_bytes=held if plan.weights.place == "disk" else 0,
+            prefill_ms=prefill_ms,
+            decode_ms=pass_ms(plan, batch) if later else 0.0,
+            total_s=(num_full * full_ms + rest_ms) / 1000,
+        )
+
+    forbid = tuple(name for name in ("stream_weights", "disk", "bf16", "fp16", "quantize_frozen") if draw.random() < 0.2)
+    goal = InferenceGoal(
+        device_budget_bytes=draw.randint(50, 4000),
+        objective=draw.choice(OBJECTIVES),
+        allow_lossy=draw.random() < 0.6,
+        forbid=forbid,
+    )
+    return InferenceProblem(
+        workload=workload,
+        goal=goal,
+        host_budget_bytes=draw.choice([0, 500, 10_000]),
+        disk_budget_bytes=draw.choice([0, 500, 10_000]),
+        price=cache(price),
+    )
+
+
+def list_every_plan(problem):
+    """All that the goal allows, of every batch."""
+    return [
+        replace(arrangement.plan, batch_size=size)
+        for arrangement in list_arrangements(problem)
+        for size in range(1, problem.workload.num_sequences + 1)
+    ]
