@@ -1,0 +1,142 @@
+"""Chosen plans hold on the real runtime, and what the solver relies on holds of the estimator."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from optimizer.errors import InvalidWorkload, NoFeasiblePlan
+from optimizer.hardware.devices import table_machine
+from optimizer.models.spec import read_model_spec
+from optimizer.plan.inference import InferencePlan
+from optimizer.plan.weights import WeightsPlan
+from optimizer.profile.inference_trace import profile_inference
+from optimizer.runtime.measure_inference import measure_generation
+from optimizer.search.inference.levers import list_arrangements
+from optimizer.search.inference.search import inference_problem, search_inference_plans
+from optimizer.search.inference.solve import MAX_DIP
+from optimizer.workload import InferenceGoal, InferenceWorkload
+from tests.optimizer.machines import make_cpu_machine
+from tests.optimizer.models.small_configs import SMALL_CONFIGS
+
+SPEC = read_model_spec(SMALL_CONFIGS["gemma2"])
+WORKLOAD = InferenceWorkload(prompt_length=12, num_new_tokens=8, num_sequences=6)
+
+
+@pytest.fixture(scope="module")
+def profile():
+    return profile_inference(SPEC, representations=("fp32", "bf16", "fp32/int8"))
+
+
+@pytest.fixture(scope="module")
+def disk_machine():
+    machine = make_cpu_machine()
+    rates = replace(machine.rates, disk_write_bytes_per_s=1e8, disk_read_bytes_per_s=2e8)
+    return replace(machine, rates=rates, disk_free_bytes=2**30)
+
+
+def find(profile, machine, budget_bytes, **goal):
+    return search_inference_plans(
+        profile,
+        workload=WORKLOAD,
+        goal=InferenceGoal(device_budget_bytes=budget_bytes, **goal),
+        machine=machine,
+    )
+
+
+@pytest.fixture(scope="module")
+def smallest(profile, disk_machine):
+    with pytest.raises(NoFeasiblePlan) as caught:
+        find(profile, disk_machine, 1000)
+    return caught.value.fields["smallest_feasible_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("more_bytes", "goal", "place"),
+    [
+        (0, {}, "host"),
+        (4_000, {"forbid": ("disk",)}, "host"),
+        (40_000, {"allow_lossy": True, "forbid": ("stream_weights",)}, "device"),
+        (40_000, {"objective": "largest_batch"}, None),
+        (200_000, {"objective": "first_token"}, "device"),
+    ],
+)
+def test_a_chosen_plan_is_carried_out_under_its_budget_to_the_byte(
+    profile, disk_machine, smallest, tmp_path, more_bytes, goal, place
+):
+    budget_bytes = smallest + more_bytes
+    try:
+        chosen = find(profile, disk_machine, budget_bytes, **goal).chosen
+    except NoFeasiblePlan as error:
+        budget_bytes = error.fields["smallest_feasible_bytes"]
+        chosen = find(profile, disk_machine, budget_bytes, **goal).chosen
+    assert place in (None, chosen.plan.weights.place)
+    measured = measure_generation(
+        SPEC, plan=chosen.plan, workload=WORKLOAD, cap_bytes=budget_bytes, scratch=tmp_path
+    )
+    assert measured.device_peak_bytes == chosen.prediction.device_peak_bytes
+    assert measured.host_peak_bytes == chosen.prediction.host_peak_bytes
+    assert measured.disk_peak_bytes == chosen.prediction.disk_peak_bytes
+
+
+def test_it_is_never_behind_a_baseline_that_fits(profile, disk_machine, smallest):
+    for budget_bytes in range(smallest, smallest + 200_000, 25_000):
+        result = find(profile, disk_machine, budget_bytes)
+        fitting = [each.prediction.total_s for each in result.baselines.values() if each.verdict == "fits"]
+        assert result.chosen.verdict == "fits"
+        assert all(result.chosen.prediction.total_s <= total_s for total_s in fitting)
+        assert result.gap == 0
+
+
+def test_it_says_what_it_did_and_what_it_left_out(profile, disk_machine, smallest):
+    text = "\n".join(find(profile, disk_machine, smallest).explanation)
+    assert "streaming the weights saves" in text
+    assert "one sequence more at once could take" in text
+    assert "keys and values in host memory are left out: their" in text
+    assert "a hidden state weighs 128 B, a token's keys and values 128 B a block" in text
+    assert "would not pay anywhere" in text
+
+
+@pytest.mark.parametrize("gpu", [None, "RTX 4090"])
+def test_the_estimator_is_as_the_solver_takes_it_to_be(profile, disk_machine, gpu):
+    machine = disk_machine if gpu is None else table_machine(gpu)
+    goal = InferenceGoal(device_budget_bytes=2**33, allow_lossy=True)
+    problem = inference_problem(profile, workload=WORKLOAD, goal=goal, machine=machine)
+    for arrangement in list_arrangements(problem)[::4]:
+        sizes = range(1, WORKLOAD.num_sequences + 1)
+        found = [problem.price(replace(arrangement.plan, batch_size=size)) for size in sizes]
+        fastest = [problem.price(replace(arrangement.fastest, batch_size=size)) for size in sizes]
+        for before, after in pairwise(found):
+            assert after.device_peak_high_bytes >= before.device_peak_high_bytes
+            assert after.prefill_ms >= before.prefill_ms * (1 - MAX_DIP)
+            assert after.decode_ms >= before.decode_ms * (1 - MAX_DIP)
+        for here, there in zip(found, fastest, strict=True):
+            assert here.prefill_ms >= there.prefill_ms * (1 - 1e-9)
+            assert here.decode_ms >= there.decode_ms * (1 - 1e-9)
+
+
+def test_where_a_card_lacks_room_for_the_process_the_plan_is_smaller_than_its_tensors_allow(profile):
+    card = table_machine("RTX 4090")
+    roomy = find(profile, card, card.device.memory_bytes).chosen
+    tight = replace(card, device=replace(card.device, total_bytes=roomy.prediction.memory.process.high - 2**20))
+    try:
+        found = find(profile, tight, card.device.memory_bytes).chosen
+    except NoFeasiblePlan:
+        return
+    assert found.verdict == "fits"
+    assert found.prediction.memory.process.high <= tight.device.total_bytes
+
+
+def test_a_workload_beyond_the_positions_is_refused(profile, disk_machine):
+    long = replace(WORKLOAD, num_new_tokens=60)
+    goal = InferenceGoal(device_budget_bytes=2**30)
+    with pytest.raises(InvalidWorkload, match="this model has positions for 64"):
+        search_inference_plans(profile, workload=long, goal=goal, machine=disk_machine)
+
+
+def test_half_precision_of_both_kinds_is_found_where_it_has_a_rate(profile):
+    card = table_machine("RTX 4090")
+    goal = InferenceGoal(device_budget_bytes=2**33, allow_lossy=True)
+    problem = inference_problem(profile, workload=WORKLOAD, goal=goal, machine=card)
+    assert {"fp32", "bf16", "fp16", "fp32/int8"} == problem.representations
+    assert problem.permits(InferencePlan(weights=WeightsPlan(dtype="fp16")))
