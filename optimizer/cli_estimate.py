@@ -5,11 +5,12 @@ from dataclasses import replace
 from typing import Any
 
 from optimizer.cli_adapters import add_adapter_options, pack_frozen
-from optimizer.cli_generation import add_generation_options, asks_for_generation, run_generation
+from optimizer.cli_generation import add_generation_options, asks_for_generation, run_generation_estimate
 from optimizer.cli_options import (
     add_machine_options,
     add_model_options,
     add_workload_options,
+    print_answer,
     print_json,
     read_goal,
     read_machine,
@@ -18,9 +19,7 @@ from optimizer.cli_options import (
     read_workload,
 )
 from optimizer.errors import InvalidInput
-from optimizer.estimating import estimate_model, estimate_profiled, read_model
-from optimizer.estimating_generation import report_generation
-from optimizer.hardware.machine import Machine
+from optimizer.estimating import estimate_model, estimate_profiled
 from optimizer.hardware.prices import price_run, read_prices
 from optimizer.plan.weights import WeightsPlan
 from optimizer.reports_estimate import report_costs, report_estimate
@@ -66,7 +65,8 @@ def run_estimate(options: argparse.Namespace) -> int:
             raise InvalidInput(
                 "--lora is of training; a model generates with its adapters merged", field="lora", value=options.lora
             )
-        return _run_generation(options, weights=weights, machine=machine, budget_bytes=goal.device_budget_bytes)
+        print_answer(run_generation_estimate(options, weights=weights, machine=machine, goal=goal))
+        return 0
     weights = pack_frozen(weights, options)
     if weights != WeightsPlan():
         goal = _allowing(goal, weights)
@@ -94,25 +94,6 @@ def run_estimate(options: argparse.Namespace) -> int:
     else:
         print(report_estimate(estimate, is_explained=options.explain))
         print(f"\n{report_costs(costs, device=machine.device.name, num_steps=workload.num_steps)}")
-    return 0
-
-
-def _run_generation(
-    options: argparse.Namespace, *, weights: WeightsPlan, machine: Machine, budget_bytes: int
-) -> int:
-    if not options.model:
-        raise InvalidInput(
-            f"--profile {options.profile} is of training; to generate name the --model",
-            field="profile",
-            value=str(options.profile),
-        )
-    estimate = run_generation(
-        options, spec=read_model(options.model), weights=weights, machine=machine, budget_bytes=budget_bytes
-    )
-    if options.json:
-        print_json(estimate.to_json())
-    else:
-        print(report_generation(estimate))
     return 0
 
 

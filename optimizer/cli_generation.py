@@ -1,50 +1,143 @@
-"""What ``estimate`` takes where it is asked about generating: with ``--prompt-length`` or ``--new-tokens`` it is."""
+"""What ``estimate`` and ``plan`` do about generating, which ``--prompt-length`` or ``--new-tokens`` asks for."""
 
 import argparse
+from pathlib import Path
 from typing import Any, get_args
 
 from optimizer.errors import InvalidInput
-from optimizer.estimating_generation import GenerationEstimate, estimate_generation
+from optimizer.estimating import BEST, read_json, read_model
+from optimizer.estimating_generation import check_plan_label, estimate_generation, needed_representations
 from optimizer.hardware.machine import Machine
+from optimizer.hardware.prices import price_run, read_prices
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.weights import FrozenFormat, WeightsPlace, WeightsPlan
-from optimizer.workload import InferenceWorkload
+from optimizer.profile.obtain import obtain_inference_profile
+from optimizer.reports_generation import report_generation, report_generation_search
+from optimizer.search.inference.baselines import INFERENCE_BASELINES
+from optimizer.search.inference.search import inference_problem, search_inference
+from optimizer.serialize import to_json
+from optimizer.workload import LOSSY, Goal, InferenceGoal, InferenceObjective, InferenceWorkload, Technique
 
 
-def add_generation_options(parser: argparse.ArgumentParser) -> None:
-    """To the options of ``estimate``, whose ``--batch`` is here the sequences that run at once."""
+def add_generation_options(parser: argparse.ArgumentParser, *, has_plan: bool = True) -> None:
+    """To ``estimate``, whose ``--batch`` is here the sequences that run at once, or to ``plan``, which decides them.
+
+    has_plan: whether a plan is given, and not looked for.
+    """
     group = parser.add_argument_group("generating", "with either of the first two, what a batch generation takes")
     group.add_argument("--prompt-length", type=int, metavar="TOKENS", help="of each prompt")
     group.add_argument("--new-tokens", type=int, metavar="TOKENS", help="generated after each prompt")
-    group.add_argument("--sequences", type=int, metavar="COUNT", help="prompts in all; as many as run at once unless given")
-    group.add_argument("--pack", choices=get_args(FrozenFormat), default="same", help="form of blocks' matrices, of --lora too")
+    group.add_argument("--sequences", type=int, metavar="COUNT", help="prompts in all; as many as --batch unless given")
     group.add_argument(
-        "--weights", choices=get_args(WeightsPlace), default="device", help="where blocks keep their weights between uses"
+        "--generate-for",
+        choices=get_args(InferenceObjective),
+        default="throughput",
+        help="what the best plan is best at: all prompts in the least time, the first token, or most sequences at once",
     )
+    if has_plan:
+        forms, places = get_args(FrozenFormat), get_args(WeightsPlace)
+        group.add_argument("--pack", choices=forms, default="same", help="how the blocks' matrices are held")
+        group.add_argument("--weights", choices=places, default="device", help="where blocks keep their weights between uses")
 
 
 def asks_for_generation(options: argparse.Namespace) -> bool:
     return options.prompt_length is not None or options.new_tokens is not None
 
 
-def run_generation(
-    options: argparse.Namespace, *, spec: ModelSpec, weights: WeightsPlan, machine: Machine, budget_bytes: int
-) -> GenerationEstimate:
-    """weights: the dtype that was asked for."""
-    if options.plan is not None:
+def run_generation_estimate(options: argparse.Namespace, *, weights: WeightsPlan, machine: Machine, goal: Goal) -> Any:
+    """weights: the dtype that was asked for. Returns what is printed: a text, or a document."""
+    spec, workload = _read_spec(options), _read_workload(options)
+    weights = WeightsPlan(dtype=weights.dtype, autocast=weights.autocast, frozen=options.pack, place=options.weights)
+    plan: InferencePlan | str = _read_plan(options.plan) or InferencePlan(batch_size=options.batch, weights=weights)
+    estimate = estimate_generation(
+        spec,
+        plan=plan,
+        workload=workload,
+        machine=machine,
+        goal=_read_goal(options, goal, weights),
+        weights=weights,
+    )
+    costs = price_run(
+        read_prices(),
+        device=machine.device.name,
+        total_s=estimate.prediction.total_s,
+        num_tokens=workload.num_sequences * workload.num_new_tokens,
+    )
+    if options.json:
+        return {**estimate.to_json(), **estimate.priced.to_json(), "costs": to_json(costs)}
+    return report_generation(estimate, is_explained=options.explain)
+
+
+def run_generation_plan(options: argparse.Namespace, *, machine: Machine, goal: Goal) -> Any:
+    """The best plan, beside baselines; a text, or a document. Raises InvalidInput for what is asked of training alone."""
+    for name in ("compare", "gpus", "lora", "models"):
+        value = getattr(options, name, None)
+        if value is not None:
+            raise InvalidInput(f"--{name} is of plans to train; leave it out to plan a generation", field=name, value=str(value))
+    spec, workload = _read_spec(options), _read_workload(options)
+    InferencePlan().check(workload=workload, max_sequence_length=spec.max_sequence_length)
+    asked = _read_goal(options, goal, WeightsPlan())
+    profile = obtain_inference_profile(spec, representations=needed_representations(BEST, goal=asked))
+    problem = inference_problem(profile, workload=workload, goal=asked, machine=machine)
+    result = search_inference(problem, profile=profile, machine=machine)
+    if options.json:
+        return {"machine": machine.to_json(), **result.to_json()}
+    return report_generation_search(
+        result,
+        model=f"{spec.model_type}, {spec.num_blocks} blocks",
+        workload=workload,
+        goal=asked,
+        machine=machine,
+        host_budget_bytes=problem.host_budget_bytes,
+    )
+
+
+def _read_spec(options: argparse.Namespace) -> ModelSpec:
+    if not options.model:
         raise InvalidInput(
-            f"--plan {options.plan} is a plan to train; to generate say --batch, --dtype, --pack and --weights",
-            field="plan",
-            value=options.plan,
+            f"--profile {options.profile} is of training; to generate name the --model",
+            field="profile",
+            value=str(options.profile),
         )
-    defaults: dict[str, Any] = {"prompt_length": options.prompt_length, "num_new_tokens": options.new_tokens}
-    workload = InferenceWorkload(
+    return read_model(options.model)
+
+
+def _read_workload(options: argparse.Namespace) -> InferenceWorkload:
+    given: dict[str, Any] = {"prompt_length": options.prompt_length, "num_new_tokens": options.new_tokens}
+    return InferenceWorkload(
         num_sequences=options.batch if options.sequences is None else options.sequences,
-        **{name: value for name, value in defaults.items() if value is not None},
+        **{name: value for name, value in given.items() if value is not None},
     )
-    plan = InferencePlan(
-        batch_size=options.batch,
-        weights=WeightsPlan(dtype=weights.dtype, autocast=weights.autocast, frozen=options.pack, place=options.weights),
+
+
+def _read_goal(options: argparse.Namespace, goal: Goal, weights: WeightsPlan) -> InferenceGoal:
+    """Besides what is lossless the dtype and the packing that were asked for, unless everything was allowed."""
+    pinned = next((path for path, _ in goal.pins.values()), None)
+    if pinned is not None:
+        raise InvalidInput(
+            f"--pin {pinned} is of a plan to train; of a generation forbid what shall not be", field="pin", value=pinned
+        )
+    forbid: tuple[Technique, ...] = goal.forbid
+    asked = {weights.dtype, *(["quantize_frozen"] if weights.frozen != "same" else [])} - {"fp32"}
+    if asked and not goal.allow_lossy:
+        forbid = (*forbid, *(technique for technique in LOSSY if technique not in asked))
+    return InferenceGoal(
+        device_budget_bytes=goal.device_budget_bytes,
+        host_budget_bytes=goal.host_budget_bytes,
+        disk_budget_bytes=goal.disk_budget_bytes,
+        objective=options.generate_for,
+        allow_lossy=goal.allow_lossy or bool(asked),
+        forbid=forbid,
     )
-    return estimate_generation(spec, plan=plan, workload=workload, machine=machine, budget_bytes=budget_bytes)
+
+
+def _read_plan(name: str | None) -> InferencePlan | str | None:
+    """None where none was named. Raises InvalidInput for what is neither a label nor a file."""
+    if name is None or name == BEST or name in INFERENCE_BASELINES:
+        return name
+    if "\0" in name or not Path(name).exists():
+        check_plan_label(name)
+    document = read_json(Path(name), field="plan")
+    chosen = document.get("chosen", document) if isinstance(document, dict) else document
+    return InferencePlan.from_json(chosen.get("plan", chosen) if isinstance(chosen, dict) else chosen)

@@ -131,3 +131,11 @@ def write_json(path: Path, document: Any) -> None:
 
 def print_json(document: Any) -> None:
     print(json.dumps(document, indent=2))
+
+
+def print_answer(answer: Any) -> None:
+    """A text as it is, anything else as JSON."""
+    if isinstance(answer, str):
+        print(answer)
+    else:
+        print_json(answer)

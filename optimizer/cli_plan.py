@@ -5,10 +5,12 @@ import sys
 from typing import Any, get_args
 
 from optimizer.cli_adapters import add_adapter_options
+from optimizer.cli_generation import add_generation_options, asks_for_generation, run_generation_plan
 from optimizer.cli_options import (
     add_machine_options,
     add_model_options,
     add_workload_options,
+    print_answer,
     print_json,
     read_goal,
     read_machine,
@@ -86,6 +88,7 @@ def add_plan_command(commands: "argparse._SubParsersAction[argparse.ArgumentPars
         metavar="NAMES",
         help="rank cards, by tokens per second or, with --objective cheapest-run, by money: all, or names parted by commas",
     )
+    add_generation_options(plan, has_plan=False)
     plan.add_argument("--json", action="store_true", help="print the result as JSON")
     plan.set_defaults(run=run_plan)
 
@@ -94,6 +97,10 @@ def run_plan(options: argparse.Namespace) -> int:
     """Cheap checks first: a wrong number is reported before a model is profiled."""
     if options.models and options.objective != "largest_model":
         raise InvalidInput("--models is for --objective largest-model", field="models", value=options.models)
+    if asks_for_generation(options):
+        machine = read_machine(options)
+        print_answer(run_generation_plan(options, machine=machine, goal=read_goal(options, machine)))
+        return 0
     workload = read_workload(options)
     if options.gpus is not None:
         return _rank_cards(options, workload)

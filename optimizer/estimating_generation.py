@@ -5,34 +5,66 @@ A model that was never seen is traced by a child process, and its profile is kep
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from optimizer.estimate.inference import estimate_inference
+from optimizer.errors import InvalidInput, NoFeasiblePlan
+from optimizer.estimate.explanation import Explanation
+from optimizer.estimate.inference_explanation import explain_generation
 from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.estimate.prediction import Verdict
+from optimizer.estimating import BEST
 from optimizer.hardware.machine import Machine
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.explain_inference import explain_inference_plan
 from optimizer.plan.inference import InferencePlan
+from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.extent import traced_representation
+from optimizer.profile.inference import InferenceProfile
 from optimizer.profile.obtain import obtain_inference_profile
+from optimizer.search.inference.baselines import INFERENCE_BASELINES, price_inference_baselines
+from optimizer.search.inference.problem import InferenceProblem, PricedInferencePlan
+from optimizer.search.inference.search import inference_problem, search_inference
+from optimizer.search.inference.solve import Book
 from optimizer.serialize import to_json
-from optimizer.units import format_bytes
-from optimizer.workload import InferenceWorkload
+from optimizer.workload import InferenceGoal, InferenceWorkload
+
+_PACKED: Final = ("int8", "nf4")
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationEstimate:
-    """One plan, priced on one machine for one workload, and explained."""
+    """One plan or two, priced on one machine for one workload, and the last of them explained."""
 
+    model_type: str
+    num_blocks: int
     machine: Machine
     workload: InferenceWorkload
-    plan: InferencePlan
-    prediction: InferencePrediction
-    budget_bytes: int
-    verdict: Verdict
-    explanation: tuple[str, ...]
+    goal: InferenceGoal
+    host_budget_bytes: int
+    """The goal's, or what the machine has."""
+    plans: tuple[PricedInferencePlan, ...]
+    """The plan asked for; where none was, weights resident, and after it the best plan where there is one."""
+    nothing_fits: str | None
+    """Where the best plan was looked for and there is none: why, with the smallest peak found."""
+    explanation: Explanation
+    """Of the last of ``plans``."""
+    sentences: tuple[str, ...]
+    """What the last of ``plans`` does."""
+
+    @property
+    def priced(self) -> PricedInferencePlan:
+        """The last of ``plans``."""
+        return self.plans[-1]
+
+    @property
+    def prediction(self) -> InferencePrediction:
+        return self.priced.prediction
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.priced.verdict
 
     def to_json(self) -> dict[str, Any]:
         document: dict[str, Any] = to_json(self)
@@ -42,40 +74,120 @@ class GenerationEstimate:
 def estimate_generation(
     spec: ModelSpec,
     *,
-    plan: InferencePlan,
+    plan: InferencePlan | str | None,
     workload: InferenceWorkload,
     machine: Machine,
-    budget_bytes: int | None = None,
+    goal: InferenceGoal | None = None,
+    weights: WeightsPlan | None = None,
     calibration: Mapping[str, Any] | None = None,
     profiles_folder: Path | None = None,
 ) -> GenerationEstimate:
-    """budget_bytes: of device memory, which the verdict is about; all there is unless given. profiles_folder: where profiles are
-    kept, instead of the usual place.
+    """plan: a plan, a baseline's label, ``best``; None for resident weights and the best beside it. goal: what the verdict and
+    the search honour; the device's whole memory and nothing lossy unless given. weights: of a baseline, instead of fp32.
+    profiles_folder: where profiles are kept, instead of the usual place.
 
-    Raises InvalidPlan and InvalidWorkload before anything is traced, InvalidModel where the model cannot be.
+    Raises InvalidPlan and InvalidWorkload before anything is traced, InvalidModel where the model cannot be, NoFeasiblePlan for
+    ``best`` where nothing fits.
     """
-    plan.check(workload=workload, max_sequence_length=spec.max_sequence_length)
+    goal = goal or InferenceGoal(device_budget_bytes=machine.device.memory_bytes)
+    check_plan_label(plan)
+    asked = plan if isinstance(plan, InferencePlan) else InferencePlan(weights=weights or WeightsPlan())
+    asked.check(workload=workload, max_sequence_length=spec.max_sequence_length)
     profile = obtain_inference_profile(
-        spec, representations=[traced_representation(plan.weights.representation)], folder=profiles_folder
+        spec, representations=needed_representations(plan, goal=goal, weights=weights), folder=profiles_folder
     )
-    prediction = estimate_inference(profile, plan=plan, workload=workload, machine=machine, calibration=calibration)
-    budget = machine.device.memory_bytes if budget_bytes is None else budget_bytes
+    return estimate_generation_profiled(
+        profile, plan=plan, workload=workload, machine=machine, goal=goal, weights=weights, calibration=calibration
+    )
+
+
+def estimate_generation_profiled(
+    profile: InferenceProfile,
+    *,
+    plan: InferencePlan | str | None,
+    workload: InferenceWorkload,
+    machine: Machine,
+    goal: InferenceGoal,
+    weights: WeightsPlan | None = None,
+    calibration: Mapping[str, Any] | None = None,
+) -> GenerationEstimate:
+    """``estimate_generation`` with a profile at hand."""
+    check_plan_label(plan)
+    asked = plan if isinstance(plan, InferencePlan) else InferencePlan(weights=weights or WeightsPlan())
+    asked.check(workload=workload, max_sequence_length=profile.max_sequence_length)
+    problem = inference_problem(profile, workload=workload, goal=goal, machine=machine, calibration=calibration)
+    plans, sentences, nothing_fits = _price(problem, plan, weights, profile=profile, machine=machine)
+    last = plans[-1]
     return GenerationEstimate(
+        model_type=profile.model_type,
+        num_blocks=profile.num_blocks,
         machine=machine,
         workload=workload,
-        plan=plan,
-        prediction=prediction,
-        budget_bytes=budget,
-        verdict=prediction.verdict(budget),
-        explanation=tuple(explain_inference_plan(plan, workload=workload, prediction=prediction)),
+        goal=goal,
+        host_budget_bytes=problem.host_budget_bytes,
+        plans=plans,
+        nothing_fits=nothing_fits,
+        explanation=explain_generation(profile, plan=last.plan, workload=workload, prediction=last.prediction),
+        sentences=sentences,
     )
 
 
-def report_generation(estimate: GenerationEstimate) -> str:
-    """For the terminal: the verdict, bytes by category at the peak, then sentences."""
-    prediction = estimate.prediction
-    at_peak = sorted(prediction.device_bytes_by_category.items(), key=lambda item: -item[1])
-    verdict = estimate.verdict.replace("_", " ")
-    head = f"{estimate.machine.name}: {verdict} in {format_bytes(estimate.budget_bytes)}"
-    sizes = [f"  {name.replace('_', ' '):16} {format_bytes(num_bytes):>10}" for name, num_bytes in at_peak if num_bytes]
-    return "\n".join([head, "", "At the peak", *sizes, "", "Plan", *(f"- {each}" for each in estimate.explanation)])
+def needed_representations(
+    plan: InferencePlan | str | None, *, goal: InferenceGoal, weights: WeightsPlan | None = None
+) -> list[str]:
+    """How the weights must have been profiled for the question."""
+    if isinstance(plan, InferencePlan):
+        return [traced_representation(plan.weights.representation)]
+    asked = (weights or WeightsPlan()).representation
+    if plan not in (None, BEST) or not goal.allow_lossy:
+        return sorted({"fp32", traced_representation(asked)})
+    dtypes = ["fp32", *(["bf16"] if not {"bf16", "fp16"} <= set(goal.forbid) else [])]
+    packed = [] if "quantize_frozen" in goal.forbid else [form for form in _PACKED if _can_pack(form)]
+    forms = [dtype if form is None else f"{dtype}/{form}" for dtype in dtypes for form in (None, *packed)]
+    return sorted({*forms, traced_representation(asked)})
+
+
+def check_plan_label(plan: InferencePlan | str | None) -> None:
+    """Raise InvalidInput for a text that names no plan."""
+    allowed = [BEST, *INFERENCE_BASELINES]
+    if isinstance(plan, str) and plan not in allowed:
+        raise InvalidInput(
+            f"plan {plan!r} is not one of {', '.join(allowed)}", field="plan", value=plan, allowed=allowed
+        )
+
+
+def _can_pack(form: str) -> bool:
+    return form != "nf4" or find_spec("bitsandbytes") is not None
+
+
+_Priced = tuple[tuple[PricedInferencePlan, ...], tuple[str, ...], str | None]
+"""Plans, sentences of the last, and why nothing fits."""
+
+
+def _price(
+    problem: InferenceProblem,
+    plan: InferencePlan | str | None,
+    weights: WeightsPlan | None,
+    *,
+    profile: InferenceProfile,
+    machine: Machine,
+) -> _Priced:
+    if isinstance(plan, InferencePlan):
+        return _explained(problem, problem.priced("given", plan), nothing_fits=None)
+    if plan is not None and plan != BEST:
+        found = price_inference_baselines(Book(problem=problem), weights=weights, labels=(plan,))
+        return _explained(problem, found[plan], nothing_fits=None)
+    try:
+        result = search_inference(problem, profile=profile, machine=machine, weights=weights)
+    except NoFeasiblePlan as error:
+        if plan == BEST:
+            raise
+        found = price_inference_baselines(Book(problem=problem), weights=weights, labels=("resident",))
+        return _explained(problem, found["resident"], nothing_fits=error.message)
+    first = () if plan == BEST else (result.baselines["resident"],)
+    return (*first, result.chosen), result.explanation, None
+
+
+def _explained(problem: InferenceProblem, priced: PricedInferencePlan, *, nothing_fits: str | None) -> _Priced:
+    sentences = explain_inference_plan(priced.plan, workload=problem.workload, prediction=priced.prediction)
+    return (priced,), tuple(sentences), nothing_fits

@@ -109,15 +109,16 @@ def _plan_row(priced: PricedPlan) -> tuple[str, ...]:
         priced.label,
         format_bytes(prediction.device_peak_bytes),
         format_bytes(prediction.device_peak_high_bytes),
-        _size_or_dash(prediction.host_peak_bytes + prediction.disk_peak_bytes + prediction.remote_peak_bytes),
-        _size_or_dash(sum(prediction.copied_bytes.values())),
+        size_or_dash(prediction.host_peak_bytes + prediction.disk_peak_bytes + prediction.remote_peak_bytes),
+        size_or_dash(sum(prediction.copied_bytes.values())),
         format_ms(prediction.step_ms),
         f"{prediction.tokens_per_s:,.0f}",
         VERDICTS[priced.verdict],
     )
 
 
-def _size_or_dash(num_bytes: int) -> str:
+def size_or_dash(num_bytes: int) -> str:
+    """A dash for nothing."""
     return format_bytes(num_bytes) if num_bytes else "-"
 
 

@@ -53,13 +53,13 @@ def report_estimate(estimate: Estimate, *, is_explained: bool = False) -> str:
     ]
     if not is_explained:
         return "\n\n".join([*parts, categories_table(priced.prediction), f"Plan\n{format_bullets(sentences)}"])
-    parts.append(_peak_table(estimate.explanation))
+    parts.append(peak_table(estimate.explanation))
     if priced.prediction.memory is not None and estimate.machine.device.kind == "cuda":
-        parts += [_card_table(priced.prediction.memory), _contributors_table(priced.prediction.memory)]
+        parts += [card_table(priced.prediction.memory), contributors_table(priced.prediction.memory)]
     parts += [
         f"Plan\n{format_bullets(sentences)}",
         f"Device memory over one step of {format_ms(priced.prediction.step_ms)}\n{_chart(priced.prediction)}",
-        _lanes_table(estimate.explanation),
+        lanes_table(estimate.explanation),
     ]
     if priced.prediction.busy_by_kind_ms:
         parts.append(_kinds_table(priced.prediction))
@@ -99,7 +99,8 @@ def _verdict_sentences(estimate: Estimate) -> list[str]:
     return sentences
 
 
-def _peak_table(explanation: Explanation) -> str:
+def peak_table(explanation: Explanation) -> str:
+    """Each category at the peak and at its own highest, with its reason."""
     rows = [
         (CATEGORY_LABELS[row.category], format_bytes(row.peak_bytes), format_bytes(row.highest_bytes), row.reason)
         for row in explanation.categories
@@ -109,7 +110,7 @@ def _peak_table(explanation: Explanation) -> str:
     return f"At the peak, {explanation.peak_moment}\n{table}"
 
 
-def _card_table(memory: CardMemory) -> str:
+def card_table(memory: CardMemory) -> str:
     """From tensors to the process that the driver sees."""
     rows = [(part.name, format_bytes(part.num_bytes), "") for part in memory.parts]
     totals = (("process on the card", memory.process), ("pinned host memory", memory.host_pinned))
@@ -123,7 +124,8 @@ def _card_table(memory: CardMemory) -> str:
     return f"On the card{of_total}\n{format_table(('', 'then', 'between'), rows)}{unknown}"
 
 
-def _contributors_table(memory: CardMemory) -> str:
+def contributors_table(memory: CardMemory) -> str:
+    """The largest groups of tensors."""
     rows = [
         (format_bytes(part.num_bytes), f"{part.num_storages:,}", CATEGORY_LABELS[part.category], part.made_in, part.op)
         for part in memory.contributors[:_MAX_CONTRIBUTORS]
@@ -159,7 +161,8 @@ def _phase_marks(phases: Sequence[str]) -> str:
     return "".join(phase[:1] or " " for phase in phases) + "  (forward, backward, optimizer)"
 
 
-def _lanes_table(explanation: Explanation) -> str:
+def lanes_table(explanation: Explanation) -> str:
+    """What is busy, and what of it is hidden behind compute."""
     rows = [
         (
             _LANE_LABELS.get(use.lane, use.lane),

@@ -1,5 +1,6 @@
 """A prediction explained: each category at the peak and at its own highest, with the reason why it is there. Torch-free."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,13 +74,15 @@ def explain_prediction(
         for name in CATEGORIES
         if highest[name]
     )
-    return Explanation(peak_moment=prediction.peak_moment, categories=categories, lanes=_lanes(prediction))
+    lanes = list_lanes(prediction.lane_busy_ms, prediction.exposed_ms)
+    return Explanation(peak_moment=prediction.peak_moment, categories=categories, lanes=lanes)
 
 
-def _lanes(prediction: Prediction) -> tuple[LaneUse, ...]:
+def list_lanes(lane_busy_ms: Mapping[str, float], lane_exposed_ms: Mapping[str, float]) -> tuple[LaneUse, ...]:
+    """Of what each lane does and what compute waits for it."""
     lanes = []
-    for lane, busy_ms in prediction.lane_busy_ms.items():
-        exposed_ms = busy_ms if lane == "compute" else min(busy_ms, prediction.exposed_ms.get(lane, 0.0))
+    for lane, busy_ms in lane_busy_ms.items():
+        exposed_ms = busy_ms if lane == "compute" else min(busy_ms, lane_exposed_ms.get(lane, 0.0))
         lanes.append(LaneUse(lane=lane, busy_ms=busy_ms, hidden_ms=busy_ms - exposed_ms, exposed_ms=exposed_ms))
     return tuple(lanes)
 

@@ -5,14 +5,15 @@ import json
 import pytest
 
 from optimizer.cli import main
-from optimizer.errors import InvalidModel, InvalidPlan, InvalidWorkload
-from optimizer.estimating_generation import estimate_generation, report_generation
+from optimizer.errors import InvalidInput, InvalidModel, InvalidPlan, InvalidWorkload, NoFeasiblePlan
+from optimizer.estimating_generation import estimate_generation, needed_representations
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile import obtain
+from optimizer.reports_generation import report_generation
 from optimizer.runtime.measure_inference import measure_generation
-from optimizer.workload import InferenceWorkload
+from optimizer.workload import InferenceGoal, InferenceWorkload
 from tests.optimizer.machines import make_cpu_machine
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 
@@ -27,6 +28,12 @@ def estimate(folder, *, spec=SPEC, plan=PLAN, workload=WORKLOAD, **options):
     )
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Profiles of all tests that need not be the first to ask."""
+    return tmp_path_factory.mktemp("profiles")
+
+
 def test_a_config_is_traced_once_and_priced_to_the_byte(tmp_path, monkeypatch):
     estimated = estimate(tmp_path)
     measured = measure_generation(SPEC, plan=PLAN, workload=WORKLOAD)
@@ -36,13 +43,58 @@ def test_a_config_is_traced_once_and_priced_to_the_byte(tmp_path, monkeypatch):
     assert estimate(tmp_path).prediction == estimated.prediction
 
 
-def test_the_verdict_is_about_the_budget(tmp_path):
-    estimated = estimate(tmp_path, budget_bytes=1000)
+def test_the_verdict_is_about_the_budgets(folder):
+    estimated = estimate(folder, goal=InferenceGoal(device_budget_bytes=1000))
     assert estimated.verdict == "does_not_fit"
-    lines = report_generation(estimated).splitlines()
-    assert lines[0] == "test: does not fit in 1000 B"
-    assert "  weights" in "\n".join(lines)
-    assert lines[-1].startswith("- the peak of ")
+    text = report_generation(estimated)
+    assert "Verdict: does not fit" in text
+    assert "At the peak, prefill of block 3 of 3" in text
+    streamed = InferencePlan(weights=WeightsPlan(place="host"))
+    nowhere = InferenceGoal(device_budget_bytes=2**30, host_budget_bytes=10)
+    assert estimate(folder, plan=streamed, goal=nowhere).verdict == "does_not_fit"
+
+
+def test_the_peak_and_the_lanes_are_explained(folder):
+    estimated = estimate(folder)
+    prediction, explanation = estimated.prediction, estimated.explanation
+    assert sum(row.peak_bytes for row in explanation.categories) == prediction.device_peak_bytes
+    assert {row.category for row in explanation.categories} >= {"weights", "kv_cache", "activations"}
+    assert explanation.lanes[0].busy_ms == prediction.lane_busy_ms["compute"]
+    text = report_generation(estimated, is_explained=True)
+    assert "Where a pass's time goes" in text
+    assert "One token, as the cache grows" in text
+
+
+def test_without_a_plan_the_best_stands_beside_resident_weights(folder):
+    found = estimate(folder, plan=None)
+    assert [priced.label for priced in found.plans] == ["resident", "chosen"]
+    assert found.priced.prediction.total_s <= found.plans[0].prediction.total_s
+    alone = estimate(folder, plan="best")
+    assert [priced.label for priced in alone.plans] == ["chosen"]
+    assert estimate(folder, plan="one_at_a_time").priced.plan == InferencePlan()
+
+
+def test_where_nothing_fits_it_says_so_or_raises(folder):
+    goal = InferenceGoal(device_budget_bytes=1000)
+    found = estimate(folder, plan=None, goal=goal)
+    assert [priced.label for priced in found.plans] == ["resident"]
+    assert "smallest feasible" in found.nothing_fits
+    with pytest.raises(NoFeasiblePlan):
+        estimate(folder, plan="best", goal=goal)
+
+
+def test_a_label_that_is_none_is_refused(folder):
+    with pytest.raises(InvalidInput, match="plan 'hope' is not one of best, resident"):
+        estimate(folder, plan="hope")
+
+
+def test_only_what_the_question_needs_is_traced():
+    goal = InferenceGoal(device_budget_bytes=1000)
+    assert needed_representations(PLAN, goal=goal) == ["fp32/int8"]
+    assert needed_representations("best", goal=goal) == ["fp32"]
+    lossy = InferenceGoal(device_budget_bytes=1000, allow_lossy=True, forbid=("quantize_frozen",))
+    assert needed_representations("best", goal=lossy) == ["bf16", "fp32"]
+    assert needed_representations("resident", goal=goal, weights=WeightsPlan(dtype="fp16")) == ["bf16", "fp32"]
 
 
 def test_what_is_wrong_is_refused_before_anything_is_traced(tmp_path, monkeypatch):
@@ -63,10 +115,38 @@ def test_the_command_asks_the_same(tmp_path, monkeypatch, capsys):
     answered = json.loads(capsys.readouterr().out)
     assert answered["plan"] == PLAN.to_json()
     assert answered["prediction"] == estimate(tmp_path / "cache" / "profiles").prediction.to_json()
-    assert main(asked) == 0
-    assert "test: fits in 16.0 GiB" in capsys.readouterr().out
-    assert main([*asked, "--plan", "best"]) == 2
-    assert "is a plan to train" in capsys.readouterr().err
+    assert [row["label"] for row in answered["plans"]] == ["given"]
+    assert main([*asked, "--explain"]) == 0
+    assert "Verdict: fits" in capsys.readouterr().out
+    assert main([*asked, "--plan", "hope"]) == 2
+    assert "is not one of best, resident" in capsys.readouterr().err
+    assert main([*asked, "--plan", "keep_all"]) == 2
+    assert "is not one of best, resident" in capsys.readouterr().err
+
+
+def test_the_commands_find_the_best_plan(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HEADROOM_HOME", str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps(SPEC.to_config()))
+    (tmp_path / "machine.json").write_text(json.dumps(make_cpu_machine().to_json()))
+    asked = ["--model", str(tmp_path), "--machine", str(tmp_path / "machine.json"), "--sequences", "4"]
+    asked += ["--prompt-length", "8", "--new-tokens", "6"]
+    assert main(["estimate", *asked, "--plan", "best", "--json"]) == 0
+    best = json.loads(capsys.readouterr().out)
+    assert main(["plan", *asked, "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert planned["chosen"]["plan"] == best["plan"]
+    assert planned["gap"] == 0
+    (tmp_path / "plan.json").write_text(json.dumps(planned))
+    assert main(["estimate", *asked, "--plan", str(tmp_path / "plan.json"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["plan"] == best["plan"]
+    assert main(["plan", *asked, "--generate-for", "largest_batch"]) == 0
+    text = capsys.readouterr().out
+    assert "4 at once  <- chosen" in text
+    assert "no plan that is allowed and fits is better" in text
+    assert main(["plan", *asked, "--budget", "1000"]) == 2
+    assert "Raise the budget to" in capsys.readouterr().err
+    assert main(["plan", *asked, "--pin", "weights.dtype=fp32"]) == 2
+    assert "is of a plan to train" in capsys.readouterr().err
 
 
 def test_a_model_that_cannot_generate_is_refused_by_the_child(tmp_path):

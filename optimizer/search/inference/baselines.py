@@ -1,6 +1,6 @@
 """The plans people choose by hand, priced beside the solver's. They are reported even where the goal forbids what they do."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -53,11 +53,18 @@ def list_inference_baselines(problem: InferenceProblem) -> dict[str, InferenceBa
     return {label: baseline for label, baseline in INFERENCE_BASELINES.items() if baseline not in left_out}
 
 
-def price_inference_baselines(book: Book, *, weights: WeightsPlan | None = None) -> dict[str, PricedInferencePlan]:
-    """By label, in fp32 unless ``weights`` says otherwise; one plan per label, also where two coincide."""
+def price_inference_baselines(
+    book: Book, *, weights: WeightsPlan | None = None, labels: Sequence[str] | None = None
+) -> dict[str, PricedInferencePlan]:
+    """By label, in fp32 unless ``weights`` says otherwise; one plan per label, also where two coincide. labels: of those wanted;
+    all that the machine can carry out unless given.
+    """
+    if labels is None:
+        labels = list(list_inference_baselines(book.problem))
     found = {}
-    for label, baseline in list_inference_baselines(book.problem).items():
-        found[label] = book.problem.priced(label, baseline(book, weights or WeightsPlan()))
+    for label in labels:
+        plan = INFERENCE_BASELINES[label](book, weights or WeightsPlan())
+        found[label] = book.problem.priced(label, plan)
     return found
 
 
