@@ -34,7 +34,8 @@ def make_brief(attempt: Attempt, *, folder: Path, home: Path, device: str) -> di
         "config": job.model.config,
     }
     if job.kind == Kind.PROFILE:
-        return {**brief, "adapter": job.spec.get("adapter"), "profile_file": str(folder / "profile.json")}
+        traced = {"adapter": job.spec.get("adapter"), "generates": bool(job.spec.get("generates"))}
+        return {**brief, **traced, "profile_file": str(folder / "profile.json")}
     return {**brief, **_training_part(attempt, home=home)}
 
 

@@ -5,18 +5,22 @@ from pathlib import Path
 from typing import Any
 
 
-def profile_to_file(config: dict[str, Any], file: Path, *, adapter: dict[str, Any] | None = None) -> None:
+def profile_to_file(
+    config: dict[str, Any], file: Path, *, adapter: dict[str, Any] | None = None, generates: bool = False
+) -> None:
     """Trace the model that ``config`` describes; the profile's JSON appears at ``file``, whole or not at all.
 
-    adapter: a workload's; the profile is then of the model with these adapters.
+    adapter: a workload's; the profile is then of the model with these adapters. generates: of a model that generates instead.
     """
     from optimizer.models.spec import read_model_spec
+    from optimizer.profile.inference_trace import profile_inference
     from optimizer.profile.trace import profile_model
     from optimizer.serialize import from_json
     from optimizer.workload import Adapter
 
+    spec = read_model_spec(config)
     read = None if adapter is None else from_json(Adapter, adapter, path="adapter")
-    document = profile_model(read_model_spec(config), adapter=read).to_json()
+    document = profile_inference(spec).to_json() if generates else profile_model(spec, adapter=read).to_json()
     staged = file.with_name(f".{file.name}")
     staged.write_text(json.dumps(document))
     staged.replace(file)

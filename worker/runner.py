@@ -90,7 +90,12 @@ def profile(attempt: dict[str, Any], *, reporter: Reporter, should_stop: StopFla
 
     reporter({"type": "started", "resumed_from_step": 0})
     reporter.phase("profiling")
-    profile_to_file(attempt["config"], Path(attempt["profile_file"]), adapter=attempt.get("adapter"))
+    profile_to_file(
+        attempt["config"],
+        Path(attempt["profile_file"]),
+        adapter=attempt.get("adapter"),
+        generates=attempt.get("generates", False),
+    )
     return {"outcome": "succeeded", "reason": "done", "message": "", "error": None, "step": 0}
 
 

@@ -9,17 +9,29 @@ itself, and how many tokens there is room for is the plan's and the workload's b
 come is ``kv_after``. Regimes, and what is not modelled, are as in ``profile.py``.
 """
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from optimizer.errors import InvalidModel, InvalidWorkload
 from optimizer.profile.extent import traced_representation
-from optimizer.profile.profile import Change, Op, Part, Regime, not_profiled
+from optimizer.profile.profile import Change, Op, Part, Regime, not_profiled, profile_fingerprint
 from optimizer.profile.sizes import Shape
 from optimizer.serialize import from_json, to_json
+from optimizer.workload import Adapter
 
 INFERENCE_PROFILE_VERSION: Final = 1
 EMBEDDING, HEAD = "embedding", "head"
+
+
+def inference_fingerprint(model_fingerprint: str) -> str:
+    """Under which name the profile of a model that generates is kept: 64 hex digits, beside that of training it."""
+    return hashlib.sha256(f"{model_fingerprint} generates".encode()).hexdigest()
+
+
+def traced_fingerprint(model_fingerprint: str, *, adapter: Adapter | None, generates: bool) -> str:
+    """Of what a trace is asked for: training, with these adapters or none, or generating."""
+    return inference_fingerprint(model_fingerprint) if generates else profile_fingerprint(model_fingerprint, adapter)
 
 
 def block_part(template: int) -> str:

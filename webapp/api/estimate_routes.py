@@ -16,13 +16,22 @@ class EstimateBody(Schema, extra="forbid"):
     """A model on one machine, known or only named."""
 
     model: str = Field(max_length=200, description="id or name of a model, presets among them")
-    workload: dict[str, Any] = Field(default_factory=dict, description="as in a job spec; defaults where left out")
-    goal: dict[str, Any] | None = Field(default=None, description="as in a job spec; all of the device's memory unless given")
+    workload: dict[str, Any] = Field(
+        default_factory=dict,
+        description="as in a job spec; defaults where left out. With `kind: inference` a batch generation: `prompt_length`, "
+        "`num_new_tokens`, `num_sequences`, `seed`",
+    )
+    goal: dict[str, Any] | None = Field(
+        default=None,
+        description="as in a job spec; all of the device's memory unless given. Of a generation `objective` is `throughput`, "
+        "`first_token` or `largest_batch`",
+    )
     machine: str | None = Field(default=None, max_length=60, description="id of a machine that has run a worker")
     gpu: str | None = Field(default=None, max_length=100, description="name of a card of the table, instead of a machine")
     plan: str | dict[str, Any] | None = Field(
         default=None,
-        description="a plan, a baseline's label or `best`; plain training and the best beside it unless given",
+        description="a plan, a baseline's label or `best`; plain training and the best beside it unless given. Of a generation a "
+        "plan with `batch_size`, and other baselines; resident weights and the best unless given",
     )
     knobs: bool = Field(default=True, description="whether one-change neighbours of the plan are priced too")
 
@@ -80,8 +89,9 @@ class Knob(Schema):
 
 
 class EstimateAnswer(Schema):
-    """``plans`` holds the plan asked for, or plain training and the best."""
+    """Of training. ``plans`` holds the plan asked for, or plain training and the best."""
 
+    kind: Literal["training"] = "training"
     profile: Literal["ready"] = "ready"
     model_type: str
     num_blocks: int
@@ -96,6 +106,23 @@ class EstimateAnswer(Schema):
     knobs: list[Knob]
 
 
+class GenerationAnswer(Schema):
+    """Of a batch generation. ``plans`` holds the plan asked for, or resident weights and the best."""
+
+    kind: Literal["inference"]
+    profile: Literal["ready"] = "ready"
+    model_type: str
+    num_blocks: int
+    machine: dict[str, Any]
+    workload: dict[str, Any]
+    goal: dict[str, Any]
+    host_budget_bytes: int
+    plans: list[PricedPlan]
+    nothing_fits: str | None
+    explanation: Explanation
+    sentences: list[str] = Field(description="what the last plan does")
+
+
 class Pending(Schema):
     """Ask again after Retry-After."""
 
@@ -103,9 +130,12 @@ class Pending(Schema):
     waiting_for: Literal["profile"] = "profile"
 
 
-@router.post("/estimates", response={200: EstimateAnswer, 202: Pending}, tags=["plans"])
+@router.post("/estimates", response={200: EstimateAnswer | GenerationAnswer, 202: Pending}, tags=["plans"])
 def create_estimate(request: HttpRequest, body: EstimateBody) -> HttpResponse | dict[str, Any]:
-    """Price a plan and explain it; nothing is kept. 202 while the model is profiled: ask again after Retry-After."""
+    """Price a plan to train or to generate, and explain it; nothing is kept.
+
+    202 while the model is profiled: ask again after Retry-After.
+    """
     found = estimates.estimate(
         request.user,
         estimates.EstimateRequest(

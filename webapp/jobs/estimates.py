@@ -8,12 +8,24 @@ from typing import Any
 
 from optimizer.errors import InvalidInput
 from optimizer.hardware.machine import Machine as MachineSpec
+from optimizer.plan.inference import InferencePlan
 from optimizer.plan.plan import Plan
-from optimizer.workload import Goal
+from optimizer.workload import Goal, InferenceGoal
 from webapp.catalog.models import Model
 from webapp.catalog.queries import machines_visible_to, models_visible_to
-from webapp.jobs.planning import profile_of
-from webapp.jobs.spec import check_against_model, find_visible, read_goal, read_workload
+from webapp.jobs.planning import inference_profile_of, profile_of
+from webapp.jobs.spec import (
+    check_against_model,
+    check_generates,
+    find_visible,
+    read_goal,
+    read_inference_goal,
+    read_inference_workload,
+    read_workload,
+)
+
+_TRAINING = ("kind", "training")
+"""What a workload says that is no generation; it may say nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +34,7 @@ class EstimateRequest:
 
     model: str
     workload: dict[str, Any]
+    """Its ``kind`` is ``training``, also where it has none, or ``inference``."""
     goal: dict[str, Any] | None
     machine: str | None
     gpu: str | None
@@ -34,11 +47,13 @@ def estimate(user: Any, request: EstimateRequest) -> dict[str, Any] | None:
 
     Raises InvalidInput for the first field that is wrong, ProfileFailed, and NoFeasiblePlan for ``best`` where nothing fits.
     """
+    if request.workload.get("kind") == "inference":
+        return _estimate_generation(user, request)
     # here, so that numpy and scipy are loaded with the first price and not with every process that knows of jobs
     from optimizer.estimating import estimate_profiled
 
     model: Model = find_visible(models_visible_to(user), request.model, field="model")
-    workload = read_workload(request.workload)
+    workload = read_workload({key: value for key, value in request.workload.items() if (key, value) != _TRAINING})
     check_against_model(workload, model)
     machine, calibration = read_machine(user, machine=request.machine, gpu=request.gpu)
     goal = Goal(device_budget_bytes=machine.device.memory_bytes) if request.goal is None else read_goal(request.goal)
@@ -56,6 +71,26 @@ def estimate(user: Any, request: EstimateRequest) -> dict[str, Any] | None:
         calibration=calibration,
     )
     return found.to_json()
+
+
+def _estimate_generation(user: Any, request: EstimateRequest) -> dict[str, Any] | None:
+    from optimizer.estimating_generation import estimate_generation_profiled
+
+    model: Model = find_visible(models_visible_to(user), request.model, field="model")
+    workload = read_inference_workload({key: value for key, value in request.workload.items() if key != "kind"})
+    check_generates(model)
+    machine, calibration = read_machine(user, machine=request.machine, gpu=request.gpu)
+    goal = InferenceGoal(device_budget_bytes=machine.device.memory_bytes)
+    if request.goal is not None:
+        goal = read_inference_goal(request.goal)
+    plan = InferencePlan.from_json(request.plan) if isinstance(request.plan, dict) else request.plan
+    profile = inference_profile_of(model)
+    if profile is None:
+        return None
+    found = estimate_generation_profiled(
+        profile, plan=plan, workload=workload, machine=machine, goal=goal, calibration=calibration
+    )
+    return {"kind": "inference", **found.to_json()}
 
 
 def read_machine(user: Any, *, machine: str | None, gpu: str | None) -> tuple[MachineSpec, dict[str, Any] | None]:

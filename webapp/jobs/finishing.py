@@ -21,7 +21,7 @@ from django.utils import timezone
 
 from optimizer.estimate.prediction import Prediction
 from optimizer.hardware.calibration import update_calibration
-from optimizer.profile.profile import profile_fingerprint
+from optimizer.profile.inference import traced_fingerprint
 from webapp.catalog.actions import keep_profile, keep_profile_error
 from webapp.catalog.models import Machine, Profile
 from webapp.jobs.models import Artifact, Attempt, Job, Kind, Outbox, Reason, State
@@ -277,7 +277,8 @@ def _has_profile(job: Job) -> bool:
 
 def _fingerprint(job: Job) -> str:
     """Of what a profile job traces."""
-    return profile_fingerprint(job.model.fingerprint, read_adapter(job.spec.get("adapter")))
+    adapter = read_adapter(job.spec.get("adapter"))
+    return traced_fingerprint(job.model.fingerprint, adapter=adapter, generates=bool(job.spec.get("generates")))
 
 
 def _keep_profile(job: Job, end: End, profile: dict[str, Any] | None, result: dict[str, Any] | None) -> None:

@@ -19,6 +19,7 @@ from optimizer.errors import HeadroomError, InvalidInput, InvalidWorkload, NoFea
 from optimizer.hardware.machine import Machine as MachineSpec
 from optimizer.plan.explain import explain_plan
 from optimizer.plan.plan import PLAN_VERSION
+from optimizer.profile.inference import InferenceProfile
 from optimizer.profile.profile import PROFILE_VERSION, profile_fingerprint
 from optimizer.profile.profile import Profile as ModelProfile
 from optimizer.search.problem import PricedPlan
@@ -155,8 +156,14 @@ def known_profile_of(model: Model, adapter: Adapter | None) -> ModelProfile | No
     return read_profile(row.pk, row.document_sha256) if row is not None and row.document_sha256 else None
 
 
-def _ready_profile(model: Model, *, adapter: Adapter | None) -> Profile | None:
-    profile = request_profile(model, adapter=adapter)
+def inference_profile_of(model: Model) -> InferenceProfile | None:
+    """Of a model that generates; None while it is being made, which this asks for. Raises ProfileFailed."""
+    row = _ready_profile(model, generates=True)
+    return None if row is None else read_inference_profile(row.pk, row.document_sha256)
+
+
+def _ready_profile(model: Model, *, adapter: Adapter | None = None, generates: bool = False) -> Profile | None:
+    profile = request_profile(model, adapter=adapter, generates=generates)
     if profile.error is not None and not profile.document_sha256:
         raise ProfileFailed(str(profile.error.get("message")), hint=str(profile.error.get("hint") or ""))
     return profile if profile.document_sha256 else None
@@ -252,6 +259,12 @@ def _search(spec: JobSpec, profile: Profile, machine: Machine) -> _Searched:
 def read_profile(fingerprint: str, document_sha256: str) -> ModelProfile:
     """Kept by its hash: each edit of the form prices again, and reading a profile takes longer than pricing with it."""
     return ModelProfile.from_json(Profile.objects.get(fingerprint=fingerprint).document)
+
+
+@functools.lru_cache(maxsize=16)
+def read_inference_profile(fingerprint: str, document_sha256: str) -> InferenceProfile:
+    """Kept like those of training."""
+    return InferenceProfile.from_json(Profile.objects.get(fingerprint=fingerprint).document)
 
 
 def _explained(baselines: dict[str, PricedPlan], machine: Machine) -> list[_Found]:

@@ -13,7 +13,7 @@ from optimizer.models.targets import check_targets
 from optimizer.profile.profile import profile_fingerprint
 from optimizer.serialize import from_json, shown, to_json
 from optimizer.units import parse_bytes
-from optimizer.workload import Adapter, Export, Goal, TrainingWorkload
+from optimizer.workload import Adapter, Export, Goal, InferenceGoal, InferenceWorkload, TrainingWorkload
 from webapp.catalog.models import Dataset, Model
 from webapp.catalog.queries import datasets_visible_to, models_visible_to
 
@@ -149,17 +149,30 @@ def _as_number(value: Any) -> Any:
         return value
 
 
+def read_inference_workload(document: Any) -> InferenceWorkload:
+    return from_json(InferenceWorkload, document, path="workload", error=InvalidWorkload)
+
+
+def read_inference_goal(document: Any) -> InferenceGoal:
+    return from_json(InferenceGoal, _with_budgets(document), path="goal", error=InvalidWorkload)
+
+
+def _with_budgets(document: Any) -> Any:
+    """Sizes as bytes."""
+    if not isinstance(document, dict):
+        return document
+    return {
+        key: _as_bytes(value, field=f"goal.{key}") if key in _SIZES and value is not None else value
+        for key, value in document.items()
+    }
+
+
 def read_goal(document: Any) -> Goal:
     if document is None:
         raise InvalidWorkload(
             "goal is missing; allowed: an object with device_budget_bytes", field="goal", allowed="{device_budget_bytes: 6 GiB}"
         )
-    if isinstance(document, dict):
-        document = dict(document)
-        for name in _SIZES:
-            if document.get(name) is not None:
-                document[name] = _as_bytes(document[name], field=f"goal.{name}")
-    return from_json(Goal, document, path="goal", error=InvalidWorkload)
+    return from_json(Goal, _with_budgets(document), path="goal", error=InvalidWorkload)
 
 
 def _as_bytes(value: Any, *, field: str) -> int:
@@ -170,6 +183,17 @@ def _as_bytes(value: Any, *, field: str) -> int:
     except ValueError as error:
         allowed = "bytes, or a text such as 6 GiB"
         raise InvalidWorkload(f"{field}: {error}", field=field, value=shown(value), allowed=allowed) from error
+
+
+def check_generates(model: Model) -> None:
+    spec = read_model_spec(model.config)
+    if spec.kind != "decoder":
+        raise InvalidModel(
+            f"{model.name} is of type {spec.model_type}, an {spec.kind.replace('_', '-')}; generation needs a decoder",
+            field="model",
+            value=model.model_type,
+            allowed="a decoder",
+        )
 
 
 def check_against_model(workload: TrainingWorkload, model: Model) -> None:

@@ -1,0 +1,99 @@
+"""Estimates of batch generations over the API: with a real profile, waited for where there is none, refused by field."""
+
+import json
+
+import pytest
+
+from optimizer.models.spec import read_model_spec
+from optimizer.profile.inference import inference_fingerprint
+from tests.webapp.conftest import TINY_CONFIG
+from webapp.catalog.actions import keep_profile
+from webapp.catalog.models import Profile
+from webapp.jobs.models import Job
+from worker.brief import make_brief
+from worker.profiling import profile_to_file
+
+WORKLOAD = {"kind": "inference", "prompt_length": 8, "num_new_tokens": 6, "num_sequences": 4}
+
+
+def post(client, **changes):
+    body = {"workload": WORKLOAD, "gpu": "RTX 4090", **changes}
+    return client.post("/api/v1/estimates", data=json.dumps(body), content_type="application/json")
+
+
+@pytest.fixture(scope="module")
+def generation_document():
+    from optimizer.profile.inference_trace import profile_inference
+
+    return profile_inference(read_model_spec(TINY_CONFIG), representations=("fp32", "bf16")).to_json()
+
+
+@pytest.fixture
+def generating(model, generation_document):
+    keep_profile(inference_fingerprint(model.fingerprint), generation_document)
+    return model
+
+
+def test_resident_weights_stand_beside_the_best(as_ada, generating):
+    answer = post(as_ada, model=generating.pk)
+    assert answer.status_code == 200, answer.content
+    document = answer.json()
+    assert document["kind"] == "inference"
+    assert [plan["label"] for plan in document["plans"]] == ["resident", "chosen"]
+    best = document["plans"][-1]
+    assert best["verdict"] == "fits"
+    assert best["prediction"]["memory"]["process"]["value"] > best["prediction"]["device_peak_bytes"]
+    assert sum(row["peak_bytes"] for row in document["explanation"]["categories"]) == best["prediction"]["device_peak_bytes"]
+    assert document["sentences"]
+
+
+def test_the_plan_of_an_answer_can_be_asked_again(as_ada, generating):
+    first = post(as_ada, model=generating.pk, plan="best").json()["plans"][0]
+    again = post(as_ada, model=generating.pk, plan=first["plan"]).json()["plans"]
+    assert again == [{**first, "label": "given"}]
+
+
+def test_budgets_may_be_texts_and_an_objective_is_named(as_ada, generating):
+    goal = {"device_budget_bytes": "2 GiB", "objective": "largest_batch", "allow_lossy": True}
+    document = post(as_ada, model=generating.pk, plan="best", goal=goal).json()
+    assert document["goal"]["device_budget_bytes"] == 2 * 1024**3
+    assert document["plans"][0]["plan"]["batch_size"] == 4
+
+
+def test_a_model_that_was_never_traced_generating_is_traced_by_a_worker(as_ada, profiled_llama, tmp_path):
+    waiting = post(as_ada, model=profiled_llama.pk)
+    assert (waiting.status_code, waiting.json()["waiting_for"]) == (202, "profile")
+    job = Job.objects.get()
+    assert (job.kind, job.spec["generates"]) == ("profile", True)
+    brief = make_brief(job.attempts.model(job=job, number=1, fence=1), folder=tmp_path, home=tmp_path, device="cpu")
+    profile_to_file(brief["config"], tmp_path / "profile.json", adapter=brief["adapter"], generates=brief["generates"])
+    keep_profile(inference_fingerprint(profiled_llama.fingerprint), json.loads((tmp_path / "profile.json").read_text()))
+    assert post(as_ada, model=profiled_llama.pk).status_code == 200
+    assert Profile.objects.count() == 2
+
+
+def test_best_where_nothing_fits_names_the_smallest_budget(as_ada, generating):
+    refused = post(as_ada, model=generating.pk, plan="best", goal={"device_budget_bytes": 1000})
+    assert (refused.status_code, refused.json()["code"]) == (422, "no_feasible_plan")
+    assert "Raise the budget to" in refused.content.decode()
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "field", "words"),
+    [
+        ({"plan": "keep_all"}, "invalid_input", "plan", "is not one of best, resident"),
+        ({"plan": {"batch_size": 0}}, "invalid_plan", "plan.batch_size", "allowed: 1 or more"),
+        ({"plan": {"batch_size": 5}}, "invalid_plan", "plan.batch_size", "is more than there are"),
+        ({"workload": {**WORKLOAD, "prompt_length": 1}}, "invalid_workload", "workload.prompt_length", "an integer from 2"),
+        ({"workload": {**WORKLOAD, "num_new_tokens": 9999}}, "invalid_workload", "workload.num_new_tokens", "positions for"),
+        ({"workload": {**WORKLOAD, "global_batch_size": 2}}, "invalid_workload", "workload.global_batch_size", "not a known"),
+        ({"workload": {"kind": "magic"}}, "invalid_workload", "workload.kind", "not a known"),
+        ({"goal": {"device_budget_bytes": 1, "objective": "joy"}}, "invalid_workload", "goal.objective", "throughput"),
+    ],
+)
+def test_what_is_wrong_is_refused_by_field(as_ada, generating, changes, code, field, words):
+    refused = post(as_ada, **{"model": generating.pk, **changes})
+    document = refused.json()
+    assert (refused.status_code, document["code"]) == (422, code)
+    assert document["fields"][0]["field"] == field
+    assert words in document["detail"]
