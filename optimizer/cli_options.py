@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from optimizer.cli_adapters import read_adapter
 from optimizer.errors import InvalidInput
-from optimizer.estimating import BEST, read_json
+from optimizer.estimating import BEST, is_there, read_json
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.machine import Machine
 from optimizer.plan.pins import read_pins
@@ -112,7 +112,7 @@ def read_profile(path: Path) -> Profile:
 def read_plan(name: str | None) -> str | Plan | None:
     if name is None or name == BEST or name in BASELINES:
         return name
-    if "\0" in name or not Path(name).exists():
+    if not is_there(Path(name)):
         allowed = [BEST, *BASELINES]
         raise InvalidInput(
             f"plan {name!r} is neither a file nor one of {', '.join(allowed)}", field="plan", value=name, allowed=allowed

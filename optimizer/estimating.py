@@ -147,7 +147,7 @@ def read_model(model: str | Path | Mapping[str, Any]) -> ModelSpec:
     if str(model) in PRESETS:
         return PRESETS[str(model)].spec
     path = Path(model)
-    if "\0" in str(model) or not path.exists():
+    if not is_there(path):
         raise InvalidInput(
             f"model {str(model)!r} is neither a file nor a preset; presets: {', '.join(PRESETS)}",
             field="model",
@@ -167,6 +167,14 @@ def _read_spec(document: dict[str, Any]) -> ModelSpec:
     # By name: what the service imports must not lead to transformers, and the service never comes here.
     spec: ModelSpec = import_module("optimizer.models.any_spec").read_any_spec(document)
     return spec
+
+
+def is_there(path: Path) -> bool:
+    """Whether anything lies there; no also of what can be no path."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # too long, not permitted, with a NUL in it
+        return False
 
 
 def read_json(path: Path, *, field: str, max_bytes: int = 256_000_000) -> Any:

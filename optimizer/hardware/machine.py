@@ -4,11 +4,12 @@ Torch-free. ``probe/`` measures one of these on the spot; ``calibration.py`` cor
 """
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Literal
 
-from optimizer.serialize import from_json, to_json
+from optimizer.errors import InvalidInput
+from optimizer.serialize import from_json, shown, to_json
 
 RateSource = Literal["measured", "table"]
 Curve = tuple[tuple[float, float], ...]
@@ -114,4 +115,57 @@ class Machine:
 
     @classmethod
     def from_json(cls, document: Any) -> "Machine":
-        return from_json(cls, document, path="machine")
+        """Raises InvalidInput that names the first field that is wrong, or that no machine has."""
+        machine = from_json(cls, document, path="machine")
+        _check_bytes(machine)
+        _check_rates(machine.rates)
+        return machine
+
+
+_LEAST_RATE, _LARGEST_RATE = 1e-9, 1e30
+_LARGEST_SIZE = 2**60
+_ALWAYS_THERE = {"matmul_flops_per_s": "fp32", "attention_flops_per_s": "fp32", "optimizer_elements_per_s": "adamw_32"}
+"""Keys that the estimate falls back to."""
+
+
+def _check_bytes(machine: Machine) -> None:
+    for holder, path, least in ((machine.device, "machine.device", 1), (machine, "machine", 0)):
+        for entry in fields(holder):
+            value = getattr(holder, entry.name)
+            if entry.name.endswith("_bytes") and value is not None:
+                at_least = least if entry.name == "memory_bytes" else 0
+                _require(f"{path}.{entry.name}", value, low=at_least, high=_LARGEST_SIZE)
+
+
+def _check_rates(rates: Rates) -> None:
+    """Rates are above zero; seconds may be zero."""
+    for entry in fields(rates):
+        path, value = f"machine.rates.{entry.name}", getattr(rates, entry.name)
+        low = 0.0 if entry.name.endswith("_s") and not entry.name.endswith("_per_s") else _LEAST_RATE
+        for name, number in value.items() if isinstance(value, dict) else [("", value)]:
+            place = f"{path}.{name}" if name else path
+            if isinstance(number, tuple):
+                _check_curve(place, number)
+            elif isinstance(number, int | float):
+                _require(place, number, low=low, high=_LARGEST_RATE)
+    for table, key in _ALWAYS_THERE.items():
+        if key not in getattr(rates, table):
+            raise InvalidInput(f"machine.rates.{table} has no {key}", field=f"machine.rates.{table}", allowed=[key])
+
+
+def _check_curve(path: str, curve: Curve) -> None:
+    for number in (number for point in curve for number in point):
+        _require(path, number, low=_LEAST_RATE, high=_LARGEST_RATE)
+    sizes = [size for size, _ in curve]
+    if not sizes or sizes != sorted(set(sizes)):
+        raise InvalidInput(f"{path} has {len(sizes)} sizes; allowed: one or more, rising", field=path, allowed="rising sizes")
+
+
+def _require(path: str, value: float, *, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise InvalidInput(
+            f"{path} is {value:g}; allowed: {low:g} to {high:g}",
+            field=path,
+            value=shown(value),
+            allowed={"minimum": low, "maximum": high},
+        )

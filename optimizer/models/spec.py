@@ -91,6 +91,7 @@ def read_model_spec(config: dict[str, Any]) -> ModelSpec:
     _check_layer_types(values)
     if model_type == DECODER_TYPE:
         finish_decoder_config(values)
+    _check_derived(architecture, values)
     return _to_spec(model_type, architecture, values)
 
 
@@ -125,6 +126,14 @@ def _checked(name: str, value: Any, field: Field) -> Any:
     if not field.accepts(value):
         raise refusal(name, value, allowed=field.allowed)
     return field.normalized(value)
+
+
+def _check_derived(architecture: Architecture, values: dict[str, Any]) -> None:
+    """Sizes that follow from others keep to the same limits, so that a spec that was read can be read again."""
+    for name, field in architecture.fields.items():
+        size = values.get(name)
+        if isinstance(size, int) and not field.accepts(size):
+            raise refusal(name, size, allowed=field.allowed)
 
 
 def _check_shapes(architecture: Architecture, values: dict[str, Any]) -> None:
