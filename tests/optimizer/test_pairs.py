@@ -21,7 +21,9 @@ from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
+from optimizer.profile.extent import Extent
 from optimizer.workload import TrainingWorkload
+from tests.optimizer.profiles import trace
 
 NUM_BLOCKS = 3
 LLAMA = {
@@ -35,6 +37,8 @@ LLAMA = {
     "max_position_embeddings": 128,
     "tie_word_embeddings": False,
 }
+EXTENT = Extent(representations=("fp32", "bf16"), shapes=((2, 24), (4, 24)))
+"""Of all plans here, and of those of SGD (test_sgd.py)."""
 ON_HOST = {"gradients": GradientsPlan(choice="host"), "optimizer_state": OptimizerStatePlan(place="host")}
 TECHNIQUES = {
     **{choice: {"activations": choice} for choice in ("recompute", "selective", "offload", "offload_disk")},
@@ -90,9 +94,7 @@ def spec():
 
 @pytest.fixture(scope="module")
 def profile(spec):
-    from optimizer.profile.trace import profile_model
-
-    return profile_model(spec)
+    return trace(spec, extent=EXTENT)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,8 @@ from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import TrainingWorkload
 from tests.optimizer.machines import make_cpu_machine
-from tests.optimizer.test_pairs import LLAMA, NUM_BLOCKS, TECHNIQUES, make_plan
+from tests.optimizer.profiles import trace
+from tests.optimizer.test_pairs import EXTENT, LLAMA, NUM_BLOCKS, TECHNIQUES, make_plan
 
 MACHINE = make_cpu_machine()
 MOMENTA = pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -31,9 +32,7 @@ def spec():
 
 @pytest.fixture(scope="module")
 def profile(spec):
-    from optimizer.profile.trace import profile_model
-
-    return profile_model(spec)
+    return trace(spec, extent=EXTENT)
 
 
 def make_workload(plan, momentum):

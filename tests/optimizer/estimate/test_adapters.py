@@ -10,11 +10,12 @@ from optimizer.plan.gradients import GradientsPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
+from optimizer.profile.extent import Extent
 from optimizer.profile.profile import Profile, profile_fingerprint
-from optimizer.profile.trace import profile_model
 from optimizer.runtime.measure import measure_step
 from optimizer.workload import Adapter, TrainingWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
+from tests.optimizer.profiles import trace
 
 ADAPTER = Adapter(rank=4)
 
@@ -26,7 +27,9 @@ def llama():
 
 @pytest.fixture(scope="module")
 def adapted(llama):
-    return profile_model(llama, adapter=ADAPTER)
+    weights = [WeightsPlan(dtype=dtype, frozen=form) for dtype in ("fp32", "bf16") for form in ("same", "int8", "nf4")]
+    extent = Extent(representations=tuple(each.representation for each in weights), shapes=((2, 40),))
+    return trace(llama, adapter=ADAPTER, extent=extent)
 
 
 def make_workload(plan):

@@ -14,12 +14,13 @@ from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
-from optimizer.profile.trace import profile_model
+from optimizer.profile.extent import Extent
 from optimizer.runtime.logits_and_loss import IGNORED_LABEL
 from optimizer.runtime.meter import Meter
 from optimizer.runtime.step import Trainer
 from optimizer.runtime.weights import torch_dtype
 from optimizer.workload import TrainingWorkload
+from tests.optimizer.profiles import trace
 
 NUM_BLOCKS = 3
 LLAMA = {
@@ -47,7 +48,8 @@ def spec():
 
 @pytest.fixture(scope="module")
 def profiles(spec):
-    return profile_model(spec), profile_model(spec, is_padded=True)
+    extent = Extent(representations=("fp32", "bf16"))
+    return trace(spec, extent=extent), trace(spec, is_padded=True, extent=extent)
 
 
 def draw_lengths(num, *, seed):

@@ -10,17 +10,17 @@ from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.plan import Plan
-from optimizer.profile.trace import profile_model
 from optimizer.runtime.measure import measure_step
 from optimizer.search.baselines import price_baselines
 from optimizer.search.search import search_plans, training_problem
 from optimizer.workload import Goal
+from tests.optimizer.profiles import extent_of, trace
 from tests.optimizer.runtime.test_sparse_gradients import DENSE_SPEC, REFUSED, SPEC, WORKLOAD, make_plan
 
 
 @pytest.fixture(scope="module")
 def profile():
-    return profile_model(SPEC)
+    return trace(SPEC)
 
 
 @pytest.mark.parametrize(("field", "rows"), REFUSED)
@@ -62,7 +62,8 @@ def test_many_rows_of_few_tokens_at_a_time_are_bounded_where_they_are_joined_and
 
 def test_the_peak_is_below_that_with_dense_gradients(profile, machine):
     plan = make_plan(4)
-    dense = estimate_training(profile_model(DENSE_SPEC), plan=plan, workload=WORKLOAD, machine=machine)
+    extent = extent_of([(make_plan(4), WORKLOAD)])
+    dense = estimate_training(trace(DENSE_SPEC, extent=extent), plan=plan, workload=WORKLOAD, machine=machine)
     sparse = estimate_training(profile, plan=plan, workload=WORKLOAD, machine=machine)
     saved_bytes = 997 * 32 * 4 - 3 * WORKLOAD.sequence_length * (32 * 4 + 8)
     assert sparse.device_peak_bytes <= dense.device_peak_bytes - 0.9 * saved_bytes

@@ -19,6 +19,7 @@ from optimizer.profile.profile import Profile
 from optimizer.runtime.measure_stages import measure_stages
 from optimizer.workload import Adapter, TrainingWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
+from tests.optimizer.profiles import extent_of, trace
 
 NUM_BLOCKS = 3
 HOST_GRADIENTS = {"gradients": GradientsPlan(choice="host")}
@@ -81,16 +82,14 @@ def _one_thread():
     torch.set_num_threads(1)
 
 
-def make_profile(spec, adapter=None):
-    from optimizer.profile.trace import profile_model
-
-    return profile_model(spec, adapter=adapter)
+def trace_for(spec, *plans, **workload):
+    cases = [(plan, make_workload(plan, **workload)) for plan in plans]
+    return spec, trace(spec, adapter=workload.get("adapter"), extent=extent_of(cases))
 
 
 @pytest.fixture(scope="module")
 def llama():
-    spec = read_model_spec(SPARE)
-    return spec, make_profile(spec)
+    return trace_for(read_model_spec(SPARE), *map(make_plan, PLANS))
 
 
 def check(model, machine, tmp_path, plan, workload):
@@ -126,14 +125,15 @@ def test_models_that_evaluate_with_other_kernels_than_they_train_with(machine, t
         logits_and_loss=LogitsAndLossPlan(num_chunks=2),
         activations=ActivationsPlan(per_block=("recompute",) * spec.num_blocks),
     )
-    check((spec, make_profile(spec)), machine, tmp_path, plan, make_workload(plan, sequence_length=20))
+    model = trace_for(spec, plan, sequence_length=20)
+    check(model, machine, tmp_path, plan, make_workload(plan, sequence_length=20))
 
 
 def test_adapters_with_dropout_on_packed_weights(machine, tmp_path):
     adapter = Adapter(rank=4, dropout=0.1)
     spec = read_model_spec(SPARE)
     plan = dataclasses.replace(make_plan("plain"), weights=WeightsPlan(dtype="bf16", frozen="int8"))
-    check((spec, make_profile(spec, adapter)), machine, tmp_path, plan, make_workload(plan, adapter=adapter))
+    check(trace_for(spec, plan, adapter=adapter), machine, tmp_path, plan, make_workload(plan, adapter=adapter))
 
 
 def test_plain_sgd_on_fp32_takes_in_its_first_step_what_every_step_takes(llama, machine):
@@ -157,7 +157,7 @@ def test_a_job_of_one_step_has_no_steady_one(llama, machine):
     assert [peak.stage for peak in peaks] == ["first_step", "evaluation"]
 
 
-def test_the_verdict_is_of_the_highest_stage(llama, machine):
+def test_the_verdict_is_of_the_highest_stage(machine):
     """Streamed, in chunks, and evaluated on so many batches that their inputs are more than a step's activations."""
     plan = dataclasses.replace(
         make_plan("streamed"),
@@ -165,7 +165,8 @@ def test_the_verdict_is_of_the_highest_stage(llama, machine):
         logits_and_loss=LogitsAndLossPlan(num_chunks=4),
     )
     workload = make_workload(plan, eval_batches=1000)
-    predicted = estimate_training(llama[1], plan=plan, workload=workload, machine=machine)
+    _, profile = trace_for(read_model_spec(SPARE), plan)
+    predicted = estimate_training(profile, plan=plan, workload=workload, machine=machine)
     evaluation = predicted.peaks[-1].device_peak_bytes
     assert predicted.device_peak_bytes < evaluation == predicted.highest_peak_bytes <= predicted.device_peak_high_bytes
     assert predicted.verdict(evaluation - 1) == "does_not_fit"

@@ -17,11 +17,12 @@ from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
-from optimizer.profile.trace import profile_model
+from optimizer.profile.extent import Extent
 from optimizer.runtime.measure import measure_step
 from optimizer.workload import TrainingWorkload
 from tests.optimizer.machines import make_cpu_machine
 from tests.optimizer.models.test_decoder import BASE, EVERY_KIND, OPTIONS
+from tests.optimizer.profiles import trace
 
 MACHINE = make_cpu_machine()
 LONG = {"max_position_embeddings": 128}
@@ -41,9 +42,10 @@ def spec_of(name):
     return read_model_spec({**BASE, **changes, **LONG})
 
 
-@cache
-def profile_of(name):
-    return profile_model(spec_of(name))
+def profile_of(name, *, dtype, micro_batch_size):
+    lengths = (48, 96) if name == "wide blocks" else (40, 72)
+    extent = Extent(representations=(dtype,), shapes=tuple((min(micro_batch_size, 2), length) for length in lengths))
+    return trace(spec_of(name), extent=extent)
 
 
 def compare(
@@ -66,7 +68,8 @@ def compare(
         global_batch_size=plan.batch.global_batch_size,
         max_grad_norm=max_grad_norm,
     )
-    predicted = estimate_training(profile_of(name), plan=plan, workload=workload, machine=MACHINE)
+    profile = profile_of(name, dtype=dtype, micro_batch_size=micro_batch_size)
+    predicted = estimate_training(profile, plan=plan, workload=workload, machine=MACHINE)
     measured = measure_step(spec_of(name), plan=plan, workload=workload)
     assert predicted.device_peak_bytes == measured.device_peak_bytes
     assert predicted.device_bytes_by_category == measured.device_bytes_by_category
@@ -109,7 +112,9 @@ def test_shared_parameters_are_priced_wherever_gradients_state_and_weights_are(c
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_profile_counts_each_parameter_once(name):
-    assert profile_of(name).num_parameters == spec_of(name).num_parameters
+    profile = trace(spec_of(name), extent=Extent(choices=("keep",), shapes=((2, 40),)))
+    assert list(profile.regimes) == ["fp32", "bf16", "fp32+bf16"]
+    assert profile.num_parameters == spec_of(name).num_parameters
 
 
 def test_the_peak_of_wide_blocks_is_what_the_meter_counts():
@@ -118,7 +123,7 @@ def test_the_peak_of_wide_blocks_is_what_the_meter_counts():
 
 
 def test_shared_tensors_stand_outside_the_blocks():
-    tensors = profile_of("shared unevenly").tensors
+    tensors = profile_of("shared unevenly", dtype="fp32", micro_batch_size=2).tensors
     num_per_block = len(list(build_model(spec_of("plain"), device="meta").model.layers[0].parameters()))
     assert [len(tensors.by_block[kind]) for kind in tensors.block_kinds] == [0, 0, 0, num_per_block]
     assert len(tensors.before) == 1 + num_per_block
@@ -140,7 +145,7 @@ def test_a_length_shorter_than_the_global_blocks_is_refused():
     )
     workload = TrainingWorkload(sequence_length=16, global_batch_size=1)
     with pytest.raises(InvalidWorkload, match="sequence_length is 16; this model has positions for 24 to 128 tokens"):
-        estimate_training(profile_model(spec), plan=plan, workload=workload, machine=MACHINE)
+        estimate_training(trace(spec), plan=plan, workload=workload, machine=MACHINE)
 
 
 def test_too_few_blocks_in_the_longest_sequence_are_refused_by_name():
@@ -148,7 +153,7 @@ def test_too_few_blocks_in_the_longest_sequence_are_refused_by_name():
     with pytest.raises(
         InvalidModel, match="only 2 multiples of 32, its attention's block, lie from 8 to 64; 4 are needed"
     ):
-        profile_model(spec)
+        trace(spec)
 
 
 def test_a_short_model_of_the_same_kinds_of_blocks_has_them():

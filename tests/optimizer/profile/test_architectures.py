@@ -32,7 +32,10 @@ MODELS = {
 """One of each way in which parts lie: every other type was swept alike, and differs from one of these in sizes only."""
 
 
-EXTENT = Extent(representations=("fp32", "bf16"))
+EXTENTS = {
+    "fp32": Extent(representations=("fp32",), shapes=((2, 24), (2, 40))),
+    "bf16": Extent(representations=("bf16",), shapes=((1, 24),)),
+}
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +46,7 @@ def machine():
 @pytest.fixture(scope="module", params=MODELS)
 def subject(request):
     spec = read_model_spec(MODELS[request.param])
-    return spec, profile_model(spec, extent=EXTENT)
+    return spec, {dtype: profile_model(spec, extent=extent) for dtype, extent in EXTENTS.items()}
 
 
 def list_choices(num_blocks):
@@ -55,14 +58,14 @@ def list_choices(num_blocks):
 
 
 def check(subject, machine, *, per_block, length=24, batch=(2, 1), **rows):
-    spec, profile = subject
+    spec, profiles = subject
     plan = Plan(
         batch=BatchPlan(micro_batch_size=batch[0], accumulation_steps=batch[1]),
         activations=ActivationsPlan(per_block=per_block),
         **rows,
     )
     workload = TrainingWorkload(sequence_length=length, global_batch_size=plan.batch.global_batch_size)
-    predicted = estimate_training(profile, plan=plan, workload=workload, machine=machine)
+    predicted = estimate_training(profiles[plan.weights.dtype], plan=plan, workload=workload, machine=machine)
     measured = measure_step(spec, plan=plan, workload=workload)
     assert predicted.device_peak_bytes == measured.device_peak_bytes, plan
     assert predicted.device_bytes_by_category == measured.device_bytes_by_category, plan
@@ -89,7 +92,7 @@ def test_weights_that_stream_past_both_stacks_are_predicted_to_the_byte(subject,
 
 
 def test_a_head_that_is_more_than_a_projection_is_not_cut(subject, machine):
-    spec, profile = subject
+    spec, profile = subject[0], subject[1]["fp32"]
     if profile.has_plain_head:
         pytest.skip("a plain projection")
     plan = Plan(
