@@ -1,0 +1,192 @@
+"""How attempts end, and what becomes of their jobs."""
+
+import pytest
+from django.utils import timezone
+
+from optimizer.serialize import to_json
+from tests.webapp.jobs.attempts import DONE, DRAINED, failed, reread, run
+from webapp.jobs.actions import (
+    claim_job,
+    expire_leases,
+    finish_attempt,
+    record_checkpoint,
+    record_phase,
+    record_progress,
+    record_samples,
+    record_started,
+    renew_lease,
+)
+from webapp.jobs.models import Artifact, Attempt, Job, Sample
+
+
+def test_a_worker_whose_lease_ran_out_loses_the_job(make_job, machine):
+    job = make_job()
+    attempt = run(machine, lease_s=-1)
+    assert expire_leases() == [job.pk]
+    job = reread(job)
+    assert (job.state, job.reason, job.failed_attempts, job.lease_until) == ("queued", "worker_lost", 1, None)
+    assert not renew_lease(attempt).held
+
+
+def test_grace_spares_a_lease_that_has_just_run_out(make_job, machine):
+    make_job()
+    run(machine, lease_s=-1)
+    assert expire_leases(grace_s=60) == []
+
+
+def test_a_late_renewal_holds_while_nobody_else_has_claimed(make_job, machine):
+    make_job()
+    attempt = run(machine, lease_s=-1)
+    assert renew_lease(attempt).held
+    assert expire_leases() == []
+
+
+def test_a_stale_worker_changes_nothing(make_job, machine, settings):
+    settings.HEADROOM_RETRY_BASE_S = 0
+    job = make_job()
+    stale = run(machine, lease_s=-1)
+    expire_leases()
+    live = run(machine)
+    before = reread(job)
+    assert not renew_lease(stale).held
+    assert not record_started(stale, pid=2)
+    assert not record_phase(stale, "training")
+    assert not record_progress(stale, step=9, eta_s=1, summary={"loss": 0})
+    assert not record_samples(stale, [{"kind": "step", "step": 9}])
+    assert not record_checkpoint(stale, step=9, folder="x", manifest_sha256="0", num_bytes=1)
+    assert finish_attempt(stale, result=DONE, exit_code=0) == "stale"
+    after = reread(job)
+    assert (after.state, after.fence, after.step, after.event_seq) == (
+        "running",
+        live.fence,
+        before.step,
+        before.event_seq,
+    )
+    assert not Sample.objects.exists()
+
+
+def test_a_drained_attempt_costs_nothing_and_may_start_at_once(make_job, machine):
+    job = make_job()
+    assert finish_attempt(run(machine), result=DRAINED, exit_code=75) == "drained"
+    job = reread(job)
+    assert (job.failed_attempts, job.not_before) == (0, None)
+    assert claim_job(worker="w", machine=machine) is not None
+
+
+@pytest.mark.parametrize(("num_failed", "delay_s"), [(0, 10), (1, 20), (2, 40), (3, 80)])
+def test_each_lost_attempt_waits_twice_as_long(make_job, machine, num_failed, delay_s):
+    job = make_job()
+    attempt = run(machine)
+    Job.objects.filter(pk=job.pk).update(failed_attempts=num_failed)
+    assert finish_attempt(attempt, result=None, exit_code=-9) == "worker_lost"
+    wait_s = (reread(job).not_before - timezone.now()).total_seconds()
+    assert delay_s - 5 < wait_s <= delay_s
+
+
+def test_the_fifth_failed_attempt_is_the_last(make_job, machine):
+    job = make_job()
+    attempt = run(machine)
+    Job.objects.filter(pk=job.pk).update(failed_attempts=4)
+    assert finish_attempt(attempt, result=None, exit_code=-9) == "failed"
+    job = reread(job)
+    assert (job.state, job.reason) == ("failed", "worker_lost")
+    assert job.message == "the job's process was ended by signal 9 and left no result; 5 attempts failed; 5 are allowed"
+
+
+def test_three_quick_deaths_without_a_step_are_a_poisoned_job(make_job, machine, settings):
+    settings.HEADROOM_RETRY_BASE_S = 0
+    job = make_job()
+    answers = [finish_attempt(run(machine), result=None, exit_code=-9) for _ in range(3)]
+    assert answers == ["worker_lost", "worker_lost", "failed"]
+    assert "3 attempts died within 60 s without a step" in reread(job).message
+
+
+def test_a_death_after_a_step_is_not_a_quick_one(make_job, machine, settings):
+    settings.HEADROOM_RETRY_BASE_S = 0
+    make_job()
+    for step in (1, 2, 3):
+        attempt = run(machine)
+        record_progress(attempt, step=step, eta_s=None, summary={})
+        answer = finish_attempt(attempt, result=None, exit_code=-9)
+    assert answer == "worker_lost"
+
+
+@pytest.mark.parametrize("reason", ["out_of_device_memory", "bad_dataset", "loss_not_finite", "internal"])
+def test_what_the_job_did_to_itself_is_not_retried(make_job, machine, reason):
+    job = make_job()
+    assert finish_attempt(run(machine), result=failed(reason), exit_code=1) == "failed"
+    job = reread(job)
+    assert (job.state, job.reason, job.message, job.error) == ("failed", reason, "it broke", {"code": reason})
+
+
+def test_a_full_disk_is_retried(make_job, machine):
+    make_job()
+    assert finish_attempt(run(machine), result=failed("disk_full"), exit_code=1) == "disk_full"
+
+
+def test_an_unknown_reason_is_a_fault_of_the_program(make_job, machine):
+    job = make_job()
+    finish_attempt(run(machine), result=failed("gremlins"), exit_code=1)
+    assert reread(job).reason == "internal"
+
+
+def test_artifacts_are_kept_only_from_inside_the_jobs_folder(make_job, machine, headroom_home):
+    job = make_job()
+    folder = headroom_home / "jobs" / job.pk / "artifacts"
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(b"weights")
+    (headroom_home / "secret_key").write_text("secret")
+    rows = [
+        {
+            "kind": "model",
+            "name": "model.safetensors",
+            "file": "artifacts/model.safetensors",
+            "num_bytes": 7,
+            "sha256": "1" * 64,
+        },
+        {"kind": "model", "name": "key", "file": "../../secret_key", "num_bytes": 6, "sha256": "2" * 64},
+    ]
+    finish_attempt(run(machine), result={**DONE, "artifacts": rows}, exit_code=0)
+    kept = Artifact.objects.get()
+    assert (kept.name, kept.file) == ("model.safetensors", f"jobs/{job.pk}/artifacts/model.safetensors")
+
+
+def test_a_finished_run_teaches_its_machine(make_job, machine):
+    from optimizer.estimate.prediction import Prediction
+
+    prediction = Prediction(
+        device_peak_bytes=1000, device_peak_low_bytes=900, device_peak_high_bytes=1100,
+        device_bytes_by_category={"weights": 1000},
+        host_peak_bytes=0, peak_moment="backward", step_ms=100.0, step_low_ms=80.0, step_high_ms=120.0, lane_busy_ms={},
+        exposed_copy_ms=0.0, tokens_per_s=1.0, total_s=1.0, timeline=(), time_source="measured",
+    )  # fmt: skip
+    make_job(prediction=to_json(prediction))
+    measured = {"device_peak_bytes": 1010, "step_ms": 150.0, "host_peak_bytes": 0, "num_steps": 10}
+    finish_attempt(run(machine), result={**DONE, "measured": measured}, exit_code=0)
+    machine.refresh_from_db()
+    assert machine.calibration["num_runs"] == 1
+    assert machine.calibration["step_time_factor"] == pytest.approx(1.5, rel=0.05)
+    assert Attempt.objects.get().measured == measured
+
+
+def test_a_profiling_job_leaves_its_profile(model, machine, headroom_home):
+    from webapp.catalog.models import Profile
+    from webapp.jobs.profiles import request_profile
+
+    profile = request_profile(model)
+    assert request_profile(model).job_id == profile.job_id
+    attempt = run(machine)
+    folder = headroom_home / "jobs" / attempt.job_id / "attempts" / "1"
+    folder.mkdir(parents=True)
+    (folder / "profile.json").write_text('{"version": 1}')
+    assert finish_attempt(attempt, result=DONE, exit_code=0) == "succeeded"
+    assert Profile.objects.get().document == {"version": 1}
+
+
+def test_a_profiling_job_that_fails_leaves_its_error(model, machine):
+    from webapp.catalog.models import Profile
+    from webapp.jobs.profiles import request_profile
+
+    request_profile(model)
+    finish_attempt(run(machine), result=failed("bad_model"), exit_code=1)
+    assert Profile.objects.get().error == {"code": "bad_model"}
