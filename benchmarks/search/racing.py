@@ -3,7 +3,7 @@
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,16 +14,15 @@ from benchmarks.meter import allocation_deltas, highest_sum
 from benchmarks.paired import measure_peak
 from benchmarks.record import clear
 from benchmarks.search.contenders import Baseline
+from benchmarks.search.subjects import Setup, Subject
 from benchmarks.step_times import make_plans
 from optimizer.estimate.training import estimate_training
 from optimizer.hardware.calibration import TimedRun, fit_calibration
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.probe import probe_machine
-from optimizer.models.spec import ModelSpec
 from optimizer.plan.plan import Plan
 from optimizer.profile.trace import profile_model
 from optimizer.runtime.meter import Meter
-from optimizer.workload import TrainingWorkload
 
 CALIBRATION_PLANS = (
     "keep",
@@ -49,21 +48,21 @@ class Calibrated:
     calibration: dict[str, Any]
 
 
-def calibrate_machine(device: torch.device, jobs: Sequence[tuple[ModelSpec, int, int]], *, probe_s: float) -> Calibrated:
-    """Probed, then corrected by short runs of each of the jobs: model, micro-batch, sequence length."""
-    machine = probe_machine(device=str(device), max_s=probe_s)
-    runs = [run for spec, batch, length in jobs for run in _timed_runs(spec, batch, length, machine, device)]
+def calibrate_machine(setup: Setup, device: torch.device) -> Calibrated:
+    """Probed, then corrected by short runs."""
+    machine = probe_machine(device=str(device), max_s=setup.probe_s)
+    names = CALIBRATION_PLANS[: setup.num_calibration_plans]
+    runs = [run for subject in setup.calibration_subjects for run in _timed_runs(subject, names, machine, device)]
     return Calibrated(machine=machine, calibration=fit_calibration(runs))
 
 
-def _timed_runs(
-    spec: ModelSpec, batch: int, length: int, machine: Machine, device: torch.device
-) -> list[TimedRun]:
+def _timed_runs(subject: Subject, names: Sequence[str], machine: Machine, device: torch.device) -> list[TimedRun]:
+    spec = subject.spec
     profile_of = profile_model(spec)
-    plans = make_plans(spec.num_blocks, batch, waits=False)
+    plans = make_plans(spec.num_blocks, subject.batch_size, waits=False)
     runs = []
-    for plan in (plans[name] for name in CALIBRATION_PLANS):
-        workload = TrainingWorkload(sequence_length=length, global_batch_size=plan.batch.global_batch_size)
+    for plan in (plans[name] for name in names):
+        workload = replace(subject.workload, global_batch_size=plan.batch.global_batch_size)
         prediction = estimate_training(profile_of, plan=plan, workload=workload, machine=machine)
         # As jobs run, under the meter.
         contender = Ours(Job(spec=spec, workload=workload, device=device), plan, Meter(device=device))

@@ -18,9 +18,9 @@ import torch
 from benchmarks.alternatives import Job, Ours
 from benchmarks.record import Row, clear, goal
 from benchmarks.search.part import Options, Part
-from benchmarks.search.racing import Calibrated, Stage, max_kept, peak_of_plan
+from benchmarks.search.racing import Calibrated, Stage, calibrate_machine, max_kept, peak_of_plan
 from benchmarks.search.subjects import Subject, full_setup, gpt2, opt, quick_setup, rotary, subject
-from benchmarks.search.sweep import BLOCKS_ONLY, calibrate_subjects
+from benchmarks.search.sweep import BLOCKS_ONLY
 from benchmarks.search.sweep_summary import ratio
 from benchmarks.training.plans import describe
 from optimizer.errors import HeadroomError, InvalidPlan
@@ -90,7 +90,7 @@ def measure(options: Options) -> Iterator[Row]:
     set_num_threads()
     setup = quick_setup() if options.quick else full_setup()
     with prepared_device(options.device):
-        calibrated = calibrate_subjects(setup.calibration_subjects, options.device, probe_s=setup.probe_s)
+        calibrated = calibrate_machine(setup, options.device)
         for index in range(2 if options.quick else NUM_JOBS):
             yield measure_job(
                 draw_job(options.seed, index, is_small=options.quick), calibrated, options.device, seed=index

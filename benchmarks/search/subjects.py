@@ -1,5 +1,5 @@
-"""What is run for real, and how much of it is measured. On the CPU device models of 3 to 5 million parameters, whose steps take a
-fifth of a second on two cores."""
+"""What is run for real, and how much of it is measured. On the CPU device models of 3 to 4 million parameters, whose steps take
+some 150 ms on two cores."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -33,10 +33,13 @@ class Setup:
     calibration_subjects: tuple[Subject, ...]
     """Other models, whose runs correct the probed machine."""
     num_budgets: int = 12
+    num_below: int = 3
+    """Smaller ones, for which deciding about blocks is not enough."""
+    num_calibration_plans: int = 8
     screening_rounds: int = 3
-    min_rounds: int = 5
-    max_rounds: int = 11
-    race_s: float = 165.0
+    min_rounds: int = 7
+    max_rounds: int = 15
+    race_s: float = 150.0
     """For all races at budgets of one subject; rounds are as many as that allows."""
     probe_s: float = 12.0
     budgets: tuple[float, ...] = BUDGETS
@@ -82,10 +85,10 @@ def subject(name: str, config: dict[str, Any], batch_size: int, sequence_length:
 def full_setup() -> Setup:
     return Setup(
         subjects=(
-            subject("llama", rotary("llama", 192, 8, 4096), 4, 160),
-            subject("gpt2", gpt2(192, 8, 4096), 4, 160),
-            subject("qwen2, tied", rotary("qwen2", 160, 10, 4096, tie_word_embeddings=True), 4, 128),
-            subject("gemma2", rotary("gemma2", 160, 8, 4096, head_dim=40, sliding_window=64), 4, 160),
+            subject("llama", rotary("llama", 192, 8, 2048), 4, 96),
+            subject("gpt2", gpt2(192, 8, 2048), 4, 96),
+            subject("qwen2, tied", rotary("qwen2", 160, 10, 2048, tie_word_embeddings=True), 4, 96),
+            subject("gemma2", rotary("gemma2", 160, 8, 2048, head_dim=40, sliding_window=64), 4, 96),
         ),
         calibration_subjects=(
             subject("llama", rotary("llama", 256, 4, 2048), 4, 128),
@@ -98,10 +101,12 @@ def quick_setup() -> Setup:
     return Setup(
         subjects=(subject("llama", rotary("llama", 96, 4, 512), 4, 64),),
         calibration_subjects=(subject("llama", rotary("llama", 64, 3, 512), 4, 64),),
-        num_budgets=4,
+        num_budgets=3,
+        num_below=1,
+        num_calibration_plans=4,
         screening_rounds=2,
         min_rounds=3,
-        race_s=8.0,
+        race_s=5.0,
         probe_s=2.0,
         budgets=(0.25,),
         fused_budgets=(),

@@ -2,8 +2,8 @@
 
 Each model is run in this process. The machine is probed and calibrated by short runs of other models, as the product has it
 after some jobs. The search is asked twice: with the blocks alone to decide about (what the baselines decide about too), and with
-every lossless lever; each over budgets spread evenly between the smallest that it finds feasible and the plain loop's measured
-peak. Micro-batches are the baselines', the whole batch at once, but where a plan accumulates.
+every lossless lever, as a user's goal leaves it. Budgets are spread evenly between the smallest at which deciding about blocks is
+enough and the plain loop's measured peak; below them are some that need the other levers, down to the smallest of all.
 
 Peaks are of counted steps, by one meter for all (``racing.peak_of_baseline`` says what of compiled graphs). Times are of steps
 that are not counted, taken in turn: plain, full recompute, ours, and the fastest baselines whose measured peak is within the
@@ -13,7 +13,7 @@ ladder.
 
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 import torch
@@ -25,7 +25,7 @@ from benchmarks.search.contenders import FULL, PLAIN, Baseline, list_baselines
 from benchmarks.search.part import Options, Part
 from benchmarks.search.racing import Calibrated, Stage, calibrate_machine, max_kept, peak_of_baseline, peak_of_plan
 from benchmarks.search.subjects import Setup, Subject, cuda_setup, full_setup, quick_setup
-from benchmarks.search.sweep_summary import Rival, compare, pick_rivals, spread_budgets, summarize
+from benchmarks.search.sweep_summary import BELOW, Rival, compare, race_of, spread_budgets, summarize
 from benchmarks.training.plans import describe
 from optimizer.errors import HeadroomError
 from optimizer.profile.profile import Profile
@@ -58,7 +58,7 @@ def measure_sweep(setup: Setup, device: torch.device) -> Iterator[Row]:
     """A row for the machine, for each baseline of each subject, and for each budget."""
     with prepared_device(device):
         started_s = time.monotonic()
-        calibrated = calibrate_subjects(setup.calibration_subjects, device, probe_s=setup.probe_s)
+        calibrated = calibrate_machine(setup, device)
         yield {
             "part": NAME,
             "what": "machine",
@@ -71,11 +71,6 @@ def measure_sweep(setup: Setup, device: torch.device) -> Iterator[Row]:
             yield from _Bench(setup, subject, calibrated, device).rows()
 
 
-def calibrate_subjects(subjects: Sequence[Subject], device: torch.device, *, probe_s: float) -> Calibrated:
-    jobs = [(subject.spec, subject.batch_size, subject.sequence_length) for subject in subjects]
-    return calibrate_machine(device, jobs, probe_s=probe_s)
-
-
 class _Bench:
     """One subject's contenders."""
 
@@ -86,7 +81,9 @@ class _Bench:
         self.job = Job(spec=subject.spec, workload=subject.workload, device=device, draws_quickly=setup.draws_quickly)
         self.profile: Profile = profile_model(subject.spec)
         self.stage = Stage(max_kept=max_kept(self.job, calibrated.machine, at_once=MAX_AT_ONCE))
-        self.rivals: list[Rival] = []
+        self.baselines = list_baselines(
+            self.job, num_policies=setup.num_policies, budgets=setup.budgets, fused=setup.fused_budgets
+        )
         self.names: dict[str, str] = {}
         """Of plans on the stage."""
 
@@ -95,51 +92,41 @@ class _Bench:
         return {"part": NAME, "model": self.subject.name}
 
     def rows(self) -> Iterator[Row]:
+        """All peaks before all times: a cap on a card holds for whatever else is on it."""
         try:
-            yield from self._baseline_rows()
-            if not self.rivals or self.rivals[0].name != PLAIN:
-                raise RuntimeError("the plain loop does not run")
-            yield from self._point_rows([point for levers in LEVERS for point in self._points(levers)])
+            measured: dict[str, Row] = {}
+            for baseline in self.baselines:
+                row = self._peak_row(baseline)
+                if "peak_bytes" in row:
+                    measured[baseline.name] = row
+                else:
+                    yield row
+            if PLAIN not in measured or FULL not in measured:
+                raise RuntimeError("neither plans nor baselines can be judged without plain training and full recompute")
+            points = list(self._points(measured[PLAIN]["peak_bytes"]))
+            over_plain = self._screen(list(measured))
+            for row in measured.values():
+                yield {**row, "over_plain": over_plain[row["name"]]}
+            rivals = [self._rival(baseline, measured, over_plain) for baseline in self.baselines if baseline.name in measured]
+            yield from self._point_rows(points, rivals)
         finally:
             self.stage.close()
 
     # Baselines.
 
-    def _baseline_rows(self) -> Iterator[Row]:
-        measured: dict[str, Row] = {}
-        baselines = self._listed()
-        for baseline in baselines:
-            row = {**self.head, "what": "baseline", "name": baseline.name, "family": baseline.family, "knob": baseline.knob}
-            try:
-                peak = peak_of_baseline(baseline, self.job)
-            except DoesNotRun as error:
-                yield {**row, "why_not": str(error)}
-            except Exception as error:
-                yield {**row, "what": "failed", "of": baseline.name, "error": str(error), "traceback": traceback.format_exc()}
-            else:
-                self.stage.add(baseline.name, baseline.make)
-                measured[baseline.name] = {**row, "peak_bytes": peak["peak_bytes"], "loss": peak["losses"][-1]}
+    def _peak_row(self, baseline: Baseline) -> Row:
+        row = {**self.head, "what": "baseline", "name": baseline.name, "family": baseline.family, "knob": baseline.knob}
+        try:
+            found = peak_of_baseline(baseline, self.job)
+        except DoesNotRun as error:
+            return {**row, "why_not": str(error)}
+        except Exception as error:
+            told = {"what": "failed", "of": baseline.name, "error": str(error), "traceback": traceback.format_exc()}
+            return {**row, **told}
+        finally:
             clear()
-        ratios = self._screen(list(measured))
-        for baseline in baselines:
-            if baseline.name in measured:
-                row = {**measured[baseline.name], "over_plain": ratios[baseline.name]}
-                self.rivals.append(
-                    Rival(
-                        name=baseline.name,
-                        peak_bytes=row["peak_bytes"],
-                        over_plain=row["over_plain"],
-                        is_fused=baseline.is_fused,
-                        accumulates=baseline.accumulates,
-                    )
-                )
-                yield row
-
-    def _listed(self) -> list[Baseline]:
-        setup = self.setup
-        return list_baselines(
-            self.job, num_policies=setup.num_policies, budgets=setup.budgets, fused=setup.fused_budgets
-        )
+        self.stage.add(baseline.name, baseline.make)
+        return {**row, "peak_bytes": found["peak_bytes"], "loss": found["losses"][-1]}
 
     def _screen(self, names: Sequence[str]) -> dict[str, float]:
         """Each one's time over that of plain, a few at a time."""
@@ -151,26 +138,35 @@ class _Bench:
             ratios |= {name: paired_ratio(times[name], times[PLAIN]) for name in group}
         return ratios
 
+    def _rival(self, baseline: Baseline, measured: Mapping[str, Row], over_plain: Mapping[str, float]) -> Rival:
+        return Rival(
+            name=baseline.name,
+            peak_bytes=measured[baseline.name]["peak_bytes"],
+            over_plain=over_plain[baseline.name],
+            is_fused=baseline.is_fused,
+            accumulates=baseline.accumulates,
+        )
+
     # Plans.
 
-    def _points(self, levers: str) -> Iterator[Row]:
+    def _points(self, plain_bytes: int) -> Iterator[Row]:
         """What the search chooses at every budget, with its measured peak; not yet timed."""
-        plain_bytes = self.rivals[0].peak_bytes
+        smallest_bytes = self._smallest_bytes("blocks", plain_bytes)
+        budgets = spread_budgets(smallest_bytes, plain_bytes, count=self.setup.num_budgets)
+        below = spread_budgets(self._smallest_bytes("all", plain_bytes), smallest_bytes, count=self.setup.num_below + 1)
+        for name, levers, chosen in (("blocks", "blocks", budgets), ("all", "all", budgets), (BELOW, "all", below[:-1])):
+            for budget_bytes in chosen:
+                head = {**self.head, "what": "point", "levers": name, "budget_bytes": budget_bytes}
+                head["share"] = round(budget_bytes / plain_bytes, 3)
+                try:
+                    yield {**head, **self._point(levers, budget_bytes)}
+                except HeadroomError as error:
+                    yield {**head, "finished": False, "error": str(error)}
+                clear()
+
+    def _smallest_bytes(self, levers: str, plain_bytes: int) -> int:
         problem = training_problem(self.profile, goal=self._goal(levers, plain_bytes), **self._circumstances)
-        smallest_bytes = find_smallest(problem)[1].device_peak_high_bytes
-        for budget_bytes in spread_budgets(smallest_bytes, plain_bytes, count=self.setup.num_budgets):
-            head = {
-                **self.head,
-                "what": "point",
-                "levers": levers,
-                "budget_bytes": budget_bytes,
-                "share": round(budget_bytes / plain_bytes, 3),
-            }
-            try:
-                yield {**head, **self._point(levers, budget_bytes)}
-            except HeadroomError as error:
-                yield {**head, "finished": False, "error": str(error)}
-            clear()
+        return find_smallest(problem)[1].device_peak_high_bytes
 
     @property
     def _circumstances(self) -> dict[str, Any]:
@@ -204,9 +200,9 @@ class _Bench:
             "search_s": round(searched_s, 2),
         }
 
-    def _point_rows(self, points: Sequence[Row]) -> Iterator[Row]:
+    def _point_rows(self, points: Sequence[Row], rivals: Sequence[Rival]) -> Iterator[Row]:
         """The same with times. A plan that is chosen at several budgets is raced once for each set of rivals."""
-        races = [self._race_of(point) if point["finished"] else () for point in points]
+        races = [race_of(point, rivals) if point["finished"] else () for point in points]
         num_left = len({race for race in races if race})
         done: dict[tuple[str, ...], dict[str, list[float]]] = {}
         started_s = time.monotonic()
@@ -219,11 +215,7 @@ class _Bench:
                 done[race] = self._raced(race, seconds=left_s / num_left)
                 num_left -= 1
             times = done[race]
-            yield {**point, "num_rounds": len(times[PLAIN]), **compare(point, times, self.rivals)}
-
-    def _race_of(self, point: Row) -> tuple[str, ...]:
-        rivals = pick_rivals(self.rivals, budget_bytes=point["budget_bytes"], accumulates=point["levers"] == "all")
-        return tuple(dict.fromkeys([PLAIN, FULL, point["contender"], *rivals]))
+            yield {**point, "num_rounds": len(times[PLAIN]), **compare(point, times, rivals)}
 
     def _raced(self, names: Sequence[str], *, seconds: float) -> dict[str, list[float]]:
         """As many rounds as there is time for; one before them, to know how long they take."""

@@ -10,7 +10,8 @@ from benchmarks.search.contenders import FULL, PLAIN
 
 BEHIND_GOAL = 1.03
 WON_BACK_GOAL = 0.60
-MIN_BUDGETS, MIN_MODELS = 12, 4
+BELOW = "all, below"
+"""Of points under budgets for which deciding about blocks is not enough: full recompute does not fit there, and is no measure."""
 NUM_PICKED = 2
 """Of the baselines that fit: the race that ranks them is short, so that the second may be the fastest."""
 
@@ -39,6 +40,12 @@ def pick_rivals(rivals: Iterable[Rival], *, budget_bytes: int, accumulates: bool
     fitting.sort(key=lambda rival: (rival.over_plain, rival.name))
     same = [rival.name for rival in fitting if not rival.is_fused]
     return same[:NUM_PICKED] + [rival.name for rival in fitting if rival.is_fused][:1]
+
+
+def race_of(point: Row, rivals: Sequence[Rival]) -> tuple[str, ...]:
+    """Who runs beside a point's plan: those that its time is told in, and its rivals."""
+    picked = pick_rivals(rivals, budget_bytes=point["budget_bytes"], accumulates=point["levers"] != "blocks")
+    return tuple(dict.fromkeys([PLAIN, FULL, point["contender"], *picked]))
 
 
 def compare(point: Row, times: Mapping[str, Sequence[float]], rivals: Sequence[Rival]) -> Row:
@@ -89,11 +96,14 @@ def summarize(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
         "sweep: baselines that failed": goal(failed, 0, met=failed == 0),
         "sweep: measured peaks within the budget": goal(fits, "all", met=bool(points) and not over),
     }
-    for levers in sorted({point["levers"] for point in points}, reverse=True):
+    for levers in dict.fromkeys(point["levers"] for point in points):
         mine = [point for point in points if point["levers"] == levers and point["finished"]]
-        summary |= _behind(f"sweep, {levers}: step time over the fastest that fits, worst", mine, "over_best")
+        if levers != BELOW or any("over_best" in point for point in mine):
+            summary |= _behind(f"sweep, {levers}: step time over the fastest that fits, worst", mine, "over_best")
         if any("over_fused" in point for point in mine):
             summary |= _behind(f"sweep, {levers}: the same against fused kernels", mine, "over_fused")
+        if levers == BELOW:
+            continue
         shares = [won_back(group) for group in _by_model(mine)]
         known = [share for share in shares if share is not None]
         average = round(statistics.fmean(known), 3) if known else None

@@ -101,6 +101,13 @@ def test_one_point_behind_misses_the_goal() -> None:
     assert (entry["value"], entry["met"]) == ("1.04 (1 of 2 within)", False)
 
 
+def test_budgets_below_full_recompute_are_not_judged_by_it() -> None:
+    below = point(levers="all, below", over_plain=3.0)
+    del below["over_best"]
+    names = summarize([below])
+    assert not any("won back" in name for name in names)
+
+
 def test_won_back_is_averaged_over_models() -> None:
     summary = summarize([point(over_plain=1.02), point(model="b", over_plain=1.1, full_over_plain=1.4)])
     entry = summary["sweep, blocks: won back of what full recompute costs"]
