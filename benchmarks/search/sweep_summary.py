@@ -104,7 +104,7 @@ def summarize(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
             summary |= _behind(f"sweep, {levers}: the same against fused kernels", mine, "over_fused")
         if levers == BELOW:
             continue
-        shares = [won_back(group) for group in _by_model(mine)]
+        shares = [won_back(group) for group in by_model(mine)]
         known = [share for share in shares if share is not None]
         average = round(statistics.fmean(known), 3) if known else None
         summary[f"sweep, {levers}: won back of what full recompute costs"] = goal(
@@ -122,6 +122,7 @@ def _behind(label: str, points: Sequence[Row], name: str) -> dict[str, dict[str,
     return {label: goal(value, BEHIND_GOAL, met=worst is not None and worst <= BEHIND_GOAL)}
 
 
-def _by_model(points: Sequence[Row]) -> list[list[Row]]:
+def by_model(points: Sequence[Row]) -> list[list[Row]]:
+    """In order of appearance."""
     names = dict.fromkeys(point["model"] for point in points)
     return [[point for point in points if point["model"] == name] for name in names]
