@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from pathlib import Path
 from typing import Any, get_args
 
 from optimizer.cli_adapters import add_adapter_options
@@ -68,6 +69,7 @@ def add_plan_command(commands: "argparse._SubParsersAction[argparse.ArgumentPars
         type=lambda text: text.replace("-", "_"),
         choices=get_args(Objective),
         default="fastest_step",
+        metavar="OBJECTIVE",
         help="what is best: fastest-step, cheapest-run (with --gpus), largest-batch, longest-sequence, largest-model",
     )
     goal.add_argument(
@@ -95,8 +97,10 @@ def add_plan_command(commands: "argparse._SubParsersAction[argparse.ArgumentPars
 
 def run_plan(options: argparse.Namespace) -> int:
     """Cheap checks first: a wrong number is reported before a model is profiled."""
-    if options.models and options.objective != "largest_model":
-        raise InvalidInput("--models is for --objective largest-model", field="models", value=options.models)
+    if options.models and (options.objective != "largest_model" or not options.model):
+        raise InvalidInput(
+            "--models is for --objective largest-model, beside --model", field="models", value=options.models
+        )
     if asks_for_generation(options):
         machine = read_machine(options)
         print_answer(run_generation_plan(options, machine=machine, goal=read_goal(options, machine)))
@@ -135,7 +139,7 @@ def _answer(options: argparse.Namespace, workload: TrainingWorkload, goal: Goal,
 
 
 def _compare(options: argparse.Namespace, workload: TrainingWorkload, goal: Goal, machine: Machine) -> int:
-    plans = {name: read_plan(name) or BEST for name in options.compare}
+    plans = {Path(name).name: read_plan(name) or BEST for name in options.compare}
     asked: dict[str, Any] = {"machine": machine, "workload": workload, "goal": goal}
     if options.profile:
         comparison = compare_profiled(read_profile(options.profile), plans, **asked)

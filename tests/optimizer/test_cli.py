@@ -319,7 +319,8 @@ def test_where_nothing_fits_json_says_so_too(files, capsys):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--models", "gpt2"], "--models is for --objective largest-model"),
+        (["--models", "gpt2"], "--models is for --objective largest-model, beside --model"),
+        (["--models", "gpt2", "--objective", "largest-model"], "--models is for --objective largest-model, beside --model"),
         (["--gpus", "all"], "--gpus ranks cards; --gpu and --machine name one"),
         (["--compare", "best"], "1 plans are to be compared; allowed: 2 to 6"),
         (["--pin", "nothing"], "is not understood; allowed: KNOB=VALUE"),
