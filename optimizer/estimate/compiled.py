@@ -23,12 +23,13 @@ from optimizer.estimate.activations import (
     read_copy,
     redirect_changes,
 )
+from optimizer.estimate.cpu_scratch import OpScratch, Point, list_points, scratch_of
 from optimizer.estimate.experts import unread_bytes
 from optimizer.estimate.moments import Moments
 from optimizer.estimate.op_times import OpTimes
 from optimizer.estimate.prediction import LANES
 from optimizer.hardware.machine import Machine, Rates
-from optimizer.plan.activations import BlockChoice
+from optimizer.plan.activations import REBUILDING, BlockChoice
 from optimizer.plan.weights import DTYPE_BYTES, WeightsPlan
 from optimizer.profile.profile import Change as ProfileChange
 from optimizer.profile.profile import Op, OpKind, Part, Profile, Regime, TensorSize
@@ -137,6 +138,8 @@ class Dropped:
     """Of a gradient."""
     widening: int = 0
     """The update inside backward makes a wider copy for a moment: so many bytes for each of the gradient's; 0 for none."""
+    moments: Moments | None = None
+    """Whose update inside backward holds copies while it runs; None where it holds none."""
 
 
 NO_COPIES: Mapping[Link, int] = MappingProxyType({})
@@ -214,6 +217,47 @@ class CompiledShape:
             )
 
         return self.keep(("moves", name, releases, trip, dropped, arrivals), make)
+
+    def part_points(
+        self,
+        name: "PartName",
+        *,
+        releases: tuple[tuple[int, int], ...] = (),
+        trip: Trip | None = None,
+        dropped: Dropped | None = None,
+        arrivals: tuple[Arrival, ...] = (),
+    ) -> tuple[Point, ...]:
+        """Of what ``part_bytes`` sums up, the highest moments with what the CPU's kernels hold."""
+
+        def make() -> tuple[Point, ...]:
+            scratch = self._scratch_in(self._part(name))
+            if not scratch:
+                return ()
+            placed = self._place_changes(name, releases, trip, dropped, arrivals)
+            return list_points([(change, at) for change, at, _ in placed], scratch)
+
+        return self.keep(("points", name, releases, trip, dropped, arrivals), make)
+
+    def indexed_points(self, index: int) -> tuple[Point, ...]:
+        """The same of one of the profile's parts by its number."""
+
+        def make() -> tuple[Point, ...]:
+            part = self._parts[index]
+            changes = [self._changes[change] for change in part.changes]
+            return list_points(list(zip(changes, part.changes_at, strict=True)), self._scratch_in(part))
+
+        return self.keep(("indexed points", index), make)
+
+    def _scratch_in(self, part: Part) -> dict[int, OpScratch]:
+        """By the op's number in the part; ops that hold nothing left out."""
+        return {at: self._scratch[op] for at, op in enumerate(part.ops) if op in self._scratch}
+
+    @cached_property
+    def _scratch(self) -> dict[int, OpScratch]:
+        """By the op's number in the profile."""
+        is_half = self.compute_dtype != "fp32"
+        found = ((index, scratch_of(op, self.shape, is_half=is_half)) for index, op in enumerate(self._op_list))
+        return {index: scratch for index, scratch in found if scratch is not None}
 
     def indexed_bytes(self, index: int) -> PartBytes:
         """Of one of the profile's parts by its number."""
@@ -367,7 +411,7 @@ _QUANTIZATION, _DISPATCH, _HOOKS = (_KIND_SLOT[kind] for kind in ("quantization"
 
 def _is_done_again(name: PartName) -> bool:
     """Whether a part begins with what the forward did already."""
-    return not isinstance(name, str) and name[0] in ("recompute", "selective") and name[2] != "forward"
+    return not isinstance(name, str) and name[0] in REBUILDING and name[2] != "forward"
 
 
 def _num_dispatched(part: Part, times: OpTimes, *, num_copies: int = 0) -> int:
@@ -391,6 +435,10 @@ def drop_gradients(changes: Iterable[Change], dropped: Dropped, *, region: int) 
                 used = ("device", region, -dropped.widening * num_bytes)
             if dropped.first_moments is not None:
                 yield "device", _STATE, dropped.first_moments.of(num_bytes // dropped.element_bytes)
+            if dropped.moments is not None:
+                scratch_bytes = dropped.moments.scratch_of(num_bytes // dropped.element_bytes, device_kind="cpu")
+                yield "device", _TEMPORARIES, scratch_bytes
+                yield "device", _TEMPORARIES, -scratch_bytes
             yield used
 
 

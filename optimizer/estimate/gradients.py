@@ -28,17 +28,20 @@ class GradientBytes:
     host: int = 0
 
 
-def find_dropped(plan: Plan, *, first_moments: Moments | None = None) -> Dropped | None:
+def find_dropped(plan: Plan, *, first_moments: Moments | None = None, device_kind: str = "cuda") -> Dropped | None:
     """What becomes of each gradient in the part that completes it; None where it stays.
 
     first_moments: which its update there makes, in the first step.
     """
     if plan.gradients.choice == "keep":
         return None
-    widens = plan.gradients.choice == "consume" and plan.weights.dtype != "fp32"
+    consumes = plan.gradients.choice == "consume"
+    widens = consumes and plan.weights.dtype != "fp32"
+    holds = consumes and device_kind == "cpu" and plan.optimizer_state.bits == 8
     return Dropped(
+        moments=Moments(bits=8, num=2) if holds else None,
         widening=4 // plan.weights.bytes_per_element if widens else 0,
-        first_moments=first_moments if plan.gradients.choice == "consume" else None,
+        first_moments=first_moments if consumes else None,
         element_bytes=plan.weights.bytes_per_element,
     )
 

@@ -58,6 +58,7 @@ def _predict(full: GenerationPass, passes: list[tuple[GenerationPass, int]], *, 
     highest = _highest(full)
     peak_bytes = int(highest.peak.sum())
     margin_bytes = int(np.ceil(peak_bytes * MEMORY_MARGIN[machine.device.kind]))
+    unmetered_bytes = max(0, full.allocated_bytes - peak_bytes)
     width = spread.width if spread is not None else TIME_SPREAD[machine.rates.source]
     total_s = sum(count * each.total_ms for each, count in passes) / 1000
     num_forward = workload.num_new_tokens
@@ -69,7 +70,8 @@ def _predict(full: GenerationPass, passes: list[tuple[GenerationPass, int]], *, 
     return InferencePrediction(
         device_peak_bytes=peak_bytes,
         device_peak_low_bytes=peak_bytes - margin_bytes,
-        device_peak_high_bytes=peak_bytes + margin_bytes,
+        device_peak_high_bytes=peak_bytes + margin_bytes + unmetered_bytes,
+        unmetered_bytes=unmetered_bytes,
         device_bytes_by_category=_by_category(highest.peak),
         peak_moment=highest.peak_task.describe(full.profile.num_blocks),
         kv_cache_bytes=full.kv_cache_bytes,

@@ -21,6 +21,7 @@ from optimizer.estimate.runs import Run, Schedule
 from optimizer.estimate.simulate import Resident, Simulation, simulate
 from optimizer.estimate.streaming import make_weights_task
 from optimizer.estimate.tasks import Task, move_task, single
+from optimizer.estimate.unmetered import estimate_allocated_peak
 from optimizer.estimate.weights import list_forward_moves
 from optimizer.hardware.machine import Machine
 from optimizer.packing import STAGING_BYTES
@@ -62,6 +63,8 @@ class GenerationPass:
         self._rates_key = f"{machine.device.kind} {machine.rates!r}"
         self._kv_bytes = list_kv_bytes(profile, plan, batch_size=batch_size, num_tokens=workload.cache_length)
         self._steps: dict[int, Simulation] = {}
+        self.allocated_bytes = 0
+        """What torch has at most on the CPU device, in all that was priced so far."""
         held = profile.weight_bytes(plan.weights.representation)
         kinds = profile.block_kinds
         by_block = tuple(held.by_block[kind] for kind in kinds)
@@ -148,6 +151,9 @@ class GenerationPass:
         schedule = Schedule(
             first=Run(tasks), later=Run(()), num_later=0, update=Run(()), carried=np.zeros_like(resident)
         )
+        if self.machine.device.kind == "cpu":
+            allocated_bytes = estimate_allocated_peak(schedule, resident, num_threads=self.machine.num_threads)
+            self.allocated_bytes = max(self.allocated_bytes, allocated_bytes)
         return simulate(
             schedule,
             resident=Resident(device=resident, host=self.host_bytes, disk=self.disk_bytes),
@@ -191,6 +197,7 @@ class GenerationPass:
             bytes=compiled.part_bytes(part, arrivals=arrivals),
             time=compiled.part_time(part, self.machine, rates_key=self._rates_key),
             moves=partial(compiled.part_moves, part, arrivals=arrivals),
+            list_points=partial(compiled.part_points, part, arrivals=arrivals),
         )
 
     @cached_property

@@ -67,6 +67,8 @@ class InferencePrediction:
     """Whether the machine's rates were measured or come from the table."""
     num_time_runs: int = 0
     """Finished runs that the time intervals are drawn from; 0: an assumption."""
+    unmetered_bytes: int = 0
+    """As ``Prediction.unmetered_bytes``."""
     memory: CardMemory | None = None
     """From tensors to a card (``estimate/inference_process.py``); None where it was not worked out."""
 

@@ -6,9 +6,13 @@ Source of the 8-bit layout: bitsandbytes (``optim/optimizer.py``): one byte per 
 
 from dataclasses import dataclass
 
-from optimizer.plan.optimizer_state import QUANTIZATION_BLOCK_ELEMENTS
+from optimizer.plan.optimizer_state import (
+    MIN_8BIT_ELEMENTS,
+    QUANTIZATION_BLOCK_ELEMENTS,
+    UPDATE_PIECE_ELEMENTS,
+    update_scratch_bytes,
+)
 
-MIN_8BIT_ELEMENTS = 4096
 TABLES_BYTES = 2 * 256 * 4
 """Of 8-bit state, once: made with the optimizer, not by its first step."""
 STEP_COUNTER_BYTES = 4
@@ -34,3 +38,11 @@ class Moments:
     def counter_bytes(self) -> int:
         """Of each tensor: only AdamW, which alone has two moments, counts its steps; bitsandbytes does it outside torch."""
         return STEP_COUNTER_BYTES if self.num == 2 and self.bits == 32 else 0
+
+    def scratch_of(self, num_elements: int, *, device_kind: str) -> int:
+        """Bytes that an update of one tensor holds on the device while it runs; torch's own kernels hold none."""
+        if self.bits == 32 or device_kind != "cpu":
+            return 0
+        if num_elements < MIN_8BIT_ELEMENTS:
+            return update_scratch_bytes(num_elements, bits=32)
+        return update_scratch_bytes(min(num_elements, UPDATE_PIECE_ELEMENTS), bits=8)

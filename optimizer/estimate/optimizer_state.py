@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from optimizer.categories import Link
 from optimizer.estimate.activations import ASSUMED_DISK_BYTES_PER_S, assumed_rate
 from optimizer.estimate.compiled import TensorList
-from optimizer.estimate.moments import MIN_8BIT_ELEMENTS, TABLES_BYTES, Moments
+from optimizer.estimate.moments import TABLES_BYTES, Moments
 from optimizer.estimate.weights import is_streamed
 from optimizer.hardware.machine import Rates
-from optimizer.plan.optimizer_state import split_state
+from optimizer.plan.optimizer_state import MIN_8BIT_ELEMENTS, split_state
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import TensorSize
 from optimizer.workload import TrainingWorkload
@@ -63,7 +63,9 @@ class StateCosts:
     """On the device during the update, in order."""
 
 
-def estimate_state(tensors: TensorList, plan: Plan, *, workload: TrainingWorkload) -> StateCosts:
+def estimate_state(
+    tensors: TensorList, plan: Plan, *, workload: TrainingWorkload, device_kind: str = "cuda"
+) -> StateCosts:
     num_moments = workload.num_moments
     leaves = split_state(plan.optimizer_state, tensors.num_elements)
     staying = list_staying(tensors, plan)
@@ -71,7 +73,7 @@ def estimate_state(tensors: TensorList, plan: Plan, *, workload: TrainingWorkloa
     costs = StateCosts(
         device_bytes=estimate_state_bytes(staying, plan, num_moments=num_moments),
         num_staying=num_staying,
-        changes=tuple(list_update_changes(staying, plan)),
+        changes=tuple(list_update_changes(staying, plan, device_kind=device_kind)),
     )
     if not any(leaves):
         return _with_fetched_gradients(costs, plan)
@@ -91,9 +93,10 @@ def list_staying(tensors: TensorList, plan: Plan) -> list[TensorSize]:
 
 
 def list_update_changes(
-    tensors: Sequence[TensorSize], plan: Plan, *, first_moments: Moments | None = None
+    tensors: Sequence[TensorSize], plan: Plan, *, first_moments: Moments | None = None, device_kind: str = "cuda"
 ) -> list[UpdateChange]:
     """During the update of state on the device, in order. first_moments: those that it makes, in the first step.
+    device_kind: on the CPU an update in 8 bits holds copies while it runs.
 
     Kept gradients: fp32 weights need nothing. Those below are stepped one by one: a fp32 copy of the gradient comes, the
     gradient goes, then the copy. Gradients on the host come back one by one, and go before the copy does.
@@ -102,22 +105,29 @@ def list_update_changes(
     size = plan.weights.bytes_per_element
     if plan.gradients.choice == "consume":
         return []
-    if plan.gradients.choice == "keep" and not is_below:
-        return [(0, 0, first_moments.of(tensor.num_elements)) for tensor in tensors] if first_moments else []
+    # Not the first moments' number: only AdamW, which has two, keeps 8 bits.
+    moments = Moments(bits=plan.optimizer_state.bits, num=2)
+
+    def update(num_elements: int) -> list[UpdateChange]:
+        made = [(0, 0, first_moments.of(num_elements))] if first_moments else []
+        scratch_bytes = moments.scratch_of(num_elements, device_kind=device_kind)
+        return [*made, (scratch_bytes, 0, 0), (-scratch_bytes, 0, 0)] if scratch_bytes else made
+
     fetches = plan.gradients.choice == "host"
     in_order = list(tensors)
     if not fetches:
         in_order = [*(t for t in tensors if t.is_matrix), *(t for t in tensors if not t.is_matrix)]
+    if plan.gradients.choice == "keep" and not is_below:
+        return [change for tensor in in_order for change in update(tensor.num_elements)]
     changes: list[UpdateChange] = []
     for tensor in in_order:
         n = tensor.num_elements
-        made = [(0, 0, first_moments.of(n))] if first_moments else []
         if fetches:
             changes.append((0, size * n, 0))
         if is_below:
-            changes += [(_FP32_BYTES * n, 0, 0), (0, -size * n, 0), *made, (-_FP32_BYTES * n, 0, 0)]
+            changes += [(_FP32_BYTES * n, 0, 0), (0, -size * n, 0), *update(n), (-_FP32_BYTES * n, 0, 0)]
         else:
-            changes += [*made, (0, -size * n, 0)]
+            changes += [*update(n), (0, -size * n, 0)]
     return changes
 
 

@@ -168,6 +168,10 @@ class Prediction:
     """Of each stage that the workload has, in order: first step, steady step, evaluation (left out where the profile has none).
     All fields above are of the steady step."""
 
+    unmetered_bytes: int = 0
+    """By which torch's own peak is higher on the CPU device: what kernels hold while they run, and random states. A budget there
+    is about ``device_peak_bytes``, which the meter enforces; the interval reaches above both. 0 on CUDA: see ``memory``."""
+
     memory: CardMemory | None = None
     """From tensors to a card; None where it was not worked out."""
 

@@ -27,6 +27,7 @@ from optimizer.estimate.compiled import (
     drop_gradients,
     sum_changes,
 )
+from optimizer.estimate.cpu_scratch import Point
 from optimizer.estimate.gradients import estimate_rows_bytes, find_dropped
 from optimizer.estimate.logits_and_loss import estimate_chunked_head
 from optimizer.estimate.moments import Moments
@@ -44,7 +45,7 @@ from optimizer.estimate.weights import (
     list_streamed_tensors,
 )
 from optimizer.hardware.machine import Machine
-from optimizer.plan.activations import OFFLOADING, BlockChoice
+from optimizer.plan.activations import OFFLOADING, REBUILDING, BlockChoice
 from optimizer.plan.plan import Plan
 from optimizer.profile.extent import traced_choice
 from optimizer.profile.profile import Hold, Profile, tail_name
@@ -87,7 +88,7 @@ class Layout:
         self.rates_key = f"{machine.device.kind} {machine.rates.fingerprint}"
         self._templates = compiled.regime.block_templates
         self._holds: dict[BlockChoice, tuple[tuple[Hold, ...], ...]] = {}
-        self._dropped = find_dropped(plan, first_moments=first_moments)
+        self._dropped = find_dropped(plan, first_moments=first_moments, device_kind=machine.device.kind)
         self._leaves_gradients = plan.gradients.choice == "host"
         head_key = ("head", plan.logits_and_loss, plan.weights.representation, self.rates_key)
         self._head = compiled.keep(
@@ -257,6 +258,7 @@ class Layout:
     def _make_task(self, phase: str, name: str, part: str, *, is_first: bool, waits_for: tuple[Hashable, ...]) -> Task:
         head = self._head
         moves: Callable[[], Sequence[Move]]
+        points: Callable[[], tuple[Point, ...]] | None
         if head is not None and part in head.bytes:
             part_bytes, time = head.bytes[part], head.time[part]
             changes: list[Change] = [
@@ -266,12 +268,13 @@ class Layout:
             if self._dropped is not None:
                 changes = list(drop_gradients(changes, self._dropped, region=_SLOT["logits_and_loss"]))
                 part_bytes = sum_changes(changes)
-            moves = partial(as_moves, changes)
+            moves, points = partial(as_moves, changes), None
         else:
             time = self._compiled.part_time(part, self._machine, rates_key=self.rates_key)
             part_bytes = self._compiled.part_bytes(part, dropped=self._dropped)
             kept_net = self._compiled.part_bytes(part).net
             moves = partial(self._compiled.part_moves, part, dropped=self._dropped)
+            points = partial(self._compiled.part_points, part, dropped=self._dropped)
         gradient_bytes = int(kept_net[_GRADIENTS]) if self._leaves_gradients and phase == "backward" else 0
         leaving = self._gradients_legs(gradient_bytes, is_first=is_first)
         return Task(
@@ -284,6 +287,7 @@ class Layout:
             waits_for=waits_for,
             leaves=(leaving,) if leaving else (),
             moves=moves,
+            list_points=points,
         )
 
     def _make_block_task(
@@ -322,6 +326,8 @@ class Layout:
             begins=(self._saved(*ahead, which),) if ahead is not None else (),
             leaves=tuple(legs for legs in leaves if legs),
             moves=partial(self._compiled.part_moves, part, releases=releases, trip=trip, dropped=self._dropped),
+            list_points=partial(self._compiled.part_points, part, releases=releases, trip=trip, dropped=self._dropped),
+            num_random_states=(-1 if is_backward else 1) if choice in REBUILDING else 0,
         )
 
     def _saved(self, block: int, choice: BlockChoice, which: str) -> Transfer:

@@ -57,6 +57,7 @@ def find_setting(profile: Profile, *, plan: Plan, workload: TrainingWorkload, ma
         plan.logits_and_loss,
         plan.activations.compress,
         workload,
+        machine.num_threads,
         machine.device.kind,
         machine.rates.fingerprint,
     )
@@ -69,8 +70,8 @@ def _make_setting(
     tensors = list_tensors(profile)
     trains_all = workload.adapter is None
     state = compiled.keep(
-        ("state", plan.optimizer_state, plan.weights, plan.gradients, trains_all, workload.num_moments),
-        lambda: estimate_state(tensors, plan, workload=workload),
+        ("state", plan.optimizer_state, plan.weights, plan.gradients, trains_all, workload.num_moments, machine.device.kind),
+        lambda: estimate_state(tensors, plan, workload=workload, device_kind=machine.device.kind),
     )
     streamed_bytes = sum(list_streamed_bytes(profile, plan.weights, trains_all=trains_all))
     gradients = estimate_gradient_bytes(tensors, plan, device_kind=machine.device.kind)

@@ -18,6 +18,7 @@ import numpy as np
 from optimizer.categories import CATEGORIES
 from optimizer.estimate.batch import estimate_input_bytes, inputs_pile_up
 from optimizer.estimate.compiled import Bytes, CompiledShape, PartBytes, TensorList, sum_changes
+from optimizer.estimate.cpu_scratch import Point
 from optimizer.estimate.logits_and_loss import list_evaluation, read_head
 from optimizer.estimate.moments import Moments
 from optimizer.estimate.optimizer_state import (
@@ -31,6 +32,7 @@ from optimizer.estimate.runs import Run, Schedule
 from optimizer.estimate.schedule import Layout
 from optimizer.estimate.simulate import Highest, Resident, Simulation
 from optimizer.estimate.tasks import single
+from optimizer.estimate.unmetered import highest_of
 from optimizer.estimate.update import list_update_tasks
 from optimizer.estimate.weights import list_forward_moves, list_streamed_bytes
 from optimizer.hardware.machine import Machine
@@ -79,7 +81,7 @@ class Stages:
             self._first_update = _first_update(
                 compiled, plan=plan, workload=workload, machine=machine, tensors=tensors, state=state, moments=moments
             )
-        self._evaluation: tuple[Bytes, str] | None = None
+        self._evaluation: _Evaluated | None = None
         evaluation = compiled.regime.evaluation
         if evaluation is not None:
             self._evaluation = _evaluate(
@@ -99,7 +101,7 @@ class Stages:
             num_blocks=self._num_blocks,
             first=Highest(schedule, before_first),
             steady=steady if self._has_steady_step else None,
-            evaluation=None if self._evaluation is None else (resident.device + self._evaluation[0], self._evaluation[1]),
+            evaluation=None if self._evaluation is None else self._evaluation.above(resident.device),
         )
 
 
@@ -111,8 +113,8 @@ class StagePeaks:
     first: Highest
     steady: Simulation | None
     """None where there is only one step."""
-    evaluation: tuple[Bytes, str] | None
-    """By category, and where; None where the profile has traced none."""
+    evaluation: "_Evaluated | None"
+    """None where the profile has traced none."""
 
     @property
     def highest_bytes(self) -> int:
@@ -121,8 +123,13 @@ class StagePeaks:
         if self.steady is not None:
             found.append(self.steady.device_peak_bytes)
         if self.evaluation is not None:
-            found.append(int(self.evaluation[0].sum()))
+            found.append(int(self.evaluation.peak.sum()))
         return max(found)
+
+    @property
+    def allocated_bytes(self) -> int:
+        """What torch has at most in an evaluation on the CPU device; a first step has no more than a steady one."""
+        return 0 if self.evaluation is None else self.evaluation.allocated_bytes
 
     def list(self) -> tuple[StagePeak, ...]:
         """In the order in which they come first."""
@@ -130,7 +137,7 @@ class StagePeaks:
         if self.steady is not None:
             peaks.append(_stage_peak("steady_step", self.steady.peak, self.steady.peak_task.describe(self.num_blocks)))
         if self.evaluation is not None:
-            peaks.append(_stage_peak("evaluation", *self.evaluation))
+            peaks.append(_stage_peak("evaluation", self.evaluation.peak, self.evaluation.moment))
         return tuple(peaks)
 
 
@@ -158,11 +165,13 @@ def _first_update(
 ) -> Run:
     """Of gradients that are kept until then."""
     key = (
-        "first update", plan.gradients, plan.optimizer_state, plan.weights, plan.batch, moments, workload.max_grad_norm is None
+        "first update", plan.gradients, plan.optimizer_state, plan.weights, plan.batch, moments, workload.max_grad_norm is None,
+        machine.device.kind,
     )  # fmt: skip
 
     def make() -> Run:
-        changes = list_update_changes(list_staying(tensors, plan), plan, first_moments=moments)
+        staying = list_staying(tensors, plan)
+        changes = list_update_changes(staying, plan, first_moments=moments, device_kind=machine.device.kind)
         early = replace(state, changes=tuple(changes))
         return Run(tuple(list_update_tasks(tensors, early, plan=plan, workload=workload, machine=machine)))
 
@@ -170,6 +179,21 @@ def _first_update(
 
 
 # Evaluation.
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Evaluated:
+    """The highest moment of an evaluation, above what is there all the while or with it."""
+
+    peak: Bytes
+    """By category."""
+    moment: str
+    allocated_bytes: int
+    """What torch has then at most, on the CPU device; 0 on CUDA."""
+
+    def above(self, resident: Bytes) -> "_Evaluated":
+        resident_bytes = int(resident.sum()) if self.allocated_bytes else 0
+        return replace(self, peak=resident + self.peak, allocated_bytes=self.allocated_bytes + resident_bytes)
 
 
 def _evaluate(
@@ -180,47 +204,63 @@ def _evaluate(
     plan: Plan,
     workload: TrainingWorkload,
     machine: Machine,
-) -> tuple[Bytes, str]:
-    """Above what is there all the while; and where."""
+) -> _Evaluated:
+    """Above what is there all the while."""
     trains_all = workload.adapter is None
-    key = ("evaluation", plan.weights, plan.logits_and_loss, trains_all)
-    highest, moment = compiled.keep(
-        key, lambda: _find_highest(profile, compiled, evaluation, plan=plan, trains_all=trains_all)
+    num_threads = machine.num_threads if machine.device.kind == "cpu" else 0
+    key = ("evaluation", plan.weights, plan.logits_and_loss, trains_all, num_threads)
+    highest = compiled.keep(
+        key,
+        lambda: _find_highest(
+            profile, compiled, evaluation, plan=plan, trains_all=trains_all, num_threads=num_threads
+        ),
     )
     num_micro_batches = workload.eval_batches * plan.batch.accumulation_steps
     num_inputs = num_micro_batches if inputs_pile_up(machine.device) else 1
     input_bytes = num_inputs * estimate_input_bytes(profile, plan.batch, sequence_length=workload.sequence_length)
-    return single("temporaries", input_bytes) + highest, moment
+    return highest.above(single("temporaries", input_bytes))
 
 
 def _find_highest(
-    profile: Profile, compiled: CompiledShape, evaluation: Evaluation, *, plan: Plan, trains_all: bool
-) -> tuple[Bytes, str]:
-    """Above what is there all the while and the inputs; and where."""
+    profile: Profile,
+    compiled: CompiledShape,
+    evaluation: Evaluation,
+    *,
+    plan: Plan,
+    trains_all: bool,
+    num_threads: int,
+) -> _Evaluated:
+    """Above what is there all the while and the inputs. num_threads: that the CPU device computes with; 0 on CUDA, where no
+    kernel's scratch is counted.
+    """
     num_blocks = profile.num_blocks
     streamed = list_streamed_bytes(profile, plan.weights, trains_all=trains_all)
     moves = list_forward_moves(streamed, prefetch=plan.weights.prefetch)
     level = np.zeros(len(CATEGORIES), dtype=np.int64)
-    best, moment = level, "forward"
+    best, moment, allocated_bytes = level, "forward", 0
 
-    def run(part: PartBytes, name: str) -> None:
-        nonlocal level, best, moment
+    def run(part: PartBytes, points: tuple[Point, ...], name: str) -> None:
+        nonlocal level, best, moment, allocated_bytes
         if int((level + part.at_rise).sum()) > int(best.sum()):
             best, moment = level + part.at_rise, name
+        if num_threads:
+            rise = max(part.rise, highest_of(points, num_threads=num_threads))
+            allocated_bytes = max(allocated_bytes, int(level.sum()) + rise)
         level = level + part.net
 
-    run(compiled.indexed_bytes(evaluation.prologue), "forward")
+    def run_indexed(index: int, name: str) -> None:
+        run(compiled.indexed_bytes(index), compiled.indexed_points(index) if num_threads else (), name)
+
+    run_indexed(evaluation.prologue, "forward")
     for block, template in enumerate(compiled.regime.block_templates):
         if streamed:
             gone_bytes, coming = moves[block]
             level = level + single("weights", sum(streamed[other] for other in coming) - gone_bytes)
-        run(
-            compiled.indexed_bytes(evaluation.blocks[template]), f"forward of block {block + 1} of {num_blocks}"
-        )
+        run_indexed(evaluation.blocks[template], f"forward of block {block + 1} of {num_blocks}")
     if streamed:
         level = level - single("weights", streamed[-1])
-    run(_head_bytes(profile, compiled, evaluation, plan=plan), "head and loss")
-    return best, moment
+    run(_head_bytes(profile, compiled, evaluation, plan=plan), (), "head and loss")
+    return _Evaluated(peak=best, moment=moment, allocated_bytes=allocated_bytes)
 
 
 def _head_bytes(profile: Profile, compiled: CompiledShape, evaluation: Evaluation, *, plan: Plan) -> PartBytes:

@@ -23,6 +23,7 @@ from optimizer.estimate.runs import Schedule
 from optimizer.estimate.setting import Setting, find_setting
 from optimizer.estimate.simulate import Resident, Simulation, simulate
 from optimizer.estimate.stages import StagePeaks
+from optimizer.estimate.unmetered import estimate_allocated_peak
 from optimizer.hardware.calibration import Spread, calibrated_machine, read_spread
 from optimizer.hardware.machine import Machine
 from optimizer.plan.plan import Plan
@@ -31,11 +32,10 @@ from optimizer.workload import TrainingWorkload
 
 MAX_TIMELINE_POINTS = 400
 MEMORY_MARGIN = {"cpu": 0.0025, "cuda": 0.05}
-"""Share of the peak added above. cpu: the simulation equals the meter; the share is for models that no test holds to it.
+"""Share of the peak added above. cpu: the simulation equals the meter, and what torch holds besides is counted apart; the share
+is for models that no test holds to it, and for kernels' scratch that is not modelled.
 cuda: an assumption until a card has been measured; other attention kernels save other tensors, and blocks are rounded up to 512
 bytes."""
-CPU_RANDOM_STATE_BYTES = 5_056
-"""``torch.get_rng_state()``: a Mersenne Twister of 624 words, and what belongs to it."""
 TIME_SPREAD = {"measured": 0.15, "table": 0.5}
 """Half-width of the time interval as a share, until enough runs have finished on this machine to tell."""
 _ALWAYS = ("compute", "copy_out", "copy_in")
@@ -72,7 +72,7 @@ def estimate_training(
         workload=workload,
         machine=machine,
         spread=read_spread(calibration),
-        unseen_bytes=_random_state_bytes(plan, machine),
+        allocated_bytes=_allocated_bytes(laid, machine),
     )
 
 
@@ -134,12 +134,11 @@ def _cuda_moves(plan: Plan, workload: TrainingWorkload) -> CudaMoves:
     )
 
 
-def _random_state_bytes(plan: Plan, machine: Machine) -> int:
-    """At most held by what runs forward again: on the CPU device torch keeps a copy of the generator's state for each block,
-    outside of any op, so that no meter of ops sees it.
-    """
-    rebuilt = plan.activations.count("recompute", "selective")
-    return rebuilt * CPU_RANDOM_STATE_BYTES if machine.device.kind == "cpu" else 0
+def _allocated_bytes(laid: LaidOut, machine: Machine) -> int:
+    """0 on CUDA, where torch counts nothing that is not simulated but what ``on_cuda.py`` adds."""
+    if machine.device.kind != "cpu":
+        return 0
+    return estimate_allocated_peak(laid.schedule, laid.resident.device, num_threads=machine.num_threads)
 
 
 def _predict(
@@ -150,10 +149,10 @@ def _predict(
     workload: TrainingWorkload,
     machine: Machine,
     spread: Spread | None,
-    unseen_bytes: int,
+    allocated_bytes: int,
 ) -> Prediction:
-    """unseen_bytes: what may be there beyond what is simulated. A stage that is higher than the steady step raises the interval's
-    upper end by as much.
+    """allocated_bytes: what torch itself has at most. A stage that is higher than the steady step raises the interval's upper end
+    by as much.
     """
     peak_bytes = simulation.device_peak_bytes
     margin_bytes = math.ceil(peak_bytes * MEMORY_MARGIN[machine.device.kind])
@@ -163,7 +162,9 @@ def _predict(
     prediction = Prediction(
         device_peak_bytes=peak_bytes,
         device_peak_low_bytes=peak_bytes - margin_bytes,
-        device_peak_high_bytes=max(peak_bytes, peaks.highest_bytes) + margin_bytes + unseen_bytes,
+        device_peak_high_bytes=margin_bytes
+        + max(peak_bytes, peaks.highest_bytes, allocated_bytes, peaks.allocated_bytes),
+        unmetered_bytes=max(0, allocated_bytes - peak_bytes),
         host_peak_bytes=simulation.host_peak_bytes,
         disk_peak_bytes=simulation.disk_peak_bytes,
         remote_peak_bytes=simulation.remote_peak_bytes,

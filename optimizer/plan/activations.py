@@ -7,6 +7,7 @@ BlockChoice = Literal["keep", "recompute", "selective", "offload", "offload_disk
 Compression = Literal["none", "bf16", "int8"]
 
 OFFLOADING: Final[tuple[BlockChoice, ...]] = ("offload", "offload_disk", "offload_remote")
+REBUILDING: Final[tuple[BlockChoice, ...]] = ("recompute", "selective")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,24 @@ from optimizer.errors import InvalidPlan
 QUANTIZATION_BLOCK_ELEMENTS = 256
 """Elements that share one fp32 scale in 8-bit state (Dettmers et al., 8-bit Optimizers via Block-wise Quantization)."""
 
+UPDATE_PIECE_ELEMENTS = 1 << 18
+"""Of 8-bit state on the CPU device, how many elements are updated at once: whole blocks. A CUDA device takes a tensor as one."""
+MIN_8BIT_ELEMENTS = 4096
+"""Smaller tensors stay in 32 bits: bitsandbytes' own default."""
+_NUM_COPIES = {8: 5, 32: 3}
+_FP32_BYTES = 4
+_SCALARS_BYTES = 12
+
 StatePlace = Literal["device", "host", "disk"]
+
+
+def update_scratch_bytes(num_elements: int, *, bits: int) -> int:
+    """What an update by bitsandbytes holds on the CPU device while it runs, of so many elements at once.
+
+    8 bits: two moments, the gradient, a root and a quotient, each in fp32; 32 bits: the gradient, a root and a sum. And two
+    numbers (bitsandbytes, backends/cpu/ops.py).
+    """
+    return _NUM_COPIES[bits] * _FP32_BYTES * num_elements + _SCALARS_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)

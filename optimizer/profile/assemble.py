@@ -25,7 +25,7 @@ from optimizer.profile.profile import (
 )
 from optimizer.profile.ranges import ShapeRange
 from optimizer.profile.sharing import PROLOGUE, Birth, Births, PartKey, Sharing, find_sharing
-from optimizer.profile.sizes import Shape, Terms, evaluate, fit_terms
+from optimizer.profile.sizes import NO_TERMS, Shape, Terms, evaluate, fit_terms
 from optimizer.profile.tables import PartTables
 
 _STORAGE = "storage"
@@ -272,6 +272,7 @@ class _Fitter:
         self._shape = shape
         self._constants = constants
         self._known: dict[tuple[str, int], Terms] = {}
+        self._scratch: dict[tuple[object, ...], tuple[Terms, tuple[Terms, ...]]] = {}
 
     def learn(self, plain: _Raw, others: Mapping[Shape, _Raw]) -> None:
         for key, part in plain.parts.items():
@@ -296,6 +297,7 @@ class _Fitter:
                 sizes = {shape: getattr(other.ops[index], name) for shape, other in others.items()}
                 for label in (f"{_describe(op)} {name}", f"{op.name} {name}"):
                     self._learn_size((label, getattr(op, name)), sizes, what, decides_bytes=False)
+            self._learn_scratch(op, {shape: other.ops[index] for shape, other in others.items()})
 
     def _learn_size(
         self, key: tuple[str, int], others: Mapping[Shape, int], what: str, *, decides_bytes: bool = True
@@ -319,16 +321,30 @@ class _Fitter:
             )
         self._known[key] = fitted
 
+    def _learn_scratch(self, op: Ran, others: Mapping[Shape, Ran]) -> None:
+        """No polynomial is needed here, only a bound: no more than what the op writes, and the largest length seen."""
+        key = _describe_scratch(op)
+        if key in self._scratch or not (op.scratch_bytes or op.square):
+            return
+        traced = {self._shape: op, **others}
+        scratch = fit_terms({shape: each.scratch_bytes for shape, each in traced.items()})
+        sides = []
+        for index in range(len(op.square)):
+            lengths = {shape: each.square[index] for shape, each in traced.items()}
+            sides.append(fit_terms(lengths) or _constant(max(lengths.values())))
+        written = self.terms(f"{op.name} written_bytes", op.written_bytes)
+        self._scratch[key] = (written if scratch is None else scratch, tuple(sides))
+
     def terms(self, what: str, value: int, *, adds_gradients: bool = False) -> Terms:
         """Of a storage or of an op's size; what an op moves that the plain plan lacks (a copy) is some storage's size.
 
         adds_gradients: an op that the first micro-batch lacks adds to a gradient, whose size does not change with the shape.
         """
         if value == 0:
-            return (0, 0, 0, 0, 0, 0)
+            return NO_TERMS
         known = self._known.get((what, abs(value)))
         if known is None and (adds_gradients or abs(value) in self._constants):
-            return (value, 0, 0, 0, 0, 0)
+            return _constant(value)
         known = known or self._any_storage(abs(value))
         if known is None:
             raise InvalidModel(
@@ -351,16 +367,20 @@ class _Fitter:
                 return known
             return self.terms(f"{op.name} {name}", getattr(op, name), adds_gradients=adds_gradients and not is_copy)
 
-        ops = (
-            Op(
+        def make(op: Ran) -> Op:
+            # What the plain plan lacks, an op of another micro-batch alone, holds nothing that counts.
+            scratch_bytes, square = self._scratch.get(_describe_scratch(op), (NO_TERMS, ()))
+            return Op(
                 name=op.name,
                 kind=op.kind,
                 flops=size(op, "flops"),
                 read_bytes=size(op, "read_bytes"),
                 written_bytes=size(op, "written_bytes"),
+                scratch_bytes=scratch_bytes,
+                square=square,
             )
-            for op in raw.ops
-        )
+
+        ops = (make(op) for op in raw.ops)
         changes = (
             (
                 c.at,
@@ -388,6 +408,14 @@ def _number_storages(changes: Sequence[_RawChange]) -> Iterator[int]:
 def _describe(op: Ran) -> str:
     """Tells ops of one name apart that have one size in common."""
     return " ".join(str(value) for value in (op.name, *(getattr(op, name) for name in _OP_SIZES)))
+
+
+def _describe_scratch(op: Ran) -> tuple[object, ...]:
+    return _describe(op), op.scratch_bytes, op.square
+
+
+def _constant(value: int) -> Terms:
+    return (value, 0, 0, 0, 0, 0)
 
 
 def _outline(part: _RawPart) -> tuple[tuple[str, ...], tuple[tuple[int, Tier, Category, bool], ...]]:

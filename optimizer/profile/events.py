@@ -27,6 +27,10 @@ class Ran(NamedTuple):
     flops: int
     read_bytes: int
     written_bytes: int
+    scratch_bytes: int = 0
+    """What its kernel holds beside them on the CPU device (``op_scratch.py``)."""
+    square: tuple[int, ...] = ()
+    """Of attention, as ``op_scratch.Scratch`` has it."""
 
 
 class Viewed(NamedTuple):

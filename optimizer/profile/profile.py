@@ -8,8 +8,8 @@ Each template is held once per choice of the activations row, as the runtime car
 backward begins with
 its forward again. What differs with the shape (a micro-batch of one needs no sum over the batch; a sliding window
 changes the mask
-once the sequence is longer) is held as separate regimes. *Not modelled*: scratch that a kernel allocates and frees
-inside one op.
+once the sequence is longer) is held as separate regimes. Scratch that a kernel allocates and frees inside one op is told beside
+the changes, of ops on the CPU (``op_scratch.py``).
 """
 
 import hashlib
@@ -22,11 +22,11 @@ from optimizer.categories import Category, Tier
 from optimizer.errors import InvalidModel, InvalidPlan, InvalidWorkload, NotProfiled
 from optimizer.plan.activations import BlockChoice
 from optimizer.profile.extent import Extent, traced_choice, traced_representation
-from optimizer.profile.sizes import Shape, Terms
+from optimizer.profile.sizes import NO_TERMS, Shape, Terms
 from optimizer.serialize import from_json, to_json
 from optimizer.workload import Adapter
 
-PROFILE_VERSION: Literal[3] = 3
+PROFILE_VERSION: Literal[4] = 4
 BLOCK_CHOICES: tuple[BlockChoice, ...] = ("keep", "recompute", "selective", "offload")
 """Those traced; the other ways of offloading are priced from ``offload``: only where the bytes go differs."""
 
@@ -54,6 +54,10 @@ class Op:
     flops: Terms
     read_bytes: Terms
     written_bytes: Terms
+    scratch_bytes: Terms = NO_TERMS
+    """What the CPU's kernel holds beside them while it runs, however many threads there are (``op_scratch.py``)."""
+    square: tuple[Terms, ...] = ()
+    """Of attention: the query's length, the keys' length, the width of a head. Empty for other ops."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,7 +251,7 @@ class Profile:
     is empty.
     """
 
-    version: Literal[3] = PROFILE_VERSION
+    version: Literal[4] = PROFILE_VERSION
     model_fingerprint: str
     model_type: str
     num_blocks: int

@@ -15,6 +15,7 @@ from optimizer.errors import InvalidModel
 from optimizer.profile.dataless import Ops, OpTraits, tensors_in, without_devices
 from optimizer.profile.events import Allocated, Began, Event, Freed, Moved, Ran, Viewed
 from optimizer.profile.op_costs import classify_op, count_flops
+from optimizer.profile.op_scratch import read_scratch
 from optimizer.runtime.meter import NUM_CATEGORIES, Meter
 
 _MAX_SHADOW_ELEMENTS = 1 << 22
@@ -134,6 +135,7 @@ class Recorder(Meter):  # type: ignore[no-untyped-call]
             count_flops(name, [t.shape for t in inputs], [t.shape for t in outputs], is_causal=is_causal),
             sum(tensor.nbytes for tensor in inputs),
             sum(tensor.nbytes for tensor in outputs),
+            *read_scratch(name, inputs, outputs),
         )
 
     def _is_on_host(self, tensor: torch.Tensor) -> bool:

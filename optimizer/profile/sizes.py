@@ -16,6 +16,8 @@ Shape = tuple[int, int]
 """Micro-batch size, sequence length."""
 
 NUM_MONOMIALS = 6
+NO_TERMS: Terms = (0, 0, 0, 0, 0, 0)
+"""Of what is nothing at any shape."""
 _WITHOUT_BATCH = (0, 2, 4)
 """Monomials without B: all that can be told apart where every shape has the same micro-batch."""
 

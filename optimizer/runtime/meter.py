@@ -21,11 +21,14 @@ optimizer_state   every tensor the optimizer holds between steps: moments, scale
 activations       allocated while the backbone runs forward, recomputation included, and what comes back from the host.
 logits_and_loss   allocated in the head and the loss, forward; and in backward until the gradient of the backbone's output
                   is complete, that gradient included.
-temporaries       everything else: the rest of backward, the optimizer's scratch, inputs.
+temporaries       everything else: the rest of backward, the optimizer's scratch, inputs. On the CPU device that of an update
+                  in 8 bits, too, which bitsandbytes makes of torch's ops inside one of its own.
 
 The host tier holds the copies that ``tiers.py`` makes, under the category they have on the device; other CPU tensors of a
-CUDA run are not counted. *Not modelled*: scratch that an op's kernel allocates and frees inside itself, and storages resized
-after birth, unless the meter is told (``resized``). On the CPU device torch's profiler sees that scratch; see the test.
+CUDA run are not counted. *Not counted* on the CPU device, and so no part of what a cap there is about: scratch that an op's
+kernel allocates and frees inside itself, the random numbers' state that a block keeps that will run forward again, and storages
+resized after birth, unless the meter is told (``resized``). Predictions tell of it as ``unmetered_bytes`` and their intervals
+reach above it (``estimate/cpu_scratch.py``); torch's profiler sees it (``benchmarks/accuracy/meter.py``).
 """
 
 import time
@@ -42,6 +45,7 @@ from torch.utils.hooks import RemovableHandle
 
 from optimizer.categories import CATEGORIES, Category, Tier
 from optimizer.errors import OutOfDeviceMemory, OutOfHostMemory
+from optimizer.plan.optimizer_state import update_scratch_bytes
 from optimizer.runtime.card import Card, requested_in
 from optimizer.runtime.timeline import MAX_TIMELINE_POINTS, TimelinePoint, cut_timeline
 
@@ -51,6 +55,11 @@ CUDA_ROUNDING_BYTES = 512
 
 _SLOT = {name: index for index, name in enumerate(CATEGORIES)}
 _GRADIENTS = _SLOT["gradients"]
+_UPDATES = {
+    "bitsandbytes.optimizer_update_8bit_blockwise.default": 8,
+    "bitsandbytes.optimizer_update_32bit.default": 32,
+}
+"""Ops of the optimizer that on the CPU are made of others, with the bits of the state they update."""
 
 
 class _Allocation(weakref.ref[torch.UntypedStorage]):
@@ -134,11 +143,16 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
                         self._see(item, self._slot)
             elif isinstance(result, torch.Tensor):
                 self._see(result, self._slot)
+            elif result is None:
+                self._held_inside(func, args)
         return result
 
     def _classify(self, func: Any) -> bool:
-        """Whether an op can return new storage: not when its schema says that all it returns are aliases."""
+        """Whether an op can return new storage: not when its schema says that all it returns are aliases. Or whether it is one
+        of the optimizer's that are made of others, none of which is seen here.
+        """
         allocates = any(value.alias_info is None for value in func._schema.returns)
+        allocates |= not self._is_cuda and str(func) in _UPDATES
         self._op_allocates[id(func)] = allocates
         self._ops.append(func)
         return allocates
@@ -335,6 +349,13 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._peak_bytes = total_bytes
             self._peak_by_slot = self._bytes[:]
             self._peak_at = (self._phase, self._block)
+
+    def _held_inside(self, func: Any, args: Sequence[Any]) -> None:
+        """What an update by bitsandbytes takes for as long as it runs, on the CPU device."""
+        bits = _UPDATES.get(str(func))
+        if bits is not None:
+            num_bytes = update_scratch_bytes(args[1].numel(), bits=bits)
+            self._see(torch.empty(num_bytes, dtype=torch.uint8, device="meta"), _SLOT["temporaries"])
 
     def _seen_on_host(self, num_bytes: int) -> None:
         self._host_bytes += num_bytes

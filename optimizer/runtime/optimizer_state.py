@@ -14,6 +14,8 @@ gradients on the host     as above, but in the model's order, and each gradient 
                           gradients; host to device) and goes after its update, also for fp32 weights.
 gradients consumed        as the first, inside backward, when the gradient of the tensor is complete.
 
+On the CPU device each update in 8 bits also holds what ``update_scratch_bytes`` says, while it runs.
+
 Also here: the learning rate.
 """
 
@@ -28,7 +30,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from optimizer.errors import CheckpointInvalid
-from optimizer.plan.optimizer_state import OptimizerStatePlan, split_state
+from optimizer.plan.optimizer_state import MIN_8BIT_ELEMENTS, OptimizerStatePlan, split_state
 from optimizer.runtime.gradients import HostGradients
 from optimizer.runtime.homes import Home, HomeTensor
 from optimizer.runtime.host_update import MASTER, HostState, UpdateFacts
@@ -41,8 +43,6 @@ from optimizer.workload import TrainingWorkload
 FINAL_LEARNING_RATE_FRACTION = 0.1
 """Linear and cosine schedules end at this fraction of the peak, at the last step."""
 
-MIN_8BIT_ELEMENTS = 4096
-"""Smaller tensors stay in 32 bits: bitsandbytes' own default."""
 _CONSTANT_MAPS = {"qmap1": "dynamic", "qmap2": "udynamic"}
 """bitsandbytes' tables of 8-bit values: the same for every parameter, so never written to a checkpoint."""
 

@@ -7,6 +7,7 @@ sgd     weight decay is added to the gradient, as torch's SGD does; with momentu
 The fused kernels allocate nothing but the state, and give the bits of the whole where a tensor is cut at multiples of 16.
 """
 
+import importlib
 from collections.abc import Iterable
 from typing import Any, Protocol
 
@@ -64,10 +65,11 @@ def make_optimizer(
     if plan.bits == 32:
         return torch.optim.AdamW(groups, lr=workload.learning_rate, betas=betas, eps=workload.epsilon, fused=True)
     try:
-        import bitsandbytes
+        importlib.import_module("bitsandbytes")
+        from optimizer.runtime.adamw_8bit import PiecewiseAdamW8bit
     except ImportError as error:
         raise MissingExtra("bitsandbytes", needed_for="optimizer state in 8 bits") from error
-    adamw_8bit: Any = bitsandbytes.optim.AdamW8bit  # type: ignore[attr-defined]
+    adamw_8bit: Any = PiecewiseAdamW8bit
     optimizer: torch.optim.Optimizer = adamw_8bit(groups, lr=workload.learning_rate, betas=betas, eps=workload.epsilon)
     return optimizer
 

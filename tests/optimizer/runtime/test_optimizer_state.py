@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from optimizer.errors import CheckpointInvalid, MissingExtra
-from optimizer.plan.optimizer_state import QUANTIZATION_BLOCK_ELEMENTS, OptimizerStatePlan
+from optimizer.plan.optimizer_state import QUANTIZATION_BLOCK_ELEMENTS, OptimizerStatePlan, update_scratch_bytes
+from optimizer.runtime import adamw_8bit
 from optimizer.runtime.gradients import Gradients
 from optimizer.runtime.meter import Meter
 from optimizer.runtime.optimizer_state import Optimizer, learning_rate_at
@@ -157,8 +158,29 @@ def test_bf16_holds_the_fp32_gradient_of_one_parameter_at_a_time(bits):
         meter = Meter(device=torch.device("cpu"))
         with meter:
             optimizer.step(1e-3)
-    largest_bytes = max(parameter.numel() * 4 for parameter in model.parameters())
-    assert meter.peak().device_bytes == largest_bytes
+    largest = max(parameter.numel() for parameter in model.parameters())
+    scratch_bytes = update_scratch_bytes(largest, bits=8) if bits == 8 else 0
+    assert meter.peak().device_bytes == largest * 4 + scratch_bytes
+
+
+def test_8_bits_takes_large_tensors_piece_by_piece_with_the_bits_of_the_whole(monkeypatch):
+    pieces, whole = make_model(), make_model()
+    in_pieces, at_once = make_optimizer(pieces, bits=8), make_optimizer(whole, bits=8)
+    for seed in range(3):
+        for each in (pieces, whole):
+            fill_gradients(each, seed=seed)
+        at_once.step(1e-2)
+        with monkeypatch.context() as small:
+            small.setattr(adamw_8bit, "UPDATE_PIECE_ELEMENTS", 1024)
+            small.setattr(adamw_8bit, "_BLOCKS_PER_PIECE", 4)
+            with Meter(device=torch.device("cpu")) as meter:
+                in_pieces.step(1e-2)
+    for ours, theirs in zip(pieces.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    ours, theirs = in_pieces.export_state()[0], at_once.export_state()[0]
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+    small_bytes = max(update_scratch_bytes(p.numel(), bits=32) for p in pieces.parameters() if p.numel() < 4096)
+    assert meter.peak().device_bytes == max(update_scratch_bytes(1024, bits=8), small_bytes)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,0 +1,47 @@
+"""How high a step really goes on the CPU device, with what torch allocates and the runtime's meter does not see. Torch-free.
+
+What that is: ``cpu_scratch.py``. The highest moment with it need not be the highest without it, so the step is walked through
+again, task by task.
+"""
+
+from collections.abc import Sequence
+
+from optimizer.estimate.compiled import Bytes
+from optimizer.estimate.cpu_scratch import RANDOM_STATE_BYTES, Point
+from optimizer.estimate.runs import Run, Schedule
+
+
+def estimate_allocated_peak(schedule: Schedule, resident: Bytes, *, num_threads: int) -> int:
+    """Bytes of a step at their most; at least what the meter counts."""
+    level = int(resident.sum())
+    peak = level + _top(schedule.first, num_threads=num_threads)
+    level += schedule.first.sums.net
+    if schedule.num_later:
+        top = _top(schedule.later, num_threads=num_threads)
+        carried_bytes = (schedule.num_later - 1) * int(schedule.carried.sum())
+        # What a later micro-batch leaves beside its inputs, it left when the first of them ended.
+        before_last = level + (schedule.later.sums.net + carried_bytes - int(schedule.carried.sum())) * (schedule.num_later > 1)
+        peak = max(peak, level + top, before_last + top)
+        level += schedule.later.sums.net + carried_bytes
+    return max(peak, level + _top(schedule.update, num_threads=num_threads))
+
+
+def highest_of(points: Sequence[Point], *, num_threads: int) -> int:
+    """Above the part's start; 0 without points."""
+    return max((point.num_bytes + num_threads * point.per_thread_bytes for point in points), default=0)
+
+
+def _top(run: Run, *, num_threads: int) -> int:
+    """Above the run's start."""
+    level = top = num_states = 0
+    for task in run.tasks:
+        net, rise, _, _ = task.totals
+        if task.num_random_states > 0:
+            num_states += 1
+        if task.points:
+            rise = max(rise, highest_of(task.points, num_threads=num_threads))
+        top = max(top, level + num_states * RANDOM_STATE_BYTES + rise)
+        if task.num_random_states < 0:
+            num_states -= 1
+        level += net
+    return top
