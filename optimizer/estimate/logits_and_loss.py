@@ -284,8 +284,10 @@ def _run_chunk(ledger: _Ledger, head: Head, length: int, *, makes_gradients: boo
         ledger.take(wide_target=length * wide)
         ledger.free("target")
     ledger.take(highest=length * logit, total=length * wide, losses=length * wide)
-    ledger.take(ignored=length, sum=wide)
-    ledger.free("ignored", "sum")
+    ledger.take(ignored=length)
+    ledger.free("ignored")
+    ledger.take(sum=wide)
+    ledger.free("sum")
     ledger.take(count=_COUNT_BYTES)
     ledger.free("count")
     if not makes_gradients:

@@ -42,5 +42,5 @@ def test_an_index_that_points_to_nothing_is_refused_by_name(document, place, mes
 
 
 def test_a_profile_of_an_earlier_version_is_refused(document):
-    with pytest.raises(InvalidModel, match="profile.version is 1; allowed: 3"):
+    with pytest.raises(InvalidModel, match="profile.version is 1; allowed: 4"):
         Profile.from_json({**json.loads(document), "version": 1})
