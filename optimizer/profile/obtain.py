@@ -67,7 +67,7 @@ class ProfileSource:
         self._adapter = adapter
         self._folder = folder
         self._kept = read_kept_profile(profile_fingerprint(spec.fingerprint, adapter), folder=folder)
-        self._child = _Child(is_lean=True) if self._kept is None else None
+        self._child = self._start() if self._kept is None else None
 
     def __enter__(self) -> "ProfileSource":
         return self
@@ -87,13 +87,17 @@ class ProfileSource:
         self._kept = profile
         return profile
 
+    def _start(self) -> "_Child":
+        # peft, which makes adapters, does not import where little is.
+        return _Child(is_lean=self._adapter is None)
+
     def _trace(self, extent: Extent) -> Profile:
         request = {
             "config": self._spec.to_config(),
             "adapter": to_json(self._adapter),
             "extent": to_json(extent),
         }
-        child, self._child = self._child or _Child(is_lean=True), None
+        child, self._child = self._child or self._start(), None
         return Profile.from_json(_ask(child, request))
 
 
