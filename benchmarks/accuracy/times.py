@@ -6,6 +6,7 @@ The calibration is fitted to the cases that are not held back, and judged on tho
 import functools
 import hashlib
 import statistics
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,12 +21,40 @@ NUM_STEPS = 2
 """Steps of a case that count in each round, after one that does not."""
 
 
-def measure_times(journal: Journal, cases: Sequence[Case], *, num_rounds: int = NUM_ROUNDS) -> None:
-    """Rounds are far apart, so that a slow minute of the machine does not fall on one case alone."""
+BUDGET_S = 690.0
+"""No case is begun a second time after this; the first round is always whole."""
+
+
+def measure_times(
+    journal: Journal, cases: Sequence[Case], *, num_rounds: int = NUM_ROUNDS, budget_s: float = BUDGET_S
+) -> None:
+    """Rounds are far apart, so that a slow minute of the machine does not fall on one case alone.
+
+    After the first round those that are judged come before those that are fitted, and of either the least settled first.
+    """
+    started_s = time.monotonic()
     for index in range(num_rounds):
-        for case in cases if index % 2 == 0 else reversed(cases):
+        for case in _in_turn(cases, journal.rows, is_first=index == 0):
+            if index and time.monotonic() - started_s > budget_s:
+                return
             make = functools.partial(time_steps, case, num_steps=NUM_STEPS)
             journal.do(make, what="step times", case=case.name, round=index)
+
+
+def _in_turn(cases: Sequence[Case], rows: Sequence[Row], *, is_first: bool) -> list[Case]:
+    if is_first:
+        return list(cases)
+    spread = spreads(rows)
+    return sorted(cases, key=lambda case: (not case.is_held_back, -spread.get(case.name, 0.0)))
+
+
+def spreads(rows: Iterable[Row]) -> dict[str, float]:
+    """By case, how far its steps lie apart, as a share of the shortest."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        if row["what"] == "step times":
+            found.setdefault(row["case"], []).extend(row["step_ms"])
+    return {name: max(times) / min(times) - 1 for name, times in found.items()}
 
 
 def predicted_rows(bench: Bench, cases: Iterable[Case], rows: Sequence[Row]) -> list[Row]:

@@ -23,7 +23,7 @@ from benchmarks.accuracy.cases import (
 )
 from benchmarks.accuracy.meter import STEADY, AllocationProfile, read_peak
 from benchmarks.accuracy.run import Bench, carry_out, measure_memory, time_steps
-from benchmarks.accuracy.times import median_times, predicted_rows
+from benchmarks.accuracy.times import measure_times, median_times, predicted_rows, spreads
 from benchmarks.estimators import ask_all
 from benchmarks.journal import Journal
 from optimizer.hardware.machine import Device, Machine, Rates
@@ -315,3 +315,12 @@ def test_quick_takes_one_model_without_adapters(cases):
     assert {case.model for case in quick} == {"llama"}
     assert all(case.adapter is None for case in quick)
     assert any(case.is_timed for case in quick)
+
+
+def test_later_rounds_are_left_out_when_the_time_is_up(cases, monkeypatch):
+    timed = [case for case in cases if case.is_timed][:3]
+    monkeypatch.setattr("benchmarks.accuracy.times.time_steps", lambda case, num_steps: {"step_ms": [1.0, 2.0]})
+    journal = Journal(file=None, machine={})
+    measure_times(journal, timed, num_rounds=3, budget_s=-1.0)
+    assert [row["round"] for row in journal.rows] == [0, 0, 0]
+    assert spreads(journal.rows) == {case.name: 1.0 for case in timed}
