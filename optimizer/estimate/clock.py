@@ -90,10 +90,10 @@ class _Clock:
             self.now_ms = starts.pop()
             return starts
         starts = []
-        now_ms = self.now_ms
+        now_ms, under_way = self.now_ms, self._under_way
         for own_ms, event in zip(compute_ms, events, strict=True):
             starts.append(now_ms)
-            if event is not None:
+            if event is not None and (event.acts or not under_way.keys().isdisjoint(event.waits_for)):
                 self.now_ms = now_ms
                 self._do(event)
                 now_ms = self.now_ms
@@ -103,7 +103,7 @@ class _Clock:
 
     def note_block_ends(self, run: Run, starts_ms: list[float], *, update: Run) -> None:
         """When the backward of each block ended, where the update has transfers that could begin then. The run is over."""
-        if not any(transfer.after_block is not None for task in update.tasks for transfer in (*task.arrives, *task.begins)):
+        if not update.follows_blocks:
             return
         for task, end_ms in zip(run.tasks, (*starts_ms[1:], self.now_ms), strict=True):
             if task.block >= 0 and task.phase == "backward":
@@ -129,7 +129,7 @@ class _Clock:
             self._under_way[key] = done_ms + shift_ms, lane, own
 
     def _do(self, event: Event) -> None:
-        waits_for, arrives, begins, leaves, drains = event
+        waits_for, arrives, begins, leaves, drains, _ = event
         under_way = self._under_way
         for key in waits_for:
             if key in under_way:
@@ -148,7 +148,7 @@ class _Clock:
             self._drain()
 
     def _begin(self, transfer: Begun) -> None:
-        key, after_block, (own, queued) = transfer
+        key, after_block, own, queued = transfer
         begin_ms = self.now_ms
         if after_block is not None:
             begin_ms = self._block_end_ms.get(after_block, begin_ms)

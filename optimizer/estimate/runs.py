@@ -30,6 +30,12 @@ class Run:
         """This one and then the other."""
         return Run(self.tasks + after.tasks, parts=(self, after))
 
+    @cached_property
+    def follows_blocks(self) -> bool:
+        """Whether it has transfers that could begin when a block's backward ended."""
+        transfers = (transfer for task in self.tasks for transfer in (*task.arrives, *task.begins))
+        return any(transfer.after_block is not None for transfer in transfers)
+
     def steps(self, device_kind: str) -> "Steps":
         """What its tasks do on this clock."""
         if device_kind not in self._steps:
@@ -47,8 +53,7 @@ class Run:
         if not self.tasks:
             return Steps(compute_ms=(), events=(), acts=False)
         compute_ms, events = zip(*map(_STEP_OF[device_kind], self.tasks), strict=True)
-        acts = any(event is not None and event.acts for event in events)
-        return Steps(compute_ms=compute_ms, events=events, acts=acts)
+        return Steps(compute_ms=compute_ms, events=events, acts=any(map(_acts_of, filter(None, events))))
 
     @cached_property
     def sums(self) -> "RunSums":
@@ -63,14 +68,12 @@ class Run:
         top = max(tops)
         beyond, highest = [0] * NUM_BEYOND, [0] * NUM_BEYOND
         copied: dict[Link, int] = {}
-        for away in elsewhere:
-            if away is None:
-                continue
-            for place, net, rise in away.places:
+        for places, links in filter(None, elsewhere):
+            for place, net, rise in places:
                 if beyond[place] + rise > highest[place]:
                     highest[place] = beyond[place] + rise
                 beyond[place] += net
-            for link, num_bytes in away.copied:
+            for link, num_bytes in links:
                 copied[link] = copied.get(link, 0) + num_bytes
         return RunSums(
             net=levels[-1],
@@ -131,6 +134,7 @@ def _join_sums(before: RunSums, after: RunSums) -> RunSums:
 
 NO_SUMS: Final = RunSums(0, 0, 0, 0, 0, (0,) * NUM_BEYOND, (0,) * NUM_BEYOND, NO_COPIES)
 _totals_of: Final = attrgetter("totals")
+_acts_of: Final = attrgetter("acts")
 _STEP_OF: Final = {"cpu": attrgetter("on_cpu"), "cuda": attrgetter("on_cuda")}
 
 
@@ -144,3 +148,8 @@ class Schedule:
     update: Run
     carried: Bytes
     """What each further micro-batch leaves behind, by category: its inputs, on the CPU device, and rows of sparse gradients."""
+
+    @cached_property
+    def carried_bytes(self) -> int:
+        """Over all categories."""
+        return int(self.carried.sum())

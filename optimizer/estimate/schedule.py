@@ -48,7 +48,7 @@ from optimizer.hardware.machine import Machine
 from optimizer.plan.activations import OFFLOADING, REBUILDING, BlockChoice
 from optimizer.plan.plan import Plan
 from optimizer.profile.extent import traced_choice
-from optimizer.profile.profile import Hold, Profile, tail_name
+from optimizer.profile.profile import Profile, tail_name
 from optimizer.workload import TrainingWorkload
 
 _SLOT = {name: index for index, name in enumerate(CATEGORIES)}
@@ -87,7 +87,7 @@ class Layout:
         self._machine = machine
         self.rates_key = f"{machine.device.kind} {machine.rates.fingerprint}"
         self._templates = compiled.regime.block_templates
-        self._holds: dict[BlockChoice, tuple[tuple[Hold, ...], ...]] = {}
+        self._holds: dict[BlockChoice, list[dict[int, int]]] = {}
         self._dropped = find_dropped(plan, first_moments=first_moments, device_kind=machine.device.kind)
         self._leaves_gradients = plan.gradients.choice == "host"
         head_key = ("head", plan.logits_and_loss, plan.weights.representation, self.rates_key)
@@ -383,11 +383,10 @@ class Layout:
         for block, choice in enumerate(choices):
             if not waiting:
                 break
-            holds = self._holds_of(choice)[self._templates[block]]
-            here = tuple((hold.index, hold.until) for hold in holds if hold.index in waiting)
-            if here:
-                places.backward[block] = here
-                waiting -= {index for index, _ in here}
+            held = self._holds_of(choice)[self._templates[block]]
+            if not waiting.isdisjoint(held):
+                places.backward[block] = tuple((index, until) for index, until in held.items() if index in waiting)
+                waiting.difference_update(held)
         for index in sorted(waiting):
             shared = regime.shared[index]
             if shared.ends_in >= 0:
@@ -400,11 +399,13 @@ class Layout:
                 places.freed.append(Move("device", _SLOT[category], -num_bytes, -1, storage=FROM_PROLOGUE))
         return places
 
-    def _holds_of(self, choice: BlockChoice) -> tuple[tuple[Hold, ...], ...]:
-        """By template."""
-        if choice not in self._holds:
-            self._holds[choice] = tuple(template.holds for template in self._compiled.regime.templates_of(choice))
-        return self._holds[choice]
+    def _holds_of(self, choice: BlockChoice) -> list[dict[int, int]]:
+        """By template: of each shared storage that such a block holds, until which op of its backward."""
+        held = self._holds.get(choice)
+        if held is None:
+            templates = self._compiled.regime.templates_of(choice)
+            held = self._holds[choice] = [{hold.index: hold.until for hold in template.holds} for template in templates]
+        return held
 
     def _freed(self, freed: list[Move]) -> Run:
         key = tuple(freed)

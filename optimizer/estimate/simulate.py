@@ -30,6 +30,11 @@ class Resident:
     disk: int = 0
     remote: int = 0
 
+    @cached_property
+    def device_bytes(self) -> int:
+        """Over all categories."""
+        return int(self.device.sum())
+
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
@@ -48,7 +53,7 @@ class Simulation:
         self._schedule = schedule
         self._timing = timing
         self.resident = resident.device
-        self._highest = Highest(schedule, resident.device)
+        self._highest = Highest(schedule, resident.device, resident_bytes=resident.device_bytes)
         self.device_peak_bytes = self._highest.num_bytes
         runs = (schedule.first, schedule.later, schedule.update)
         beyond = [max(run.sums.beyond_top[place] for run in runs) for place in range(NUM_BEYOND)]
@@ -57,7 +62,7 @@ class Simulation:
         self.remote_peak_bytes = resident.remote + beyond[2]
         self.allocation_ms: float | None = None
         if fresh_bytes_per_s is not None:
-            transient_bytes = self.device_peak_bytes - int(resident.device.sum()) + beyond[0]
+            transient_bytes = self.device_peak_bytes - resident.device_bytes + beyond[0]
             self.allocation_ms = estimate_fresh_ms(transient_bytes, fresh_bytes_per_s=fresh_bytes_per_s)
         self.step_ms = timing.total_ms + (self.allocation_ms or 0.0)
         self.exposed_ms: dict[Lane, float] = timing.exposed_ms
@@ -153,8 +158,8 @@ _MAX_SHOWN = 2
 class Highest:
     """The highest point of a step, the first of such; what is in memory then is worked out when it is asked for."""
 
-    def __init__(self, schedule: Schedule, resident: Bytes) -> None:
-        resident_bytes = int(resident.sum())
+    def __init__(self, schedule: Schedule, resident: Bytes, *, resident_bytes: int) -> None:
+        """resident_bytes: the same over all categories."""
         self._schedule, self._resident = schedule, resident
         self._run, self._num_before = schedule.first, 0
         self.num_bytes = resident_bytes + schedule.first.sums.top
@@ -184,7 +189,7 @@ class Highest:
         net = self._schedule.first.sums.net
         if num_before:
             # What a later micro-batch leaves beside its inputs, it left when the first of them ended.
-            net += self._schedule.later.sums.net + (num_before - 1) * int(self._schedule.carried.sum())
+            net += self._schedule.later.sums.net + (num_before - 1) * self._schedule.carried_bytes
         return net
 
 

@@ -63,7 +63,8 @@ class Stages:
         self._has_steady_step = workload.num_steps > 1
         moments = Moments(bits=plan.optimizer_state.bits, num=workload.num_moments)
         early_bytes = estimate_early_state_bytes(list_staying(tensors, plan), plan)
-        self._before_first = single("optimizer_state", early_bytes - state.device_bytes)
+        self._early_bytes = early_bytes - state.device_bytes
+        self._early = single("optimizer_state", self._early_bytes)
         self._first_layout: Layout | None = None
         self._first_update: Run | None = None
         if plan.gradients.choice == "consume":
@@ -96,10 +97,12 @@ class Stages:
             schedule = replace(schedule, update=self._first_update)
         if self._first_layout is not None:
             schedule = self._first_layout.schedule(choices)
-        before_first = resident.device + self._before_first
+        first = Highest(
+            schedule, resident.device + self._early, resident_bytes=resident.device_bytes + self._early_bytes
+        )
         return StagePeaks(
             num_blocks=self._num_blocks,
-            first=Highest(schedule, before_first),
+            first=first,
             steady=steady if self._has_steady_step else None,
             evaluation=None if self._evaluation is None else self._evaluation.above(resident.device),
         )

@@ -42,11 +42,12 @@ class Sent(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """A transfer."""
+    """A transfer, with its legs as ``Sent`` has them."""
 
     key: Hashable
     after_block: int | None
-    sent: Sent
+    own: Legs
+    queued: tuple[tuple[int, float, Lane], ...]
 
 
 class Event(NamedTuple):
@@ -57,19 +58,16 @@ class Event(NamedTuple):
     begins: tuple[Begun, ...]
     leaves: tuple[Sent, ...]
     drains: bool
-
-    @property
-    def acts(self) -> bool:
-        """Whether it does more than wait."""
-        return bool(self.arrives or self.begins or self.leaves or self.drains)
+    acts: bool
+    """Whether it does more than wait."""
 
 
 def make_event(
     *,
     waits_for: tuple[Hashable, ...],
-    arrives: Iterable[Transfer],
-    begins: Iterable[Transfer],
-    leaves: Iterable[Legs],
+    arrives: tuple[Transfer, ...],
+    begins: tuple[Transfer, ...],
+    leaves: tuple[Legs, ...],
     drains: bool,
     device_kind: str,
 ) -> Event | None:
@@ -83,13 +81,16 @@ def make_event(
         )
 
     def begun(transfers: Iterable[Transfer]) -> tuple[Begun, ...]:
-        return tuple(Begun(transfer.key, transfer.after_block, sent(transfer.legs)) for transfer in transfers)
+        return tuple(Begun(transfer.key, transfer.after_block, *sent(transfer.legs)) for transfer in transfers)
 
-    event = Event(
+    acts = bool(arrives or begins or leaves or drains)
+    if not acts and not waits_for:
+        return None
+    return Event(
         waits_for=waits_for,
         arrives=begun(arrives),
         begins=begun(begins),
         leaves=tuple(map(sent, leaves)),
         drains=drains,
+        acts=acts,
     )
-    return event if waits_for or event.acts else None

@@ -16,6 +16,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from optimizer.categories import Category, Tier
@@ -287,7 +288,7 @@ class Profile:
     regimes: dict[str, tuple[Regime, ...]]
     """By representation of the weights (``WeightsPlan.representation``)."""
 
-    @property
+    @cached_property
     def has_sparse_gradients(self) -> bool:
         """Whether some embedding's gradients hold only the rows of a batch's tokens."""
         return any(tensor.row_elements for tensor in self.tensors.in_order())
