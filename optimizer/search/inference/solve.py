@@ -149,6 +149,9 @@ def _offer_batches(book: Book, arrangement: Arrangement, limits: dict[InferenceP
     if not _may_be_better(book, arrangement.fastest, sizes):
         limits[arrangement.fastest] = num_sequences
         return
+    if _is_slower(book, arrangement.plan, 1, num_sequences):
+        # One pass of everything would take too long already: mostly the link from the host, for which no batch size is a help.
+        return
     limits[arrangement.plan] = find_largest_batch(book, arrangement)
     for size in _hopeful(book, arrangement.plan, sizes[: bisect_right(sizes, limits[arrangement.plan])]):
         book.offer(replace(arrangement.plan, batch_size=size))
@@ -189,7 +192,7 @@ def _is_slower(book: Book, plan: InferencePlan, low: int, high: int) -> bool:
         return prediction.prefill_ms * (1 - MAX_DIP) > book.best[0][0]
     num_sequences = book.problem.workload.num_sequences
     is_every = num_sequences <= MAX_EVERY
-    num_full = num_sequences // high if is_every else -(-num_sequences // high) - 1
+    num_full = num_sequences // high if is_every else max(1, -(-num_sequences // high) - 1)
     return num_full * _pass_ms(book, prediction) * (1 - MAX_DIP) / 1000 > book.best[0][0]
 
 
