@@ -39,7 +39,7 @@ class Setup:
     screening_rounds: int = 3
     min_rounds: int = 7
     max_rounds: int = 15
-    race_s: float = 150.0
+    race_s: float = 120.0
     """For all races at budgets of one subject; rounds are as many as that allows."""
     probe_s: float = 12.0
     budgets: tuple[float, ...] = BUDGETS
