@@ -16,11 +16,9 @@ from optimizer.plan.optimizer_state import StatePlace
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlace
 from optimizer.search.arrangements import PerBlock
-from optimizer.search.levers import FRACTION_STEPS, MAX_PREFETCH, chunk_counts
+from optimizer.search.levers import MAX_PREFETCH, chunk_counts, fraction_steps
 from optimizer.search.problem import SearchProblem, Setting
 
-FRACTIONS = tuple(step / FRACTION_STEPS for step in range(1, FRACTION_STEPS + 1))
-"""All shares of the state that a search may put away."""
 _COMPRESSIONS: tuple[Compression, ...] = get_args(Compression)
 _AWAY: tuple[Literal["host", "disk"], ...] = ("host", "disk")
 
@@ -28,12 +26,12 @@ _AWAY: tuple[Literal["host", "disk"], ...] = ("host", "disk")
 def every_plan(
     problem: SearchProblem,
     *,
-    fractions: Sequence[float] = FRACTIONS,
+    fractions: Sequence[float] | None = None,
     chunks: Sequence[int] | None = None,
     per_block: PerBlock | None = None,
 ) -> Iterator[Plan]:
-    """All that the problem permits, each once. chunks: counts instead of those that a search may take; per_block: the blocks,
-    where they are given."""
+    """All that the problem permits, each once. fractions, chunks: shares of the state and counts of chunks instead of those that a
+    search may take; per_block: the blocks, where they are given."""
     blocks = [per_block] if per_block else list(product(problem.choices, repeat=problem.num_blocks))
     seen = set()
     for setting in every_setting(problem, fractions=fractions, chunks=chunks):
@@ -45,8 +43,10 @@ def every_plan(
 
 
 def every_setting(
-    problem: SearchProblem, *, fractions: Sequence[float] = FRACTIONS, chunks: Sequence[int] | None = None
+    problem: SearchProblem, *, fractions: Sequence[float] | None = None, chunks: Sequence[int] | None = None
 ) -> Iterator[Setting]:
+    steps = fraction_steps(problem.num_blocks)
+    fractions = fractions or [step / steps for step in range(1, steps + 1)]
     states: list[tuple[StatePlace, float]] = [("device", 1.0), *product(_AWAY, fractions)]
     homes: list[tuple[WeightsPlace, int]] = [("device", 1), *product(_AWAY, range(MAX_PREFETCH + 1))]
     for base, gradients, state, weights, compress in product(

@@ -11,6 +11,7 @@ from typing import Any
 from optimizer.estimate.prediction import Prediction
 from optimizer.plan.explain import explain_plan
 from optimizer.search.baselines import list_baselines, price_baselines
+from optimizer.search.bounds import bound_of
 from optimizer.search.frontier import frontier_of, price_spread
 from optimizer.search.pins import check_pins
 from optimizer.search.polish import polish
@@ -78,6 +79,7 @@ def search(problem: SearchProblem) -> SearchResult:
         book.price(*baseline(remembering))
     if not find_best(book):
         raise explain_infeasible(remembering)
+    bound_step_ms = book.best_step_ms if book.is_complete else bound_of(book)
     unlimited_step_ms = price_spread(book)
     chosen, book = first_on_the_card(book, problem, remembering)
     left_out = list_left_out(remembering, chosen.plan, chosen.prediction)
@@ -85,7 +87,7 @@ def search(problem: SearchProblem) -> SearchResult:
         chosen=chosen,
         baselines=baselines,
         frontier=frontier_of(book),
-        bound_step_ms=min(unlimited_step_ms, chosen.prediction.step_ms),
+        bound_step_ms=min(bound_step_ms, chosen.prediction.step_ms),
         unlimited_step_ms=unlimited_step_ms,
         explanation=tuple(_explain(remembering, chosen, baselines["keep_all"], left_out)),
         left_out=left_out,
@@ -95,7 +97,7 @@ def search(problem: SearchProblem) -> SearchResult:
 def find_best(book: PriceBook) -> bool:
     """Whether some permitted plan fits; the best found is ``book.best``."""
     solve(book)
-    if book.best is None:
+    if book.best is None and not book.is_complete:
         # The solver passes over what looks hopeless; before it is said that nothing fits, the smallest plans are priced.
         polish(price_floor(book))
     return book.best is not None

@@ -22,8 +22,9 @@ TOKENS_PER_CHUNK: Final = (1024, 256, 64)
 """Rows of logits that exist at once, in the counts of chunks that are tried first: few enough to be small beside a model, and
 few enough to be small at all."""
 MAX_PREFETCH: Final = 3
-FRACTION_STEPS: Final = 64
-"""Shares of the state that leave the device are multiples of one over this."""
+FRACTION_STEPS: Final = {"shallow": 16, "deep": 64}
+"""Shares of the state that leave the device are multiples of one over this. Few tensors make no finer shares."""
+MAX_SHALLOW_BLOCKS: Final = 8
 PREFETCHES: Final = (2, 1, 0)
 """Blocks fetched ahead that are tried first; larger numbers when a plan is polished."""
 
@@ -73,42 +74,47 @@ def has_free_fraction(book: PriceBook, setting: Setting) -> bool:
     return setting.state_place != "device" and setting.weights_place == "device" and not is_pinned
 
 
+def fraction_steps(num_blocks: int) -> int:
+    return FRACTION_STEPS["shallow" if num_blocks <= MAX_SHALLOW_BLOCKS else "deep"]
+
+
 def smallest_fraction(book: PriceBook, setting: Setting, per_block: PerBlock) -> Setting | None:
     """With the least share of the state off the device with which the device budget holds; None where none does."""
+    steps = fraction_steps(book.problem.num_blocks)
 
     def fits(step: int) -> bool:
-        prediction = book.price(replace(setting, state_fraction=step / FRACTION_STEPS), per_block)
+        prediction = book.price(replace(setting, state_fraction=step / steps), per_block)
         return book.problem.fits_device(prediction)
 
-    high = round(setting.state_fraction * FRACTION_STEPS)
+    high = round(setting.state_fraction * steps)
     if not fits(high):
         return None
     low = 0
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if fits(middle) else (middle, high)
-    return replace(setting, state_fraction=high / FRACTION_STEPS)
+    return replace(setting, state_fraction=high / steps)
 
 
 def largest_fraction(book: PriceBook, setting: Setting) -> Setting | None:
     """With the largest share of the state for which host and disk have room; None where they have none for any."""
-    per_block = _with_least_elsewhere(book)
+    per_block, steps = _with_least_elsewhere(book), fraction_steps(book.problem.num_blocks)
 
     def fits(step: int) -> bool:
-        prediction = book.price(replace(setting, state_fraction=step / FRACTION_STEPS), per_block)
+        prediction = book.price(replace(setting, state_fraction=step / steps), per_block)
         return book.problem.fits_elsewhere(prediction)
 
     if "state_fraction" in book.problem.pinned_levers:
         return setting if book.problem.fits_elsewhere(book.price(setting, per_block)) else None
-    if fits(FRACTION_STEPS):
+    if fits(steps):
         return setting
     if not has_free_fraction(book, setting) or not fits(1):
         return None
-    low, high = 1, FRACTION_STEPS
+    low, high = 1, steps
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
-    return replace(setting, state_fraction=low / FRACTION_STEPS)
+    return replace(setting, state_fraction=low / steps)
 
 
 def _has_nearer(book: PriceBook, home: Setting) -> bool:

@@ -23,6 +23,8 @@ class PriceBook:
         self._priced: dict[Plan, Prediction] = {}
         self._best_key: _Key | None = None
         self._best: tuple[Plan, Prediction] | None = None
+        self.is_complete = False
+        """Whether no plan that was not priced can be the best: set by who knows."""
 
     def price(self, setting: Setting, per_block: PerBlock) -> Prediction:
         plan = setting.plan(per_block)

@@ -143,6 +143,8 @@ class SearchProblem:
     clamps_fp16: bool = False
     micro_batch_size: int | None = None
     """Only this one; None for every divisor of the batch."""
+    audit: Callable[[Plan, Prediction], tuple[str, ...]] | None = None
+    """What an independent replay finds wrong with a plan's prediction; asked of the chosen plan alone."""
     detail: Callable[[Plan, Prediction], Prediction] | None = None
     """Works out what a price leaves out (``Prediction.memory``), too slowly to be asked of every plan."""
 

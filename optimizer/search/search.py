@@ -7,11 +7,13 @@ from typing import Any
 from optimizer.estimate.prediction import Prediction
 from optimizer.estimate.process import add_memory
 from optimizer.estimate.training import estimate_training
+from optimizer.hardware.calibration import calibrated_machine
 from optimizer.hardware.machine import Machine
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
 from optimizer.search.core import SearchResult, search
 from optimizer.search.largest import find_largest_micro_batch
+from optimizer.search.ledger import audit_plan
 from optimizer.search.problem import PricedPlan, SearchProblem
 from optimizer.workload import Goal, Technique, TrainingWorkload
 
@@ -65,6 +67,11 @@ def training_problem(
     def detail(plan: Plan, prediction: Prediction) -> Prediction:
         return add_memory(prediction, profile, plan=plan, workload=workload, machine=machine)
 
+    calibrated = calibrated_machine(machine, calibration)
+
+    def audit(plan: Plan, prediction: Prediction) -> tuple[str, ...]:
+        return audit_plan(profile, plan=plan, prediction=prediction, workload=workload, machine=calibrated)
+
     host_budget_bytes = machine.host_memory_bytes if goal.host_budget_bytes is None else goal.host_budget_bytes
     disk_budget_bytes = machine.disk_free_bytes if goal.disk_budget_bytes is None else goal.disk_budget_bytes
     return SearchProblem(
@@ -76,6 +83,7 @@ def training_problem(
         remote_budget_bytes=machine.remote_free_bytes,
         price=price,
         detail=detail,
+        audit=audit,
         unavailable=_unavailable(machine),
         representations=_representations(profile, machine),
         has_sparse_gradients=profile.has_sparse_gradients,

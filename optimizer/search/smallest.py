@@ -6,6 +6,7 @@ from dataclasses import replace
 from optimizer.errors import InvalidPlan, NoFeasiblePlan
 from optimizer.estimate.prediction import Prediction
 from optimizer.plan.plan import Plan
+from optimizer.search.exhaustive import price_all
 from optimizer.search.levers import homes_of, largest_fraction, with_chunks, with_prefetch
 from optimizer.search.lines import lightest_bytes
 from optimizer.search.pricebook import PriceBook
@@ -38,11 +39,15 @@ def explain_infeasible(problem: SearchProblem) -> NoFeasiblePlan:
 
 
 def find_smallest(problem: SearchProblem) -> tuple[Plan, Prediction]:
-    """The permitted plan with the least upper end of the peak for which the other tiers have room.
+    """The permitted plan with the least upper end of the peak for which the other tiers have room: of small problems the least
+    of all.
 
     First what must be near the smallest, then searches with a byte less than was found, until one finds nothing.
     """
-    smallest = _smallest(price_floor(PriceBook(problem)))
+    book = PriceBook(problem)
+    if price_all(book, prune=False):
+        return _smallest(book)
+    smallest = _smallest(price_floor(book))
     for _ in range(MAX_TIGHTENINGS):
         below = PriceBook(problem.with_budget(smallest[1].device_peak_high_bytes - 1))
         solve(below)
@@ -54,9 +59,10 @@ def find_smallest(problem: SearchProblem) -> tuple[Plan, Prediction]:
 
 def smallest_found(book: PriceBook) -> int:
     """Price plans until one fits, or all that may be smallest are priced; the least upper end of the peak found."""
-    price_floor(book)
-    if book.best is None:
-        solve(book)
+    if not price_all(book, prune=False):
+        price_floor(book)
+        if book.best is None:
+            solve(book)
     return _smallest(book)[1].device_peak_high_bytes
 
 

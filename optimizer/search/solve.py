@@ -18,6 +18,7 @@ are treated as alike.
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from optimizer.search.exhaustive import price_all
 from optimizer.search.levers import (
     has_free_fraction,
     homes_of,
@@ -51,8 +52,9 @@ _NEVER = 2**62
 
 
 def solve(book: PriceBook) -> None:
-    """Price what is worth pricing; the answer is ``book.best``."""
-    _Solver(book).solve()
+    """Price what is worth pricing; the answer is ``book.best``. Of small problems everything is."""
+    if not price_all(book):
+        _Solver(book).solve()
 
 
 def price_lightest(book: PriceBook, setting: Setting) -> int:

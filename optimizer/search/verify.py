@@ -26,6 +26,7 @@ def verify_plan(problem: SearchProblem, *, plan: Plan, prediction: Prediction) -
         *_changed(fresh, prediction),
         *_over_budget(problem, fresh),
         *_inconsistent(fresh),
+        *(problem.audit(plan, fresh) if problem.audit is not None else ()),
     )
 
 

@@ -1,0 +1,203 @@
+"""An independent ledger of a plan's bytes: every change that a profile lists, in the order of a step, added up one by one.
+
+Shares no arithmetic with the estimator's schedule and simulation: no parts summed up beforehand, no templates of tasks, no arrays.
+A chosen plan's peak must be this one to the byte, by category, where both are of the micro-batches; what comes after them (clipping,
+the update) only may be higher.
+
+*Not followed*: gradients that do not stay, state or weights away from the device, 8-bit state, sparse gradients, the loss in
+chunks, compressed copies, farther tiers than the host. ``follows`` says whether a plan is without them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from optimizer.categories import CATEGORIES
+from optimizer.estimate.prediction import Prediction
+from optimizer.hardware.machine import Machine
+from optimizer.plan.plan import Plan
+from optimizer.profile.extent import traced_choice
+from optimizer.profile.profile import BlockTemplate, Part, Profile, Regime, tail_name
+from optimizer.profile.sizes import Shape, evaluate
+from optimizer.workload import TrainingWorkload
+
+_AFTER_MICRO_BATCHES = ("gradient clipping", "optimizer step")
+_FP32_BYTES = 4
+_ID_BYTES = 8
+_COUNTER_BYTES = 4
+"""AdamW counts the updates of each tensor."""
+_ROUNDING = 1e-9
+"""Of sums of milliseconds in another order."""
+
+
+@dataclass(kw_only=True)
+class Ledger:
+    """Bytes now and at their highest."""
+
+    device: dict[str, int]
+    host_bytes: int = 0
+    peak: dict[str, int] = field(default_factory=dict)
+    """Device bytes by category when there were most."""
+    host_peak_bytes: int = 0
+
+    @property
+    def peak_bytes(self) -> int:
+        return sum(self.peak.values())
+
+    def add(self, tier: str, category: str, num_bytes: int) -> None:
+        if tier == "host":
+            self.host_bytes += num_bytes
+            self.host_peak_bytes = max(self.host_peak_bytes, self.host_bytes)
+        elif tier == "device":
+            self.device[category] += num_bytes
+            if sum(self.device.values()) > self.peak_bytes:
+                self.peak = dict(self.device)
+
+
+def audit_plan(
+    profile: Profile, *, plan: Plan, prediction: Prediction, workload: TrainingWorkload, machine: Machine
+) -> tuple[str, ...]:
+    """What in a prediction contradicts the ledger or the work there is; empty where nothing does."""
+    wrong = list(_list_impossible_times(plan, prediction, device_kind=machine.device.kind))
+    if not follows(profile, plan):
+        return tuple(wrong)
+    ledger = replay_plan(profile, plan=plan, workload=workload, machine=machine)
+    predicted = {name: num_bytes for name, num_bytes in prediction.device_bytes_by_category.items() if num_bytes}
+    found = {name: num_bytes for name, num_bytes in ledger.peak.items() if num_bytes}
+    if prediction.peak_moment in _AFTER_MICRO_BATCHES:
+        if ledger.peak_bytes > prediction.device_peak_bytes:
+            wrong.append(f"has a peak of {ledger.peak_bytes} bytes by the ledger, above {prediction.device_peak_bytes}")
+    elif found != predicted:
+        wrong.append(f"has by the ledger {found} at the peak, not {predicted}")
+    if ledger.host_peak_bytes != prediction.host_peak_bytes:
+        wrong.append(f"takes {ledger.host_peak_bytes} bytes of the host by the ledger, not {prediction.host_peak_bytes}")
+    return tuple(wrong)
+
+
+def follows(profile: Profile, plan: Plan) -> bool:
+    """Whether the ledger knows all that the plan does."""
+    state, activations = plan.optimizer_state, plan.activations
+    return (
+        plan.gradients.choice == "keep"
+        and state.place == "device"
+        and state.bits == 32
+        and plan.weights.place == "device"
+        and plan.logits_and_loss.num_chunks == 1
+        and activations.count("offload_disk", "offload_remote") == 0
+        and activations.compress == "none"
+        and not profile.has_sparse_gradients
+    )
+
+
+def replay_plan(profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine) -> Ledger:
+    """All micro-batches of a steady step, of a plan that the ledger ``follows``."""
+    shape = (plan.batch.micro_batch_size, workload.sequence_length)
+    replay = _Replay(profile, profile.regime(plan.weights.representation, shape), shape, plan)
+    ledger = Ledger(device=dict.fromkeys(CATEGORIES, 0))
+    trained = profile.tensors.in_order()
+    num_trained = sum(size.num_elements for size in trained)
+    element_bytes = _FP32_BYTES if plan.weights.dtype == "fp32" else 2
+    ledger.add("device", "weights", num_trained * element_bytes)
+    ledger.add("device", "weights", profile.total_frozen_bytes(plan.weights.representation))
+    ledger.add("device", "weights", profile.buffer_bytes["fp32" if plan.weights.dtype == "fp32" else "bf16"])
+    if workload.optimizer == "adamw":
+        ledger.add("device", "optimizer_state", _COUNTER_BYTES * len(trained))
+    num_held = workload.num_moments + (element_bytes != _FP32_BYTES)
+    ledger.add("device", "optimizer_state", num_held * _FP32_BYTES * num_trained)
+    input_bytes = _input_bytes(profile, shape)
+    for index in range(plan.batch.accumulation_steps):
+        ledger.add("device", "temporaries", input_bytes)
+        before_bytes = ledger.device["logits_and_loss"]
+        replay.micro_batch(ledger, which="first" if index == 0 else "accumulate")
+        if index:
+            # Its loss has been added to the first one's.
+            ledger.add("device", "logits_and_loss", before_bytes - ledger.device["logits_and_loss"])
+        if machine.device.kind != "cpu":
+            # The CPU device's own batches are there already and count to the step's end.
+            ledger.add("device", "temporaries", -input_bytes)
+    return ledger
+
+
+def _input_bytes(profile: Profile, shape: Shape) -> int:
+    batch, sequence = shape
+    if profile.input_bytes is not None:
+        return batch * profile.input_bytes
+    return (3 if profile.is_padded else 2) * _ID_BYTES * batch * sequence
+
+
+class _Replay:
+    """Walks through the parts of one micro-batch."""
+
+    def __init__(self, profile: Profile, regime: Regime, shape: Shape, plan: Plan) -> None:
+        self._profile, self._regime, self._shape = profile, regime, shape
+        self._choices = plan.activations.per_block
+        self._last_uses = self._find_last_uses()
+
+    def micro_batch(self, ledger: Ledger, *, which: str) -> None:
+        self._walk(ledger, self._named("prologue"))
+        for block in range(len(self._choices)):
+            self._walk(ledger, self._profile.parts[self._template(block).forward], self._forward_releases(block))
+        for index, shared in enumerate(self._regime.shared):
+            if index not in self._last_uses and shared.ends_in < 0:
+                self._release(ledger, index)
+        self._walk(ledger, self._named("head"))
+        self._walk(ledger, self._named(f"head_backward_{which}"))
+        self._walk(ledger, self._named(f"norm_backward_{which}"))
+        for block in reversed(range(len(self._choices))):
+            template = self._template(block)
+            part = template.backward_first if which == "first" else template.backward_accumulate
+            releases = {index: until for index, (last, until) in self._last_uses.items() if last == block}
+            self._walk(ledger, self._profile.parts[part], releases)
+
+    def _walk(self, ledger: Ledger, part: Part, releases: dict[int, int] | None = None) -> None:
+        """releases: shared storages that go, each after which op."""
+        waiting = dict(releases or {})
+        for number, op in zip(part.changes, part.changes_at, strict=True):
+            for index in [index for index, after in waiting.items() if after < op]:
+                self._release(ledger, index)
+                del waiting[index]
+            change = self._profile.changes[number]
+            ledger.add(change.tier, change.category, evaluate(change.num_bytes, self._shape))
+        for index in waiting:
+            self._release(ledger, index)
+
+    def _release(self, ledger: Ledger, index: int) -> None:
+        shared = self._regime.shared[index]
+        ledger.add("device", shared.category, -evaluate(shared.num_bytes, self._shape))
+
+    def _named(self, name: str) -> Part:
+        """What follows the last block may depend on that block's choice."""
+        tail = tail_name(name, traced_choice(self._choices[-1]))
+        return self._profile.parts[self._regime.parts.get(tail, self._regime.parts[name])]
+
+    def _template(self, block: int) -> BlockTemplate:
+        return self._regime.templates_of(self._choices[block])[self._regime.block_templates[block]]
+
+    def _find_last_uses(self) -> dict[int, tuple[int, int]]:
+        """Of shared storages: in the backward of which block it goes, after which op. The first block that holds it is the last
+        to be run backward."""
+        found: dict[int, tuple[int, int]] = {}
+        for block in range(len(self._choices)):
+            for hold in self._template(block).holds:
+                found.setdefault(hold.index, (block, hold.until))
+        return found
+
+    def _forward_releases(self, block: int) -> dict[int, int]:
+        part = self._profile.parts[self._template(block).forward]
+        return {
+            index: len(part.ops) - 1 - shared.ends_before
+            for index, shared in enumerate(self._regime.shared)
+            if index not in self._last_uses and shared.ends_in == self._regime.block_templates[block]
+        }
+
+
+def _list_impossible_times(plan: Plan, prediction: Prediction, *, device_kind: str) -> Iterator[str]:
+    """No step takes less than its own work on compute; nor, where only activations are copied, than its copies over one link."""
+    step_ms, busy_ms = prediction.step_ms * (1 + _ROUNDING), prediction.lane_busy_ms
+    if step_ms < busy_ms["compute"]:
+        yield f"takes {prediction.step_ms} ms with {busy_ms['compute']} ms of work on compute"
+    moves_only_activations = (
+        plan.gradients.choice != "host" and plan.optimizer_state.place == "device" and plan.weights.place == "device"
+    )
+    copied_ms = busy_ms.get("copy_in", 0.0) + busy_ms.get("copy_out", 0.0)
+    if moves_only_activations and device_kind == "cuda" and step_ms < copied_ms:
+        yield f"takes {prediction.step_ms} ms with {copied_ms} ms of copies over the link"
