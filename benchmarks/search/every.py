@@ -30,8 +30,10 @@ def every_plan(
     chunks: Sequence[int] | None = None,
     per_block: PerBlock | None = None,
 ) -> Iterator[Plan]:
-    """All that the problem permits, each once. fractions, chunks: shares of the state and counts of chunks instead of those that a
-    search may take; per_block: the blocks, where they are given."""
+    """All that the problem permits, each once.
+
+    fractions, chunks: shares of the state and counts of chunks instead of those that a search may take. per_block: the blocks.
+    """
     blocks = [per_block] if per_block else list(product(problem.choices, repeat=problem.num_blocks))
     seen = set()
     for setting in every_setting(problem, fractions=fractions, chunks=chunks):

@@ -5,6 +5,7 @@ plain script does, except ``accumulate_all``, which keeps everything and only cu
 micro-batch is the largest that fits. They are reported even where the goal forbids what they do.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -33,8 +34,17 @@ def offload_all(problem: SearchProblem) -> tuple[Setting, PerBlock]:
 
 def every_second(problem: SearchProblem) -> tuple[Setting, PerBlock]:
     """Blocks 0, 2, 4, ... are recomputed."""
-    blocks: list[BlockChoice] = ["recompute" if index % 2 == 0 else "keep" for index in range(problem.num_blocks)]
-    return _whole_batch(problem), tuple(blocks)
+    return _whole_batch(problem), _every(problem, 2)
+
+
+def every_third(problem: SearchProblem) -> tuple[Setting, PerBlock]:
+    """Blocks 0, 3, 6, ... are recomputed."""
+    return _whole_batch(problem), _every(problem, 3)
+
+
+def every_root(problem: SearchProblem) -> tuple[Setting, PerBlock]:
+    """Every k-th block is recomputed, k the square root of their number."""
+    return _whole_batch(problem), _every(problem, max(1, round(math.sqrt(problem.num_blocks))))
 
 
 def accumulate_all(problem: SearchProblem) -> tuple[Setting, PerBlock]:
@@ -76,12 +86,42 @@ def stream_all(problem: SearchProblem) -> tuple[Setting, PerBlock]:
     return next(fitting, settings[-1]), per_block
 
 
+def torch_memory_budget(problem: SearchProblem) -> tuple[Setting, PerBlock]:
+    """As ``activation_memory_budget`` of torch's compiler, set to the largest tenth with which the step fits, by us; 0 where none
+    does. With alike blocks its knapsack keeps that share of them; it knows blocks here, where torch knows single ops."""
+    setting, depth = _whole_batch(problem), problem.num_blocks
+    for tenths in range(_TENTHS, 0, -1):
+        per_block = _keeping(problem, depth * tenths // _TENTHS)
+        if problem.fits_device(problem.price(setting.plan(per_block))):
+            return setting, per_block
+    return setting, _keeping(problem, 0)
+
+
+def torch_sac_milp(problem: SearchProblem) -> tuple[Setting, PerBlock]:
+    """As ``sac_milp`` of torch: as few blocks are recomputed as its own memory model says are needed, which counts weights,
+    gradients and activations, and neither optimizer state nor temporaries. By block; what it counts is taken from our prices."""
+    setting, depth = _whole_batch(problem), problem.num_blocks
+    kept, rebuilt = (problem.price(setting.plan(_keeping(problem, number))) for number in (depth, 0))
+    sizes = kept.device_bytes_by_category
+    static_bytes = 2 * sizes.get("weights", 0)
+    least_bytes = rebuilt.device_bytes_by_category.get("activations", 0)
+    each_bytes = max(0, sizes.get("activations", 0) - least_bytes) / depth
+    room_bytes = problem.goal.device_budget_bytes - static_bytes - least_bytes
+    number = depth if each_bytes == 0 else max(0, min(depth, int(room_bytes // each_bytes)))
+    return setting, _keeping(problem, number)
+
+
+_TENTHS = 10
 BASELINES: dict[str, Baseline] = {
     "keep_all": keep_all,
     "recompute_all": recompute_all,
     "selective_all": selective_all,
     "offload_all": offload_all,
     "every_second": every_second,
+    "every_third": every_third,
+    "every_root": every_root,
+    "torch_memory_budget": torch_memory_budget,
+    "torch_sac_milp": torch_sac_milp,
     "accumulate_all": accumulate_all,
     "chunked_loss": chunked_loss,
     "offload_optimizer": offload_optimizer,
@@ -115,3 +155,14 @@ def _whole_batch(problem: SearchProblem) -> Setting:
 
 def _all(problem: SearchProblem, choice: BlockChoice) -> PerBlock:
     return (choice,) * problem.num_blocks
+
+
+def _every(problem: SearchProblem, step: int) -> PerBlock:
+    blocks: list[BlockChoice] = ["recompute" if index % step == 0 else "keep" for index in range(problem.num_blocks)]
+    return tuple(blocks)
+
+
+def _keeping(problem: SearchProblem, number: int) -> PerBlock:
+    """The last ones keep, the others are recomputed."""
+    num_rebuilt = problem.num_blocks - number
+    return tuple("recompute" if index < num_rebuilt else "keep" for index in range(problem.num_blocks))

@@ -1,8 +1,8 @@
 """Small problems: every plan is tried, but for those of settings that cannot hold the best one.
 
 Assumes of a price what holds of any schedule in which compute waits for copies and nothing waits for memory: in one setting no
-plan is faster than the one whose blocks all keep, but for the time that a step's fresh memory takes to be touched on the CPU device,
-which grows with what is kept and is left out of the bound. ``tests/optimizer/search/test_exhaustive.py`` holds the estimator to it.
+plan is faster than the one whose blocks all keep, but for the time that fresh memory takes to be touched on the CPU device. That
+grows with what is kept and is left out of the bound. ``tests/optimizer/search/test_exhaustive.py`` holds the estimator to it.
 """
 
 from optimizer.search.arrangements import keep_everything

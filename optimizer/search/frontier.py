@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from optimizer.estimate.prediction import Prediction
 from optimizer.plan.plan import Plan
 from optimizer.search.arrangements import Line, keep_everything, summarize
-from optimizer.search.levers import variants_of
+from optimizer.search.levers import PREFETCHES, variants_of
 from optimizer.search.lines import pure_blocks
 from optimizer.search.pricebook import PriceBook
 from optimizer.search.problem import PricedPlan, Setting
@@ -13,7 +13,7 @@ from optimizer.search.problem import PricedPlan, Setting
 MAX_POINTS = 24
 NUM_STEPS = 4
 """Plans priced along a line, besides its start."""
-MAX_SETTINGS = 6
+MAX_SETTINGS = 4
 """Settings looked at for the spread: enough for a curve, few enough to stay quick."""
 
 
@@ -25,10 +25,10 @@ def price_spread(book: PriceBook) -> float:
     for setting in _spread_settings(settings):
         _price_along_lines(book, setting)
     for setting in {settings[0]: None, settings[-1]: None}:
-        for variant in variants_of(book, setting):
-            for per_block in pure_blocks(book):
+        for variant in _spread_variants(book, setting):
+            for per_block in pure_blocks(book)[:2]:
                 book.price(variant, per_block)
-    return min(prediction.step_ms for _, prediction in book.permitted())
+    return book.fastest_permitted_ms
 
 
 def frontier_of(book: PriceBook) -> tuple[PricedPlan, ...]:
@@ -83,6 +83,17 @@ def _price_along_lines(book: PriceBook, setting: Setting) -> None:
     for line in lines:
         for step in range(NUM_STEPS + 1):
             book.price(setting, line.per_block(line.length * step // NUM_STEPS))
+
+
+def _spread_variants(book: PriceBook, base: Setting) -> list[Setting]:
+    """Homes, with the fewest and the most chunks, and the most prefetched blocks of those tried first."""
+    variants = list(variants_of(book, base))
+    most = max(variant.num_chunks for variant in variants)
+    return [
+        variant
+        for variant in variants
+        if variant.num_chunks in (1, most) and (variant.weights_place == "device" or variant.prefetch == PREFETCHES[0])
+    ] or variants
 
 
 def _spread_settings(settings: tuple[Setting, ...]) -> list[Setting]:

@@ -1,8 +1,8 @@
 """An independent ledger of a plan's bytes: every change that a profile lists, in the order of a step, added up one by one.
 
-Shares no arithmetic with the estimator's schedule and simulation: no parts summed up beforehand, no templates of tasks, no arrays.
-A chosen plan's peak must be this one to the byte, by category, where both are of the micro-batches; what comes after them (clipping,
-the update) only may be higher.
+Shares no arithmetic with the estimator's schedule and simulation: no parts summed up before, no templates of tasks, no arrays. A
+chosen plan's peak must be this one to the byte, by category, where both are of the micro-batches; only what comes after them
+(clipping, the update) may be higher.
 
 *Not followed*: gradients that do not stay, state or weights away from the device, 8-bit state, sparse gradients, the loss in
 chunks, compressed copies, farther tiers than the host. ``follows`` says whether a plan is without them.
@@ -131,6 +131,8 @@ class _Replay:
         self._profile, self._regime, self._shape = profile, regime, shape
         self._choices = plan.activations.per_block
         self._last_uses = self._find_last_uses()
+        self._sizes: dict[int, int] = {}
+        """Of the profile's changes at this shape."""
 
     def micro_batch(self, ledger: Ledger, *, which: str) -> None:
         self._walk(ledger, self._named("prologue"))
@@ -156,7 +158,9 @@ class _Replay:
                 self._release(ledger, index)
                 del waiting[index]
             change = self._profile.changes[number]
-            ledger.add(change.tier, change.category, evaluate(change.num_bytes, self._shape))
+            if number not in self._sizes:
+                self._sizes[number] = evaluate(change.num_bytes, self._shape)
+            ledger.add(change.tier, change.category, self._sizes[number])
         for index in waiting:
             self._release(ledger, index)
 

@@ -7,9 +7,9 @@ from optimizer.plan.plan import Plan
 from optimizer.search.arrangements import PerBlock, keep_everything
 from optimizer.search.problem import SearchProblem, Setting, techniques_of
 
-MAX_PRICES = 700
+MAX_PRICES = 400
 """Where a search stops looking for a better plan: a bound on time that, unlike a clock, is the same on every machine."""
-MAX_POLISH_PRICES = 200
+MAX_POLISH_PRICES = 120
 """What polishing the plan found may add to that."""
 
 _Key = tuple[float, bool, int, int, int, int, str, PerBlock]
@@ -23,6 +23,8 @@ class PriceBook:
         self._priced: dict[Plan, Prediction] = {}
         self._best_key: _Key | None = None
         self._best: tuple[Plan, Prediction] | None = None
+        self._permitted: dict[Plan, bool] = {}
+        self._keys: dict[Plan, _Key] = {}
         self.is_complete = False
         """Whether no plan that was not priced can be the best: set by who knows."""
 
@@ -32,8 +34,8 @@ class PriceBook:
         if known is not None:
             return known
         prediction = self._priced[plan] = self.problem.price(plan)
-        if self.problem.fits(prediction) and self.problem.permits(plan):
-            key = order_key(plan, prediction)
+        if prediction.step_ms <= self.best_step_ms and self.problem.fits(prediction) and self._permits(plan):
+            key = self._key_of(plan, prediction)
             if self._best_key is None or key < self._best_key:
                 self._best_key, self._best = key, (plan, prediction)
         return prediction
@@ -66,15 +68,31 @@ class PriceBook:
 
     def permitted(self) -> list[tuple[Plan, Prediction]]:
         """All priced plans that the goal allows, fitting or not, best first."""
-        return self._sorted(lambda plan, _: self.problem.permits(plan))
+        return self._sorted(lambda plan, _: self._permits(plan))
+
+    @property
+    def fastest_permitted_ms(self) -> float:
+        """Of all priced plans that the goal allows, fitting or not."""
+        return min(prediction.step_ms for plan, prediction in self._priced.items() if self._permits(plan))
 
     def feasible(self) -> list[tuple[Plan, Prediction]]:
         """Those that fit, best first."""
-        return self._sorted(lambda plan, prediction: self.problem.fits(prediction) and self.problem.permits(plan))
+        return self._sorted(lambda plan, prediction: self.problem.fits(prediction) and self._permits(plan))
 
     def _sorted(self, wanted: Callable[[Plan, Prediction], bool]) -> list[tuple[Plan, Prediction]]:
         found = [pair for pair in self._priced.items() if wanted(*pair)]
-        return sorted(found, key=lambda pair: order_key(*pair))
+        return sorted(found, key=lambda pair: self._key_of(*pair))
+
+    def _permits(self, plan: Plan) -> bool:
+        """Asked of each plan once: the answer does not change within a search."""
+        if plan not in self._permitted:
+            self._permitted[plan] = self.problem.permits(plan)
+        return self._permitted[plan]
+
+    def _key_of(self, plan: Plan, prediction: Prediction) -> _Key:
+        if plan not in self._keys:
+            self._keys[plan] = order_key(plan, prediction)
+        return self._keys[plan]
 
 
 def order_key(plan: Plan, prediction: Prediction) -> _Key:

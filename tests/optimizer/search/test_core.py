@@ -54,8 +54,24 @@ def test_the_baselines_are_what_their_names_say():
     assert baselines["offload_all"].plan.activations.per_block == ("offload",) * 5
     assert baselines["every_second"].plan.activations.per_block == ("recompute", "keep") * 2 + ("recompute",)
     assert baselines["accumulate_all"].plan.batch.accumulation_steps == 4
+    assert baselines["every_third"].plan.activations.per_block == ("recompute", "keep", "keep", "recompute", "keep")
+    assert baselines["every_root"].plan.activations.per_block == ("recompute", "keep") * 2 + ("recompute",)
     others = [priced.plan for label, priced in baselines.items() if label != "accumulate_all"]
     assert all(plan.batch.micro_batch_size == 4 for plan in others)
+
+
+def test_torchs_own_knobs_keep_what_their_memory_models_allow():
+    for budget_mib in (300, 900, 3000):
+        problem = synthetic_problem(budget_mib=budget_mib, num_blocks=20, weight_mib=4)
+        baselines = price_baselines(problem)
+        kept = baselines["torch_memory_budget"].plan.activations.count("keep")
+        assert kept % 2 == 0
+        more = baselines["torch_memory_budget"].plan
+        assert baselines["torch_memory_budget"].verdict == "fits" or more.activations.count("keep") == 0
+        counted = baselines["torch_sac_milp"].plan.activations.count("keep")
+        # It does not count the optimizer's state.
+        assert counted >= kept or counted == 20
+    assert (kept, counted) == (20, 20)
 
 
 def test_baselines_are_reported_also_where_they_are_forbidden_or_do_not_fit():
