@@ -3,20 +3,23 @@
 Everything here is pure and deterministic: the same problem gives the same result, and no clock is read.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from optimizer.errors import NoFeasiblePlan
 from optimizer.estimate.prediction import Prediction
 from optimizer.plan.explain import explain_plan
+from optimizer.plan.plan import Plan
 from optimizer.search.baselines import list_baselines, price_baselines
 from optimizer.search.bounds import bound_of
 from optimizer.search.frontier import frontier_of, price_spread
 from optimizer.search.pins import check_pins
 from optimizer.search.polish import polish
 from optimizer.search.pricebook import PriceBook
-from optimizer.search.problem import PricedPlan, SearchProblem
+from optimizer.search.problem import PricedPlan, SearchProblem, Setting
 from optimizer.search.smallest import explain_infeasible, find_smallest, price_floor
 from optimizer.search.solve import solve
 from optimizer.search.verify import VerificationFailed, verify_plan
@@ -65,11 +68,11 @@ class SearchResult:
         return {**document, "gap": self.gap, "is_optimal": self.is_optimal}
 
 
-def search(problem: SearchProblem) -> SearchResult:
+def search(problem: SearchProblem, *, known: Sequence[Plan] = ()) -> SearchResult:
     """The fastest plan that the goal allows and whose peak, upper end, honours the budgets.
 
-    Raises NoFeasiblePlan with the smallest peak that was found and what it is made of, InvalidPlan where nothing can keep the
-    goal's pins.
+    known: plans that the answer must not be slower than, where they are allowed and fit. Raises NoFeasiblePlan with the smallest
+    peak that was found and what it is made of, InvalidPlan where nothing can keep the goal's pins.
     """
     check_pins(problem)
     remembering = replace(problem, price=cache(problem.price))
@@ -77,6 +80,8 @@ def search(problem: SearchProblem) -> SearchResult:
     baselines = price_baselines(remembering)
     for baseline in list_baselines(remembering).values():
         book.price(*baseline(remembering))
+    for plan in known:
+        book.price(Setting.of(plan), plan.activations.per_block)
     if not find_best(book):
         raise explain_infeasible(remembering)
     bound_step_ms = book.best_step_ms if book.is_complete else bound_of(book)
@@ -92,6 +97,21 @@ def search(problem: SearchProblem) -> SearchResult:
         explanation=tuple(_explain(remembering, chosen, baselines["keep_all"], left_out)),
         left_out=left_out,
     )
+
+
+def search_budgets(problem: SearchProblem, budgets_bytes: Sequence[int]) -> dict[int, SearchResult]:
+    """The answer at each device budget for which there is one, smallest first, never slower than that of a smaller one.
+
+    Each search knows the plans found for less memory. One by one, searches of deep models promise that of themselves only as
+    closely as their gaps tell.
+    """
+    remembering = replace(problem, price=cache(problem.price))
+    results: dict[int, SearchResult] = {}
+    for budget_bytes in sorted(set(budgets_bytes)):
+        known = [result.chosen.plan for result in results.values()][-1:]
+        with suppress(NoFeasiblePlan):
+            results[budget_bytes] = search(remembering.with_budget(budget_bytes), known=known)
+    return results
 
 
 def find_best(book: PriceBook) -> bool:

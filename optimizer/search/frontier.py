@@ -88,7 +88,7 @@ def _price_along_lines(book: PriceBook, setting: Setting) -> None:
 def _spread_variants(book: PriceBook, base: Setting) -> list[Setting]:
     """Homes, with the fewest and the most chunks, and the most prefetched blocks of those tried first."""
     variants = list(variants_of(book, base))
-    most = max(variant.num_chunks for variant in variants)
+    most = max((variant.num_chunks for variant in variants), default=1)
     return [
         variant
         for variant in variants

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.search.synthetic import MIB, synthetic_problem
 from optimizer.search.baselines import BASELINES, price_baselines
-from optimizer.search.core import search
+from optimizer.search.core import search, search_budgets
 from optimizer.search.frontier import MAX_POINTS, plan_label
 from optimizer.search.problem import Setting, divisors
 from optimizer.search.verify import VerificationFailed, verify_plan
@@ -158,3 +158,19 @@ def test_verification_refuses_forbidden_techniques():
     plan = Setting(micro_batch_size=2, accumulation_steps=1, dtype="bf16").plan(("recompute",) * 4)
     found = verify_plan(problem, plan=plan, prediction=problem.price(plan))
     assert found == ("uses recompute, which is not allowed", "uses bf16, which is not allowed")
+
+
+def test_answers_at_rising_budgets_are_never_slower_than_those_before():
+    problem = synthetic_problem(budget_mib=1, num_blocks=10, allow_lossy=True, copy_ms_per_mib=1.5)
+    budgets_bytes = [mib * MIB for mib in range(1, 600, 80)]
+    results = search_budgets(problem, budgets_bytes)
+    times = [result.chosen.prediction.step_ms for result in results.values()]
+    assert list(results) == sorted(results)
+    assert 0 < len(results) < len(budgets_bytes)
+    assert times == sorted(times, reverse=True)
+
+
+def test_a_search_is_not_slower_than_a_plan_it_knows():
+    problem = synthetic_problem(budget_mib=600, num_blocks=12)
+    best = search(problem).chosen
+    assert search(problem, known=[best.plan]).chosen.prediction.step_ms <= best.prediction.step_ms
