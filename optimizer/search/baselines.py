@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from optimizer.plan.activations import BlockChoice
+from optimizer.plan.plan import Plan
 from optimizer.search.arrangements import PerBlock
 from optimizer.search.levers import TOKENS_PER_CHUNK
 from optimizer.search.problem import PricedPlan, SearchProblem, Setting, divisors
@@ -140,12 +141,20 @@ def list_baselines(problem: SearchProblem) -> dict[str, Baseline]:
 
 
 def price_baselines(problem: SearchProblem) -> dict[str, PricedPlan]:
-    """All that the model allows, by label; one plan per label, also where two coincide on a small problem."""
+    """All that the model allows, by label; one plan per label, also where two coincide on a small problem.
+
+    What comes with the tensors on a card is worked out only where the tensors alone have room.
+    """
+    found: dict[Plan, PricedPlan] = {}
     priced = {}
     for label, baseline in list_baselines(problem).items():
         setting, per_block = baseline(problem)
         plan = setting.plan(per_block)
-        priced[label] = problem.priced(label, plan, problem.price(plan))
+        if plan not in found:
+            prediction = problem.price(plan)
+            is_too_large = problem.verdict(prediction) == "does_not_fit"
+            found[plan] = problem.priced(label, plan, prediction, in_detail=not is_too_large)
+        priced[label] = replace(found[plan], label=label)
     return priced
 
 
