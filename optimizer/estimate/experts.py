@@ -37,8 +37,9 @@ class Experts(NamedTuple):
 
 
 def find_experts(ops: Sequence[Op], *, element_bytes: int) -> Experts | None:
-    """From the first grouped product whose rows grow with the shape; None where there is none. element_bytes: of what it
-    computes in.
+    """From the first grouped product in numbers of that many bytes whose rows grow with the shape; None where there is none.
+
+    A profile lists the ops of every dtype it was traced in: with another width the sizes do not come out even.
     """
     return next(filter(None, (_read_experts(op, element_bytes) for op in ops)), None)
 
@@ -52,8 +53,11 @@ def _read_experts(op: Op, element_bytes: int) -> Experts | None:
     if not rows_bytes or not written_bytes:
         return None
     num_chosen = 2 * rows_bytes * written_bytes // (element_bytes**2 * flops)
+    if num_chosen < 1:
+        return None
     matrix_bytes = flops // (2 * num_chosen) * element_bytes
-    return Experts(num_experts=weights_bytes // (matrix_bytes + _END_BYTES), num_chosen=num_chosen)
+    num_experts, rest = divmod(weights_bytes, matrix_bytes + _END_BYTES)
+    return None if rest else Experts(num_experts=num_experts, num_chosen=num_chosen)
 
 
 def unread_bytes(ops: Sequence[Op], shape: Shape, *, element_bytes: int) -> NDArray[np.float64]:

@@ -24,6 +24,15 @@ def test_experts_and_choices_follow_from_a_traces_sizes(profile, phase):
     assert find_experts(getattr(profile, phase).ops, element_bytes=2) == Experts(num_experts=16, num_chosen=2)
 
 
+@pytest.mark.parametrize("num_chosen", [2, 4, 8])
+def test_ops_of_another_width_in_the_same_profile_are_not_taken_for_these(num_chosen):
+    config = {**SMALL_CONFIGS["mixtral"], "num_local_experts": 16, "num_experts_per_tok": num_chosen}
+    both = profile_inference(read_model_spec(config), representations=("bf16", "fp32"))
+    for num_bytes in (2, 4):
+        found = find_experts(both.decode.ops, element_bytes=num_bytes)
+        assert found == Experts(num_experts=16, num_chosen=num_chosen)
+
+
 def test_one_token_reads_what_it_chose_and_many_read_all():
     experts = Experts(num_experts=16, num_chosen=2)
     assert experts.expected_share(1) == 2 / 16
