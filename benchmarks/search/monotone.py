@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.record import Row, goal
 from benchmarks.search.deep import deep_problem
-from benchmarks.search.part import Options, Part
+from benchmarks.parts import Options, Part
 from optimizer.errors import NoFeasiblePlan
 from optimizer.search.arrangements import keep_everything
 from optimizer.search.core import search

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.record import Row, goal
 from benchmarks.search.deep import deep_problem
-from benchmarks.search.part import Options, Part
+from benchmarks.parts import Options, Part
 from optimizer.errors import NoFeasiblePlan
 from optimizer.estimate.prediction import Prediction
 from optimizer.plan.plan import Plan
