@@ -5,9 +5,9 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from benchmarks.parts import Options, Part
 from benchmarks.record import Row, goal
 from benchmarks.search.deep import deep_problem
-from benchmarks.parts import Options, Part
 from optimizer.errors import NoFeasiblePlan
 from optimizer.search.arrangements import keep_everything
 from optimizer.search.core import search

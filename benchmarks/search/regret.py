@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from benchmarks.alternatives import Job, Ours
-from benchmarks.record import Row, clear, goal
 from benchmarks.parts import Options, Part
+from benchmarks.record import Row, clear, goal
 from benchmarks.search.racing import Calibrated, Stage, calibrate_machine, max_kept, peak_of_plan
 from benchmarks.search.subjects import Subject, full_setup, gpt2, opt, quick_setup, rotary, subject
 from benchmarks.search.sweep import BLOCKS_ONLY

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal, get_args
 
+from benchmarks.parts import Options, Part
 from benchmarks.record import Row, goal
 from benchmarks.search.every import every_plan
-from benchmarks.parts import Options, Part
 from benchmarks.search.profiles import tiny_profile, with_depth
 from benchmarks.search.synthetic import synthetic_problem
 from optimizer.errors import NoFeasiblePlan

@@ -20,9 +20,9 @@ import torch
 
 from benchmarks.alternatives import DoesNotRun, Job, Ours
 from benchmarks.paired import paired_ratio
+from benchmarks.parts import Options, Part
 from benchmarks.record import Row, clear
 from benchmarks.search.contenders import FULL, PLAIN, Baseline, list_baselines
-from benchmarks.parts import Options, Part
 from benchmarks.search.racing import Calibrated, Stage, calibrate_machine, max_kept, peak_of_baseline, peak_of_plan
 from benchmarks.search.subjects import Setup, Subject, cuda_setup, full_setup, quick_setup
 from benchmarks.search.sweep_summary import BELOW, Rival, compare, race_of, spread_budgets, summarize

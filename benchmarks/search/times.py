@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from benchmarks.parts import Options, Part
 from benchmarks.record import Row, goal
 from benchmarks.search.deep import deep_problem
-from benchmarks.parts import Options, Part
 from optimizer.errors import NoFeasiblePlan
 from optimizer.estimate.prediction import Prediction
 from optimizer.plan.plan import Plan

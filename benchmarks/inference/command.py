@@ -1,0 +1,17 @@
+"""Measures batch generation.
+
+    python -m benchmarks.inference [--quick] [--json FILE] [--only PART] [--seed N] [--device cuda:0]
+
+throughput  256 prompts at a device budget of a quarter of the weights, against transformers' and accelerate's ways
+
+Exit code 1 where a goal is missed. What goes wrong in one part is told in a row, and the parts after it still run.
+"""
+
+from benchmarks.inference import throughput
+from benchmarks.parts import Part, run_parts
+
+PARTS: tuple[Part, ...] = (throughput.PART,)
+
+
+def main() -> int:
+    return run_parts(PARTS, prog="python -m benchmarks.inference", description=__doc__)
