@@ -4,8 +4,10 @@
 so that its cache is a quarter of that.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
+from benchmarks.parts import Options
 from benchmarks.search.subjects import opt, rotary
 from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.workload import InferenceWorkload
@@ -18,6 +20,21 @@ class Subject:
     name: str
     spec: ModelSpec
     workload: InferenceWorkload
+    num_larger: int
+    """Sequences whose keys and values make the whole four times the device's room."""
+
+    @property
+    def larger_workload(self) -> InferenceWorkload:
+        return replace(self.workload, num_sequences=self.num_larger)
+
+    @property
+    def swept_workload(self) -> InferenceWorkload:
+        """Short enough to be run dozens of times."""
+        return replace(
+            self.workload,
+            num_sequences=self.num_larger,
+            num_new_tokens=max(2, self.workload.num_new_tokens // 4),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,37 +42,55 @@ class Setup:
     """How much is measured."""
 
     subjects: tuple[Subject, ...]
+    calibration_subjects: tuple[Subject, ...]
+    """Other models, whose runs correct the probed machine."""
     probe_s: float = 12.0
     num_rounds: int = 3
+    num_plans: int = 12
+    """Of each sweep."""
 
 
-def _subject(name: str, config: dict[str, object], *, prompt_length: int, num_new_tokens: int, num_sequences: int) -> Subject:
+def _subject(
+    name: str, config: dict[str, Any], *, prompt_length: int, num_new_tokens: int, num_sequences: int, num_larger: int
+) -> Subject:
     workload = InferenceWorkload(
         prompt_length=prompt_length, num_new_tokens=num_new_tokens, num_sequences=num_sequences
     )
-    return Subject(name=name, spec=read_model_spec(config), workload=workload)
+    return Subject(name=name, spec=read_model_spec(config), workload=workload, num_larger=num_larger)
 
 
 def full_setup() -> Setup:
     return Setup(
         subjects=(
-            _subject("opt", opt(384, 12, 2048), prompt_length=32, num_new_tokens=96, num_sequences=256),
+            _subject("opt", opt(384, 12, 2048), prompt_length=32, num_new_tokens=96, num_sequences=256, num_larger=48),
             _subject(
                 "llama",
                 rotary("llama", 384, 12, 2048, num_attention_heads=8, num_key_value_heads=2),
                 prompt_length=32,
                 num_new_tokens=96,
                 num_sequences=256,
+                num_larger=96,
             ),
-        )
+        ),
+        calibration_subjects=(
+            _subject(
+                "qwen2", rotary("qwen2", 256, 6, 2048), prompt_length=48, num_new_tokens=48, num_sequences=64, num_larger=32
+            ),
+        ),
     )
 
 
 def quick_setup() -> Setup:
     return Setup(
-        subjects=(_subject("opt", opt(128, 6, 512), prompt_length=16, num_new_tokens=12, num_sequences=32),),
+        subjects=(_subject("opt", opt(128, 6, 512), prompt_length=16, num_new_tokens=12, num_sequences=32, num_larger=8),),
+        calibration_subjects=(
+            _subject(
+                "llama", rotary("llama", 96, 4, 512), prompt_length=16, num_new_tokens=12, num_sequences=16, num_larger=8
+            ),
+        ),
         probe_s=3.0,
         num_rounds=1,
+        num_plans=4,
     )
 
 
@@ -69,7 +104,19 @@ def cuda_setup(*, quick: bool) -> Setup:
                 prompt_length=512,
                 num_new_tokens=32,
                 num_sequences=64 if quick else 256,
+                num_larger=32,
+            ),
+        ),
+        calibration_subjects=(
+            _subject(
+                "llama", rotary("llama", 1024, 8, 16_384), prompt_length=256, num_new_tokens=32, num_sequences=64, num_larger=32
             ),
         ),
         num_rounds=1,
     )
+
+
+def setup_of(options: Options) -> Setup:
+    if options.device.type == "cuda":
+        return cuda_setup(quick=options.quick)
+    return quick_setup() if options.quick else full_setup()

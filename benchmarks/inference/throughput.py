@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.alternatives import DoesNotRun
 from benchmarks.inference.alternatives import Factory, Job, Ours, list_alternatives
-from benchmarks.inference.subjects import Setup, Subject, cuda_setup, full_setup, quick_setup
+from benchmarks.inference.subjects import Subject, setup_of
 from benchmarks.parts import Options, Part
 from benchmarks.record import Row, clear, goal
 from optimizer.hardware.machine import Machine
@@ -52,7 +52,7 @@ class Fitted:
 
 
 def measure(options: Options) -> Iterator[Row]:
-    setup = _setup(options)
+    setup = setup_of(options)
     machine = probe_machine(device=str(options.device), max_s=setup.probe_s)
     for subject in setup.subjects:
         with tempfile.TemporaryDirectory(prefix="headroom-") as folder:
@@ -78,12 +78,6 @@ def summarize(rows: Sequence[Row]) -> Mapping[str, dict[str, Any]]:
 
 
 PART = Part(name=NAME, measure=measure, summarize=summarize)
-
-
-def _setup(options: Options) -> Setup:
-    if options.device.type == "cuda":
-        return cuda_setup(quick=options.quick)
-    return quick_setup() if options.quick else full_setup()
 
 
 def _measure_subject(job: Job, subject: Subject, machine: Machine, *, num_rounds: int) -> Iterator[Row]:

@@ -1,0 +1,127 @@
+"""Plans drawn by chance over several tiny models: each runs under a cap of its predicted peak, and moves the predicted bytes.
+
+Nothing is rounded: device, host and disk bytes, and the bytes over every link, are those that the estimate names. Under a cap one
+byte lower the same plan is refused, so the cap bites.
+"""
+
+import random
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.accuracy.cases import MODELS, SHAPES, WITHOUT_CACHE, make_config
+from benchmarks.parts import Options, Part
+from benchmarks.record import Row, clear, goal
+from optimizer.errors import HeadroomError, OutOfDeviceMemory
+from optimizer.estimate.inference import estimate_inference
+from optimizer.hardware.machine import Machine
+from optimizer.hardware.probe import probe_machine
+from optimizer.models.spec import ModelSpec, read_model_spec
+from optimizer.plan.inference import InferencePlan
+from optimizer.profile.inference import InferenceProfile
+from optimizer.profile.inference_trace import profile_inference
+from optimizer.runtime.measure_inference import measure_generation
+from optimizer.search.inference.levers import list_arrangements
+from optimizer.search.inference.search import inference_problem
+from optimizer.workload import InferenceGoal, InferenceWorkload
+
+NAME = "plans"
+NUM_PLANS, LEAST_PLANS = 72, 60
+_AMPLE_BYTES = 2**40
+_WORKLOADS = (
+    InferenceWorkload(prompt_length=24, num_new_tokens=9, num_sequences=6),
+    InferenceWorkload(prompt_length=70, num_new_tokens=5, num_sequences=5),
+    InferenceWorkload(prompt_length=8, num_new_tokens=72, num_sequences=4),
+)
+
+
+def measure(options: Options) -> Iterator[Row]:
+    machine = probe_machine(device=str(options.device), max_s=1.0)
+    names = [name for name in MODELS if name not in WITHOUT_CACHE]
+    chance = random.Random(options.seed)
+    num_plans = 8 if options.quick else NUM_PLANS
+    models = names[:2] if options.quick else names
+    for index, name in enumerate(models):
+        spec = read_model_spec(make_config(name, SHAPES["tiny"]))
+        profile = profile_inference(spec)
+        share = num_plans // len(models) + (index < num_plans % len(models))
+        for plan, workload in _draw(profile, machine, chance, count=share):
+            yield _run(spec, profile, machine, plan=plan, workload=workload, options=options)
+        clear()
+
+
+def summarize(rows: Sequence[Row]) -> Mapping[str, dict[str, Any]]:
+    run = [row for row in rows if row.get("what") == "plan"]
+    wanted = {
+        "peaks over the predicted one": "is_over",
+        "peaks that are not the predicted ones to the byte": "is_off",
+        "bytes moved, on the host or on the disk that are not the formula's": "is_moved_off",
+        "caps one byte lower that did not bite": "is_loose",
+    }
+    counts = {label: sum(row[key] for row in run) for label, key in wanted.items()}
+    found = {label: goal(count, 0, met=bool(run) and not count) for label, count in counts.items()}
+    found["plans"] = goal(len(run), f">= {LEAST_PLANS}", met=len(run) >= LEAST_PLANS)
+    return found
+
+
+PART = Part(name=NAME, measure=measure, summarize=summarize)
+
+
+def _draw(
+    profile: InferenceProfile, machine: Machine, chance: random.Random, *, count: int
+) -> Iterator[tuple[InferencePlan, InferenceWorkload]]:
+    """Distinct plans that the machine can carry out, each with one of the workloads."""
+    seen: set[tuple[InferencePlan, InferenceWorkload]] = set()
+    goal_ = InferenceGoal(device_budget_bytes=_AMPLE_BYTES, allow_lossy=True)
+    while len(seen) < count:
+        workload = chance.choice(_WORKLOADS)
+        problem = inference_problem(profile, workload=workload, goal=goal_, machine=machine)
+        plan = chance.choice(list_arrangements(problem)).plan
+        drawn = (replace(plan, batch_size=chance.randint(1, workload.num_sequences)), workload)
+        if drawn not in seen and problem.permits(drawn[0]):
+            seen.add(drawn)
+            yield drawn
+
+
+def _run(
+    spec: ModelSpec,
+    profile: InferenceProfile,
+    machine: Machine,
+    *,
+    plan: InferencePlan,
+    workload: InferenceWorkload,
+    options: Options,
+) -> Row:
+    prediction = estimate_inference(profile, plan=plan, workload=workload, machine=machine)
+    head = {
+        "part": NAME,
+        "what": "plan",
+        "model": spec.model_type,
+        "prompt_length": workload.prompt_length,
+        "plan": plan.to_json(),
+    }
+    with tempfile.TemporaryDirectory(prefix="headroom-") as folder:
+        run = {"plan": plan, "workload": workload, "device": options.device, "scratch": Path(folder)}
+        try:
+            measured = measure_generation(spec, cap_bytes=prediction.device_peak_bytes, **run)
+        except OutOfDeviceMemory as error:
+            return {**head, "error": str(error), "is_over": True, "is_off": True, "is_moved_off": False, "is_loose": False}
+        try:
+            measure_generation(spec, cap_bytes=prediction.device_peak_bytes - 1, **run)
+            is_loose = options.device.type == "cpu"
+        except HeadroomError:
+            is_loose = False
+    elsewhere = (measured.host_peak_bytes, measured.disk_peak_bytes, measured.copied_bytes)
+    predicted = (prediction.host_peak_bytes, prediction.disk_peak_bytes, prediction.copied_bytes)
+    return {
+        **head,
+        "peak_bytes": measured.device_peak_bytes,
+        "predicted_peak_bytes": prediction.device_peak_bytes,
+        "copied_bytes": measured.copied_bytes,
+        "is_over": measured.device_peak_bytes > prediction.device_peak_bytes,
+        "is_off": measured.device_peak_bytes != prediction.device_peak_bytes and options.device.type == "cpu",
+        "is_moved_off": elsewhere != predicted,
+        "is_loose": is_loose,
+    }

@@ -1,0 +1,219 @@
+"""Plans at a budget, run for real: how far off the estimates are, and how much slower the chosen plan is than the best of them.
+
+Beside the chosen plan run those predicted fastest after it, the baselines that fit, and plans drawn by chance. The machine was
+probed, and corrected by runs of another model. All plans run in turn, there and back; times are medians over the rounds.
+"""
+
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.inference.alternatives import Job, Ours
+from benchmarks.inference.subjects import Subject, setup_of
+from benchmarks.inference.throughput import weight_bytes
+from benchmarks.parts import Options, Part
+from benchmarks.record import Row, clear, goal
+from optimizer.errors import NoFeasiblePlan
+from optimizer.estimate.inference import estimate_inference
+from optimizer.estimate.inference_prediction import InferencePrediction
+from optimizer.hardware.calibration import TimedRun, fit_calibration
+from optimizer.hardware.machine import Machine
+from optimizer.hardware.probe import probe_machine
+from optimizer.plan.inference import InferencePlan
+from optimizer.profile.inference import InferenceProfile
+from optimizer.profile.inference_trace import profile_inference
+from optimizer.runtime.measure_inference import make_prompts, measure_generation
+from optimizer.search.inference.levers import list_arrangements
+from optimizer.search.inference.search import inference_problem, search_inference_plans
+from optimizer.workload import InferenceGoal, InferenceWorkload
+
+NAME = "sweep"
+SHARES = (0.3, 0.6, 1.5)
+"""Budgets, of the weights."""
+PEAK_GOAL, RATE_GOAL, REGRET_GOAL = 0.02, 0.15, 0.05
+_REPRESENTATIONS = ("fp32",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Subject:
+    """What plans of one model need."""
+
+    job: Job
+    profile: InferenceProfile
+    machine: Machine
+
+    def estimate(self, plan: InferencePlan, calibration: Mapping[str, Any] | None) -> InferencePrediction:
+        return estimate_inference(
+            self.profile, plan=plan, workload=self.job.workload, machine=self.machine, calibration=calibration
+        )
+
+
+def measure(options: Options) -> Iterator[Row]:
+    setup = setup_of(options)
+    chance = random.Random(options.seed)
+    machine = probe_machine(device=str(options.device), max_s=setup.probe_s)
+    with tempfile.TemporaryDirectory(prefix="headroom-") as folder:
+        scratch = Path(folder)
+        calibration = _calibrate(setup.calibration_subjects, machine, options, scratch, chance, setup.num_plans)
+        for subject in setup.subjects:
+            made = _make(subject, machine, options, scratch)
+            for share in SHARES[: 1 if options.quick else None]:
+                yield from _sweep(subject.name, made, calibration, share, chance, setup.num_plans, setup.num_rounds)
+                clear()
+
+
+def summarize(rows: Sequence[Row]) -> Mapping[str, dict[str, Any]]:
+    run = [row for row in rows if row.get("what") == "run"]
+    if not run:
+        return {"plans that were swept": goal(0, "> 0", met=False)}
+    peak = max(abs(row["peak_error"]) for row in run)
+    rates = sorted(abs(row["rate_error"]) for row in run)
+    regrets = [row["regret"] for row in rows if row.get("what") == "regret"]
+    over = sum(row["peak_bytes"] > row["budget_bytes"] for row in run)
+    median = round(statistics.median(rates), 4)
+    return {
+        "peak error, worst": goal(round(peak, 6), f"<= {PEAK_GOAL}", met=peak <= PEAK_GOAL),
+        "peaks over the budget": goal(over, 0, met=not over),
+        "throughput error, median": goal(median, f"<= {RATE_GOAL}", met=median <= RATE_GOAL),
+        "throughput error, worst": goal(round(rates[-1], 4), f"<= {RATE_GOAL}", met=rates[-1] <= RATE_GOAL),
+        "regret, worst": goal(round(max(regrets), 4), f"<= {REGRET_GOAL}", met=max(regrets) <= REGRET_GOAL),
+    }
+
+
+PART = Part(name=NAME, measure=measure, summarize=summarize)
+
+
+def _make(subject: Subject, machine: Machine, options: Options, scratch: Path) -> _Subject:
+    job = Job(spec=subject.spec, workload=subject.swept_workload, device=options.device, scratch=scratch)
+    profile = profile_inference(subject.spec, representations=_REPRESENTATIONS)
+    return _Subject(job=job, profile=profile, machine=machine)
+
+
+def _calibrate(
+    subjects: Sequence[Subject],
+    machine: Machine,
+    options: Options,
+    scratch: Path,
+    chance: random.Random,
+    num_plans: int,
+) -> dict[str, Any]:
+    """What finished runs of other models teach."""
+    runs = []
+    for subject in subjects:
+        made = _make(subject, machine, options, scratch)
+        plans = _candidates(made, budget_bytes=weight_bytes(made.profile), calibration=None, chance=chance, count=num_plans)
+        times = _race(made, plans, num_rounds=2)
+        for plan in plans:
+            prediction = made.estimate(plan, None)
+            runs.append(timed_run(prediction, made.job.workload, total_ms=statistics.median(times[plan]) * 1000))
+    return fit_calibration(runs)
+
+
+def timed_run(prediction: InferencePrediction, workload: InferenceWorkload, *, total_ms: float) -> TimedRun:
+    """Of a whole workload; its passes are of the prediction's kinds, as many as its total says."""
+    kinds = dict(prediction.prefill_by_kind_ms)
+    for kind, kind_ms in prediction.decode_by_kind_ms.items():
+        kinds[kind] = kinds.get(kind, 0.0) + kind_ms
+    scale = prediction.total_s * 1000 / sum(kinds.values())
+    return TimedRun(predicted_ms={kind: kind_ms * scale for kind, kind_ms in kinds.items()}, measured_ms=total_ms)
+
+
+def _sweep(
+    name: str,
+    made: _Subject,
+    calibration: Mapping[str, Any],
+    share: float,
+    chance: random.Random,
+    num_plans: int,
+    num_rounds: int,
+) -> Iterator[Row]:
+    budget_bytes = int(share * weight_bytes(made.profile))
+    head: Row = {"part": NAME, "model": name, "share": share, "budget_bytes": budget_bytes}
+    try:
+        plans = _candidates(made, budget_bytes=budget_bytes, calibration=calibration, chance=chance, count=num_plans)
+    except NoFeasiblePlan as error:
+        yield {**head, "what": "infeasible", "error": str(error)}
+        return
+    times = _race(made, plans, num_rounds=num_rounds)
+    seconds = {plan: statistics.median(times[plan]) for plan in plans}
+    for plan in plans:
+        measured = measure_generation(
+            made.job.spec, plan=plan, workload=made.job.workload, device=made.job.device, scratch=made.job.scratch
+        )
+        prediction = made.estimate(plan, calibration)
+        yield {
+            **head,
+            "what": "run",
+            "is_chosen": plan is plans[0],
+            "plan": plan.to_json(),
+            "peak_bytes": measured.device_peak_bytes,
+            "peak_error": prediction.device_peak_bytes / measured.device_peak_bytes - 1,
+            "total_s": round(seconds[plan], 4),
+            "predicted_s": round(prediction.total_s, 4),
+            "rate_error": round(seconds[plan] / prediction.total_s - 1, 4),
+        }
+    best = min(seconds, key=seconds.__getitem__)
+    yield {
+        **head,
+        "what": "regret",
+        "regret": round(seconds[plans[0]] / seconds[best] - 1, 4),
+        "best": best.to_json(),
+        "num_plans": len(plans),
+    }
+
+
+def _candidates(
+    made: _Subject,
+    *,
+    budget_bytes: int,
+    calibration: Mapping[str, Any] | None,
+    chance: random.Random,
+    count: int,
+) -> list[InferencePlan]:
+    """The chosen plan first; then baselines and points of the frontier that fit, and drawn ones up to ``count``."""
+    goal_ = InferenceGoal(device_budget_bytes=budget_bytes)
+    asked: dict[str, Any] = {
+        "workload": made.job.workload, "goal": goal_, "machine": made.machine, "calibration": calibration,
+    }  # fmt: skip
+    result = search_inference_plans(made.profile, **asked)
+    problem = inference_problem(made.profile, **asked)
+    named = [result.chosen, *sorted((*result.frontier, *result.baselines.values()), key=lambda each: each.prediction.total_s)]
+    found = list(dict.fromkeys(each.plan for each in named if problem.fits(each.prediction)))[: count // 2]
+    arrangements = list_arrangements(problem)
+    for _ in range(50 * count):
+        if len(found) >= count:
+            break
+        drawn = replace(chance.choice(arrangements).plan, batch_size=chance.randint(1, made.job.workload.num_sequences))
+        if drawn not in found and problem.permits(drawn) and problem.fits(problem.price(drawn)):
+            found.append(drawn)
+    return found
+
+
+def _race(made: _Subject, plans: Sequence[InferencePlan], *, num_rounds: int) -> dict[InferencePlan, list[float]]:
+    """Seconds of the whole workload, in turn, there and back."""
+    prompts = make_prompts(made.job.spec.vocab_size, made.job.workload)
+    times: dict[InferencePlan, list[float]] = {plan: [] for plan in plans}
+    for index in range(num_rounds):
+        for plan in plans if index % 2 == 0 else list(reversed(plans)):
+            contender = Ours(made.job, plan, None)
+            try:
+                contender.generate(prompts[:1])
+                times[plan].append(_timed(contender, prompts, made.job.device))
+            finally:
+                contender.close()
+    return times
+
+
+def _timed(contender: Ours, prompts: torch.Tensor, device: torch.device) -> float:
+    start_s = time.perf_counter()
+    contender.generate(prompts)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start_s
