@@ -1,9 +1,11 @@
 """Contenders of one job side by side: each one's measured peak, and times of steps taken in turn."""
 
+import statistics
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,13 +18,13 @@ from benchmarks.record import clear
 from benchmarks.search.contenders import Baseline
 from benchmarks.search.subjects import Setup, Subject
 from benchmarks.step_times import make_plans
+from optimizer.estimate.prediction import Prediction
 from optimizer.estimate.training import estimate_training
 from optimizer.hardware.calibration import TimedRun, fit_calibration
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.probe import probe_machine
 from optimizer.plan.plan import Plan
 from optimizer.profile.trace import profile_model
-from optimizer.runtime.meter import Meter
 
 CALIBRATION_PLANS = (
     "keep",
@@ -35,7 +37,7 @@ CALIBRATION_PLANS = (
     "state on the host",
 )
 """Of each of the models that a machine is calibrated with; no other job uses these models."""
-_CALIBRATION_STEPS = 5
+_CALIBRATION_ROUNDS = 7
 _KEPT_SHARE = 0.5
 """Of the device's memory that contenders may hold between their steps."""
 
@@ -57,23 +59,23 @@ def calibrate_machine(setup: Setup, device: torch.device) -> Calibrated:
 
 
 def _timed_runs(subject: Subject, names: Sequence[str], machine: Machine, device: torch.device) -> list[TimedRun]:
+    """Raced as contenders are, in turn and without a meter: a slow moment of the machine falls on all of them."""
     spec = subject.spec
     profile_of = profile_model(spec)
     plans = make_plans(spec.num_blocks, subject.batch_size, waits=False)
-    runs = []
-    for plan in (plans[name] for name in names):
-        workload = replace(subject.workload, global_batch_size=plan.batch.global_batch_size)
-        prediction = estimate_training(profile_of, plan=plan, workload=workload, machine=machine)
-        # As jobs run, under the meter.
-        contender = Ours(Job(spec=spec, workload=workload, device=device), plan, Meter(device=device))
-        try:
-            times = [timed_ms(contender) for _ in range(_CALIBRATION_STEPS)]
-        finally:
-            contender.close()
-        del contender
-        clear()
-        runs.append(TimedRun.of(prediction, measured_ms=sorted(times[1:])[len(times[1:]) // 2]))
-    return runs
+    predictions: dict[str, Prediction] = {}
+    stage = Stage(max_kept=len(names))
+    try:
+        for name in names:
+            plan = plans[name]
+            workload = replace(subject.workload, global_batch_size=plan.batch.global_batch_size)
+            predictions[name] = estimate_training(profile_of, plan=plan, workload=workload, machine=machine)
+            job = Job(spec=spec, workload=workload, device=device)
+            stage.add(name, partial(Ours, job, plan))
+        times = stage.race(names, num_rounds=_CALIBRATION_ROUNDS)
+    finally:
+        stage.close()
+    return [TimedRun.of(predictions[name], measured_ms=statistics.median(times[name])) for name in names]
 
 
 def peak_of_plan(job: Job, plan: Plan, *, budget_bytes: int) -> dict[str, Any]:
