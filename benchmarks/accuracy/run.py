@@ -221,7 +221,7 @@ class Subject:
 
 
 @contextmanager
-def ready(case: Case, meter: Meter) -> Iterator[Subject]:
+def ready(case: Case, meter: Meter | None) -> Iterator[Subject]:
     """Built and in its place, and gone afterwards."""
     if isinstance(case.plan, InferencePlan):
         generator = _make_generator(case, meter)
@@ -241,7 +241,7 @@ def ready(case: Case, meter: Meter) -> Iterator[Subject]:
         trainer.close(keep_weights=False)
 
 
-def _make_trainer(case: Case, meter: Meter) -> Trainer:
+def _make_trainer(case: Case, meter: Meter | None) -> Trainer:
     assert isinstance(case.plan, Plan)
     assert isinstance(case.workload, TrainingWorkload)
     model = build_prepared(case.spec, weights=case.plan.weights, workload=case.workload, device=CPU)
@@ -258,7 +258,7 @@ def _evaluate(trainer: Trainer) -> None:
     trainer.evaluate(make_synthetic_batches(trainer.model, plan=trainer.plan, workload=trainer.workload))
 
 
-def _make_generator(case: Case, meter: Meter) -> Generator:
+def _make_generator(case: Case, meter: Meter | None) -> Generator:
     assert isinstance(case.plan, InferencePlan)
     model = build_for_inference(case.spec, weights=case.plan.weights, device=CPU, seed=case.workload.seed)
     return Generator(model, plan=case.plan, device=CPU, meter=meter)
@@ -330,11 +330,11 @@ def _refusal_at(case: Case, cap_bytes: int) -> str | None:
 
 
 def time_steps(case: Case, *, num_steps: int) -> Row:
-    """Milliseconds of steps or passes after a first one, counted as in a real job, and how busy the machine was."""
+    """Milliseconds of steps or passes after a first one, uncounted as most of a job's are, and how busy the machine was."""
     gc.collect()
     load = os.getloadavg()[0]
     times: list[float] = []
-    with ready(case, Meter(device=CPU)) as subject:
+    with ready(case, None) as subject:
         for _ in range(num_steps + 1):
             started_s = time.perf_counter()
             subject.repeat()

@@ -94,7 +94,7 @@ def _equals_plain(job: Job, tokens: torch.Tensor) -> bool:
     prompts = make_prompts(job.spec.vocab_size, job.workload)[:_NUM_COMPARED]
     plain = Theirs(job, None)
     try:
-        expected = torch.cat([plain.generate(prompt) for prompt in prompts.split(1)])
+        expected = torch.cat([plain.generate(prompt) for prompt in torch.split(prompts, 1)])
     finally:
         plain.close()
     return bool(torch.equal(tokens[:_NUM_COMPARED], expected))

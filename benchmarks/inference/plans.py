@@ -103,7 +103,7 @@ def _run(
         "plan": plan.to_json(),
     }
     with tempfile.TemporaryDirectory(prefix="headroom-") as folder:
-        run = {"plan": plan, "workload": workload, "device": options.device, "scratch": Path(folder)}
+        run: dict[str, Any] = {"plan": plan, "workload": workload, "device": options.device, "scratch": Path(folder)}
         try:
             measured = measure_generation(spec, cap_bytes=prediction.device_peak_bytes, **run)
         except OutOfDeviceMemory as error:

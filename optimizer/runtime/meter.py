@@ -172,14 +172,18 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         offset = 0 if tier == "device" else NUM_CATEGORIES
         return dict(zip(CATEGORIES, self._bytes[offset : offset + NUM_CATEGORIES], strict=True))
 
-    def reset_peak(self) -> None:
-        """Start a new peak from what is live now."""
+    def reset_peak(self, *, is_counted: bool = True) -> None:
+        """Start a new peak from what is live now. is_counted: False keeps the last one, but for what torch counts on CUDA: what
+        follows is not to be entered.
+        """
+        if self._card is not None:
+            self._card.reset_peak()
+        if not is_counted:
+            return
         self._peak_bytes = self._device_bytes
         self._peak_by_slot = self._bytes[:]
         self._peak_at = (self._phase, self._block)
         self._host_peak_bytes = self._host_bytes
-        if self._card is not None:
-            self._card.reset_peak()
 
     def peak(self) -> Peak:
         """On CUDA what torch counted and no op returned (scratch, the rest of a block) is added to temporaries."""

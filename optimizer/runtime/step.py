@@ -12,7 +12,7 @@ own; whatever reads all weights waits for all.
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -157,12 +157,16 @@ class Trainer:
         )
 
     @contextmanager
-    def metered(self) -> Iterator[None]:
-        """Count what is allocated inside, under the cap; does nothing without a meter."""
+    def metered(self, *, is_counted: bool = True) -> Iterator[None]:
+        """Count what is allocated inside, under the cap; does nothing without a meter.
+
+        is_counted: False leaves the counting out, which costs Python for every op, and with it the CPU device's cap; torch's own
+        counters and its cap on CUDA stay.
+        """
         if self.meter is None:
             yield
             return
-        with self.meter.translating(), self.meter:
+        with self.meter.translating(), self.meter if is_counted else nullcontext():
             self.meter.set_region("temporaries")
             yield
             self.meter.set_region("temporaries")
@@ -227,17 +231,21 @@ class Trainer:
             for tensor in self.optimizer.state_tensors():
                 self.meter.assign(tensor, "optimizer_state")
 
-    def step(self, micro_batches: Sequence[MicroBatch], *, learning_rate: float) -> StepResult:
+    def step(
+        self, micro_batches: Sequence[MicroBatch], *, learning_rate: float, is_counted: bool = True
+    ) -> StepResult:
         """One optimizer step over ``plan.batch.accumulation_steps`` micro-batches.
 
+        is_counted: as of ``metered``. Steps are alike, so what one has shown holds for the next; on the CPU device the meter's
+        peak is then still that of the last one counted. The first two are to be counted: in them state comes to be.
         Raises LossNotFinite before the weights are touched, OutOfDeviceMemory over the cap.
         """
         start_s = time.perf_counter()
         if self.meter is not None:
-            self.meter.reset_peak()
+            self.meter.reset_peak(is_counted=is_counted)
         # Until it is done, so that ``close`` after an error does not wait for what met it.
         self._has_failed = True
-        with self.metered():
+        with self.metered(is_counted=is_counted):
             self.optimizer.learning_rate = learning_rate
             loss = self.accumulate(micro_batches)
             updated = self.update(loss, learning_rate=learning_rate)
@@ -310,12 +318,15 @@ class Trainer:
         self._region("temporaries")
 
     @torch.no_grad()
-    def evaluate(self, micro_batches: Sequence[MicroBatch]) -> float:
-        """Mean loss without dropout or gradients; lower in memory than a training step of the same micro-batch."""
+    def evaluate(self, micro_batches: Sequence[MicroBatch], *, is_counted: bool = True) -> float:
+        """Mean loss without dropout or gradients; lower in memory than a training step of the same micro-batch.
+
+        is_counted: as of ``metered``.
+        """
         self.join()
         self.model.eval()
         try:
-            with self.metered():
+            with self.metered(is_counted=is_counted):
                 self._mark("evaluation")
                 losses = [float(self._loss_of(micro_batch)) for micro_batch in micro_batches]
         finally:

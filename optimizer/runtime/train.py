@@ -39,6 +39,10 @@ from optimizer.serialize import to_json
 from optimizer.units import format_bytes
 from optimizer.workload import Goal, TrainingWorkload
 
+NUM_FIRST_COUNTED = 3
+"""Steps of an attempt that the meter counts: in the first state comes to be, and the next are steady. Later ones are as those
+are, and counting costs Python for every op; they are counted once in ``timeline_every_s``."""
+
 Report = Callable[[dict[str, Any]], None]
 
 
@@ -69,7 +73,7 @@ class TrainingRun:
     scratch_folder: Path | None = None
     """For what the plan keeps on the disk while the job runs; None: a folder in the job's, gone with the run."""
     timeline_every_s: float = 10.0
-    """A timeline of one step is reported this often."""
+    """A timeline of one step is reported this often; that step is counted by the meter, the others are not (``Trainer.step``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +88,7 @@ class Measured:
     allocator_slack_bytes: int = 0
     """Most that torch's allocator had reserved beyond what was allocated: fragmentation; 0 on the CPU device."""
     step_ms: float = 0.0
-    """Median."""
+    """Median of the steps that were not counted, where there were any."""
     num_steps: int = 0
 
 
@@ -155,9 +159,11 @@ class _Job:
         self.validation_loss_start: float | None = None
         self.validation_loss: float | None = None
         self.measured = Measured()
-        self._step_ms: list[float] = []
+        self._step_ms: dict[bool, list[float]] = {False: [], True: []}
+        """By whether the step was counted."""
         self._data_wait_ms: list[float] = []
         self._attempt_steps = 0
+        self._has_evaluated = False
         self._saved_step = -1
         self._next_timeline_s = 0.0
 
@@ -217,13 +223,14 @@ class _Job:
         with_timeline = self._attempt_steps > 0 and time.monotonic() >= self._next_timeline_s
         if with_timeline:
             self.meter.start_timeline()
-        result = self.last = self.trainer.step(batches, learning_rate=learning_rate)
+        is_counted = with_timeline or self._attempt_steps < NUM_FIRST_COUNTED
+        result = self.last = self.trainer.step(batches, learning_rate=learning_rate, is_counted=is_counted)
         self.step += 1
         if with_timeline:
             points = [[offset_ms, by_category] for offset_ms, by_category in self.meter.take_timeline()]
             self._sample("timeline", points=points)
             self._next_timeline_s = time.monotonic() + self.run.timeline_every_s
-        self._record(result, learning_rate)
+        self._record(result, learning_rate, is_counted=is_counted)
         self._attempt_steps += 1
         if self._is_due(self.workload.eval_every_steps) and self.step < self.workload.num_steps:
             self._evaluate()
@@ -235,7 +242,7 @@ class _Job:
     def _is_due(self, every_steps: int) -> bool:
         return every_steps > 0 and self.step % every_steps == 0
 
-    def _record(self, result: StepResult, learning_rate: float) -> None:
+    def _record(self, result: StepResult, learning_rate: float, *, is_counted: bool) -> None:
         peak = self.meter.peak()
         self._sample(
             "step",
@@ -247,11 +254,12 @@ class _Job:
             device_peak_bytes=peak.device_bytes,
             device_bytes=peak.device_bytes_by_category,
             host_bytes=peak.host_bytes,
+            is_counted=is_counted,
             **self._scaling_fields(result),
         )
         if self._attempt_steps == 0 and self.workload.num_steps > 1:
             return
-        self._step_ms.append(result.step_ms)
+        self._step_ms[is_counted].append(result.step_ms)
         is_higher = peak.device_bytes > self.measured.device_peak_bytes
         self.measured = Measured(
             device_peak_bytes=max(peak.device_bytes, self.measured.device_peak_bytes),
@@ -261,7 +269,7 @@ class _Job:
             host_peak_bytes=max(peak.host_bytes, self.measured.host_peak_bytes),
             disk_peak_bytes=max(self.trainer.tiers.disk_peak_bytes, self.measured.disk_peak_bytes),
             allocator_slack_bytes=max(peak.slack_bytes, self.measured.allocator_slack_bytes),
-            step_ms=statistics.median(self._step_ms),
+            step_ms=statistics.median(self._step_ms[False] or self._step_ms[True]),
             num_steps=self.measured.num_steps + 1,
         )
 
@@ -276,7 +284,8 @@ class _Job:
         batches = read_validation_batches(
             self.batches, num_batches=self.workload.eval_batches, plan=self.run.plan.batch
         )
-        loss = self.trainer.evaluate(batches)
+        loss = self.trainer.evaluate(batches, is_counted=not self._has_evaluated)
+        self._has_evaluated = True
         self._sample("eval", validation_loss=loss)
         return loss
 

@@ -290,3 +290,31 @@ def test_an_update_during_backward_names_the_tensor_whose_gradient_is_not_finite
 def spoil(trainer, name):
     """The parameter's gradient becomes NaN, and no other."""
     trainer.model.get_parameter(name).register_hook(lambda gradient: gradient * float("nan"))
+
+
+@pytest.mark.parametrize("places", PLACES.values(), ids=PLACES.keys())
+def test_a_step_counted_after_uncounted_ones_has_the_peak_of_the_one_before(tmp_path, places):
+    trainer = make_trainer("llama", plan=make_plan("offload", **places), scratch=tmp_path)
+    peaks = []
+    try:
+        for index in range(6):
+            batches = make_synthetic_batches(trainer.model, plan=trainer.plan, workload=trainer.workload)
+            trainer.step(batches, learning_rate=1e-3, is_counted=index in (0, 1, 5))
+            peaks.append(trainer.meter.peak())
+    finally:
+        trainer.close()
+    assert peaks[1] == peaks[2] == peaks[4] == peaks[5]
+
+
+def test_uncounted_steps_change_no_bit(tmp_path):
+    weights = []
+    for is_counted in (True, False):
+        trainer = make_trainer("llama", plan=make_plan(gradients="host", state_place="host"), scratch=tmp_path)
+        try:
+            for index in range(4):
+                batches = make_synthetic_batches(trainer.model, plan=trainer.plan, workload=trainer.workload)
+                trainer.step(batches, learning_rate=1e-3, is_counted=is_counted or index == 0)
+            weights.append({name: trainer.read_weight(name).clone() for name in trainer.named_weights()})
+        finally:
+            trainer.close()
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])

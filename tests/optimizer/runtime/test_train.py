@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import signal
+import statistics
 
 import pytest
 import torch
@@ -75,8 +76,9 @@ def test_what_is_reported_follows_the_contract(make_run):
     assert [m["step"] for m in steps] == [1, 2, 3, 4, 5, 6]
     assert set(steps[0]) == {
         *("type", "kind", "attempt", "step", "time_s", "loss", "learning_rate", "grad_norm", "step_ms"),
-        *("tokens_per_s", "device_peak_bytes", "device_bytes", "host_bytes"),
+        *("tokens_per_s", "device_peak_bytes", "device_bytes", "host_bytes", "is_counted"),
     }
+    assert all(m["is_counted"] for m in steps)
     assert [m["step"] for m in messages if m.get("kind") == "eval"] == [0, 3, 6]
     checkpoints = [m for m in messages if m["type"] == "checkpoint"]
     assert [m["folder"] for m in checkpoints] == ["checkpoints/step-000003-f7", "checkpoints/step-000006-f7"]
@@ -90,6 +92,17 @@ def test_what_is_reported_follows_the_contract(make_run):
     phases = [m["phase"] for m in messages if m["type"] == "phase"]
     assert phases[0] == "loading"
     assert phases[-2:] == ["saving", "sampling"]
+
+
+def test_between_timelines_only_the_first_steps_are_counted_and_the_bytes_stay_those_of_the_last(make_run):
+    messages = []
+    run = dataclasses.replace(make_run(), timeline_every_s=1e6)
+    result = train(run, report=messages.append, should_stop=never)
+    steps = [m for m in messages if m.get("kind") == "step"]
+    assert [m["is_counted"] for m in steps] == [True, True, True, False, False, False]
+    assert {m["device_peak_bytes"] for m in steps[2:]} == {result.measured.device_peak_bytes}
+    uncounted_ms = statistics.median(m["step_ms"] for m in steps[3:])
+    assert result.measured.step_ms == uncounted_ms
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
