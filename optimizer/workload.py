@@ -2,6 +2,7 @@
 
 import math
 import reprlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -154,22 +155,52 @@ class TrainingWorkload:
 
 @dataclass(frozen=True, kw_only=True)
 class InferenceWorkload:
-    """Batch generation: each prompt is continued by the likeliest tokens (greedy), always as many as asked for."""
+    """Batch generation: each prompt is continued by as many tokens as asked for."""
 
     prompt_length: int = 512
-    """Tokens of each prompt, 2 to 131,072; all prompts are of one length."""
+    """Tokens of each prompt, 2 to 131,072; of the longest where ``prompt_lengths`` has them all."""
     num_new_tokens: int = 128
     """Tokens generated after each prompt, 1 to 131,072; no token ends a sequence early."""
     num_sequences: int = 1
     """Prompts in all, however they are split into passes."""
     seed: int = 0
     """Fixes random weights and made-up prompts."""
+    prompt_lengths: tuple[int, ...] = ()
+    """Of each prompt, where they differ; empty where all are of ``prompt_length``. See ``of_prompts``."""
+    draws: bool = False
+    """Whether any sequence draws its tokens (a temperature above 0) instead of taking the likeliest; some room more is then
+    needed, and some time for each sequence."""
 
     def __post_init__(self) -> None:
         _require_int("prompt_length", self.prompt_length, low=2, high=131_072)
         _require_int("num_new_tokens", self.num_new_tokens, low=1, high=131_072)
         _require_int("num_sequences", self.num_sequences, low=1, high=1_000_000_000)
         _require_int("seed", self.seed, low=0, high=2**63 - 1)
+        for length in set(self.prompt_lengths):
+            _require_int("prompt_lengths", length, low=2, high=131_072)
+        known = (len(self.prompt_lengths), max(self.prompt_lengths, default=0))
+        if self.prompt_lengths and known != (self.num_sequences, self.prompt_length):
+            raise InvalidWorkload(
+                f"workload.prompt_lengths has {known[0]:,} lengths up to {known[1]:,}; workload.num_sequences is "
+                f"{self.num_sequences:,} and workload.prompt_length {self.prompt_length:,}: give their number and the longest",
+                field="workload.prompt_lengths",
+                value=known[0],
+                allowed={"num_sequences": known[0], "prompt_length": known[1]},
+            )
+
+    @classmethod
+    def of_prompts(
+        cls, prompt_lengths: Sequence[int], *, num_new_tokens: int = 128, seed: int = 0, draws: bool = False
+    ) -> "InferenceWorkload":
+        """Of prompts of these lengths, one at least."""
+        return cls(
+            prompt_length=max(prompt_lengths),
+            num_new_tokens=num_new_tokens,
+            num_sequences=len(prompt_lengths),
+            seed=seed,
+            prompt_lengths=tuple(prompt_lengths) if len(set(prompt_lengths)) > 1 else (),
+            draws=draws,
+        )
 
     @property
     def cache_length(self) -> int:

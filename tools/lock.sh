@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Writes requirements.lock and requirements-test.lock: one resolution for Linux, Python 3.11 to 3.14, with hashes.
-# The extras for 8-bit optimizer state and adapters are in, so that every plan the search may choose can be carried out.
+# The extras for 8-bit optimizer state, passes of several micro-batches and adapters are in, so that every plan the search may choose can be carried out.
 # torch is left out, and with it what only torch brings: which build fits is the machine's matter (see tools/setup.sh).
 # uv resolves for all those Pythons at once; pip's own resolver sees only the one that runs it.
 set -euo pipefail
@@ -21,8 +21,8 @@ compile() {
 
 head_of() { printf '# %s\n# Made by `make lock` from pyproject.toml; do not edit. Installed with --require-hashes --no-deps.\n' "$1"; }
 
-compile pyproject.toml "$work/build.in" --extra bitsandbytes --extra peft -o "$work/runtime.lock"
-compile pyproject.toml "$work/build.in" --extra bitsandbytes --extra peft --extra test -c "$work/runtime.lock" -o "$work/all.lock"
+compile pyproject.toml "$work/build.in" --extra bitsandbytes --extra greenlet --extra peft -o "$work/runtime.lock"
+compile pyproject.toml "$work/build.in" --extra bitsandbytes --extra greenlet --extra peft --extra test -c "$work/runtime.lock" -o "$work/all.lock"
 # The second file holds what the first does not.
 .venv/bin/python - "$work/runtime.lock" "$work/all.lock" >"$work/test.lock" <<'PYTHON'
 import re, sys

@@ -4,7 +4,7 @@ Passes (``inference_pass.py``) run through the simulator that prices training st
 on the CPU device they equal what the runtime's meter counts.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -21,9 +21,12 @@ from optimizer.estimate.training import MEMORY_MARGIN, TIME_SPREAD
 from optimizer.hardware.calibration import Spread, calibrated_machine, read_spread
 from optimizer.hardware.machine import Machine
 from optimizer.plan.inference import PREFILL, InferencePlan
+from optimizer.plan.passes import PassShape, covers, list_passes, num_steps_of
 from optimizer.profile.inference import InferenceProfile
 from optimizer.workload import InferenceWorkload
 
+_MAX_PASSES = 9
+"""Distinct passes that are priced where there are more, beside those that may have the highest peak."""
 _MAX_PREFILL_POINTS = 200
 _MAX_DECODE_POINTS = 199
 
@@ -42,27 +45,60 @@ def estimate_inference(
     """
     plan.check(workload=workload, max_sequence_length=profile.max_sequence_length)
     machine = calibrated_machine(machine, calibration)
-    full = GenerationPass(profile, plan, workload, machine, batch_size=plan.batch_size)
-    num_full, rest = divmod(workload.num_sequences, plan.batch_size)
-    passes = [(full, num_full)]
-    if rest:
-        passes.append((GenerationPass(profile, plan, workload, machine, batch_size=rest), 1))
-    return _predict(full, passes, spread=read_spread(calibration))
+    passes = list_passes(workload, batch_size=plan.batch_size, num_micro_batches=plan.num_micro_batches)
+    priced = {
+        index: GenerationPass(profile, plan, workload, machine, micro_batches=passes[index][0])
+        for index in _choose_passes([shape for shape, _ in passes])
+    }
+    return _predict(priced, passes, spread=read_spread(calibration))
+
+
+# Several passes.
+
+
+def _choose_passes(shapes: Sequence[PassShape]) -> list[int]:
+    """Those to price, in order: all where there are few; else every one that may have the highest peak, and a spread of others,
+    between which time is a straight line.
+    """
+    last = len(shapes) - 1
+    if last < _MAX_PASSES:
+        return list(range(len(shapes)))
+    chosen = {last * place // (_MAX_PASSES - 1) for place in range(_MAX_PASSES)}
+    highest: list[int] = []
+    for index, shape in enumerate(shapes):
+        if not any(covers(shapes[other], shape) for other in highest):
+            highest.append(index)
+    return sorted(chosen.union(highest))
+
+
+def _total_ms(priced: Mapping[int, GenerationPass], passes: Sequence[tuple[PassShape, int]]) -> float:
+    """Of all passes: those that were not priced take for a step what lies between their neighbours."""
+    known = sorted(priced)
+    step_ms = np.interp(
+        np.arange(len(passes)), known, [priced[index].total_ms / priced[index].num_steps for index in known]
+    )
+    return sum(
+        count * (priced[index].total_ms if index in priced else num_steps_of(shape) * float(step_ms[index]))
+        for index, (shape, count) in enumerate(passes)
+    )
 
 
 # The prediction.
 
 
-def _predict(full: GenerationPass, passes: list[tuple[GenerationPass, int]], *, spread: Spread | None) -> InferencePrediction:
+def _predict(
+    priced: Mapping[int, GenerationPass], passes: Sequence[tuple[PassShape, int]], *, spread: Spread | None
+) -> InferencePrediction:
+    """What is told of a pass is told of the one with the highest peak, the first of equals."""
+    full = max(priced.values(), key=lambda each: int(_highest(each).peak.sum()))
     workload, machine = full.workload, full.machine
     highest = _highest(full)
     peak_bytes = int(highest.peak.sum())
     margin_bytes = int(np.ceil(peak_bytes * MEMORY_MARGIN[machine.device.kind]))
-    unmetered_bytes = max(0, full.allocated_bytes - peak_bytes)
+    unmetered_bytes = max(0, max(each.allocated_bytes for each in priced.values()) - peak_bytes)
     width = spread.width if spread is not None else TIME_SPREAD[machine.rates.source]
-    total_s = sum(count * each.total_ms for each, count in passes) / 1000
-    num_forward = workload.num_new_tokens
-    num_passes = sum(count for _, count in passes)
+    total_s = _total_ms(priced, passes) / 1000
+    num_forward = sum(count * num_steps_of(shape) for shape, count in passes)
     decoded = full.decode_sum
     decode_ms = float(decoded.ms[0]) / decoded.num_tokens if decoded.num_tokens else 0.0
     prefill = times_of(full.prefill)
@@ -77,8 +113,8 @@ def _predict(full: GenerationPass, passes: list[tuple[GenerationPass, int]], *, 
         kv_cache_bytes=full.kv_cache_bytes,
         host_peak_bytes=full.host_bytes,
         disk_peak_bytes=full.disk_bytes,
-        copied_bytes=_times_bytes(full.step_copies, num_forward * num_passes),
-        copied_bytes_per_pass=_times_bytes(full.step_copies, num_forward),
+        copied_bytes=_times_bytes(full.step_copies, num_forward),
+        copied_bytes_per_pass=_times_bytes(full.step_copies, full.num_steps),
         copied_bytes_per_token=_times_bytes(full.step_copies, 1 if decoded.num_tokens else 0),
         prefill_ms=full.prefill.step_ms,
         prefill_low_ms=full.prefill.step_ms * (1 - width),
@@ -87,8 +123,12 @@ def _predict(full: GenerationPass, passes: list[tuple[GenerationPass, int]], *, 
         decode_low_ms=decode_ms * (1 - width),
         decode_high_ms=decode_ms * (1 + width),
         decode=tuple(
-            DecodePoint(num_tokens=length, step_ms=step.step_ms, device_peak_bytes=int(step.peak.sum()))
-            for length, step in full.decoded
+            DecodePoint(
+                num_tokens=full.micro_batches[0].prompt_length + index,
+                step_ms=step.step_ms,
+                device_peak_bytes=int(step.peak.sum()),
+            )
+            for index, step in full.decoded
         ),
         tokens_per_s=workload.num_sequences * workload.num_new_tokens / total_s,
         total_s=total_s,
@@ -148,12 +188,12 @@ def _timeline(full: GenerationPass) -> Iterator[TimelinePoint]:
     decoded = full.decoded
     if not decoded:
         return
-    lengths = np.arange(decoded[0][0], decoded[-1][0] + 1)
-    step_ms = np.interp(lengths, [length for length, _ in decoded], [step.step_ms for _, step in decoded])
+    indices = np.arange(decoded[0][0], decoded[-1][0] + 1)
+    step_ms = np.interp(indices, [index for index, _ in decoded], [step.step_ms for _, step in decoded])
     starts_ms = prefill.step_ms + np.concatenate(([0.0], step_ms.cumsum()[:-1]))
-    for length, step in _thinned(decoded, keep=_highest(full)):
+    for index, step in _thinned(decoded, keep=_highest(full)):
         yield TimelinePoint(
-            offset_ms=float(starts_ms[length - lengths[0]]), phase="decode", bytes_by_category=_by_category(step.peak)
+            offset_ms=float(starts_ms[index - indices[0]]), phase="decode", bytes_by_category=_by_category(step.peak)
         )
 
 

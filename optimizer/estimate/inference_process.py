@@ -22,6 +22,7 @@ from optimizer.estimate.process import Layout, Replayed, category_parts, on_a_ca
 from optimizer.hardware.machine import Machine
 from optimizer.intervals import ByteInterval, exactly
 from optimizer.plan.inference import InferencePlan
+from optimizer.plan.passes import list_passes
 from optimizer.profile.inference import InferenceProfile, Phase
 from optimizer.workload import InferenceWorkload
 
@@ -63,13 +64,15 @@ def add_generation_memory(
 def list_generation_allocations(
     profile: InferenceProfile, *, plan: InferencePlan, workload: InferenceWorkload, machine: Machine
 ) -> Allocations:
-    """Loading and two full passes, as single allocations in order."""
-    full = GenerationPass(profile, plan, workload, machine, batch_size=plan.batch_size)
-    rows = [full.prefill_tasks, *(full.decode_tasks(length) for length in _decoded_lengths(workload))]
+    """Loading and two passes of the kind that keeps most, as single allocations in order."""
+    passes = list_passes(workload, batch_size=plan.batch_size, num_micro_batches=plan.num_micro_batches)
+    widest = max((shape for shape, _ in passes), key=lambda shape: sum(each.batch_size * each.cache_length for each in shape))
+    full = GenerationPass(profile, plan, workload, machine, micro_batches=widest)
+    rows = [full.prefill_tasks, *(full.decode_tasks(step) for step in _decoded_steps(full.num_steps))]
     on_cuda = None
     if machine.device.kind == "cuda":
         on_cuda = CudaMoves(
-            element_bytes=plan.weights.bytes_per_element, num_tokens=plan.batch_size * workload.prompt_length
+            element_bytes=plan.weights.bytes_per_element, num_tokens=widest[0].batch_size * widest[0].prompt_length
         )
     return list_pass_allocations(rows, loaded=_loaded(profile, plan), on_cuda=on_cuda)
 
@@ -127,9 +130,9 @@ def _keep(profile: InferenceProfile, kept: Sequence[int]) -> InferenceProfile:
     )
 
 
-def _decoded_lengths(workload: InferenceWorkload) -> list[int]:
+def _decoded_steps(num_steps: int) -> list[int]:
     """Evenly from the first decoded token to the last."""
-    low, high = workload.prompt_length + 1, workload.cache_length
+    low, high = 1, num_steps - 1
     count = min(_MAX_DECODED, high - low + 1)
     if count < 2:
         return [high] * count

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from optimizer.plan.inference import InferencePlan
+from optimizer.plan.passes import list_passes
 from optimizer.units import format_bytes
 from optimizer.workload import InferenceWorkload
 
@@ -56,12 +57,19 @@ def explain_inference_plan(
 
 
 def _passes_sentence(plan: InferencePlan, workload: InferenceWorkload) -> str:
-    num_passes = -(-workload.num_sequences // plan.batch_size)
+    num_sequences = workload.num_sequences
+    passes = list_passes(workload, batch_size=plan.batch_size, num_micro_batches=plan.num_micro_batches)
+    num_passes = sum(count for _, count in passes)
+    apart = f", in micro-batches of {plan.batch_size}" if plan.num_micro_batches > 1 else ""
+    if workload.prompt_lengths:
+        lengths = f"prompts of {min(workload.prompt_lengths):,} to {workload.prompt_length:,} tokens, sorted by length"
+        passes_text = "one pass" if num_passes == 1 else f"{num_passes} passes of up to {plan.sequences_per_pass}"
+        return f"{num_sequences} sequences run in {passes_text}{apart}: {lengths}"
     if num_passes == 1:
-        return f"all {workload.num_sequences} sequences run in one pass" if plan.batch_size > 1 else "one sequence runs"
-    rest = workload.num_sequences % plan.batch_size
+        return f"all {num_sequences} sequences run in one pass{apart}" if num_sequences > 1 else "one sequence runs"
+    rest = num_sequences % plan.sequences_per_pass
     last = f", the last with {rest}" if rest else ""
-    return f"{workload.num_sequences} sequences run in {num_passes} passes of {plan.batch_size}{last}"
+    return f"{num_sequences} sequences run in {num_passes} passes of {plan.sequences_per_pass}{apart}{last}"
 
 
 def _weights_sentences(plan: InferencePlan) -> Iterator[str]:
@@ -69,7 +77,8 @@ def _weights_sentences(plan: InferencePlan) -> Iterator[str]:
     if weights.place != "device":
         source = "the host" if weights.place == "host" else "disk"
         ahead = {0: "none ahead", 1: "one block ahead"}.get(weights.prefetch, f"{weights.prefetch} blocks ahead")
-        yield f"each block's weights come from {source} for the prompt and again for every token, {ahead}"
+        shared = "" if plan.num_micro_batches == 1 else f", once for all {plan.num_micro_batches} micro-batches"
+        yield f"each block's weights come from {source} for the prompt and again for every token{shared}, {ahead}"
 
 
 def _precision_sentences(plan: InferencePlan) -> list[str]:

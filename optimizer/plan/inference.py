@@ -35,20 +35,29 @@ class InferencePlan:
 
     version: Literal[1] = INFERENCE_PLAN_VERSION
     batch_size: int = 1
-    """Sequences that run together in a pass: prompt, then token by token to the end. The last pass may hold fewer."""
+    """Sequences that run together: prompt, then token by token to the end. The last may be fewer."""
+    num_micro_batches: int = 1
+    """So many times ``batch_size`` sequences share a pass: each block runs for one micro-batch after the other while its weights
+    are there. Two or more need the package greenlet."""
     weights: WeightsPlan = field(default_factory=WeightsPlan)
     """``frozen`` here holds every matrix inside the blocks: none is trained."""
     kv_cache: KvCachePlan = field(default_factory=KvCachePlan)
     allocator: AllocatorPlan = field(default_factory=AllocatorPlan)
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise InvalidPlan(
-                f"plan.batch_size is {self.batch_size}; allowed: 1 or more",
-                field="plan.batch_size",
-                value=self.batch_size,
-                allowed={"minimum": 1},
-            )
+        for name, value in (("batch_size", self.batch_size), ("num_micro_batches", self.num_micro_batches)):
+            if value < 1:
+                raise InvalidPlan(
+                    f"plan.{name} is {value}; allowed: 1 or more",
+                    field=f"plan.{name}",
+                    value=value,
+                    allowed={"minimum": 1},
+                )
+
+    @property
+    def sequences_per_pass(self) -> int:
+        """At most."""
+        return self.batch_size * self.num_micro_batches
 
     @property
     def is_lossless(self) -> bool:
@@ -84,6 +93,12 @@ class InferencePlan:
                 "batch_size",
                 self.batch_size,
                 f"is more than there are to generate (workload.num_sequences is {workload.num_sequences})",
+            ),
+            (
+                self.num_micro_batches > 1 and self.sequences_per_pass - self.batch_size >= workload.num_sequences,
+                "num_micro_batches",
+                self.num_micro_batches,
+                f"times {self.batch_size} leaves the last one empty (workload.num_sequences is {workload.num_sequences})",
             ),
             (
                 self.weights.autocast != "off",

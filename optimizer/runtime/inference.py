@@ -1,22 +1,25 @@
-"""Carries out an InferencePlan: greedy generation in passes, each a prompt's prefill and then one token at a time.
+"""Carries out an InferencePlan: generation in passes, each a prefill of the prompts and then one token at a time.
 
 Models are run by their own definitions. What is allocated in a pass, in order, which is the schedule that
-``estimate/inference.py`` prices:
+``estimate/inference.py`` prices; each line for one micro-batch (``micro_batch.py``) after the other:
 
 pass           the new tokens' ids (temporaries, to the end of the pass), the prompts' ids (temporaries, until the prefill ends)
-prefill        the backbone over the whole prompt (activations); each block makes its keys and values (kv_cache) as it first
-               runs. Then a copy of the last position's hidden states, and the logits of that position alone (logits and loss).
+prefill        the backbone over the prompts (activations); each block makes its keys and values (kv_cache) as it first runs,
+               and runs for all micro-batches before the next block runs for any (``turns.py``). When all backbones have ended,
+               a copy of the last position's hidden states, and the logits of that position alone (logits and loss); where
+               sequences draw, what ``sampling.py`` says beside them.
 decode         the same with the newest token, once for each token but the first
-end            the cache goes
+end            a micro-batch's cache goes as its last token is there
 
-Streamed weights come and go with their blocks in every such forward pass (``weights.py``). *Not modelled*: what loading and
-packing take before the first pass.
+Streamed weights come and go with their blocks in every such forward pass (``weights.py``), once for all micro-batches. *Not
+modelled*: what loading and packing take before the first pass.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -33,8 +36,12 @@ from optimizer.runtime.allocator import apply_allocator
 from optimizer.runtime.frozen import freeze_base
 from optimizer.runtime.kv_cache import KvCache, find_windows
 from optimizer.runtime.meter import Meter
+from optimizer.runtime.micro_batch import MicroBatch
+from optimizer.runtime.sampling import Chooser, choose_tokens
 from optimizer.runtime.tiers.tiers import Tiers
+from optimizer.runtime.turns import Turns, check_turns
 from optimizer.runtime.weights import StreamedWeights, torch_dtype
+from optimizer.sampling import Sampling
 
 
 def build_for_inference(
@@ -71,15 +78,25 @@ def prepare_for_inference(model: nn.Module, *, weights: WeightsPlan, device: tor
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pass:
+class PassTimes:
+    """How long one pass took."""
+
+    prefill_ms: float
+    """Until the first new token of all its micro-batches."""
+    decode_ms: float
+    """All the others."""
+    num_steps: int
+    """Forward passes, the prefill among them."""
+    was_stopped: bool = False
+    """Whether it was left before its end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass(PassTimes):
     """What one pass generated, and how long that took."""
 
     tokens: torch.Tensor
-    """[batch, new tokens], int64, on the host."""
-    prefill_ms: float
-    """Until the first new token."""
-    decode_ms: float
-    """All the others."""
+    """[sequences, new tokens], int64, on the host."""
 
 
 class Generator:
@@ -105,6 +122,9 @@ class Generator:
         self.windows = find_windows(model)
         self._anatomy = find_anatomy(model)
         self._handles: list[RemovableHandle] = []
+        self._turns = Turns(resumed=partial(self._region, "activations"))
+        if plan.num_micro_batches > 1:
+            check_turns()
         apply_allocator(plan.allocator, device)
         self.tiers = Tiers(device=device, meter=meter, scratch=scratch)
         self._weights = StreamedWeights(self.tiers, plan=plan.weights)
@@ -113,6 +133,9 @@ class Generator:
             self._weights.send_home(model, blocks=blocks, trains_all=True)
             if meter is not None:
                 meter.assign_module(model)
+            if plan.num_micro_batches > 1:
+                self._handles += self._turns.watch(self._anatomy.backbone, blocks)
+            if meter is not None:
                 self._handles += meter.watch_blocks(blocks, phase=None)
             self._handles += self._weights.watch(self._anatomy.backbone, blocks, updates=None)
         except BaseException:
@@ -121,20 +144,61 @@ class Generator:
 
     def generate(self, prompts: torch.Tensor, *, num_new_tokens: int) -> torch.Tensor:
         """[sequences, new tokens] for prompts [sequences, prompt length]; both int64, on the host."""
-        passes = self.run_passes(torch.split(prompts, self.plan.batch_size), num_new_tokens=num_new_tokens)
+        passes = self.run_passes(
+            torch.split(prompts, self.plan.sequences_per_pass), num_new_tokens=num_new_tokens
+        )
         return torch.cat([each.tokens for each in passes])
 
     def run_passes(self, prompts: Sequence[torch.Tensor], *, num_new_tokens: int) -> Iterator[Pass]:
-        """One for each tensor of prompts, as they are done."""
+        """One for each tensor of prompts, as they are done; each takes the likeliest tokens, always as many as asked for."""
+        greedy = Sampling(max_new_tokens=num_new_tokens)
         for each in prompts:
-            yield self._run_pass(each, num_new_tokens)
+            micro_batches = [
+                MicroBatch(part.tolist(), samplings=[greedy] * len(part))
+                for part in torch.split(each, self.plan.batch_size)
+            ]
+            times = self.run_pass(micro_batches)
+            yield Pass(
+                tokens=torch.cat([micro_batch.tokens for micro_batch in micro_batches]),
+                prefill_ms=times.prefill_ms,
+                decode_ms=times.decode_ms,
+                num_steps=times.num_steps,
+            )
+
+    def run_pass(
+        self, micro_batches: Sequence[MicroBatch], *, should_stop: Callable[[], bool] = lambda: False
+    ) -> PassTimes:
+        """Until all sequences have ended. At most ``plan.num_micro_batches``. should_stop: asked after each forward pass."""
+        with torch.no_grad(), self.metered():
+            start_s = time.perf_counter()
+            num_steps, prefill_s = self._run(micro_batches, should_stop)
+            self._synchronize()
+            end_s = time.perf_counter()
+            if self.meter is not None:
+                self.meter.check_peak()
+        for micro_batch in micro_batches:
+            micro_batch.end()
+        return PassTimes(
+            prefill_ms=(prefill_s - start_s) * 1000,
+            decode_ms=(end_s - prefill_s) * 1000,
+            num_steps=num_steps,
+            was_stopped=not all(micro_batch.is_done for micro_batch in micro_batches),
+        )
 
     def make_cache(self, *, capacity: int, num_seen: int = 0) -> KvCache:
-        """For one pass. Its tensors are made as the blocks first run."""
+        """For one micro-batch. Its tensors are made as the blocks first run."""
         return KvCache(self.windows, capacity=capacity, num_seen=num_seen, meter=self.meter)
 
-    def advance(self, ids: torch.Tensor, *, cache: KvCache, phase: str, into: torch.Tensor) -> None:
-        """The likeliest token after ``ids`` [batch, length], written to ``into`` [batch]. phase: for peaks and errors."""
+    def advance(
+        self,
+        ids: torch.Tensor,
+        *,
+        cache: KvCache,
+        phase: str,
+        into: torch.Tensor,
+        choosers: Sequence[Chooser | None] = (),
+    ) -> None:
+        """The next token after ``ids`` [batch, length], written to ``into`` [batch]. phase: for peaks and errors."""
         self._mark(phase)
         self._region("activations")
         backbone = self._anatomy.backbone
@@ -144,7 +208,7 @@ class Generator:
         # A copy, so that the other positions go before the logits come.
         last = hidden[:, -1].clone()
         del hidden
-        into.copy_(self._anatomy.compute_logits(last).argmax(dim=-1))
+        choose_tokens(self._anatomy.compute_logits(last), into=into, choosers=choosers)
         self._region("temporaries")
 
     def close(self, *, keep_weights: bool = True) -> None:
@@ -170,38 +234,47 @@ class Generator:
             yield
             self.meter.set_region("temporaries")
 
-    def _run_pass(self, prompts: torch.Tensor, num_new_tokens: int) -> Pass:
-        with torch.no_grad(), self.metered():
-            start_s = time.perf_counter()
-            tokens, prefill_s = self._generate(prompts, num_new_tokens)
-            self._synchronize()
-            end_s = time.perf_counter()
-            if self.meter is not None:
-                self.meter.check_peak()
-        return Pass(
-            tokens=tokens.t().to("cpu", copy=True).contiguous(),
-            prefill_ms=(prefill_s - start_s) * 1000,
-            decode_ms=(end_s - prefill_s) * 1000,
-        )
-
-    def _generate(self, prompts: torch.Tensor, num_new_tokens: int) -> tuple[torch.Tensor, float]:
-        """The tokens, [new tokens, batch] on the device, and when the first was there."""
-        batch, prompt_length = prompts.shape
+    def _run(
+        self, micro_batches: Sequence[MicroBatch], should_stop: Callable[[], bool]
+    ) -> tuple[int, float]:
+        """How many forward passes there were, and when the first had ended."""
         self._mark(PREFILL)
-        tokens = torch.empty((num_new_tokens, batch), dtype=torch.long, device=self.device)
-        ids = prompts.to(self.device, copy=True)
-        cache = self.make_cache(capacity=prompt_length + num_new_tokens - 1)
+        for micro_batch in micro_batches:
+            micro_batch.begin(self.device)
+        running = [(each, self.make_cache(capacity=each.shape.cache_length)) for each in micro_batches]
         try:
-            self.advance(ids, cache=cache, phase=PREFILL, into=tokens[0])
-            del ids
+            self._forward(running, PREFILL)
+            for micro_batch in micro_batches:
+                micro_batch.end_prefill()
             self._synchronize()
             prefill_s = time.perf_counter()
-            for index in range(1, num_new_tokens):
-                phase = decode_phase(index + 1)
-                self.advance(tokens[index - 1].unsqueeze(1), cache=cache, phase=phase, into=tokens[index])
+            num_steps = 1
+            running = _still_running(running)
+            while running and not should_stop():
+                num_steps += 1
+                self._forward(running, decode_phase(num_steps))
+                running = _still_running(running)
         finally:
             self._weights.release_all()
-        return tokens, prefill_s
+        return num_steps, prefill_s
+
+    def _forward(self, running: Sequence[tuple[MicroBatch, KvCache]], phase: str) -> None:
+        """One token more of each sequence."""
+        self._turns.run(
+            [
+                partial(
+                    self.advance,
+                    micro_batch.next_ids,
+                    cache=cache,
+                    phase=phase,
+                    into=micro_batch.next_tokens,
+                    choosers=micro_batch.choosers(),
+                )
+                for micro_batch, cache in running
+            ]
+        )
+        for micro_batch, _ in running:
+            micro_batch.note_step()
 
     def _synchronize(self) -> None:
         if self.device.type == "cuda":
@@ -214,3 +287,7 @@ class Generator:
     def _mark(self, phase: str) -> None:
         if self.meter is not None:
             self.meter.mark(phase)
+
+
+def _still_running(running: Sequence[tuple[MicroBatch, KvCache]]) -> list[tuple[MicroBatch, KvCache]]:
+    return [(micro_batch, cache) for micro_batch, cache in running if not micro_batch.is_done]

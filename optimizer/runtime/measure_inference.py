@@ -12,10 +12,13 @@ from torch import nn
 
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.inference import InferencePlan
+from optimizer.plan.passes import arrange_passes
 from optimizer.runtime.device import check_dtype, prepared_device
-from optimizer.runtime.inference import Generator, Pass, build_for_inference
+from optimizer.runtime.inference import Generator, build_for_inference
 from optimizer.runtime.meter import Meter
+from optimizer.runtime.micro_batch import MicroBatch
 from optimizer.runtime.timeline import TimelinePoint
+from optimizer.sampling import Sampling
 from optimizer.workload import InferenceWorkload
 
 
@@ -77,7 +80,7 @@ def measure_generation(
 
 
 def make_prompts(vocab_size: int, workload: InferenceWorkload) -> torch.Tensor:
-    """[sequences, prompt length] of uniformly random tokens."""
+    """[sequences, prompt length] of uniformly random tokens; shorter prompts are the first of theirs."""
     generator = torch.Generator().manual_seed(workload.seed)
     shape = (workload.num_sequences, workload.prompt_length)
     return torch.randint(vocab_size, shape, generator=generator)
@@ -85,16 +88,16 @@ def make_prompts(vocab_size: int, workload: InferenceWorkload) -> torch.Tensor:
 
 def _measure(generator: Generator, meter: Meter, workload: InferenceWorkload) -> GenerationMeasurement:
     vocab_size: int = generator.model.config.vocab_size  # type: ignore[union-attr,assignment]
-    prompts = torch.split(make_prompts(vocab_size, workload), generator.plan.batch_size)
+    arranged = _arrange(generator.plan, workload, make_prompts(vocab_size, workload))
     before_bytes = dict(generator.tiers.copied_bytes)
     generator.tiers.reset_peak()
     meter.reset_peak()
     meter.start_timeline()
-    passes: list[Pass] = list(generator.run_passes(prompts, num_new_tokens=workload.num_new_tokens))
+    passes = [generator.run_pass(micro_batches) for _, micro_batches in arranged]
     timeline = meter.take_timeline()
     peak = meter.peak()
     total_s = sum(each.prefill_ms + each.decode_ms for each in passes) / 1000
-    num_later = len(passes) * (workload.num_new_tokens - 1)
+    num_later = sum(each.num_steps - 1 for each in passes)
     return GenerationMeasurement(
         device_peak_bytes=peak.device_bytes,
         device_bytes_by_category=peak.device_bytes_by_category,
@@ -111,5 +114,45 @@ def _measure(generator: Generator, meter: Meter, workload: InferenceWorkload) ->
             if num_bytes > before_bytes[link]
         },
         timeline=timeline,
-        tokens=torch.cat([each.tokens for each in passes]),
+        tokens=_in_order(arranged),
     )
+
+
+_Arranged = tuple[list[tuple[int, ...]], list[MicroBatch]]
+"""Of one pass: which prompts, and their micro-batches."""
+
+
+def _arrange(plan: InferencePlan, workload: InferenceWorkload, prompts: torch.Tensor) -> list[_Arranged]:
+    lengths = workload.prompt_lengths or (workload.prompt_length,) * workload.num_sequences
+    given = [row[:length] for row, length in zip(prompts.tolist(), lengths, strict=True)]
+    passes = arrange_passes(
+        [(length, workload.num_new_tokens) for length in lengths],
+        batch_size=plan.batch_size,
+        num_micro_batches=plan.num_micro_batches,
+    )
+    temperature = 1.0 if workload.draws else 0.0
+    samplings = [
+        Sampling(max_new_tokens=workload.num_new_tokens, temperature=temperature, seed=workload.seed + index)
+        for index in range(len(lengths))
+    ]
+    return [
+        (
+            groups,
+            [
+                MicroBatch([given[index] for index in group], samplings=[samplings[index] for index in group])
+                for group in groups
+            ],
+        )
+        for groups in passes
+    ]
+
+
+def _in_order(arranged: list[_Arranged]) -> torch.Tensor:
+    """[sequences, new tokens], as the prompts were given."""
+    rows: dict[int, tuple[int, ...]] = {}
+    for groups, micro_batches in arranged:
+        for group, micro_batch in zip(groups, micro_batches, strict=True):
+            for index, made in zip(group, micro_batch.results(), strict=True):
+                assert made is not None
+                rows[index] = made.token_ids
+    return torch.tensor([rows[index] for index in range(len(rows))])

@@ -1,0 +1,119 @@
+"""Which prompts run together: the one schedule of passes that the estimator prices and the runtime carries out. Torch-free.
+
+Prompts of several lengths share a micro-batch without padding. Its prefill is as long as its shortest prompt; from there on
+all its sequences stand at the same position in every step, and one whose prompt is longer is given its prompt's next token
+instead of the one it would have generated. Nothing is masked and nothing computed twice; what it costs are steps: as many more
+as the prompts of one micro-batch differ in length. So prompts are sorted by length, and neighbours are parted where their gap
+is larger than what each of them generates: there two micro-batches take fewer steps than one.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from optimizer.workload import InferenceWorkload
+
+Lengths = tuple[int, int]
+"""Of one sequence: tokens of its prompt, and new tokens at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatchShape:
+    """What decides the bytes and the time of one micro-batch."""
+
+    batch_size: int
+    prompt_length: int
+    """Tokens of the prefill: of the shortest prompt."""
+    num_steps: int
+    """Forward passes until the last sequence is through, the prefill among them."""
+
+    @property
+    def cache_length(self) -> int:
+        """Tokens whose keys and values are kept: all but the last one, which nothing follows."""
+        return self.prompt_length + self.num_steps - 1
+
+
+def shape_of(lengths: Sequence[Lengths]) -> MicroBatchShape:
+    """Of the sequences of one micro-batch, in any order."""
+    shortest = min(prompt for prompt, _ in lengths)
+    return MicroBatchShape(
+        batch_size=len(lengths),
+        prompt_length=shortest,
+        num_steps=max(prompt + num_new for prompt, num_new in lengths) - shortest,
+    )
+
+
+def arrange_passes(
+    lengths: Sequence[Lengths], *, batch_size: int, num_micro_batches: int
+) -> list[list[tuple[int, ...]]]:
+    """Passes in the order in which they run, each of its micro-batches, each of indices into ``lengths``.
+
+    The longest come first: what needs most memory is known at once, and what is still to come is never slower than it was.
+    Equals keep their order.
+    """
+    order = sorted(range(len(lengths)), key=lambda index: lengths[index], reverse=True)
+    # Of equals ``reverse`` keeps the order in which they were given.
+    groups = list(_group(order, lengths, batch_size=batch_size))
+    return [groups[start : start + num_micro_batches] for start in range(0, len(groups), num_micro_batches)]
+
+
+PassShape = tuple[MicroBatchShape, ...]
+
+
+def num_steps_of(shape: PassShape) -> int:
+    """Forward passes until the last micro-batch is through."""
+    return max(each.num_steps for each in shape)
+
+
+def covers(larger: PassShape, smaller: PassShape) -> bool:
+    """Whether each micro-batch of the one has its place in the other beside as many sequences, prompts as long, and a cache as
+    long at least.
+    """
+    return len(larger) >= len(smaller) and all(
+        one.batch_size >= other.batch_size
+        and one.prompt_length >= other.prompt_length
+        and one.cache_length >= other.cache_length
+        and one.num_steps >= other.num_steps
+        for one, other in zip(larger, smaller, strict=False)
+    )
+
+
+@lru_cache(maxsize=1024)
+def list_passes(
+    workload: InferenceWorkload, *, batch_size: int, num_micro_batches: int
+) -> tuple[tuple[PassShape, int], ...]:
+    """Distinct passes in the order in which they run, and how many there are of each. Those of equal prompts cost nothing to
+    list, however many there are.
+    """
+    if workload.prompt_lengths:
+        lengths = [(length, workload.num_new_tokens) for length in workload.prompt_lengths]
+        arranged = arrange_passes(lengths, batch_size=batch_size, num_micro_batches=num_micro_batches)
+        shapes = (tuple(shape_of([lengths[index] for index in group]) for group in each) for each in arranged)
+        return tuple(Counter(shapes).items())
+    num_full, rest = divmod(workload.num_sequences, batch_size * num_micro_batches)
+    passes = [(_equal_shapes(workload, batch_size * num_micro_batches, batch_size), num_full)] if num_full else []
+    last = [(_equal_shapes(workload, rest, batch_size), 1)] if rest else []
+    return (*passes, *last)
+
+
+def _equal_shapes(workload: InferenceWorkload, num_sequences: int, batch_size: int) -> PassShape:
+    num_full, rest = divmod(num_sequences, batch_size)
+    return tuple(
+        MicroBatchShape(
+            batch_size=size, prompt_length=workload.prompt_length, num_steps=workload.num_new_tokens
+        )
+        for size in (*[batch_size] * num_full, *([rest] if rest else ()))
+    )
+
+
+def _group(order: Sequence[int], lengths: Sequence[Lengths], *, batch_size: int) -> Iterator[tuple[int, ...]]:
+    group: list[int] = []
+    for index in order:
+        prompt, num_new = lengths[index]
+        if group and (len(group) == batch_size or lengths[group[-1]][0] - prompt > num_new):
+            yield tuple(group)
+            group = []
+        group.append(index)
+    if group:
+        yield tuple(group)

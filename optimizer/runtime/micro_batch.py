@@ -1,0 +1,136 @@
+"""The sequences of one micro-batch: what each is given next, what it was given so far, and when it is over.
+
+All stand at the same position in every step (``plan/passes.py``): the prefill is as long as the shortest prompt, and a longer
+prompt's further tokens are given one by one, in place of what would have been generated. A sequence that has ended runs on
+unseen until all have.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from optimizer.plan.passes import shape_of
+from optimizer.runtime.sampling import Chooser
+from optimizer.sampling import Sampling
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generated:
+    """What one sequence came to."""
+
+    token_ids: tuple[int, ...]
+    """New ones; a stop token is the last of them."""
+    finish_reason: FinishReason
+
+
+class MicroBatch:
+    """Make it outside the meter: what it keeps on the host is no part of what runs on the CPU device.
+
+    prompts: the longest first, none empty.
+    """
+
+    def __init__(self, prompts: Sequence[Sequence[int]], *, samplings: Sequence[Sampling]) -> None:
+        self.shape = shape_of(
+            [(len(prompt), sampling.max_new_tokens) for prompt, sampling in zip(prompts, samplings, strict=True)]
+        )
+        self._samplings = samplings
+        shared = self.shape.prompt_length
+        self._shared_ids = torch.tensor([prompt[:shared] for prompt in prompts], dtype=torch.long)
+        self._extra = [len(prompt) - shared for prompt in prompts]
+        """Tokens of each prompt that come after the prefill."""
+        self._extra_ids = torch.zeros((max(self._extra), len(prompts)), dtype=torch.long)
+        for row, prompt in enumerate(prompts):
+            self._extra_ids[: self._extra[row], row] = torch.tensor(prompt[shared:], dtype=torch.long)
+        self._choosers = [None if sampling.is_greedy else Chooser(sampling) for sampling in samplings]
+        self._stops = [frozenset(sampling.stop_token_ids) for sampling in samplings]
+        self._ends = [
+            extra + sampling.max_new_tokens for extra, sampling in zip(self._extra, samplings, strict=True)
+        ]
+        """By sequence, the steps after which it is over."""
+        self._stopped = [False] * len(prompts)
+        self._num_steps = 0
+        self._tokens = torch.empty(0)
+        self._ids: torch.Tensor | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return self._num_steps >= max(self._ends)
+
+    @property
+    def num_generated(self) -> int:
+        """New tokens so far, of all sequences."""
+        done = self._num_steps
+        return sum(max(0, min(done, end) - extra) for end, extra in zip(self._ends, self._extra, strict=True))
+
+    def begin(self, device: torch.device) -> None:
+        """Room for the new tokens, and the prompts as far as the prefill goes."""
+        shape = (self.shape.num_steps, self.shape.batch_size)
+        self._tokens = torch.empty(shape, dtype=torch.long, device=device)
+        self._ids = self._shared_ids.to(device, copy=True)
+
+    def end_prefill(self) -> None:
+        self._ids = None
+
+    @property
+    def next_ids(self) -> torch.Tensor:
+        """What the next step is given, [batch, tokens]."""
+        if self._ids is not None:
+            return self._ids
+        return self._tokens[self._num_steps - 1].unsqueeze(1)
+
+    @property
+    def next_tokens(self) -> torch.Tensor:
+        """Where what it takes goes, [batch]."""
+        return self._tokens[self._num_steps]
+
+    def choosers(self) -> list[Chooser | None]:
+        """Of the next step: of those that draw."""
+        step = self._num_steps
+        return [
+            chooser if extra <= step < end else None
+            for chooser, extra, end in zip(self._choosers, self._extra, self._ends, strict=True)
+        ]
+
+    def note_step(self) -> None:
+        """After each step: longer prompts go on, and who came to a stop token is over."""
+        step = self._num_steps
+        num_longer = sum(extra > step for extra in self._extra)
+        if num_longer:
+            self._tokens[step, :num_longer].copy_(self._extra_ids[step, :num_longer])
+        self._num_steps += 1
+        watched = [
+            row
+            for row, stops in enumerate(self._stops)
+            if stops and self._extra[row] <= step < self._ends[row]
+        ]
+        if watched:
+            tokens = self._tokens[step].tolist()
+            for row in watched:
+                if tokens[row] in self._stops[row]:
+                    self._stopped[row] = True
+                    self._ends[row] = step + 1
+
+    def end(self) -> None:
+        """Leave nothing on the device, as the pass ends."""
+        self._ids = None
+        # Where both are the same memory, a copy of what the meter counts.
+        self._tokens = self._tokens.t().to("cpu", copy=True).contiguous()
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        """After the end, [batch, steps] on the host: of each step, what came of it or what was given."""
+        return self._tokens
+
+    def results(self) -> list[Generated | None]:
+        """After the end, of each sequence in the order of the prompts; None where it was not over."""
+        rows = self.tokens.tolist()
+        return [
+            Generated(token_ids=tuple(row[extra:end]), finish_reason="stop" if stopped else "length")
+            if end <= self._num_steps
+            else None
+            for row, extra, end, stopped in zip(rows, self._extra, self._ends, self._stopped, strict=True)
+        ]

@@ -1,0 +1,25 @@
+"""Which prompts share a micro-batch and a pass."""
+
+from optimizer.plan.passes import MicroBatchShape, arrange_passes, shape_of
+
+
+def test_equal_prompts_are_split_in_their_order():
+    passes = arrange_passes([(8, 4)] * 7, batch_size=2, num_micro_batches=2)
+    assert passes == [[(0, 1), (2, 3)], [(4, 5), (6,)]]
+
+
+def test_the_longest_come_first_and_neighbours_run_together():
+    lengths = [(5, 4), (9, 4), (7, 4), (8, 4), (6, 4)]
+    assert arrange_passes(lengths, batch_size=2, num_micro_batches=1) == [[(1, 3)], [(2, 4)], [(0,)]]
+
+
+def test_prompts_are_parted_where_two_micro_batches_take_fewer_steps():
+    """Together they would take 16 + 4 steps, apart 4 and 4."""
+    assert arrange_passes([(20, 4), (4, 4)], batch_size=2, num_micro_batches=1) == [[(0,)], [(1,)]]
+    assert arrange_passes([(8, 4), (4, 4)], batch_size=2, num_micro_batches=1) == [[(0, 1)]]
+
+
+def test_a_micro_batch_is_as_long_as_its_last_sequence_from_its_shortest_prompt_on():
+    shape = shape_of([(9, 4), (7, 8)])
+    assert shape == MicroBatchShape(batch_size=2, prompt_length=7, num_steps=8)
+    assert shape.cache_length == 14
