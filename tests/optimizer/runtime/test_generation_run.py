@@ -168,15 +168,18 @@ def test_it_stops_between_two_steps_and_goes_on_without_what_has_finished(model)
 
 
 def test_an_error_of_one_micro_batch_leaves_nothing_of_the_others():
+    spec = read_model_spec(SMALL_CONFIGS["llama"])
     plan = InferencePlan(batch_size=2, num_micro_batches=3, weights=WeightsPlan(place="host"))
-    requests = [Request(id=str(index), token_ids=tuple(range(20))) for index in range(6)]
-    with open_generator(read_model_spec({**SMALL_CONFIGS["llama"], "max_position_embeddings": 512}), plan=plan) as generator:
-        meter = generator.meter
-        before_bytes = meter.device_bytes
-        meter._limit_bytes = before_bytes + 120_000
+    requests = [
+        Request(id=str(index), token_ids=tuple(range(20)), sampling=Sampling(max_new_tokens=4)) for index in range(6)
+    ]
+    with open_generator(spec, plan=plan) as generator:
+        peak_bytes = run_requests(generator, requests, on_finished=lambda finished: None).device_peak_bytes
+    with open_generator(spec, plan=plan, cap_bytes=peak_bytes - 1) as generator:
+        before_bytes = generator.meter.device_bytes
         with pytest.raises(OutOfDeviceMemory):
             run_requests(generator, requests, on_finished=lambda finished: None)
-        assert meter.device_bytes == before_bytes
+        assert generator.meter.device_bytes == before_bytes
 
 
 @pytest.mark.parametrize(
