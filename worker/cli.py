@@ -18,6 +18,7 @@ from optimizer.errors import HeadroomError
 from optimizer.units import format_bytes, format_duration
 from worker import stack
 from worker.client import HeadroomClient, Row
+from worker.comparing import print_comparison
 from worker.submit import (
     DATASET_SUFFIXES,
     UsageError,
@@ -29,6 +30,7 @@ from worker.submit import (
     upload_named_files,
     verdict_of,
 )
+from worker.tables import print_table
 
 OPTIMIZER_COMMANDS = ("plan", "estimate", "probe", "profile")
 
@@ -93,6 +95,9 @@ def _add_job_commands(
     show = add("show", _show, "one job: state, plan, prediction against measurement")
     show.add_argument("job")
     show.add_argument("--json", action="store_true", help="everything the API says")
+    compare = add("compare", _compare, "jobs side by side: only what differs, and what it cost")
+    compare.add_argument("jobs", nargs="+", metavar="JOB")
+    compare.add_argument("--json", action="store_true", help="everything the API says")
     cancel = add("cancel", _cancel, "stop a job at a checkpoint")
     cancel.add_argument("job")
     cancel.add_argument("--discard", action="store_true", help="stop at once, save nothing")
@@ -154,7 +159,7 @@ def _list(options: argparse.Namespace) -> None:
         for job in jobs
     ]
     heads = ("id", "name", "state", "step", "loss", "created")
-    _print_table(heads, rows, empty="no jobs yet; start one: headroom submit JOB.yaml")
+    print_table(heads, rows, empty="no jobs yet; start one: headroom submit JOB.yaml")
 
 
 def _show(options: argparse.Namespace) -> None:
@@ -190,6 +195,15 @@ def describe_job(job: Row) -> list[str]:
         if summary.get(key) is not None:
             lines.append(f"  {name:<18} {summary[key]:.4f}")
     return lines
+
+
+def _compare(options: argparse.Namespace) -> None:
+    with _connect(options) as client:
+        found = client.compare_jobs(options.jobs)
+    if options.json:
+        print(json.dumps(found, indent=2))
+        return
+    print_comparison(found)
 
 
 def _cancel(options: argparse.Namespace) -> None:
@@ -230,7 +244,7 @@ def _list_models(options: argparse.Namespace) -> None:
             (row["id"], row["name"], row["model_type"], _count(row.get("num_parameters")), "yes" if row["has_weights"] else "no")
             for row in client.models()
         ]
-    _print_table(("id", "name", "type", "parameters", "weights"), rows, empty="no models")
+    print_table(("id", "name", "type", "parameters", "weights"), rows, empty="no models")
 
 
 def _add_dataset(options: argparse.Namespace) -> None:
@@ -247,7 +261,7 @@ def _list_datasets(options: argparse.Namespace) -> None:
             (row["id"], row["name"], row["format"], format_bytes(row["num_bytes"]), _count(row.get("num_documents")))
             for row in client.datasets()
         ]
-    _print_table(("id", "name", "format", "size", "documents"), rows, empty="no datasets; add one: headroom datasets add FILE")
+    print_table(("id", "name", "format", "size", "documents"), rows, empty="no datasets; add one: headroom datasets add FILE")
 
 
 def _list_machines(options: argparse.Namespace) -> None:
@@ -256,7 +270,7 @@ def _list_machines(options: argparse.Namespace) -> None:
             (row["id"], row["name"], _device_words(row["device"]), _presence(row))
             for row in client.machines()
         ]
-    _print_table(("id", "name", "device", "state"), rows, empty="no machine has run a worker yet; start one: headroom up")
+    print_table(("id", "name", "device", "state"), rows, empty="no machine has run a worker yet; start one: headroom up")
 
 
 def _device_words(device: Any) -> str:
@@ -280,15 +294,6 @@ def _count(number: int | None) -> str:
 
 def _file_name(name: str) -> str:
     return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name).strip(".") or "job"
-
-
-def _print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str) -> None:
-    if not rows:
-        print(empty)
-        return
-    widths = [max(len(str(row[index])) for row in [heads, *rows]) for index in range(len(heads))]
-    for row in [heads, *rows]:
-        print("  ".join(str(cell).ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def _complain(error: HeadroomError, *, exit_code: int) -> int:

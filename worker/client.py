@@ -160,6 +160,10 @@ class HeadroomClient:
     def job(self, job_id: str) -> Row:
         return self._json("GET", f"jobs/{_in_path(job_id)}")
 
+    def compare_jobs(self, job_ids: Sequence[str]) -> Row:
+        """Two to ten jobs side by side; the first is what the others are held against."""
+        return self._json("GET", "compare", params={"jobs": ",".join(job_ids)})
+
     def cancel_job(self, job_id: str, *, mode: Literal["save", "discard"] = "save") -> Row:
         return self._json("POST", f"jobs/{_in_path(job_id)}/cancel", json={"mode": mode})
 

@@ -175,7 +175,7 @@ function memorySummary({ peakBytes, prediction, budgetBytes, over }) {
   return `${parts.join(", ")}.`;
 }
 
-function baseLayout(uirevision) {
+export function baseLayout(uirevision) {
   const colours = ink();
   const axis = {
     color: colours.muted, gridcolor: colours.line, zerolinecolor: colours.line, linecolor: colours.line, automargin: true,
@@ -189,7 +189,7 @@ function baseLayout(uirevision) {
   };
 }
 
-function axisTitle(text) {
+export function axisTitle(text) {
   return { text, font: { size: 12, color: ink().muted }, standoff: 8 };
 }
 

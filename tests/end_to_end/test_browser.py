@@ -332,13 +332,17 @@ def shown_jobs(site):
     return {"job": running, "failed-job": failed}
 
 
-PAGES = ("login", "jobs", "job", "failed-job", "job-new", "models", "datasets", "machines", "tokens")
+PAGES = ("login", "jobs", "job", "failed-job", "compare", "job-new", "models", "datasets", "machines", "tokens")
 PATHS = {"job-new": "/jobs/new/"}
 
 
 def open_page(open_tab, name, shown_jobs, **how):
     if name == "login":
         return open_tab("/login/", storage=None, **how)
+    if name == "compare":
+        tab = open_tab(f"/jobs/compare/?job={shown_jobs['job']}&job={shown_jobs['failed-job']}", **how)
+        expect(tab.page.locator("#compare-status")).to_have_text("84 points of 2 runs.")
+        return tab
     tab = open_tab(f"/jobs/{shown_jobs[name]}/" if name in shown_jobs else PATHS.get(name, f"/{name}/"), **how)
     if name in shown_jobs:
         wait_for_points(tab, 82 if name == "job" else 2)
@@ -358,12 +362,26 @@ def test_a_page_is_accessible_and_as_wide_as_its_window(open_tab, shown_jobs, na
     tab.check()
 
 
-@pytest.mark.parametrize("name", ["job", "failed-job", "jobs", "job-new"])
+@pytest.mark.parametrize("name", ["job", "failed-job", "compare", "jobs", "job-new"])
 def test_a_page_is_accessible_in_the_dark(open_tab, shown_jobs, name):
     tab = open_page(open_tab, name, shown_jobs, scheme="dark")
     found = Axe().run(tab.page)
     assert found.violations_count == 0, found.generate_report()
     take_picture(tab, f"{name}-dark")
+    tab.check()
+
+
+def test_runs_chosen_in_the_list_stay_chosen_as_it_refreshes_and_are_compared(open_tab, shown_jobs):
+    tab = open_page(open_tab, "jobs", shown_jobs)
+    for name in ("kjv-demo", "plain-training"):
+        tab.page.get_by_label(f"Compare {name}").first.check()
+    with tab.page.expect_response(lambda answer: answer.request.headers.get("hx-request") == "true"):
+        pass
+    expect(tab.page.get_by_label("Compare plain-training").first).to_be_checked()
+    tab.page.get_by_role("button", name="Compare the chosen runs").click()
+    expect(tab.page.locator("#compare-status")).to_contain_text("of 2 runs.")
+    tab.page.get_by_role("button", name="over minutes").click()
+    expect(tab.page.locator("#compare-loss")).to_contain_text("minutes since the first step")
     tab.check()
 
 

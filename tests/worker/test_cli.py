@@ -313,3 +313,27 @@ def test_a_limit_below_one_is_refused(limit):
     with pytest.raises(SystemExit) as raised:
         main(["list", "--limit", limit])
     assert raised.value.code == 2
+
+
+def test_jobs_are_compared_as_tables_of_only_what_differs(service, capsys):
+    service.answers["GET", "/compare"] = (
+        200,
+        {
+            "jobs": [{"id": "job_1", "name": "one", "state": "succeeded"}, {"id": "job_2", "name": "two", "state": "failed"}],
+            "differences": [{"group": "plan", "name": "activations, lifetime", "values": ["keep 4", "recompute 4"]}],
+            "outcomes": [
+                {"name": "measured peak", "unit": "bytes", "values": [1048576.0, None], "lower_is_better": True},
+            ],
+            "costs": [
+                {"job_index": 1, "decision": "activations", "device_change_bytes": -1048576, "step_change_ms": 12.0,
+                 "tokens_per_s_change": 0.0},
+            ],
+            "unpriced": "",
+        },
+    )
+    assert main(["compare", "job_1", "job_2"]) == 0
+    printed = capsys.readouterr().out
+    assert "A  job_1  one  (succeeded)" in printed
+    assert "measured peak  1.00 MiB  -" in printed
+    assert "activations, lifetime  keep 4  recompute 4" in printed
+    assert "activations  B      -1.00 MiB      +12 ms  none" in printed

@@ -55,6 +55,38 @@ def milliseconds(value: Any) -> str:
     return f"{value / 1000:.3g} s" if value < 60_000 else format_duration(value / 1000)
 
 
+@register.simple_tag
+def outcome_value(value: float | None, unit: str) -> str | SafeString:
+    """One number of a run, as its unit is read (``webapp.jobs.comparing.Unit``)."""
+    if value is None:
+        return NONE_YET
+    if unit == "bytes":
+        return size(int(value))
+    writers = {"ms": milliseconds, "s": duration, "per_s": count}
+    return format_html('<span class="num">{}</span>', writers.get(unit, figure)(value))
+
+
+@register.simple_tag
+def change(value: float, unit: str) -> str | SafeString:
+    """A difference with its sign; what is nothing is said to be none."""
+    magnitude = abs(int(value)) if unit == "bytes" else abs(value)
+    if magnitude < (1 if unit == "bytes" else 0.05):
+        return "none"
+    return format_html("{}{}", "+" if value > 0 else "−", outcome_value(magnitude, unit))
+
+
+@register.simple_tag
+def setting_value(name: str, value: Any) -> str | SafeString:
+    """One field of a job's spec: sizes as people read them, lists by their items."""
+    if value is None:
+        return "none"
+    if name.endswith("_bytes") and isinstance(value, int):
+        return size(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
+
+
 @register.filter
 def count(value: Any) -> str:
     """Whole numbers with thousands separators."""

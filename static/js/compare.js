@@ -1,0 +1,124 @@
+// Runs side by side: one curve for each, over steps or over minutes, and one line through all outcomes.
+
+import { CONFIG, axisTitle, baseLayout } from "./charts.js";
+import { axisUnit, formatBytes, formatCount, formatDuration, formatFigure } from "./format.js";
+import { onColourChange, runStyle } from "./palette.js";
+
+const facts = JSON.parse(document.getElementById("compare-facts").textContent);
+const status = document.getElementById("compare-status");
+const runs = facts.runs.map((run, index) => ({ ...run, index, steps: [] }));
+let over = "step";
+
+const WRITERS = {
+  bytes: formatBytes,
+  ms: (value) => (value < 1000 ? `${formatFigure(value)} ms` : `${formatFigure(value / 1000)} s`),
+  s: formatDuration,
+  per_s: formatCount,
+  number: formatFigure,
+};
+
+function abscissa(run) {
+  if (over === "step") return run.steps.map((sample) => sample.step);
+  const start = run.steps[0]?.time_s ?? 0;
+  return run.steps.map((sample) => (sample.time_s - start) / 60);
+}
+
+// One chart of a field of the samples; its summary in words becomes the chart's name.
+function drawField(id, field, { title, unit, write, label }) {
+  const drawn = runs.filter((run) => run.steps.length);
+  const traces = drawn.map((run) => ({
+    type: "scatter",
+    mode: run.steps.length < 2 ? "markers" : "lines",
+    name: run.letter,
+    x: abscissa(run),
+    y: run.steps.map((sample) => (Number.isFinite(sample[field]) ? sample[field] / unit : null)),
+    text: run.steps.map((sample) => (Number.isFinite(sample[field]) ? write(sample[field]) : "")),
+    hovertemplate: `${run.letter}: %{text}<extra></extra>`,
+    line: runStyle(run.index),
+  }));
+  const layout = baseLayout(`compare-${field}-${over}`);
+  layout.margin = { ...layout.margin, r: 32 };
+  layout.xaxis = { ...layout.xaxis, title: axisTitle(over === "step" ? "step" : "minutes since the first step") };
+  layout.yaxis = { ...layout.yaxis, title: axisTitle(title), rangemode: field === "loss" ? "normal" : "tozero" };
+  layout.annotations = traces.map((trace, index) => ({
+    x: trace.x.at(-1), y: trace.y.at(-1), text: trace.name, showarrow: false, xanchor: "left", xshift: 4,
+    font: { color: runStyle(drawn[index].index).color, size: 13 },
+  }));
+  const element = document.getElementById(id);
+  Plotly.react(element, traces, layout, CONFIG);
+  const last = drawn.map((run) => [run.letter, run.steps.at(-1)[field]]).filter(([, value]) => Number.isFinite(value));
+  element.setAttribute("aria-label", last.length
+    ? `${label}: ${last.map(([letter, value]) => `run ${letter} at ${write(value)}`).join(", ")}.`
+    : `${label}; no measurement yet`);
+}
+
+// Each outcome is an axis of its own, from its lowest to its highest value.
+function drawAll() {
+  const axes = facts.outcomes.filter(({ values }) => new Set(values.filter(Number.isFinite)).size > 1);
+  const element = document.getElementById("compare-all");
+  if (!axes.length) {
+    element.textContent = "No outcome differs yet.";
+    element.classList.add("none-yet");
+    return;
+  }
+  const ranges = axes.map(({ values }) => {
+    const known = values.filter(Number.isFinite);
+    return [Math.min(...known), Math.max(...known)];
+  });
+  const share = (value, [low, high]) => (Number.isFinite(value) ? (value - low) / (high - low) : null);
+  const traces = runs.map((run) => ({
+    type: "scatter",
+    mode: "lines+markers",
+    name: run.letter,
+    x: axes.map((_, index) => index),
+    y: axes.map(({ values }, index) => share(values[run.index], ranges[index])),
+    text: axes.map(({ name, unit, values }) => (Number.isFinite(values[run.index]) ? `${name} ${WRITERS[unit](values[run.index])}` : "")),
+    hovertemplate: `${run.letter}: %{text}<extra></extra>`,
+    line: runStyle(run.index),
+    marker: { size: 8 },
+  }));
+  const layout = baseLayout("compare-all");
+  layout.hovermode = "closest";
+  layout.margin = { ...layout.margin, l: 40, r: 40, t: 32 };
+  layout.xaxis = {
+    ...layout.xaxis, tickmode: "array", tickvals: axes.map((_, index) => index), ticktext: axes.map(({ name }) => name),
+    range: [-0.25, axes.length - 0.75], fixedrange: true,
+  };
+  layout.yaxis = { ...layout.yaxis, showticklabels: false, zeroline: false, range: [-0.12, 1.12], fixedrange: true };
+  layout.annotations = axes.flatMap(({ unit }, index) => ranges[index].map((value, end) => ({
+    x: index, y: end, yshift: end ? 14 : -14, text: WRITERS[unit](value), showarrow: false, font: { size: 12 },
+  })));
+  Plotly.react(element, traces, layout, CONFIG);
+}
+
+function draw() {
+  const highest = Math.max(1, ...runs.flatMap((run) => run.steps.map((sample) => sample.device_peak_bytes ?? 0)));
+  const unit = axisUnit(highest);
+  drawField("compare-loss", "loss", { title: "loss", unit: 1, write: formatFigure, label: "Training loss" });
+  drawField("compare-memory", "device_peak_bytes", { title: unit.name, unit: unit.bytes, write: formatBytes, label: "Device memory at the peak" });
+  drawField("compare-speed", "tokens_per_s", { title: "tokens per second", unit: 1, write: formatCount, label: "Tokens per second" });
+  drawAll();
+}
+
+async function load(run) {
+  const answer = await fetch(run.metrics, { headers: { Accept: "application/json" } });
+  if (!answer.ok) throw new Error(`${run.letter} (${answer.status})`);
+  run.steps = (await answer.json()).steps;
+}
+
+for (const button of document.querySelectorAll("[data-over]")) {
+  button.addEventListener("click", () => {
+    over = button.dataset.over;
+    for (const other of document.querySelectorAll("[data-over]")) other.setAttribute("aria-pressed", String(other === button));
+    draw();
+  });
+}
+
+const loaded = await Promise.allSettled(runs.map(load));
+const failed = loaded.filter(({ status: outcome }) => outcome === "rejected").map(({ reason }) => reason.message);
+const numPoints = runs.reduce((sum, run) => sum + run.steps.length, 0);
+status.textContent = failed.length
+  ? `The server did not give the measurements of run ${failed.join(", ")}; reload the page to try again.`
+  : `${formatCount(numPoints)} points of ${runs.length} runs.`;
+draw();
+onColourChange(draw);
