@@ -30,7 +30,7 @@ from optimizer.search.inference.solve import Book
 from optimizer.serialize import to_json
 from optimizer.workload import InferenceGoal, InferenceWorkload
 
-_PACKED: Final = ("int8", "nf4")
+_PACKED: Final = ("int8", "int4", "nf4")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from optimizer.errors import InvalidPlan
 WeightsDtype = Literal["fp32", "bf16", "fp16"]
 Autocast = Literal["off", "bf16", "fp16"]
 WeightsPlace = Literal["device", "host", "disk"]
-FrozenFormat = Literal["same", "int8", "nf4"]
+FrozenFormat = Literal["same", "int8", "int4", "nf4"]
 DTYPE_BYTES: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
@@ -26,7 +26,8 @@ class WeightsPlan:
     prefetch: int = 1
     """Blocks fetched ahead of the one that computes, where weights are not on the device."""
     frozen: FrozenFormat = "same"
-    """How the matrices that are not trained (under adapters) are held; brought back to ``dtype`` for each product."""
+    """How the matrices that are not trained (under adapters) are held; brought back to ``dtype`` for each product. nf4 needs
+    bitsandbytes; int4 needs no more than torch and takes as much room."""
 
     def __post_init__(self) -> None:
         if self.autocast != "off" and self.dtype != "fp32":

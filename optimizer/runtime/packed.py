@@ -2,6 +2,8 @@
 
 int8  one signed byte per element and one scale for each output, ``largest / 127`` rounded to the weights' dtype first, so that
       packing and unpacking use the same number.
+int4  two elements a byte, in even steps between the least and the largest of each 64 elements in the order of memory; of each 64
+      the step and the least in fp16 (the scheme of FlexGen, Sheng et al. 2023, section 4.3). Plain torch.
 nf4   two elements a byte and one fp32 scale for each 64 elements in the order of memory (Dettmers et al. 2023, QLoRA), without
       double quantization; packed and unpacked by bitsandbytes.
 """
@@ -17,7 +19,9 @@ from optimizer.errors import MissingExtra
 from optimizer.plan.weights import FrozenFormat
 
 NF4_BLOCK_ELEMENTS = 64
+INT4_GROUP_ELEMENTS = 64
 _INT8_MAX = 127
+_INT4_MAX = 15
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,18 +40,26 @@ class PackedForm:
 def pack(
     weight: torch.Tensor, form: FrozenFormat, *, input_dim: int = -1
 ) -> tuple[torch.Tensor, torch.Tensor, PackedForm]:
-    """Packed bytes and scales. input_dim: the dimension over which products sum; int8 has one scale for all of it."""
+    """Packed bytes and scales (int4: steps, then least values). input_dim: the dimension over which products sum; int8 has one
+    scale for all of it.
+    """
     weight = weight.detach()
     packed_form = PackedForm(form=form, shape=tuple(weight.shape), dtype=weight.dtype)
     if form == "int8":
         return *_pack_int8(weight, input_dim), packed_form
+    if form == "int4":
+        return *_pack_int4(weight), packed_form
     return *_pack_nf4(weight), packed_form
 
 
 def unpack(packed: torch.Tensor, scales: torch.Tensor, form: PackedForm) -> torch.Tensor:
-    """The matrix in the dtype it had, a new tensor; no other memory is taken, and the same bits come each time."""
+    """The matrix in the dtype it had, a new tensor, and the same bits each time. Beside it int4 takes half a byte an element
+    for a moment, the others nothing.
+    """
     if form.form == "int8":
         return packed.to(form.dtype).mul_(scales)
+    if form.form == "int4":
+        return _unpack_int4(packed, scales, form)
     blocks = (scales.numel(), NF4_BLOCK_ELEMENTS)
     flat = _bitsandbytes_ops().dequantize_4bit(packed, scales, NF4_BLOCK_ELEMENTS, "nf4", blocks, form.dtype)
     weight: torch.Tensor = flat.view(-1)[: form.num_elements].view(form.shape)
@@ -73,6 +85,31 @@ def _pack_int8(weight: torch.Tensor, input_dim: int) -> tuple[torch.Tensor, torc
     divisor = torch.where(scales == 0, torch.ones_like(scales), scales).to(torch.float32)
     packed = weight.to(torch.float32).div(divisor).round_().clamp_(-_INT8_MAX, _INT8_MAX)
     return packed.to(torch.int8), scales
+
+
+def _pack_int4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    flat = F.pad(weight.reshape(-1), (0, -weight.numel() % INT4_GROUP_ELEMENTS))
+    groups = flat.view(-1, INT4_GROUP_ELEMENTS).to(torch.float32)
+    least, largest = groups.amin(dim=1), groups.amax(dim=1)
+    # Rounded to fp16 first, so that packing and unpacking use the same numbers.
+    scales = torch.stack((largest.sub(least).div_(_INT4_MAX), least)).to(torch.float16)
+    steps, starts = scales.to(torch.float32).unsqueeze(-1)
+    divisors = torch.where(steps == 0, torch.ones_like(steps), steps)
+    values = groups.sub_(starts).div_(divisors).round_().clamp_(0, _INT4_MAX).to(torch.uint8)
+    # The first half of a group in the low bits, the second in the high ones.
+    low, high = values.chunk(2, dim=1)
+    return high.bitwise_left_shift(4).bitwise_or_(low).view(-1), scales
+
+
+def _unpack_int4(packed: torch.Tensor, scales: torch.Tensor, form: PackedForm) -> torch.Tensor:
+    half = INT4_GROUP_ELEMENTS // 2
+    pairs = packed.view(-1, half)
+    values = torch.empty((len(pairs), 2, half), dtype=form.dtype, device=packed.device)
+    values[:, 0].copy_(pairs.bitwise_and(_INT4_MAX))
+    values[:, 1].copy_(pairs.bitwise_right_shift(4))
+    steps, starts = scales.unsqueeze(-1)
+    groups = values.view(-1, INT4_GROUP_ELEMENTS).mul_(steps).add_(starts)
+    return groups.view(-1)[: form.num_elements].view(form.shape)
 
 
 def _pack_nf4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from optimizer.plan.inference import InferencePlan
 from optimizer.search.inference.levers import list_arrangements
 from optimizer.search.inference.problem import PricedInferencePlan
-from optimizer.search.inference.solve import Book
+from optimizer.search.inference.solve import Book, largest_of
 
 MAX_POINTS = 24
 _GROWTH = 4
@@ -41,7 +41,8 @@ def inference_label(plan: InferencePlan) -> str:
 
 def _words(plan: InferencePlan) -> Iterator[str]:
     weights = plan.weights
-    yield f"{plan.batch_size:,} at once"
+    several = f"{plan.num_micro_batches} times " if plan.num_micro_batches > 1 else ""
+    yield f"{several}{plan.batch_size:,} at once"
     if weights.dtype != "fp32":
         yield weights.dtype
     if weights.frozen != "same":
@@ -55,11 +56,12 @@ def _spread(book: Book) -> Iterator[InferencePlan]:
     for arrangement in list_arrangements(book.problem):
         if arrangement.plan.weights.prefetch > 1:
             continue
+        largest = largest_of(arrangement.plan, num_sequences)
         size = 1
-        while size < num_sequences:
+        while size < largest:
             yield replace(arrangement.plan, batch_size=size)
             size *= _GROWTH
-        yield replace(arrangement.plan, batch_size=num_sequences)
+        yield replace(arrangement.plan, batch_size=largest)
 
 
 def _thinned(points: list[InferencePlan], best: int) -> list[InferencePlan]:

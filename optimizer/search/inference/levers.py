@@ -11,8 +11,12 @@ from typing import Final, get_args
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.weights import FrozenFormat, WeightsDtype
 from optimizer.search.inference.problem import InferenceProblem
+from optimizer.workload import InferenceObjective
 
 _MAX_PREFETCH = 8
+_MICRO_BATCHES = (2, 4, 8, 16, 32)
+_MAX_PREFETCH_SHARED = 2
+"""Where several micro-batches run while a block's weights are there, there is more time for the next ones to come."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +27,10 @@ class Lever:
     choices: Callable[[InferencePlan], Iterable[InferencePlan]]
     """The plan with each of them; the plan as it is comes first."""
     only_slows: bool
-    """Whether no choice makes a pass of the same batch faster than the first does: what the others bring is room."""
+    """Whether no choice makes a micro-batch faster than its first choice and those of all other such levers do: what they bring
+    is room, or a smaller price of what that costs."""
+    objectives: tuple[InferenceObjective, ...] = get_args(InferenceObjective)
+    """What it can be good for; it is left alone for others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,22 +40,26 @@ class Arrangement:
     plan: InferencePlan
     """Of one sequence at a time."""
     fastest: InferencePlan
-    """The same with the first choice of each lever that only slows: no pass of this arrangement is faster than its."""
+    """The same with the first choice of each lever that only slows: at the same batch it is at least as fast."""
 
 
 def list_arrangements(problem: InferenceProblem) -> list[Arrangement]:
     """All that the goal, machine and profile allow; those that are their own fastest first, plain generation before all."""
     found = [Arrangement(plan=InferencePlan(), fastest=InferencePlan())]
     for lever in LEVERS:
-        found = list(_pull(lever, found))
+        if problem.goal.objective in lever.objectives:
+            found = list(_pull(lever, found))
     found.sort(key=lambda arrangement: arrangement.plan != arrangement.fastest)
     return [arrangement for arrangement in found if problem.permits(arrangement.plan)]
 
 
 def _pull(lever: Lever, arrangements: Iterable[Arrangement]) -> Iterator[Arrangement]:
     for before in arrangements:
-        for plan, fastest in zip(lever.choices(before.plan), lever.choices(before.fastest), strict=False):
-            yield Arrangement(plan=plan, fastest=before.fastest if lever.only_slows else fastest)
+        if lever.only_slows:
+            yield from (Arrangement(plan=plan, fastest=before.fastest) for plan in lever.choices(before.plan))
+            continue
+        for plan, fastest in zip(lever.choices(before.plan), lever.choices(before.fastest), strict=True):
+            yield Arrangement(plan=plan, fastest=fastest)
 
 
 def _representations(plan: InferencePlan) -> Iterator[InferencePlan]:
@@ -66,7 +77,16 @@ def _places(plan: InferencePlan) -> Iterator[InferencePlan]:
             yield replace(plan, weights=replace(plan.weights, place=place, prefetch=prefetch))
 
 
+def _micro_batches(plan: InferencePlan) -> Iterator[InferencePlan]:
+    """How many micro-batches share a pass: of weights that are there anyway, nothing is saved."""
+    yield plan
+    if plan.weights.place != "device" and plan.weights.prefetch <= _MAX_PREFETCH_SHARED:
+        for number in _MICRO_BATCHES:
+            yield replace(plan, num_micro_batches=number)
+
+
 LEVERS: Final = (
     Lever(name="representation of the weights", choices=_representations, only_slows=False),
     Lever(name="place of the weights", choices=_places, only_slows=True),
+    Lever(name="micro-batches to a pass", choices=_micro_batches, only_slows=True, objectives=("throughput",)),
 )

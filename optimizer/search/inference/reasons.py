@@ -9,6 +9,7 @@ from optimizer.plan.explain_inference import explain_inference_plan
 from optimizer.plan.inference import InferencePlan
 from optimizer.profile.inference import InferenceProfile
 from optimizer.search.inference.problem import InferenceProblem, PricedInferencePlan, techniques_of
+from optimizer.search.inference.solve import largest_of
 from optimizer.units import format_bytes
 from optimizer.workload import Technique
 
@@ -25,6 +26,8 @@ def explain_choice(
     yield from explain_inference_plan(chosen.plan, workload=problem.workload, prediction=prediction)
     for technique, other in _without(problem, chosen.plan).items():
         yield _bought(technique, prediction, problem.price(other))
+    if chosen.plan.num_micro_batches > 1:
+        yield _shared(prediction, problem.price(replace(chosen.plan, num_micro_batches=1)))
     yield _limit(problem, chosen)
     if profile is not None and machine is not None:
         yield from explain_kv_left_out(profile, chosen, machine=machine)
@@ -34,7 +37,7 @@ def _without(problem: InferenceProblem, plan: InferencePlan) -> dict[Technique, 
     """The plan with one of its levers left out."""
     weights = plan.weights
     without: dict[Technique, InferencePlan] = {
-        "stream_weights": replace(plan, weights=replace(weights, place="device", prefetch=1)),
+        "stream_weights": replace(plan, num_micro_batches=1, weights=replace(weights, place="device", prefetch=1)),
         "quantize_frozen": replace(plan, weights=replace(weights, frozen="same")),
     }
     known = problem.representations
@@ -53,10 +56,17 @@ def _bought(technique: Technique, here: InferencePrediction, there: InferencePre
     return f"{names[technique]} saves {format_bytes(saved_bytes)} and {effect} of the time at this batch"
 
 
+def _shared(here: InferencePrediction, alone: InferencePrediction) -> str:
+    """here: with several micro-batches to a pass."""
+    more_bytes = format_bytes(here.device_peak_bytes - alone.device_peak_bytes)
+    times = alone.total_s / here.total_s
+    return f"passes shared by several micro-batches take {more_bytes} more and are {times:.1f} times as fast as one for each"
+
+
 def _limit(problem: InferenceProblem, chosen: PricedInferencePlan) -> str:
     """What holds the batch where it is."""
     plan, room_bytes = chosen.plan, problem.goal.device_budget_bytes - chosen.prediction.device_peak_high_bytes
-    if plan.batch_size >= problem.workload.num_sequences:
+    if plan.batch_size >= largest_of(plan, problem.workload.num_sequences):
         return f"{format_bytes(room_bytes)} of the budget stay free"
     larger = problem.price(replace(plan, batch_size=plan.batch_size + 1))
     if problem.fits(larger):

@@ -5,6 +5,7 @@ What is relied on, each held to the estimator by a test:
 - a pass of more sequences takes no less memory on any tier. So the largest batch that fits is bisected;
 - a pass of more sequences takes at least ``1 - MAX_DIP`` of the time of one with fewer. Measured curves dip, as a product of more
   rows may run at a better rate; they do not dip further;
+- a pass of some of its micro-batches takes at least their share of its time;
 - no arrangement is faster than its ``fastest`` at the same batch (``levers.py``).
 
 Batch sizes are all from one to the number of sequences; beyond ``MAX_EVERY`` sequences only those that split them evenly into
@@ -65,7 +66,13 @@ class Book:
 
 def value_of(problem: InferenceProblem, plan: InferencePlan, prediction: InferencePrediction) -> _Value:
     """Smaller is better; equals are decided by the time of all, the peak, and what is simpler."""
-    rest = (prediction.total_s, prediction.device_peak_high_bytes, prediction.host_peak_bytes, plan.weights.prefetch)
+    rest = (
+        prediction.total_s,
+        prediction.device_peak_high_bytes,
+        prediction.host_peak_bytes,
+        plan.weights.prefetch,
+        plan.num_micro_batches,
+    )
     if problem.goal.objective == "first_token":
         return prediction.prefill_ms, *rest
     if problem.goal.objective == "largest_batch":
@@ -100,16 +107,22 @@ def list_batches(num_sequences: int) -> list[int]:
     return sorted(found)
 
 
+def largest_of(plan: InferencePlan, num_sequences: int) -> int:
+    """The largest batch that leaves no micro-batch of the plan empty; 0 where none does."""
+    others = plan.num_micro_batches - 1
+    return (num_sequences - 1) // others if others else num_sequences
+
+
 def find_largest_batch(book: Book, arrangement: Arrangement, *, at_least: int = 1) -> int:
     """Of sequences that fit at once; 0 where ``at_least`` do not."""
-    num_sequences = book.problem.workload.num_sequences
+    largest = largest_of(arrangement.plan, book.problem.workload.num_sequences)
 
     def fits(size: int) -> bool:
         return book.problem.fits(book.price(replace(arrangement.plan, batch_size=size)))
 
-    if at_least > num_sequences or not fits(at_least):
+    if at_least > largest or not fits(at_least):
         return 0
-    return _largest(fits, low=at_least, high=num_sequences, near=lambda low, high: _guess(book, arrangement, low, high))
+    return _largest(fits, low=at_least, high=largest, near=lambda low, high: _guess(book, arrangement, low, high))
 
 
 def _largest(fits: Callable[[int], bool], *, low: int, high: int, near: Callable[[int, int], int]) -> int:
@@ -149,7 +162,7 @@ def _offer_batches(book: Book, arrangement: Arrangement, limits: dict[InferenceP
     if not _may_be_better(book, arrangement.fastest, sizes):
         limits[arrangement.fastest] = num_sequences
         return
-    if _is_slower(book, arrangement.plan, 1, num_sequences):
+    if _is_slower(book, arrangement.plan, 1, largest_of(arrangement.plan, num_sequences)):
         # One pass of everything would take too long already: mostly the link from the host, for which no batch size is a help.
         return
     limits[arrangement.plan] = find_largest_batch(book, arrangement)
@@ -187,17 +200,21 @@ def _is_slower(book: Book, plan: InferencePlan, low: int, high: int) -> bool:
     """Whether every batch above ``low`` and up to the last that needs as many passes as ``high`` takes more than the best."""
     if book.best is None:
         return False
-    prediction = book.price(replace(plan, batch_size=low))
+    plan = replace(plan, batch_size=low)
     if book.problem.goal.objective == "first_token":
-        return prediction.prefill_ms * (1 - MAX_DIP) > book.best[0][0]
+        return book.price(plan).prefill_ms * (1 - MAX_DIP) > book.best[0][0]
     num_sequences = book.problem.workload.num_sequences
     is_every = num_sequences <= MAX_EVERY
     num_full = num_sequences // high if is_every else max(1, -(-num_sequences // high) - 1)
-    return num_full * _pass_ms(book, prediction) * (1 - MAX_DIP) / 1000 > book.best[0][0]
+    return num_full * _micro_batch_ms(book, plan) * (1 - MAX_DIP) / 1000 > book.best[0][0]
 
 
-def _pass_ms(book: Book, prediction: InferencePrediction) -> float:
-    return prediction.prefill_ms + prediction.decode_ms * (book.problem.workload.num_new_tokens - 1)
+def _micro_batch_ms(book: Book, plan: InferencePlan) -> float:
+    """A full micro-batch's share of a pass; where prompts differ, and so passes do, on average."""
+    workload, prediction = book.problem.workload, book.price(plan)
+    if workload.prompt_lengths:
+        return prediction.total_s * 1000 / -(-workload.num_sequences // plan.batch_size)
+    return (prediction.prefill_ms + prediction.decode_ms * (workload.num_new_tokens - 1)) / plan.num_micro_batches
 
 
 # The bound.
@@ -214,15 +231,19 @@ def _bound(book: Book, best: tuple[_Value, InferencePlan], limits: dict[Inferenc
     if book.problem.goal.objective != "throughput" or num_sequences <= MAX_EVERY:
         return lowest
     sizes = list_batches(num_sequences)
-    for plan, prediction in list(book.predictions.items()):
+    for plan in list(book.predictions):
         size, limit = plan.batch_size, limits.get(replace(plan, batch_size=1), 0)
-        num_passes = -(-num_sequences // size)
-        mean = num_sequences / num_passes
-        if size > limit or mean == size or (num_passes - 1) * _pass_ms(book, prediction) / 1000 > lowest:
+        num_micro_batches = -(-num_sequences // size)
+        mean = num_sequences / num_micro_batches
+        full_ms = _micro_batch_ms(book, plan)
+        larger = replace(plan, batch_size=sizes[bisect_right(sizes, size)]) if size < num_sequences else plan
+        if (
+            size > limit
+            or mean == size
+            or (num_micro_batches - 1) * full_ms / 1000 > lowest
+            or larger.batch_size > largest_of(plan, num_sequences)
+        ):
             continue
-        larger = sizes[bisect_right(sizes, size)]
-        larger_ms = _pass_ms(book, book.price(replace(plan, batch_size=larger)))
-        full_ms = _pass_ms(book, prediction)
-        slope_ms = max(0.0, larger_ms - full_ms) / (larger - size)
-        lowest = min(lowest, num_passes * (full_ms - (size - mean) * slope_ms) / 1000)
+        slope_ms = max(0.0, _micro_batch_ms(book, larger) - full_ms) / (larger.batch_size - size)
+        lowest = min(lowest, num_micro_batches * (full_ms - (size - mean) * slope_ms) / 1000)
     return lowest

@@ -27,7 +27,7 @@ def llama():
 
 @pytest.fixture(scope="module")
 def adapted(llama):
-    weights = [WeightsPlan(dtype=dtype, frozen=form) for dtype in ("fp32", "bf16") for form in ("same", "int8", "nf4")]
+    weights = [WeightsPlan(dtype=dtype, frozen=form) for dtype in ("fp32", "bf16") for form in ("same", "int8", "int4", "nf4")]
     extent = Extent(representations=tuple(each.representation for each in weights), shapes=((2, 40),))
     return trace(llama, adapter=ADAPTER, extent=extent)
 
@@ -40,7 +40,7 @@ def make_workload(plan):
 
 @pytest.mark.parametrize("per_block", [("keep",) * 3, ("offload", "recompute", "selective")], ids=["kept", "each"])
 @pytest.mark.parametrize("accumulation_steps", [1, 2])
-@pytest.mark.parametrize("form", ["same", "int8", "nf4"])
+@pytest.mark.parametrize("form", ["same", "int8", "int4", "nf4"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_the_peak_is_what_the_meter_counts(llama, adapted, machine, dtype, form, accumulation_steps, per_block):
     plan = Plan(

@@ -39,7 +39,7 @@ def draw_plan(random, *, num_sequences, representations):
 def test_random_plans_are_predicted_to_the_byte(name, machine, tmp_path):
     random = Random(name)
     spec = read_model_spec(MODELS[name])
-    representations = ("fp32", random.choice(("bf16", "fp32/int8", "bf16/nf4")))
+    representations = ("fp32", random.choice(("bf16", "fp32/int8", "bf16/nf4", "bf16/int4", "fp32/int4")))
     profile = profile_inference(spec, representations=representations)
     for index in range(NUM_PLANS):
         # Our decoder's local attention is traced from two whole blocks on.

@@ -89,7 +89,7 @@ def run(model, weights):
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("form", ["int8", "nf4"])
+@pytest.mark.parametrize("form", ["int8", "int4", "nf4"])
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "opt", "phi3", "mixtral"])
 def test_results_and_all_gradients_are_those_of_the_unpacked_weights(model_type, form, precision):
     base = PRECISIONS[precision]
@@ -105,7 +105,7 @@ def test_results_and_all_gradients_are_those_of_the_unpacked_weights(model_type,
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("form", ["int8", "nf4"])
+@pytest.mark.parametrize("form", ["int8", "int4", "nf4"])
 @pytest.mark.parametrize("model_type", ["llama", "gpt2"])
 def test_results_and_all_gradients_on_a_card_are_those_of_the_unpacked_weights(model_type, form, precision):
     base = PRECISIONS[precision]
@@ -131,7 +131,7 @@ def test_experts_that_are_run_again_are_those_of_peft(targets):
     assert all(torch.equal(gradients[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize("form", ["int8", "nf4"])
+@pytest.mark.parametrize("form", ["int8", "int4", "nf4"])
 def test_every_frozen_matrix_in_the_blocks_is_packed_and_nothing_else(form):
     model = make_model("llama", WeightsPlan(frozen=form), adapter=Adapter(rank=4, targets=("q_proj",)))
     assert sum(isinstance(module, PackedLinear) for module in model.modules()) == NUM_BLOCKS * 7
@@ -153,6 +153,32 @@ def test_int8_is_off_by_half_a_step_at_most_and_keeps_rows_of_zeros(dtype):
     assert ((unpacked.float() - weight.float()).abs() <= scales.float() * 0.501 + rounding).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(64, 64), (3, 5), (7, 100), (4, 6, 10)])
+def test_int4_is_off_by_half_a_step_of_its_group_and_packs_what_it_unpacked_to_the_same(shape, dtype):
+    weight = torch.randn(shape).to(dtype)
+    packed, scales, form = pack(weight, "int4")
+    num_groups = -(-weight.numel() // 64)
+    assert (packed.dtype, packed.shape) == (torch.uint8, (num_groups * 32,))
+    assert (scales.dtype, scales.shape) == (torch.float16, (2, num_groups))
+    unpacked = unpack(packed, scales, form)
+    assert (unpacked.shape, unpacked.dtype) == (shape, dtype)
+    steps = scales[0].float().repeat_interleave(64)[: weight.numel()].view(shape)
+    # Least values and steps are rounded to fp16, sums of them to the matrix's dtype.
+    largest = weight.float().abs().max()
+    rounding = largest * (2**-9 if dtype == torch.float32 else 2**-6)
+    assert ((unpacked.float() - weight.float()).abs() <= steps / 2 + rounding).all()
+    if dtype == torch.float32:
+        again, _, _ = pack(unpacked, "int4")
+        assert torch.equal(unpack(again, scales, form), unpacked)
+
+
+def test_int4_keeps_groups_of_one_value():
+    weight = torch.zeros(2, 64)
+    weight[1] = 0.5
+    assert torch.equal(unpack(*pack(weight, "int4")), weight)
+
+
 @pytest.mark.parametrize("shape", [(64, 64), (3, 5), (7, 100), (4, 6, 10)])
 def test_nf4_takes_half_a_byte_an_element_and_packs_what_it_unpacked_to_the_same(shape):
     weight = torch.randn(shape)
@@ -168,7 +194,7 @@ def test_nf4_takes_half_a_byte_an_element_and_packs_what_it_unpacked_to_the_same
     assert torch.equal(same_scales, scales)
 
 
-@pytest.mark.parametrize("form", ["int8", "nf4"])
+@pytest.mark.parametrize("form", ["int8", "int4", "nf4"])
 def test_the_product_saves_references_to_packed_weights_and_nothing_else(form):
     layer = PackedLinear(nn.Linear(8, 16).requires_grad_(False), form)
     saved = []
@@ -255,9 +281,9 @@ def test_the_hash_tells_frozen_weights_apart_and_does_not_see_adapters():
     hashes = {
         hash_frozen(make_model("llama", WeightsPlan(dtype=dtype, frozen=form)))
         for dtype in ("fp32", "bf16")
-        for form in ("same", "int8", "nf4")
+        for form in ("same", "int8", "int4", "nf4")
     }
-    assert len(hashes) == 6
+    assert len(hashes) == 8
     model = make_model("llama", WeightsPlan())
     before = hash_frozen(model)
     with torch.no_grad():

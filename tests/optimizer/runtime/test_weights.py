@@ -142,7 +142,7 @@ def test_a_tied_head_stays_on_the_device():
     plain.close()
 
 
-@pytest.mark.parametrize("frozen", ["same", "int8", "nf4"])
+@pytest.mark.parametrize("frozen", ["same", "int8", "int4", "nf4"])
 @pytest.mark.parametrize("place", PLACES)
 def test_frozen_weights_stream_under_adapters_and_adapters_stay(tmp_path, frozen, place):
     runs = []

@@ -5,8 +5,10 @@ from dataclasses import replace
 from functools import cache
 
 from optimizer.estimate.inference_prediction import InferencePrediction
+from optimizer.plan.passes import list_passes
 from optimizer.search.inference.levers import list_arrangements
 from optimizer.search.inference.problem import InferenceProblem
+from optimizer.search.inference.solve import largest_of
 from optimizer.workload import InferenceGoal, InferenceWorkload
 
 OBJECTIVES = ("throughput", "first_token", "largest_batch")
@@ -38,7 +40,7 @@ _PREDICTION = InferencePrediction(
     timeline=(),
     time_source="table",
 )
-_WEIGHT = {"same": 1.0, "int8": 0.5, "nf4": 0.3}
+_WEIGHT = {"same": 1.0, "int8": 0.5, "int4": 0.3, "nf4": 0.3}
 
 
 def make_problem(seed, *, num_sequences=None, has_dips=True):
@@ -51,7 +53,7 @@ def make_problem(seed, *, num_sequences=None, has_dips=True):
     bend = draw.randint(1, 12)
     fixed_ms, each_ms = draw.uniform(0.1, 20), draw.uniform(0.1, 5)
     rates = {dtype: draw.uniform(0.5, 2) for dtype in ("fp32", "bf16", "fp16")}
-    unpacking = {"same": 0.0, "int8": draw.uniform(0, 5), "nf4": draw.uniform(0, 8)}
+    unpacking = {"same": 0.0, "int8": draw.uniform(0, 5), "int4": draw.uniform(0, 8), "nf4": draw.uniform(0, 8)}
     link_ms = {"device": 0.0, "host": draw.uniform(0, 60), "disk": draw.uniform(20, 200)}
     hidden = [draw.uniform(0, 1) for _ in range(9)]
     dips = [draw.uniform(0.9, 1.0) if has_dips else 1.0 for _ in range(workload.num_sequences + 1)]
@@ -60,22 +62,24 @@ def make_problem(seed, *, num_sequences=None, has_dips=True):
         size = 1.0 if plan.weights.dtype == "fp32" else 0.5
         return int(weights_bytes * size * _WEIGHT[plan.weights.frozen])
 
-    def pass_ms(plan, batch):
+    def pass_ms(plan, sizes):
+        """Of micro-batches of these sizes."""
         weights = plan.weights
-        compute_ms = fixed_ms + unpacking[weights.frozen] + each_ms / rates[weights.dtype] * max(batch, bend)
-        exposed_ms = link_ms[weights.place] * _WEIGHT[weights.frozen] * hidden[weights.prefetch]
-        return compute_ms * dips[batch] + exposed_ms
+        compute_ms = 0.0
+        for size in sizes:
+            each = fixed_ms + unpacking[weights.frozen] + each_ms / rates[weights.dtype] * max(size, bend)
+            compute_ms += each * dips[size]
+        return compute_ms + link_ms[weights.place] * _WEIGHT[weights.frozen] * hidden[weights.prefetch]
 
     def price(plan):
         held, batch = held_bytes(plan), plan.batch_size
         is_here = plan.weights.place == "device"
         here = held if is_here else held * (1 + plan.weights.prefetch) // 10
-        peak = here + batch * kv_bytes
-        num_full, rest = divmod(workload.num_sequences, batch)
-        prefill_ms = 2 * pass_ms(plan, batch)
+        shapes = list_passes(workload, batch_size=batch, num_micro_batches=plan.num_micro_batches)
+        passes = [([each.batch_size for each in shape], count) for shape, count in shapes]
+        peak = here + sum(passes[0][0]) * kv_bytes
         later = workload.num_new_tokens - 1
-        full_ms = prefill_ms + later * pass_ms(plan, batch)
-        rest_ms = (2 + later) * pass_ms(plan, rest) if rest else 0.0
+        prefill_ms = 2 * pass_ms(plan, passes[0][0])
         return replace(
             _PREDICTION,
             device_peak_bytes=peak,
@@ -83,8 +87,8 @@ def make_problem(seed, *, num_sequences=None, has_dips=True):
             host_peak_bytes=held if plan.weights.place == "host" else 0,
             disk_peak_bytes=held if plan.weights.place == "disk" else 0,
             prefill_ms=prefill_ms,
-            decode_ms=pass_ms(plan, batch) if later else 0.0,
-            total_s=(num_full * full_ms + rest_ms) / 1000,
+            decode_ms=pass_ms(plan, passes[0][0]) if later else 0.0,
+            total_s=sum(count * (2 + later) * pass_ms(plan, sizes) for sizes, count in passes) / 1000,
         )
 
     forbid = tuple(name for name in ("stream_weights", "disk", "bf16", "fp16", "quantize_frozen") if draw.random() < 0.2)
@@ -108,5 +112,5 @@ def list_every_plan(problem):
     return [
         replace(arrangement.plan, batch_size=size)
         for arrangement in list_arrangements(problem)
-        for size in range(1, problem.workload.num_sequences + 1)
+        for size in range(1, largest_of(arrangement.plan, problem.workload.num_sequences) + 1)
     ]

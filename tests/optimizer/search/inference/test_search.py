@@ -14,7 +14,7 @@ from optimizer.profile.inference_trace import profile_inference
 from optimizer.runtime.measure_inference import measure_generation
 from optimizer.search.inference.levers import list_arrangements
 from optimizer.search.inference.search import inference_problem, search_inference_plans
-from optimizer.search.inference.solve import MAX_DIP
+from optimizer.search.inference.solve import MAX_DIP, largest_of
 from optimizer.workload import InferenceGoal, InferenceWorkload
 from tests.optimizer.machines import make_cpu_machine
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
@@ -88,6 +88,21 @@ def test_it_is_never_behind_a_baseline_that_fits(profile, disk_machine, smallest
         assert result.gap == 0
 
 
+def test_where_the_link_is_slow_micro_batches_share_each_pass_over_the_weights(profile, disk_machine, smallest, tmp_path):
+    """A batch needs room for its activations, a further micro-batch only for its keys and values and hidden states."""
+    slow = replace(disk_machine, rates=replace(disk_machine.rates, host_to_device_bytes_per_s=1e6))
+    budget_bytes = smallest + 42_000
+    found = find(profile, slow, budget_bytes, forbid=("disk",))
+    plan = found.chosen.plan
+    assert (plan.weights.place, plan.num_micro_batches > 1) == ("host", True)
+    assert any("passes shared by several micro-batches take" in sentence for sentence in found.explanation)
+    single = [each for each in found.baselines.values() if each.verdict == "fits"]
+    assert all(found.chosen.prediction.total_s < 0.7 * each.prediction.total_s for each in single)
+    measured = measure_generation(SPEC, plan=plan, workload=WORKLOAD, cap_bytes=budget_bytes, scratch=tmp_path)
+    assert measured.device_peak_bytes == found.chosen.prediction.device_peak_bytes
+    assert measured.copied_bytes == found.chosen.prediction.copied_bytes
+
+
 def test_it_says_what_it_did_and_what_it_left_out(profile, disk_machine, smallest):
     text = "\n".join(find(profile, disk_machine, smallest).explanation)
     assert "streaming the weights saves" in text
@@ -103,7 +118,7 @@ def test_the_estimator_is_as_the_solver_takes_it_to_be(profile, disk_machine, gp
     goal = InferenceGoal(device_budget_bytes=2**33, allow_lossy=True)
     problem = inference_problem(profile, workload=WORKLOAD, goal=goal, machine=machine)
     for arrangement in list_arrangements(problem)[::4]:
-        sizes = range(1, WORKLOAD.num_sequences + 1)
+        sizes = range(1, largest_of(arrangement.plan, WORKLOAD.num_sequences) + 1)
         found = [problem.price(replace(arrangement.plan, batch_size=size)) for size in sizes]
         fastest = [problem.price(replace(arrangement.fastest, batch_size=size)) for size in sizes]
         for before, after in pairwise(found):
