@@ -1,6 +1,15 @@
-"""A job's measurements from the database, for charts: of each step the latest attempt's, thinned so that no peak is lost."""
+"""A job's measurements from the database, for charts: of each step the latest attempt's, thinned so that no peak is lost.
 
-from typing import Any
+Of a long run only the steps, peaks and losses are read of all records, and in whole those that are kept: parsing the rest would
+be most of the time.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from django.db.models import FloatField
+from django.db.models.fields.json import KeyTextTransform
+from django.db.models.functions import Cast
 
 from webapp.jobs.models import Sample
 
@@ -8,37 +17,55 @@ DEFAULT_MAX_POINTS = 2_000
 MAX_POINTS_ALLOWED = 20_000
 
 
+class Point(NamedTuple):
+    """What decides whether a record is kept."""
+
+    pk: int
+    peak: float | None
+    loss: float | None
+
+
+_PEAK, _LOSS = 1, 2
+
 def job_metrics(job_id: str, *, max_points: int = DEFAULT_MAX_POINTS) -> dict[str, Any]:
     """``steps`` (at most ``max_points``), ``evals``, and the latest ``timeline`` or None."""
     timeline = Sample.objects.filter(job_id=job_id, kind="timeline").order_by("-attempt", "-step").first()
     return {
-        "steps": thinned(_latest(job_id, "step"), max_points=max_points),
-        "evals": _latest(job_id, "eval"),
+        "steps": _records(thinned(_latest(job_id, "step"), max_points=max_points)),
+        "evals": _records(_latest(job_id, "eval")),
         "timeline": timeline.data if timeline else None,
     }
 
 
-def thinned(records: list[dict[str, Any]], *, max_points: int) -> list[dict[str, Any]]:
-    """Of each run of neighbours the records with the highest peak and the highest loss; the last record always."""
-    if len(records) <= max_points or max_points < 3:
-        return records[-max_points:] if max_points < len(records) else records
-    run = -(-len(records) // ((max_points - 1) // 2))
-    kept: list[dict[str, Any]] = []
-    for start in range(0, len(records), run):
-        neighbours = records[start : start + run]
-        peak = max(neighbours, key=lambda record: _number(record.get("device_peak_bytes")))
-        loss = max(neighbours, key=lambda record: _number(record.get("loss")))
-        kept += [peak] if peak is loss else sorted((peak, loss), key=lambda record: int(record["step"]))
-    return kept if kept[-1] is records[-1] else [*kept, records[-1]]
+def thinned(points: Sequence[Point], *, max_points: int) -> Sequence[Point]:
+    """Of each run of neighbours those with the highest peak and the highest loss; the last one always."""
+    if len(points) <= max_points or max_points < 3:
+        return points[-max_points:] if max_points < len(points) else points
+    length = -(-len(points) // ((max_points - 1) // 2))
+    kept: list[Point] = []
+    for start in range(0, len(points), length):
+        run = points[start : start + length]
+        highest = {run.index(max(run, key=lambda point: _number(point[field]))) for field in (_PEAK, _LOSS)}
+        kept += [run[index] for index in sorted(highest)]
+    return kept if kept[-1] is points[-1] else [*kept, points[-1]]
 
 
-def _latest(job_id: str, kind: str) -> list[dict[str, Any]]:
-    by_step: dict[int, dict[str, Any]] = {}
-    rows = Sample.objects.filter(job_id=job_id, kind=kind).order_by("attempt", "step").values_list("step", "data")
-    for step, data in rows.iterator():
-        by_step[step] = data
+def _latest(job_id: str, kind: str) -> list[Point]:
+    """In the order of the steps."""
+    numbers = {
+        name: Cast(KeyTextTransform(key, "data"), FloatField())
+        for name, key in (("peak", "device_peak_bytes"), ("loss", "loss"))
+    }
+    rows = Sample.objects.filter(job_id=job_id, kind=kind).order_by("attempt", "step").annotate(**numbers)
+    by_step = {step: Point(pk, peak, loss) for step, pk, peak, loss in rows.values_list("step", "pk", "peak", "loss")}
     return [by_step[step] for step in sorted(by_step)]
 
 
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else float("-inf")
+def _records(points: Sequence[Point]) -> list[dict[str, Any]]:
+    """What was sent of them, in their order."""
+    found = dict(Sample.objects.filter(pk__in=[point.pk for point in points]).values_list("pk", "data"))
+    return [found[point.pk] for point in points]
+
+
+def _number(value: float | None) -> float:
+    return float("-inf") if value is None else value

@@ -1,0 +1,55 @@
+"""Measurements for charts: of each step the latest attempt's, thinned without losing a peak."""
+
+import pytest
+
+from webapp.jobs.metrics import job_metrics
+from webapp.jobs.models import Sample
+
+pytestmark = pytest.mark.django_db
+
+
+def keep(job, kind, step, *, attempt=1, **fields):
+    data = {"kind": kind, "step": step, "attempt": attempt, **fields}
+    return Sample(job=job, attempt=attempt, kind=kind, step=step, data=data)
+
+
+@pytest.fixture
+def measured(make_job):
+    """A run of 1,000 steps with one high peak and one high loss, and a second attempt from step 900 on."""
+    job = make_job()
+    samples = [
+        keep(job, "step", step, device_peak_bytes=900 if step == 401 else 100 + step % 7, loss=9.0 if step == 777 else 2.0)
+        for step in range(1, 1001)
+    ]
+    samples += [keep(job, "step", step, attempt=2, device_peak_bytes=50, loss=1.0) for step in range(900, 1001)]
+    samples += [keep(job, "eval", 500, validation_loss=2.5), keep(job, "timeline", 10, points=[[0.0, {}]])]
+    Sample.objects.bulk_create(samples)
+    return job
+
+
+def test_a_short_run_is_told_whole_with_later_attempts_in_place_of_earlier_ones(measured):
+    steps = job_metrics(measured.pk)["steps"]
+    assert [record["step"] for record in steps] == list(range(1, 1001))
+    assert {record["attempt"] for record in steps[899:]} == {2}
+
+
+@pytest.mark.parametrize("max_points", [3, 10, 101, 999])
+def test_a_long_run_is_thinned_and_keeps_its_peak_its_worst_loss_and_its_end(measured, max_points):
+    steps = job_metrics(measured.pk, max_points=max_points)["steps"]
+    found = [record["step"] for record in steps]
+    assert len(found) <= max_points
+    assert found == sorted(found)
+    assert found[-1] == 1000
+    assert {401, 777} <= set(found)
+
+
+def test_evaluations_and_the_latest_timeline_come_whole(measured):
+    metrics = job_metrics(measured.pk, max_points=10)
+    assert metrics["evals"] == [{"kind": "eval", "step": 500, "attempt": 1, "validation_loss": 2.5}]
+    assert metrics["timeline"]["step"] == 10
+
+
+def test_steps_without_a_loss_are_kept_too(make_job):
+    job = make_job()
+    Sample.objects.bulk_create([keep(job, "step", step, loss=None) for step in range(1, 41)])
+    assert job_metrics(job.pk, max_points=5)["steps"][-1] == {"kind": "step", "step": 40, "attempt": 1, "loss": None}
