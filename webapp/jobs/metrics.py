@@ -52,13 +52,14 @@ def thinned(points: Sequence[Point], *, max_points: int) -> Sequence[Point]:
 
 def _latest(job_id: str, kind: str) -> list[Point]:
     """In the order of the steps."""
-    numbers = {
-        name: Cast(KeyTextTransform(key, "data"), FloatField())
-        for name, key in (("peak", "device_peak_bytes"), ("loss", "loss"))
-    }
-    rows = Sample.objects.filter(job_id=job_id, kind=kind).order_by("attempt", "step").annotate(**numbers)
+    rows = Sample.objects.filter(job_id=job_id, kind=kind).order_by("attempt", "step")
+    rows = rows.annotate(peak=_read("device_peak_bytes"), loss=_read("loss"))
     by_step = {step: Point(pk, peak, loss) for step, pk, peak, loss in rows.values_list("step", "pk", "peak", "loss")}
     return [by_step[step] for step in sorted(by_step)]
+
+
+def _read(key: str) -> Cast:
+    return Cast(KeyTextTransform(key, "data"), FloatField())
 
 
 def _records(points: Sequence[Point]) -> list[dict[str, Any]]:
