@@ -208,6 +208,41 @@ class InferenceWorkload:
         return self.prompt_length + self.num_new_tokens - 1
 
 
+@dataclass(frozen=True, kw_only=True)
+class GenerationWorkload:
+    """What a generate job does with each of its prompts; a line of the file may say otherwise for itself."""
+
+    max_new_tokens: int = 128
+    """Most tokens generated after a prompt, 1 to 131,072."""
+    temperature: float = 0.0
+    """0 takes the likeliest token each time; else logits are divided by it, up to 2."""
+    top_k: int = 0
+    """Tokens are drawn from so many of the likeliest; 0 for all."""
+    top_p: float = 1.0
+    """Tokens are drawn from the likeliest that together have this probability, above 0 to 1."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a continuation, at most 4; they are left out of it."""
+    seed: int = 0
+    """Of the first prompt; the next has the next, so that equal prompts are drawn differently and a run can be repeated."""
+
+    def __post_init__(self) -> None:
+        _require_int("max_new_tokens", self.max_new_tokens, low=1, high=131_072)
+        _require_float("temperature", self.temperature, low=0, high=2)
+        _require_int("top_k", self.top_k, low=0, high=1_000_000)
+        _require_float("top_p", self.top_p, low=0, high=1, low_allowed=False)
+        _require_int("seed", self.seed, low=0, high=2**63 - 1)
+        if len(self.stop) > MAX_STOPS or any(not 1 <= len(text) <= MAX_STOP_CHARACTERS for text in self.stop):
+            raise InvalidWorkload(
+                f"workload.stop is {reprlib.repr(self.stop)}; "
+                f"allowed: at most {MAX_STOPS} texts of 1 to {MAX_STOP_CHARACTERS} characters",
+                field="workload.stop",
+                value=shown(list(self.stop)),
+                allowed=f"at most {MAX_STOPS} texts of 1 to {MAX_STOP_CHARACTERS} characters",
+            )
+
+
+MAX_STOPS = 4
+MAX_STOP_CHARACTERS = 200
 InferenceObjective = Literal["throughput", "first_token", "largest_batch"]
 
 

@@ -27,7 +27,16 @@ SMALL_BODY_BYTES = 1024 * 1024
 _FORM_OVERHEAD_BYTES = 64 * 1024
 """Part headers and fields around an uploaded file."""
 UPLOAD_PATHS = frozenset(
-    {"/api/v1/models", "/api/v1/datasets", "/models/", "/datasets/", "/jobs/new/model/", "/jobs/new/dataset/"}
+    {
+        "/api/v1/models",
+        "/api/v1/datasets",
+        "/v1/files",
+        "/models/",
+        "/datasets/",
+        "/jobs/new/model/",
+        "/jobs/new/dataset/",
+        "/jobs/new/generate/prompts/",
+    }
 )
 PIECE_DEADLINE_S = 30.0
 """A sender that stays silent this long in mid-body is cut off."""
@@ -46,11 +55,11 @@ class BodyGuard:
         limit_bytes = _limit_bytes(scope)
         declared = _declared_bytes(scope)
         if declared is not None and declared > limit_bytes:
-            await _refuse(send, status=413, limit_bytes=limit_bytes)
+            await _refuse(scope, send, status=413, limit_bytes=limit_bytes)
             return
         may_be_large = limit_bytes > SMALL_BODY_BYTES and (declared is None or declared > SMALL_BODY_BYTES)
         if may_be_large and not await from_database(lambda: _is_known(scope)):
-            await _refuse(send, status=401, limit_bytes=limit_bytes)
+            await _refuse(scope, send, status=401, limit_bytes=limit_bytes)
             return
         body = _CountedBody(receive, limit_bytes=limit_bytes)
         answer = _WatchedSend(send)
@@ -58,7 +67,7 @@ class BodyGuard:
             await self._application(scope, body.receive, answer.send)
         except _BodyRefusedError as refusal:
             if not answer.has_started:
-                await _refuse(send, status=refusal.status, limit_bytes=limit_bytes)
+                await _refuse(scope, send, status=refusal.status, limit_bytes=limit_bytes)
 
 
 class _BodyRefusedError(Exception):
@@ -142,9 +151,9 @@ _TEXTS = {
 }
 
 
-async def _refuse(send: Send, *, status: int, limit_bytes: int) -> None:
+async def _refuse(scope: MutableMapping[str, Any], send: Send, *, status: int, limit_bytes: int) -> None:
     title, code, detail = _TEXTS[status]
-    document = {
+    document: dict[str, Any] = {
         "type": "about:blank",
         "title": title,
         "status": status,
@@ -153,9 +162,13 @@ async def _refuse(send: Send, *, status: int, limit_bytes: int) -> None:
         "fields": [],
         "hint": "",
     }
+    content_type = b"application/problem+json"
+    if scope["path"].startswith("/v1/"):
+        document = {"error": {"message": document["detail"], "type": "invalid_request_error", "param": None, "code": code}}
+        content_type = b"application/json"
     body = json.dumps(document).encode()
     headers = [
-        (b"content-type", b"application/problem+json"),
+        (b"content-type", content_type),
         (b"content-length", str(len(body)).encode()),
         (b"connection", b"close"),
         (b"x-content-type-options", b"nosniff"),

@@ -15,6 +15,15 @@ def new_job_id() -> str:
     return new_id("job")
 
 
+def new_batch_id() -> str:
+    return new_id("batch")
+
+
+def new_file_id() -> str:
+    """With a hyphen, as OpenAI's files have it."""
+    return new_id("file").replace("_", "-", 1)
+
+
 def new_model_id() -> str:
     return new_id("model")
 

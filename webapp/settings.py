@@ -54,6 +54,7 @@ INSTALLED_APPS = [
     "webapp.accounts",
     "webapp.catalog",
     "webapp.jobs",
+    "webapp.batches",
     "webapp.live",
     "webapp.api",
     "webapp.pages",

@@ -1,4 +1,4 @@
-"""Where each address goes: pages for people, ``/api/v1`` for programs."""
+"""Where each address goes: pages for people, ``/api/v1`` for programs, ``/v1`` for those that speak OpenAI's Batch API."""
 
 from django.urls import URLPattern, URLResolver, include, path
 
@@ -9,5 +9,6 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("healthz", healthz, name="healthz"),
     path("readyz", readyz, name="readyz"),
     path("api/v1/", include(api_urlpatterns)),
+    path("v1/", include("webapp.batches.urls")),
     path("", include("webapp.pages.urls")),
 ]

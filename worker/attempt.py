@@ -165,6 +165,7 @@ class _AttemptRun:
                     step=self._progress.step,
                     eta_s=self._progress.eta_s,
                     summary=dict(self._progress.summary),
+                    num_tokens=self._progress.num_tokens,
                 )
         except DatabaseError as error:
             logger.warning("%s: not written, will try again: %s", self._attempt, error)

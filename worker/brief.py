@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from webapp.catalog.actions import CHAT_FILE
 from webapp.catalog.models import Model
 from webapp.jobs.models import Attempt, Job, Kind
 
@@ -36,10 +37,14 @@ def make_brief(attempt: Attempt, *, folder: Path, home: Path, device: str) -> di
     if job.kind == Kind.PROFILE:
         traced = {"adapter": job.spec.get("adapter"), "generates": bool(job.spec.get("generates"))}
         return {**brief, **traced, "profile_file": str(folder / "profile.json")}
-    return {**brief, **_training_part(attempt, home=home)}
+    brief |= _common_part(attempt, home=home)
+    if job.kind == Kind.GENERATE:
+        chat_file = str(home / job.model.folder / CHAT_FILE) if job.model.has_chat else None
+        return {**brief, "model_name": job.model.name, "chat_file": chat_file, "prompts": _dataset_part(job, home=home)}
+    return {**brief, "dataset": _dataset_part(job, home=home), "tokens_folder": str(home / "cache" / "tokens")}
 
 
-def _training_part(attempt: Attempt, *, home: Path) -> dict[str, Any]:
+def _common_part(attempt: Attempt, *, home: Path) -> dict[str, Any]:
     job = attempt.job
     folder = home / job.model.folder
     earlier = [str(job_folder(home, retried.pk)) for retried in _retried_jobs(job)]
@@ -47,8 +52,6 @@ def _training_part(attempt: Attempt, *, home: Path) -> dict[str, Any]:
         "model_folder": str(folder),
         "has_weights": job.model.has_weights,
         "tokenizer_file": _tokenizer_file(job.model, folder=folder),
-        "dataset": _dataset_part(job, home=home),
-        "tokens_folder": str(home / "cache" / "tokens"),
         "workload": job.spec["workload"],
         "goal": job.spec["goal"],
         "plan": attempt.plan,

@@ -19,6 +19,7 @@ from optimizer.units import format_bytes, format_duration
 from worker import stack
 from worker.client import HeadroomClient, Row
 from worker.comparing import print_comparison
+from worker.generate import add_generate_options, generate_from_options
 from worker.submit import (
     DATASET_SUFFIXES,
     UsageError,
@@ -88,6 +89,8 @@ def _add_job_commands(
     submit.add_argument("--follow", action="store_true", help="watch it to its end; exit with its verdict")
     submit.add_argument("--plan", metavar="LABEL", help="chosen (default) or a baseline, such as keep_all or offload_optimizer")
     submit.add_argument("--override", action="store_true", help="start it although the plan does not fit")
+    generate = add("generate", generate_from_options, "continue each prompt of a file")
+    add_generate_options(generate)
     add("follow", _follow, "watch a job to its end; exit with its verdict").add_argument("job")
     listing = add("list", _list, "jobs, newest first")
     listing.add_argument("--state", help="queued, starting, running, succeeded, failed or cancelled")
@@ -103,7 +106,7 @@ def _add_job_commands(
     cancel.add_argument("--discard", action="store_true", help="stop at once, save nothing")
     add("pause", _pause, "stop a job at a checkpoint until it is resumed").add_argument("job")
     add("resume", _resume, "let a paused job go on").add_argument("job")
-    download = add("download", _download, "fetch what a job left: weights, sample, metrics, log")
+    download = add("download", _download, "fetch what a job left: weights, sample, results, log")
     download.add_argument("job")
     download.add_argument("-o", "--output", type=Path, metavar="DIR", help="default: a new folder named as the job")
 
@@ -175,7 +178,8 @@ def _show(options: argparse.Namespace) -> None:
 def describe_job(job: Row) -> list[str]:
     """What a person asks first: how far, why so, and whether the prediction held."""
     prediction, summary = job.get("prediction") or {}, job.get("summary") or {}
-    lines = [f"{job['name']}  {job['state']} · step {job['step']} of {job['num_steps']}  ({job['id']})"]
+    counted = "prompt" if job.get("kind") == "generate" else "step"
+    lines = [f"{job['name']}  {job['state']} · {counted} {job['step']} of {job['num_steps']}  ({job['id']})"]
     if job.get("message"):
         lines.append(f"  {job['message']}")
     if job.get("eta_s") and not job["is_terminal"]:
@@ -183,6 +187,8 @@ def describe_job(job: Row) -> list[str]:
     measures: list[tuple[str, str, Callable[[float], str]]] = [
         ("device peak", "device_peak_bytes", lambda value: format_bytes(int(value))),
         ("step time", "step_ms", lambda value: f"{value:,.0f} ms"),
+        ("first token", "prefill_ms", lambda value: f"{value:,.0f} ms"),
+        ("each token", "decode_ms", lambda value: f"{value:,.1f} ms"),
     ]
     for name, key, write in measures:
         predicted, measured = prediction.get(key), summary.get(key)

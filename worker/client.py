@@ -113,6 +113,8 @@ class HeadroomClient:
         named = [("config", folder / "config.json")]
         if (folder / "tokenizer.json").is_file():
             named.append(("tokenizer", folder / "tokenizer.json"))
+        if (folder / "tokenizer_config.json").is_file():
+            named.append(("tokenizer_config", folder / "tokenizer_config.json"))
         weights = [*sorted(folder.glob("*.safetensors")), *sorted(folder.glob("*.safetensors.index.json"))]
         named += [("weights", path) for path in weights]
         return self._upload("models", named, name=name)
@@ -123,8 +125,8 @@ class HeadroomClient:
     def dataset(self, dataset_id: str) -> Row:
         return self._json("GET", f"datasets/{_in_path(dataset_id)}")
 
-    def create_dataset(self, file: Path, *, name: str) -> Row:
-        return self._upload("datasets", [("file", file)], name=name)
+    def create_dataset(self, file: Path, *, name: str, purpose: Literal["text", "prompts"] = "text") -> Row:
+        return self._upload("datasets", [("file", file)], name=name, purpose=purpose)
 
     def machines(self) -> list[Row]:
         return self._all_rows("machines")
@@ -229,10 +231,10 @@ class HeadroomClient:
         with self._stream("GET", f"jobs/{_in_path(job_id)}/events", headers=headers, timeout=timeout) as response:
             yield from parse_events(response.iter_lines())
 
-    def _upload(self, path: str, named: list[tuple[str, Path]], *, name: str) -> Row:
+    def _upload(self, path: str, named: list[tuple[str, Path]], **fields: str) -> Row:
         with ExitStack() as opened:
             files = [(field, (file.name, opened.enter_context(file.open("rb")))) for field, file in named]
-            return _document_of(self._request("POST", path, data={"name": name}, files=files, timeout=None))
+            return _document_of(self._request("POST", path, data=fields, files=files, timeout=None))
 
     def _all_rows(self, path: str, *, params: Row | None = None, limit: int | None = None) -> list[Row]:
         document = self._json("GET", path, params=params or {})

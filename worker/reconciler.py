@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -66,9 +67,33 @@ class Reconciler:
         self._config = config
         self._leadership = Leadership(config.home)
         self._leading_since: float | None = None
+        self._has_ended = threading.Event()
 
     def run(self, *, pause: Callable[[float], bool]) -> None:
         """Pass after pass until ``pause`` answers that it is time to end."""
+        threading.Thread(target=self._keep_batches, name="batches", daemon=True).start()
+        try:
+            self._run(pause)
+        finally:
+            self._has_ended.set()
+
+    def _keep_batches(self) -> None:
+        """A thread of its own: pricing a batch takes seconds, counting a large file's tokens minutes; leases must not wait."""
+        from webapp.batches.actions import advance_batches
+
+        while not self._has_ended.wait(self._config.reconcile_s):
+            if self._leading_since is None:
+                continue
+            try:
+                _tell("moved on", advance_batches())
+            except DatabaseError as error:
+                logger.warning("batches wait, the database cannot be used: %s", error)
+            except Exception:
+                logger.exception("batches wait; a fault of the program")
+            finally:
+                connection.close()
+
+    def _run(self, pause: Callable[[float], bool]) -> None:
         while True:
             try:
                 self.reconcile_once()

@@ -105,7 +105,13 @@ def train(attempt: dict[str, Any], *, reporter: Reporter, should_stop: StopFlag)
     return train_attempt(attempt, reporter=reporter, should_stop=should_stop)
 
 
-_WORK = {"train": train, "profile": profile}
+def generate(attempt: dict[str, Any], *, reporter: Reporter, should_stop: StopFlag) -> dict[str, Any]:
+    from worker.generating import generate_attempt
+
+    return generate_attempt(attempt, reporter=reporter, should_stop=should_stop)
+
+
+_WORK = {"train": train, "profile": profile, "generate": generate}
 
 
 def failure(error: Exception, *, step: int) -> dict[str, Any]:

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 FLUSH_INTERVAL_S = 0.5
 """A point is on the screen within a second of its step."""
 BATCH_RECORDS = 100
-KINDS = ("step", "eval", "timeline")
+KINDS = ("step", "eval", "timeline", "generate")
 
 Records = list[dict[str, Any]]
 
@@ -95,7 +95,7 @@ class SampleCopier:
         return {**record, "attempt": self._attempt_number}
 
     def _add_gpu(self, record: dict[str, Any]) -> None:
-        if record["kind"] == "step" and (facts := self._read_gpu()):
+        if record["kind"] in ("step", "generate") and (facts := self._read_gpu()):
             record["gpu"] = facts
 
 
@@ -121,6 +121,8 @@ class Progress:
         self._shown_at = float("-inf")
         self._is_news = False
         self.step = 0
+        self.num_tokens = 0
+        """Generated, of a generate job."""
         self.summary: dict[str, Any] = {}
 
     def add(self, records: Sequence[dict[str, Any]]) -> None:
@@ -129,6 +131,8 @@ class Progress:
                 self._add_step(record)
             elif record["kind"] == "eval":
                 self._add_eval(record)
+            elif record["kind"] == "generate":
+                self._add_generated(record)
 
     def take_if_due(self) -> bool:
         """True at most once a second, when something is new; the caller then writes it."""
@@ -149,11 +153,20 @@ class Progress:
         return max(0.0, statistics.median(pauses)) * max(0, self._num_steps - self.step)
 
     def _add_step(self, record: dict[str, Any]) -> None:
+        self._add(record, step=record["step"], shown=("loss", "tokens_per_s", "step_ms"))
+
+    def _add_generated(self, record: dict[str, Any]) -> None:
+        """The job's step is the number of its prompts that are done; the record's counts tokens."""
+        self.num_tokens = max(self.num_tokens, record["step"])
+        self._add(record, step=int(record.get("prompts_done") or 0), shown=("tokens_per_s", "num_errors"))
+
+    def _add(self, record: dict[str, Any], *, step: int, shown: tuple[str, ...]) -> None:
         self._is_news = True
-        self.step = max(self.step, record["step"])
-        if isinstance(record.get("time_s"), int | float):
-            self._times = [*self._times, (record["step"], float(record["time_s"]))][-self._WINDOW_STEPS :]
-        for name in ("loss", "tokens_per_s", "step_ms"):
+        is_later = step > self.step or not self._times
+        self.step = max(self.step, step)
+        if is_later and isinstance(record.get("time_s"), int | float):
+            self._times = [*self._times, (step, float(record["time_s"]))][-self._WINDOW_STEPS :]
+        for name in shown:
             if record.get(name) is not None:
                 self.summary[name] = record[name]
         self.summary["device_peak_bytes"] = max(

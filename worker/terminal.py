@@ -48,7 +48,7 @@ class JobView:
 
     job: Row
     sample: Row = field(default_factory=dict)
-    """The newest step sample."""
+    """The newest sample of a step, or of generating."""
     validation_loss: float | None = None
     peak_bytes: int = 0
     """Largest device_peak_bytes seen."""
@@ -84,13 +84,19 @@ class JobView:
     def _take_sample(self, sample: Row) -> None:
         if sample.get("kind") == "eval":
             self.validation_loss = sample.get("validation_loss", self.validation_loss)
-        elif sample.get("kind") == "step":
+        elif sample.get("kind") in ("step", "generate"):
             self.sample = sample
             self.peak_bytes = max(self.peak_bytes, int(sample.get("device_peak_bytes") or 0))
 
     @property
     def step(self) -> int:
-        return max(int(self.job.get("step") or 0), int(self.sample.get("step") or 0))
+        reached = self.sample.get("prompts_done" if self.generates else "step")
+        return max(int(self.job.get("step") or 0), int(reached or 0))
+
+    @property
+    def generates(self) -> bool:
+        """Whether prompts are counted instead of steps."""
+        return self.job.get("kind") == "generate"
 
     @property
     def num_steps(self) -> int:
@@ -122,7 +128,7 @@ def headline(view: JobView) -> str:
     if job.get("phase") and not job.get("is_terminal"):
         parts.append(str(job["phase"]))
     if view.num_steps:
-        parts.append(f"step {view.step:,} of {view.num_steps:,}")
+        parts.append(f"{'prompt' if view.generates else 'step'} {view.step:,} of {view.num_steps:,}")
     if view.eta_s is not None and not job.get("is_terminal") and view.step < view.num_steps:
         parts.append(f"{format_duration(view.eta_s)} left")
     if view.connection:
@@ -147,6 +153,8 @@ def figures(view: JobView) -> str:
     parts = []
     if view.sample.get("tokens_per_s"):
         parts.append(f"{view.sample['tokens_per_s']:,.0f} tok/s")
+    if view.sample.get("num_errors"):
+        parts.append(f"{view.sample['num_errors']:,} with an error")
     if view.sample.get("loss") is not None:
         parts.append(f"loss {view.sample['loss']:.3f}")
     if view.validation_loss is not None:

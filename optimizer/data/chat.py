@@ -26,23 +26,27 @@ DEFAULT_CHAT_TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ mes
 class ChatTemplate:
     """One compiled template. Raises InvalidModel when it cannot be compiled."""
 
-    def __init__(self, source: str, *, end_of_text: str = "") -> None:
+    def __init__(self, source: str, *, begin_of_text: str = "", end_of_text: str = "") -> None:
         if len(source.encode()) > MAX_TEMPLATE_BYTES:
             raise _invalid(f"{len(source):,} characters long", allowed=f"at most {MAX_TEMPLATE_BYTES:,} bytes")
         self._environment = _Environment(trim_blocks=True, lstrip_blocks=True)
+        self._begin_of_text = begin_of_text
         self._end_of_text = end_of_text
         try:
             self._template = self._environment.from_string(source)
         except (TemplateError, RecursionError) as error:
             raise _invalid(str(error)[:200], allowed="a Jinja template") from error
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """The text of one conversation. Raises InvalidModel when the template fails or goes over a budget."""
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> str:
+        """The text of one conversation. Raises InvalidModel when the template fails or goes over a budget.
+
+        add_generation_prompt: whether it ends where the answer begins.
+        """
         self._environment.reset_budget()
         variables = {
             "messages": [dict(message) for message in messages],
-            "add_generation_prompt": False,
-            "bos_token": "",
+            "add_generation_prompt": add_generation_prompt,
+            "bos_token": self._begin_of_text,
             "eos_token": self._end_of_text,
             "tools": None,
         }

@@ -61,8 +61,8 @@ def read_documents(path: str | Path, *, format: DatasetFormat) -> Iterator[Docum
     return readers[format](path)
 
 
-def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Line number from 1 and line without its end."""
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Line number from 1 and line without its end. Raises InvalidDataset for one that is too long, or is not UTF-8."""
     with path.open("rb") as file:
         number = 0
         while raw := file.readline(MAX_LINE_BYTES + 1):
@@ -91,7 +91,7 @@ def _read_txt(path: Path) -> Iterator[Document]:
     lines: list[str] = []
     num_characters = num_blank = first_number = 0
     has_begun = False
-    for number, line in _read_lines(path):
+    for number, line in read_lines(path):
         is_separator = line == DOCUMENT_SEPARATOR
         if is_separator or not line.strip():
             num_blank += 1
@@ -118,7 +118,7 @@ def _txt_document(lines: list[str], first_number: int) -> Document:
 
 
 def _read_jsonl(path: Path) -> Iterator[Document]:
-    for number, line in _read_lines(path):
+    for number, line in read_lines(path):
         if not line.strip():
             continue
         where = f"line {number}"
@@ -138,16 +138,17 @@ def _parse_record(line: str, *, where: str) -> dict[str, Any]:
         raise _invalid(where, f"not JSON ({error}): {line[:60]!r}", allowed="one JSON object a line") from error
     if not isinstance(record, dict):
         raise _invalid(where, f"a JSON {type(record).__name__}", allowed="an object with text or messages")
-    if not _is_shallow(record, MAX_DEPTH):
+    if not is_shallow(record, MAX_DEPTH):
         raise _invalid(where, f"nested deeper than {MAX_DEPTH}", allowed=f"at most {MAX_DEPTH} levels")
     return record
 
 
-def _is_shallow(value: Any, depth: int) -> bool:
+def is_shallow(value: Any, depth: int) -> bool:
+    """Whether parsed JSON is nested no deeper."""
     if depth < 0:
         return False
     children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return all(_is_shallow(child, depth - 1) for child in children)
+    return all(is_shallow(child, depth - 1) for child in children)
 
 
 def _read_messages(messages: Any, *, where: str) -> tuple[Message, ...]:

@@ -92,6 +92,14 @@ def encode(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
         raise _wrapped(error, "cannot write this text") from error
 
 
+def encode_prompt(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+    """Ids of one text, with what the tokenizer puts around a single one where asked for."""
+    try:
+        return tuple(tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+    except BaseException as error:
+        raise _wrapped(error, "cannot write this text") from error
+
+
 def _parse(data: bytes) -> Tokenizer:
     try:
         json.loads(data)

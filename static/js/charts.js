@@ -15,19 +15,19 @@ export const CONFIG = {
 const MAX_POINTS = 2000;
 
 // Device bytes at each step's peak, stacked by category, against the prediction and the budget.
-export function drawMemoryOverRun(element, { series, categories, prediction, budgetBytes, numSteps, uirevision }) {
+export function drawMemoryOverRun(element, { series, categories, prediction, budgetBytes, numSteps, unit: point, uirevision }) {
   const samples = thin(series.steps(), MAX_POINTS, (sample) => sample.device_peak_bytes ?? 0);
   const steps = samples.map((sample) => sample.step);
   const highest = Math.max(series.peakBytes(), prediction?.device_peak_bytes ?? 0, budgetBytes ?? 0);
   const unit = axisUnit(highest);
   const end = Math.max(numSteps, steps.at(-1) ?? 0, 1);
-  const traces = stack(samples.map((sample) => sample.device_bytes ?? {}), steps, categories, unit, "linear", "step %{x}");
-  if (prediction) traces.push(predictionTrace([0, end], [prediction.device_peak_bytes, prediction.device_peak_bytes], unit, "step %{x}"));
+  const traces = stack(samples.map((sample) => sample.device_bytes ?? {}), steps, categories, unit, "linear", `${point} %{x}`);
+  if (prediction) traces.push(predictionTrace([0, end], [prediction.device_peak_bytes, prediction.device_peak_bytes], unit, `${point} %{x}`));
   if (budgetBytes) traces.push(budgetTrace([0, end], budgetBytes, unit));
   const layout = memoryLayout({ unit, highest, budgetBytes, uirevision: `${uirevision}-run` });
-  layout.xaxis = { ...layout.xaxis, title: axisTitle("step"), range: [0, end] };
+  layout.xaxis = { ...layout.xaxis, title: axisTitle(point), range: [0, end] };
   Plotly.react(element, traces, layout, CONFIG);
-  return memorySummary({ peakBytes: series.peakBytes(), prediction, budgetBytes, over: `${samples.length} points of ${numSteps} steps` });
+  return memorySummary({ peakBytes: series.peakBytes(), prediction, budgetBytes, over: numSteps ? `${samples.length} points of ${numSteps} steps` : `${samples.length} points` });
 }
 
 // Device bytes within the latest measured step, the predicted step laid over it; both as percent of their own length.
@@ -59,7 +59,7 @@ export function drawMemoryWithinStep(element, { series, categories, prediction, 
     : "No step has been measured from within yet; the dashed line is the prediction.";
 }
 
-export function drawHostBytes(element, { series, prediction, uirevision }) {
+export function drawHostBytes(element, { series, prediction, unit: point, uirevision }) {
   const samples = thin(series.steps(), MAX_POINTS, (sample) => sample.host_bytes ?? 0).filter((sample) => sample.host_bytes != null);
   // at least 1 MiB, so that an axis of nothing but zeros is not labelled in millionths
   const highest = Math.max(1024 * 1024, prediction?.host_peak_bytes ?? 0, ...samples.map((sample) => sample.host_bytes));
@@ -67,14 +67,14 @@ export function drawHostBytes(element, { series, prediction, uirevision }) {
   const colours = ink();
   const traces = [{
     type: "scatter", mode: "lines", name: "host bytes", x: samples.map((s) => s.step), y: samples.map((s) => s.host_bytes / unit.bytes),
-    line: { color: colours.accent, width: 2 }, hovertemplate: `step %{x}: %{y:.4~g} ${unit.name}<extra></extra>`,
+    line: { color: colours.accent, width: 2 }, hovertemplate: `${point} %{x}: %{y:.4~g} ${unit.name}<extra></extra>`,
   }];
   const layout = baseLayout(uirevision);
   layout.yaxis = { ...layout.yaxis, title: axisTitle(unit.name), range: [0, (highest / unit.bytes) * 1.1] };
   layout.margin = { ...layout.margin, t: 4 };
   Plotly.react(element, traces, layout, CONFIG);
   const last = samples.at(-1);
-  return last ? `Host memory is at ${formatBytes(last.host_bytes)} at step ${last.step}.` : "No host memory measured yet.";
+  return last ? `Host memory is at ${formatBytes(last.host_bytes)} at ${point} ${last.step}.` : "No host memory measured yet.";
 }
 
 export function drawLoss(element, { series, numSteps, uirevision }) {
@@ -103,14 +103,14 @@ export function drawLoss(element, { series, numSteps, uirevision }) {
   return `Training loss went from ${formatFigure(samples[0].loss)} to ${formatFigure(last.loss)} by step ${last.step}${validation}.`;
 }
 
-export function drawSpeed(element, { series, prediction, numSteps, uirevision }) {
+export function drawSpeed(element, { series, prediction, numSteps, unit: point, uirevision }) {
   const samples = thin(series.steps().filter((s) => Number.isFinite(s.tokens_per_s)), MAX_POINTS, (sample) => sample.tokens_per_s);
   const colours = ink();
   const end = Math.max(numSteps, samples.at(-1)?.step ?? 0, 1);
   const traces = [{
     type: "scatter", mode: samples.length < 2 ? "markers" : "lines", name: "measured", x: samples.map((s) => s.step), y: samples.map((s) => s.tokens_per_s),
     line: { color: colours.accent, width: 1.5 }, customdata: samples.map((s) => s.step_ms),
-    hovertemplate: "step %{x}: %{y:,.0f} tokens/s, %{customdata:,.0f} ms<extra></extra>",
+    hovertemplate: point === "step" ? "step %{x}: %{y:,.0f} tokens/s, %{customdata:,.0f} ms<extra></extra>" : "token %{x}: %{y:,.0f} tokens/s<extra></extra>",
   }];
   if (prediction) {
     traces.push({
@@ -121,7 +121,7 @@ export function drawSpeed(element, { series, prediction, numSteps, uirevision })
   const layout = baseLayout(uirevision);
   layout.showlegend = Boolean(prediction);
   layout.legend = { orientation: "h", x: 1, xanchor: "right", y: 1.02, yanchor: "bottom", font: { color: colours.text } };
-  layout.xaxis = { ...layout.xaxis, title: axisTitle("step"), range: [0, end] };
+  layout.xaxis = { ...layout.xaxis, title: axisTitle(point), range: [0, end] };
   layout.yaxis = { ...layout.yaxis, rangemode: "tozero", tickformat: ",~s" };
   Plotly.react(element, traces, layout, CONFIG);
   const last = samples.at(-1);

@@ -10,6 +10,7 @@ const MIN_REDRAW_MS = 500;
 const page = document.getElementById("job-page");
 const facts = JSON.parse(document.getElementById("job-facts").textContent);
 const series = new Series();
+const generates = facts.job.kind === "generate";
 
 let job = facts.job;
 let memoryView = "run";
@@ -21,7 +22,8 @@ let drawTimer = 0;
 function shared() {
   return {
     series, categories: facts.categories, prediction: job.prediction ?? facts.job.prediction, budgetBytes: facts.budget_bytes,
-    numSteps: job.num_steps, uirevision: job.id,
+    // a generate job's points are counted in tokens, of which nobody knows how many there will be
+    numSteps: generates ? 0 : job.num_steps, unit: generates ? "token" : "step", uirevision: job.id,
   };
 }
 
@@ -36,7 +38,7 @@ function draw() {
   const drawMemory = memoryView === "run" ? charts.drawMemoryOverRun : charts.drawMemoryWithinStep;
   describe("chart-memory", drawMemory(document.getElementById("chart-memory"), data));
   describe("chart-host", charts.drawHostBytes(document.getElementById("chart-host"), data));
-  describe("chart-loss", charts.drawLoss(document.getElementById("chart-loss"), data));
+  if (!generates) describe("chart-loss", charts.drawLoss(document.getElementById("chart-loss"), data));
   describe("chart-speed", charts.drawSpeed(document.getElementById("chart-speed"), data));
   showFigures();
   page.dataset.points = String(series.steps().length);
@@ -68,12 +70,14 @@ function showFigures() {
     if (prediction) show("error", signedError(prediction.device_peak_bytes, peakBytes));
     if (Number.isFinite(last.loss)) show("loss", formatFigure(last.loss));
     if (Number.isFinite(last.tokens_per_s)) show("speed", formatCount(last.tokens_per_s));
+    if (last.num_errors != null) show("errors", formatCount(last.num_errors));
     if (last.host_bytes != null) show("host", formatBytes(last.host_bytes));
     for (const { key } of facts.categories) show(`now-${key}`, formatBytes(last.device_bytes?.[key] ?? 0));
   }
   const validated = series.evals().at(-1);
   if (Number.isFinite(validated?.validation_loss)) show("validation-loss", formatFigure(validated.validation_loss));
-  showProgress(Math.max(job.step, job.is_terminal ? 0 : (last?.step ?? 0)));
+  const reached = (generates ? last?.prompts_done : last?.step) ?? 0;
+  showProgress(Math.max(job.step, job.is_terminal ? 0 : reached));
 }
 
 function showProgress(step) {
@@ -86,12 +90,27 @@ function showProgress(step) {
 
 // From the pace of the last steps: the row's own estimate comes only with a change of state.
 function secondsLeft() {
+  if (generates) return secondsLeftOfPrompts();
   const times = series.steps().slice(-20).map((sample) => sample.step_ms).filter(Number.isFinite).sort((a, b) => a - b);
   if (!times.length) return job.eta_s;
   return ((job.num_steps - series.latestStep().step) * times[Math.floor(times.length / 2)]) / 1000;
 }
 
+// Prompts end pass by pass: from the first point of this attempt to the last.
+function secondsLeftOfPrompts() {
+  const last = series.latestStep();
+  const first = series.steps().find((sample) => sample.attempt === last?.attempt);
+  const done = last ? last.prompts_done - first.prompts_done : 0;
+  if (!(done > 0)) return job.eta_s;
+  return ((last.num_prompts - last.prompts_done) * (last.time_s - first.time_s)) / done;
+}
+
 // what arrives
+
+// The charts over the run draw a generate job's points as they draw steps.
+function asStep(sample) {
+  return sample.kind === "generate" ? { ...sample, kind: "step" } : sample;
+}
 
 function takeState(next) {
   const before = job;
@@ -104,8 +123,9 @@ function takeState(next) {
   else refreshTab(["events"]);
 }
 
-function takeMetrics({ steps = [], evals = [], timeline = null, timelines = [] }) {
+function takeMetrics({ steps = [], evals = [], generated = [], timeline = null, timelines = [] }) {
   const samples = [
+    ...generated.map((sample) => asStep({ kind: "generate", ...sample })),
     ...steps.map((sample) => ({ kind: "step", ...sample })),
     ...evals.map((sample) => ({ kind: "eval", ...sample })),
     ...timelines.map((sample) => ({ kind: "timeline", ...sample })),
@@ -116,7 +136,7 @@ function takeMetrics({ steps = [], evals = [], timeline = null, timelines = [] }
 
 const takers = {
   snapshot(data) { takeState(data.job ?? {}); takeMetrics(data.metrics ?? data); scheduleDraw(); },
-  sample(data) { if (series.add(data)) scheduleDraw(); },
+  sample(data) { if (series.add(asStep(data))) scheduleDraw(); },
   state(data) { takeState(data); scheduleDraw(); },
   log() { refreshTab(["logs"]); },
   checkpoint() { refreshTab(["checkpoints"]); },

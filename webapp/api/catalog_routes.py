@@ -36,11 +36,20 @@ def create_model(
     name: Form[str],
     config: File[UploadedFile],
     tokenizer: File[UploadedFile | None] = None,
+    tokenizer_config: File[UploadedFile | None] = None,
     weights: File[list[UploadedFile] | None] = None,
 ) -> HttpResponse:
-    """A Hugging Face model: config.json, perhaps tokenizer.json and safetensors (one file, or shards with their index)."""
+    """A Hugging Face model: config.json, perhaps tokenizer.json and safetensors (one file, or shards with their index).
+
+    Of tokenizer_config.json the chat template is kept, for generate jobs.
+    """
     model = actions.create_model(
-        owner=owner_of(request), name=name, config=config, tokenizer=tokenizer, weights=tuple(weights or ())
+        owner=owner_of(request),
+        name=name,
+        config=config,
+        tokenizer=tokenizer,
+        weights=tuple(weights or ()),
+        tokenizer_config=tokenizer_config,
     )
     location = f"/api/v1/models/{model.pk}"
     with transaction.atomic():
@@ -63,9 +72,13 @@ def list_datasets(request: HttpRequest, cursor: str = "", page_size: str = "") -
 
 @router.post("/datasets", response={201: dict[str, Any]}, tags=["datasets"])
 @idempotent
-def create_dataset(request: HttpRequest, name: Form[str], file: File[UploadedFile]) -> HttpResponse:
-    """Text to train on: .txt, .jsonl with ``text`` or ``messages``, or .parquet."""
-    dataset = actions.create_dataset(owner=owner_of(request), name=name, file=file)
+def create_dataset(
+    request: HttpRequest, name: Form[str], file: File[UploadedFile], purpose: Form[actions.DatasetPurpose] = "text"
+) -> HttpResponse:
+    """Text to train on: .txt, .jsonl with ``text`` or ``messages``, or .parquet. With ``purpose=prompts`` what generate jobs
+    continue: .jsonl with ``prompt`` or ``messages``, or lines as OpenAI's Batch API has them.
+    """
+    dataset = actions.create_dataset(owner=owner_of(request), name=name, file=file, purpose=purpose)
     location = f"/api/v1/datasets/{dataset.pk}"
     with transaction.atomic():
         return remember(request, status=201, body=dataset_documents([dataset])[0], location=location)

@@ -10,7 +10,7 @@ from django.http.response import HttpResponseBase
 from django.utils.http import content_disposition_header
 from ninja import Router
 
-from webapp.jobs.models import Job
+from webapp.jobs.models import Job, Kind
 from webapp.jobs.queries import artifacts_visible_to, jobs_visible_to
 
 router = Router()
@@ -21,16 +21,39 @@ _CHUNK_BYTES = 64 * 1024
 def download_artifact(request: HttpRequest, artifact_id: str) -> HttpResponseBase:
     """The file, as an attachment."""
     artifact = artifacts_visible_to(request.user).filter(pk=artifact_id).first()
-    path = _inside_home(Path(settings.HEADROOM_HOME) / artifact.file) if artifact else None
-    if artifact is None or path is None:
+    if artifact is None:
+        raise Http404
+    return stream_file(artifact.file, name=Path(artifact.name).name, sha256=artifact.sha256)
+
+
+def stream_file(file: str, *, name: str, sha256: str) -> HttpResponseBase:
+    """A row's file below HEADROOM_HOME, as an attachment. Raises Http404 where it is gone."""
+    path = _inside_home(Path(settings.HEADROOM_HOME) / file)
+    if path is None:
         raise Http404
     # an asynchronous iterator: Django reads a synchronous one, FileResponse's too, into memory before it sends a byte
     response = StreamingHttpResponse(_chunks([path]), content_type="application/octet-stream")
     response["Content-Length"] = str(path.stat().st_size)
-    name = Path(artifact.name).name
     response["Content-Disposition"] = content_disposition_header(as_attachment=True, filename=name) or "attachment"
     response["Content-Security-Policy"] = "sandbox; default-src 'none'"
-    response["ETag"] = f'"{artifact.sha256}"'
+    response["ETag"] = f'"{sha256}"'
+    return response
+
+
+@router.get("/jobs/{job_id}/results", tags=["jobs"])
+def get_results(request: HttpRequest, job_id: str) -> HttpResponseBase:
+    """Of a generate job the lines that are done so far, errors among them, in the order in which they came: JSON lines of
+    ``index`` (the line's, from 0), ``is_error``, ``record`` (the line of the finished file) and its tokens.
+    """
+    job = jobs_visible_to(request.user).filter(pk=job_id, kind=Kind.GENERATE).first()
+    if job is None:
+        raise Http404
+    folder = Path(settings.HEADROOM_HOME) / "jobs" / job.pk / "results"
+    found = [_inside_home(path) for path in sorted(folder.glob("part-*.jsonl"))]
+    response = StreamingHttpResponse(
+        _chunks([path for path in found if path is not None]), content_type="application/jsonl; charset=utf-8"
+    )
+    response["Content-Security-Policy"] = "sandbox; default-src 'none'"
     return response
 
 

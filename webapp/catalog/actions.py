@@ -14,23 +14,30 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from django.conf import settings
 from django.contrib.auth.models import User
 from django.core.files.uploadedfile import UploadedFile
+from django.db.models import ProtectedError
 from django.db.models.functions import Now
 from django.utils import timezone
 
+from optimizer.data.chat_facts import read_chat_facts
 from optimizer.errors import DiskFull, InvalidDataset, InvalidInput, InvalidModel
 from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.models.weights import INDEX_FILE, SINGLE_FILE
+from optimizer.serialize import to_json
 from webapp.catalog.limited import run_limited
-from webapp.catalog.models import Dataset, Machine, Model, Profile
+from webapp.catalog.models import Dataset, Machine, Model, Profile, PromptTokens
 from webapp.ids import new_dataset_id, new_model_id
 
 MAX_CONFIG_BYTES = 1024 * 1024
+MAX_TOKENIZER_CONFIG_BYTES = 4 * 1024 * 1024
+"""They list added tokens one by one."""
 MAX_NAME_CHARACTERS = 200
+CHAT_FILE = "chat.json"
+DatasetPurpose = Literal["text", "prompts"]
 R = TypeVar("R", Model, Dataset)
 
 FORMATS = {".txt": "txt", ".jsonl": "jsonl", ".parquet": "parquet"}
@@ -45,8 +52,12 @@ def create_model(
     config: "UploadedFile[Any]",
     tokenizer: "UploadedFile[Any] | None" = None,
     weights: "Sequence[UploadedFile[Any]]" = (),
+    tokenizer_config: "UploadedFile[Any] | None" = None,
 ) -> Model:
-    """Check and keep a Hugging Face model. Raises InvalidModel that names the file, what it holds and what is allowed."""
+    """Check and keep a Hugging Face model. Raises InvalidModel that names the file, what it holds and what is allowed.
+
+    tokenizer_config: of its tokenizer_config.json only the chat template is kept, and the texts that begin and end a text.
+    """
     name = _checked_name(name)
     spec = _read_config(config)
     model_id = new_model_id()
@@ -55,6 +66,9 @@ def create_model(
         if tokenizer is not None:
             _keep(tokenizer, folder / "tokenizer.json")
             _check_tokenizer(folder / "tokenizer.json", spec)
+        if tokenizer_config is not None:
+            document = _read_small_json(tokenizer_config, name="tokenizer_config.json", field="tokenizer_config")
+            (folder / CHAT_FILE).write_text(json.dumps(to_json(read_chat_facts(document))))
         for file in weights:
             _keep(file, folder / _weights_name(file, is_only_one=len(weights) == 1))
         if weights:
@@ -72,13 +86,21 @@ def create_model(
                 folder=f"models/{model_id}",
                 has_weights=bool(weights),
                 has_tokenizer=tokenizer is not None,
+                has_chat=tokenizer_config is not None,
                 num_parameters=spec.num_parameters,
             ),
         )
 
 
-def create_dataset(*, owner: User | None, name: str, file: "UploadedFile[Any]") -> Dataset:
-    """Check and keep a text file. Raises InvalidDataset that names the line or column."""
+def create_dataset(
+    *, owner: User | None, name: str, file: "UploadedFile[Any]", purpose: DatasetPurpose = "text"
+) -> Dataset:
+    """Check and keep a text file, or a file of prompts. Raises InvalidDataset that names the line or column.
+
+    A line of prompts that cannot be used does not make the file invalid; it is named in ``facts``.
+    """
+    if purpose == "prompts":
+        return _create_prompts(owner=owner, name=name, file=file)
     name = _checked_name(name)
     suffix = Path(file.name or "").suffix.lower()
     if suffix not in FORMATS:
@@ -108,6 +130,79 @@ def create_dataset(*, owner: User | None, name: str, file: "UploadedFile[Any]") 
                 preview=str(facts.get("preview") or "")[:2000],
             ),
         )
+
+
+def _create_prompts(*, owner: User | None, name: str, file: "UploadedFile[Any]") -> Dataset:
+    name = _checked_name(name)
+    dataset_id = new_dataset_id()
+    with _staged(dataset_id, kind="datasets") as folder:
+        kept = folder / "prompts.jsonl"
+        _keep(file, kept)
+        if not kept.stat().st_size:
+            raise InvalidDataset("the file is empty", field="file", value=0, allowed="one JSON object a line")
+        facts: dict[str, Any] = run_limited(
+            "optimizer.data.inspect_prompts",
+            [str(kept)],
+            field="file",
+            error=InvalidDataset,
+            timeout_s=_DATASET_TIMEOUT_S,
+        )["facts"]
+        return _publish(
+            folder,
+            kind="datasets",
+            row=Dataset(
+                id=dataset_id,
+                owner=owner,
+                name=name,
+                format="prompts",
+                file=f"datasets/{dataset_id}/{kept.name}",
+                sha256=_sha256(kept),
+                num_bytes=kept.stat().st_size,
+                num_documents=facts["num_prompts"],
+                preview=str(facts.pop("preview"))[:2000],
+                facts=facts,
+            ),
+        )
+
+
+def count_prompt_tokens(dataset: Dataset, model: Model) -> list[list[int | None]]:
+    """``[[prompt tokens, new tokens or null, lines], ...]``, counted in a limited process the first time.
+
+    Raises InvalidModel where the model's tokenizer or chat template cannot be used.
+    """
+    known = PromptTokens.objects.filter(dataset=dataset, model=model).first()
+    if known is None:
+        counts = _count_in_limits(dataset, model)
+        known, _ = PromptTokens.objects.get_or_create(dataset=dataset, model=model, defaults={"counts": counts})
+    found: list[list[int | None]] = known.counts
+    return found
+
+
+def _count_in_limits(dataset: Dataset, model: Model) -> list[list[int | None]]:
+    home = Path(settings.HEADROOM_HOME)
+    spec = read_model_spec(model.config)
+    arguments = [str(home / dataset.file), "--count", "--vocab-size", str(spec.vocab_size)]
+    if model.has_tokenizer:
+        arguments += ["--tokenizer", str(home / model.folder / "tokenizer.json")]
+    if model.has_chat:
+        arguments += ["--chat", str(home / model.folder / CHAT_FILE)]
+    if spec.end_of_text_id is not None:
+        arguments += ["--end-of-text-id", str(spec.end_of_text_id)]
+    answer = run_limited(
+        "optimizer.data.inspect_prompts", arguments, field="model", error=InvalidModel, timeout_s=_DATASET_TIMEOUT_S
+    )
+    counts: list[list[int | None]] = answer["counts"]
+    return counts
+
+
+def remove_dataset(dataset: Dataset) -> bool:
+    """With its file. False, and nothing changed, while a job still names it."""
+    try:
+        dataset.delete()
+    except ProtectedError:
+        return False
+    shutil.rmtree(Path(settings.HEADROOM_HOME) / "datasets" / dataset.pk, ignore_errors=True)
+    return True
 
 
 def keep_profile(fingerprint: str, document: dict[str, Any]) -> None:
@@ -158,15 +253,19 @@ def _checked_name(name: str) -> str:
 
 
 def _read_config(config: "UploadedFile[Any]") -> ModelSpec:
-    if (config.size or 0) > MAX_CONFIG_BYTES:
+    return read_model_spec(_read_small_json(config, name="config.json", field="config"))
+
+
+def _read_small_json(file: "UploadedFile[Any]", *, name: str, field: str) -> Any:
+    limit_bytes = MAX_CONFIG_BYTES if field == "config" else MAX_TOKENIZER_CONFIG_BYTES
+    if (file.size or 0) > limit_bytes:
         raise InvalidModel(
-            f"config.json has {config.size:,} bytes; allowed: at most {MAX_CONFIG_BYTES:,}", field="config", value=config.size
+            f"{name} has {file.size:,} bytes; allowed: at most {limit_bytes:,}", field=field, value=file.size
         )
     try:
-        document = json.loads(config.read())
+        return json.loads(file.read())
     except (ValueError, RecursionError) as error:
-        raise InvalidModel(f"config.json is not JSON: {error}", field="config", allowed="a Hugging Face config.json") from error
-    return read_model_spec(document)
+        raise InvalidModel(f"{name} is not JSON: {error}", field=field, allowed=f"a Hugging Face {name}") from error
 
 
 def _weights_name(file: "UploadedFile[Any]", *, is_only_one: bool) -> str:

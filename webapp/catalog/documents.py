@@ -24,6 +24,7 @@ def model_documents(models: list[Model]) -> list[dict[str, Any]]:
             "num_parameters": model.num_parameters,
             "has_weights": model.has_weights,
             "has_tokenizer": model.has_tokenizer,
+            "has_chat": model.has_chat,
             "created_at": iso(model.created_at),
             "profile": states[model.fingerprint],
         }
@@ -41,6 +42,7 @@ def dataset_documents(datasets: list[Dataset]) -> list[dict[str, Any]]:
             "num_documents": dataset.num_documents,
             "preview": dataset.preview,
             "sha256": dataset.sha256,
+            "facts": dataset.facts,
             "created_at": iso(dataset.created_at),
         }
         for dataset in datasets

@@ -24,6 +24,8 @@ class Model(models.Model):
     """Relative to HEADROOM_HOME: config.json, *.safetensors, tokenizer.json where given."""
     has_weights = models.BooleanField(default=False)
     has_tokenizer = models.BooleanField(default=False)
+    has_chat = models.BooleanField(default=False)
+    """Whether its folder holds chat.json: how its tokenizer_config.json writes conversations."""
     num_parameters = models.BigIntegerField(null=True)
     """Known once profiled."""
     created_at = models.DateTimeField(auto_now_add=True)
@@ -68,12 +70,19 @@ class Dataset(models.Model):
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, on_delete=models.CASCADE)
     """None for what ships with the program."""
     name = models.CharField(max_length=200)
-    format = models.CharField(max_length=10, choices=[("txt", "text"), ("jsonl", "JSON lines"), ("parquet", "Parquet")])
+    format = models.CharField(
+        max_length=10,
+        choices=[("txt", "text"), ("jsonl", "JSON lines"), ("parquet", "Parquet"), ("prompts", "prompts, JSON lines")],
+    )
+    """``prompts`` is what generate jobs take, the others what training takes."""
     file = models.CharField(max_length=500)
     """Relative to HEADROOM_HOME, or absolute below the program for what ships with it."""
     sha256 = models.CharField(max_length=64)
     num_bytes = models.BigIntegerField()
     num_documents = models.BigIntegerField(null=True)
+    """Of prompts their number."""
+    facts = models.JSONField(default=dict)
+    """Of prompts what was found in them (``optimizer.data.inspect_prompts.PromptFacts``)."""
     preview = models.TextField(blank=True)
     """The first 2,000 characters, for people."""
     created_at = models.DateTimeField(auto_now_add=True)
@@ -88,6 +97,21 @@ class Dataset(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+
+class PromptTokens(models.Model):
+    """How many tokens a file's prompts have for one model, counted once: prices rest on it."""
+
+    dataset = models.ForeignKey(Dataset, on_delete=models.CASCADE)
+    model = models.ForeignKey(Model, on_delete=models.CASCADE)
+    counts = models.JSONField()
+    """``[[prompt tokens, new tokens or null, lines], ...]`` (``optimizer.data.prompt_tokens.TokenCount``)."""
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["dataset", "model"], name="prompt_tokens_once")]
+
+    def __str__(self) -> str:
+        return f"{self.dataset_id} for {self.model_id}"
 
 
 class Machine(models.Model):

@@ -19,13 +19,13 @@ from webapp.jobs.finishing import finish_attempt
 from webapp.jobs.hints import send_hint
 from webapp.jobs.models import (
     LIVE_STATES,
+    PEOPLES_KINDS,
     TERMINAL_STATES,
     Attempt,
     Checkpoint,
     Event,
     FenceSequence,
     Job,
-    Kind,
     Outbox,
     Reason,
     Sample,
@@ -82,8 +82,13 @@ def create_job(
     kind: str = "train",
     actor: str,
     retry_of: Job | None = None,
+    num_steps: int | None = None,
+    max_duration_s: int | None = None,
 ) -> Job:
-    """Job, first event and hint in one transaction; the hint goes out after the commit."""
+    """Job, first event and hint in one transaction; the hint goes out after the commit.
+
+    num_steps: what the job counts its progress to; of training the workload's steps, and not given.
+    """
     with transaction.atomic():
         job = Job.objects.create(
             owner=owner,
@@ -95,7 +100,8 @@ def create_job(
             plan=plan,
             prediction=prediction,
             machine=machine,
-            num_steps=spec.get("workload", {}).get("num_steps", 0),
+            num_steps=spec.get("workload", {}).get("num_steps", 0) if num_steps is None else num_steps,
+            max_duration_s=max_duration_s,
             need_device_kind=machine.document["device"]["kind"] if machine else "",
             need_device_bytes=_need_bytes(spec, prediction),
             retry_of=retry_of,
@@ -165,7 +171,7 @@ def retry_job(job: Job, *, actor: str) -> Job:
     """The same spec and plan again, as a new job: an ended one never moves. It goes on from the newest checkpoint of the
     ended one, where there is one. Only what failed or was cancelled is retried."""
     job.refresh_from_db()
-    if job.kind != Kind.TRAIN or job.state not in (State.FAILED, State.CANCELLED):
+    if job.kind not in PEOPLES_KINDS or job.state not in (State.FAILED, State.CANCELLED):
         return _refuse(job, "retry", allowed="failed or cancelled")
     return create_job(
         owner=job.owner,
@@ -177,6 +183,8 @@ def retry_job(job: Job, *, actor: str) -> Job:
         machine=job.machine,
         actor=actor,
         retry_of=job,
+        kind=job.kind,
+        num_steps=job.num_steps,
     )
 
 
@@ -275,17 +283,24 @@ def record_phase(attempt: Attempt, phase: str, message: str = "") -> bool:
     return moved is not None or Job.objects.filter(held_by(attempt)).exists()
 
 
-def record_progress(attempt: Attempt, *, step: int, eta_s: float | None, summary: dict[str, Any]) -> bool:
-    """Latest numbers onto the row; ``summary`` is merged into what is there. No event: samples tell the story."""
+def record_progress(
+    attempt: Attempt, *, step: int, eta_s: float | None, summary: dict[str, Any], num_tokens: int = 0
+) -> bool:
+    """Latest numbers onto the row; ``summary`` is merged into what is there. No event: samples tell the story.
+
+    num_tokens: that a generate job has written. A pass of many prompts may take long until the first of them is done; more tokens
+    are progress too.
+    """
     with transaction.atomic():
         job = Job.objects.select_for_update().filter(held_by(attempt)).first()
         if job is None:
             return False
+        writes = num_tokens > int(job.summary.get("num_tokens") or 0)
         Job.objects.filter(held_by(attempt)).update(
             step=step,
             eta_s=eta_s,
-            summary={**job.summary, **summary},
-            progress_at=Case(When(~Q(step=step), then=Now()), default=F("progress_at")),
+            summary={**job.summary, **summary, **({"num_tokens": num_tokens} if num_tokens else {})},
+            progress_at=Now() if writes else Case(When(~Q(step=step), then=Now()), default=F("progress_at")),
         )
         if step > attempt.resumed_from_step:
             Attempt.objects.filter(pk=attempt.pk, made_progress=False).update(made_progress=True)

@@ -5,7 +5,7 @@ from typing import Any
 
 from django.db.models import QuerySet
 
-from webapp.jobs.models import Artifact, Checkpoint, Event, Job
+from webapp.jobs.models import Artifact, Checkpoint, Event, Job, Kind
 
 
 def job_document(job: Job) -> dict[str, Any]:
@@ -16,7 +16,7 @@ def job_document(job: Job) -> dict[str, Any]:
         "plan": job.plan,
         "prediction": job.prediction,
         "machine": job.machine.name if job.machine else None,
-        "links": _links(job.pk),
+        "links": _links(job.pk, job.kind),
     }
 
 
@@ -105,9 +105,10 @@ def iso(moment: datetime | None) -> str | None:
     return moment.astimezone(UTC).isoformat().replace("+00:00", "Z") if moment else None
 
 
-def _links(job_id: str) -> dict[str, str]:
+def _links(job_id: str, kind: str) -> dict[str, str]:
     base = f"/api/v1/jobs/{job_id}"
-    parts = ("cancel", "pause", "resume", "retry", "events", "metrics", "logs", "artifacts", "checkpoints")
+    parts: tuple[str, ...] = ("cancel", "pause", "resume", "retry", "events", "metrics", "logs", "artifacts", "checkpoints")
+    parts = (*parts, "results") if kind == Kind.GENERATE else parts
     return {"self": base, **{part: f"{base}/{part}" for part in parts}, "page": f"/jobs/{job_id}/"}
 
 

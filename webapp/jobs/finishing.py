@@ -36,6 +36,7 @@ QUICK_DEATH_S = 60
 _MAX_DELAY_FACTOR = 36
 """With the default base of 10 s: 10, 20, 40, … and at most 360 s."""
 _RETRIED_REASONS = frozenset({Reason.WORKER_LOST.value, Reason.DISK_FULL.value})
+_PAUSED = {Kind.TRAIN.value: "paused at a checkpoint", Kind.GENERATE.value: "paused; finished prompts are kept"}
 _STOP_REASONS = frozenset({Reason.MAX_DURATION.value, Reason.NO_PROGRESS.value})
 """Written on the row by the reconciler when it, and not a person, asks for the end."""
 
@@ -86,7 +87,7 @@ def finish_attempt(
         _keep_artifacts(job, result)
         if job.kind == Kind.PROFILE:
             _keep_profile(job, end, profile, result)
-        elif end.state == State.SUCCEEDED:
+        elif end.state == State.SUCCEEDED and job.kind == Kind.TRAIN:
             _calibrate(attempt, result)
     return end.answer
 
@@ -117,7 +118,7 @@ def decide_end(
         return _asked_to_stop(job)
     if outcome == "drained":
         if job.pause_requested_at is not None:
-            return End(answer="paused", state=State.QUEUED, kind="requeued", message="paused at a checkpoint")
+            return End(answer="paused", state=State.QUEUED, kind="requeued", message=_PAUSED.get(job.kind, "paused"))
         return End(answer="drained", state=State.QUEUED, kind="requeued", message="the worker was asked to stop")
     reason = _known_reason(result) if result else Reason.WORKER_LOST.value
     message = _message(result, exit_code)
@@ -217,7 +218,7 @@ def _summary(result: dict[str, Any] | None) -> dict[str, Any]:
     """The runner's summary and what was measured, flat; a number that is missing overwrites nothing."""
     if not result:
         return {}
-    shown = ("device_peak_bytes", "step_ms", "host_peak_bytes")
+    shown = ("device_peak_bytes", "step_ms", "host_peak_bytes", "tokens_per_s", "total_s", "prefill_ms", "decode_ms")
     measured = {key: value for key, value in (result.get("measured") or {}).items() if key in shown}
     merged = {**measured, **(result.get("summary") or {})}
     return {key: value for key, value in merged.items() if value is not None}

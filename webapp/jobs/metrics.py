@@ -28,11 +28,12 @@ class Point(NamedTuple):
 _PEAK, _LOSS = 1, 2
 
 def job_metrics(job_id: str, *, max_points: int = DEFAULT_MAX_POINTS) -> dict[str, Any]:
-    """``steps`` (at most ``max_points``), ``evals``, and the latest ``timeline`` or None."""
+    """``steps`` (at most ``max_points``), ``evals``, and the latest ``timeline`` or None; of a generate job ``generated``."""
     timeline = Sample.objects.filter(job_id=job_id, kind="timeline").order_by("-attempt", "-step").first()
     return {
         "steps": _records(thinned(_latest(job_id, "step"), max_points=max_points)),
         "evals": _records(_latest(job_id, "eval")),
+        "generated": _records(thinned(_latest(job_id, "generate"), max_points=max_points)),
         "timeline": timeline.data if timeline else None,
     }
 

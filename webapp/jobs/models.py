@@ -48,8 +48,13 @@ class Reason(models.TextChoices):
 
 class Kind(models.TextChoices):
     TRAIN = "train"
+    GENERATE = "generate"
+    """Continues each prompt of a file."""
     PROFILE = "profile"
     """Traces a model for pricing; made by the program, not listed among people's jobs."""
+
+
+PEOPLES_KINDS = (Kind.TRAIN, Kind.GENERATE)
 
 
 class PlanOffer(models.Model):
@@ -242,7 +247,7 @@ class Sample(models.Model):
     job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="samples")
     attempt = models.IntegerField()
     kind = models.CharField(max_length=10)
-    """``step``, ``eval`` or ``timeline``."""
+    """``step``, ``eval`` or ``timeline``; ``generate`` of a generate job, where ``step`` counts generated tokens."""
     step = models.IntegerField()
     data = models.JSONField()
 
@@ -282,7 +287,7 @@ class Artifact(models.Model):
     id = models.CharField(primary_key=True, max_length=48, default=new_artifact_id)
     job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="artifacts")
     kind = models.CharField(max_length=20)
-    """model, sample, metrics, log, plan, record."""
+    """model, sample, metrics, log, plan, record; results and errors of a generate job."""
     name = models.CharField(max_length=200)
     file = models.CharField(max_length=500)
     """Relative to HEADROOM_HOME."""

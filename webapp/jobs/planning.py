@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from django.db import transaction
 
@@ -23,15 +23,19 @@ from optimizer.profile.inference import InferenceProfile
 from optimizer.profile.profile import PROFILE_VERSION, profile_fingerprint
 from optimizer.profile.profile import Profile as ModelProfile
 from optimizer.search.problem import PricedPlan
-from optimizer.workload import Adapter, Goal, TrainingWorkload
+from optimizer.workload import Adapter, Goal, InferenceWorkload, TrainingWorkload
 from webapp.catalog.models import Machine, Model, Profile
 from webapp.catalog.queries import machines_visible_to
 from webapp.jobs.actions import create_job
 from webapp.jobs.errors import JobConflict, PlanDoesNotFit
+from webapp.jobs.generation_spec import GenerateSpec, inference_workload, read_job_spec
 from webapp.jobs.models import Job, PlanOffer
 from webapp.jobs.profiles import request_profile
 from webapp.jobs.queries import offers_visible_to
-from webapp.jobs.spec import JobSpec, read_spec
+from webapp.jobs.spec import JobSpec
+
+if TYPE_CHECKING:
+    from optimizer.search.inference.problem import PricedInferencePlan
 
 _PRICE_AGAIN = "Price the spec again and take one of its offers."
 
@@ -92,18 +96,25 @@ def price_spec(user: Any, spec: dict[str, Any]) -> PlanAnswer:
     Raises InvalidInput for the spec, ProfileFailed, and NoFeasiblePlan when nothing fits on any machine; its ``fields["offers"]``
     then holds the baselines, which are kept as offers too.
     """
-    return price_job_spec(user, read_spec(user, spec))
+    return price_job_spec(user, read_job_spec(user, spec))
 
 
-def price_job_spec(user: Any, spec: JobSpec) -> PlanAnswer:
-    _check_objective(spec.goal)
-    profile = _ready_profile(spec.model, adapter=spec.workload.adapter)
+def price_job_spec(user: Any, spec: JobSpec | GenerateSpec) -> PlanAnswer:
+    if isinstance(spec, JobSpec):
+        _check_objective(spec.goal)
+        profile = _ready_profile(spec.model, adapter=spec.workload.adapter)
+    else:
+        profile = _ready_profile(spec.model, generates=True)
     if profile is None:
         return PlanAnswer(profile="pending", waiting_for="profile")
     machines = list(machines_visible_to(user).order_by("name"))
     if not machines:
         return PlanAnswer(profile="pending", waiting_for="machine")
-    priced = [_search(spec, profile, machine) for machine in machines]
+    if isinstance(spec, JobSpec):
+        priced = [_search(spec, profile, machine) for machine in machines]
+    else:
+        workload = inference_workload(spec)
+        priced = [_search_generation(spec, workload, profile, machine) for machine in machines]
     with transaction.atomic():
         offers = [_keep(user, spec, profile, found) for result in priced for found in result.found]
     fitting = [offer for offer in offers if offer.row.label == "chosen"]
@@ -125,8 +136,10 @@ def _check_objective(goal: Goal) -> None:
         )
 
 
-def _order_of(spec: JobSpec) -> Callable[[Offer], tuple[bool, float, float]]:
+def _order_of(spec: JobSpec | GenerateSpec) -> Callable[[Offer], tuple[bool, float, float]]:
     """By time; for the cheapest run by rent, machines without a price after those with one."""
+    if not isinstance(spec, JobSpec):
+        return lambda offer: (False, 0.0, float(offer.row.prediction["total_s"]))
     from optimizer.hardware.prices import price_run, read_prices
 
     prices = read_prices()
@@ -177,14 +190,15 @@ def submit_job(
     override: bool = False,
     actor: str,
     and_then: Callable[[Job], None] | None = None,
+    max_duration_s: int | None = None,
 ) -> Job:
     """A job from an offer, or from a fresh search when none is named.
 
-    and_then: called with the job in the transaction that makes it.
+    and_then: called with the job in the transaction that makes it. max_duration_s: after so long it is asked to stop.
 
     Raises PlanStale, PlanDoesNotFit (unless ``override``), NotPricedYet, and what ``price_spec`` raises.
     """
-    read = read_spec(user, spec)
+    read = read_job_spec(user, spec)
     offer = _given_offer(user, read, plan_id) if plan_id else _fresh_offer(user, read, override=override)
     if offer.verdict == "does_not_fit" and not override:
         peak, budget = offer.prediction["device_peak_high_bytes"], read.goal.device_budget_bytes
@@ -204,6 +218,9 @@ def submit_job(
             prediction=offer.prediction,
             machine=offer.machine,
             actor=actor,
+            kind=read.kind,
+            num_steps=read.num_steps if isinstance(read, GenerateSpec) else None,
+            max_duration_s=max_duration_s,
         )
         if and_then is not None:
             and_then(job)
@@ -212,7 +229,7 @@ def submit_job(
 
 @dataclass(frozen=True, kw_only=True)
 class _Found:
-    priced: PricedPlan
+    priced: "PricedPlan | PricedInferencePlan"
     machine: Machine
     explanation: list[str]
 
@@ -255,6 +272,38 @@ def _search(spec: JobSpec, profile: Profile, machine: Machine) -> _Searched:
     return _Searched(found=[chosen, *_explained(result.baselines, machine)])
 
 
+def _search_generation(
+    spec: GenerateSpec, workload: InferenceWorkload, profile: Profile, machine: Machine
+) -> _Searched:
+    from optimizer.plan.explain_inference import explain_inference_plan
+    from optimizer.search.inference.baselines import price_inference_baselines
+    from optimizer.search.inference.search import inference_problem, search_inference
+    from optimizer.search.inference.solve import Book
+
+    model_profile = read_inference_profile(profile.pk, profile.document_sha256)
+    target = MachineSpec.from_json(machine.document)
+    problem = inference_problem(
+        model_profile, workload=workload, goal=spec.goal, machine=target, calibration=machine.calibration
+    )
+
+    def explained(baselines: "dict[str, PricedInferencePlan]") -> list[_Found]:
+        return [
+            _Found(
+                priced=priced,
+                machine=machine,
+                explanation=list(explain_inference_plan(priced.plan, workload=workload, prediction=priced.prediction)),
+            )
+            for priced in baselines.values()
+        ]
+
+    try:
+        result = search_inference(problem, profile=model_profile, machine=target)
+    except NoFeasiblePlan as error:
+        return _Searched(found=explained(price_inference_baselines(Book(problem=problem))), infeasible=error)
+    chosen = _Found(priced=result.chosen, machine=machine, explanation=list(result.explanation))
+    return _Searched(found=[chosen, *explained(result.baselines)])
+
+
 @functools.lru_cache(maxsize=16)
 def read_profile(fingerprint: str, document_sha256: str) -> ModelProfile:
     """Kept by its hash: each edit of the form prices again, and reading a profile takes longer than pricing with it."""
@@ -281,7 +330,7 @@ def _explained(baselines: dict[str, PricedPlan], machine: Machine) -> list[_Foun
     ]
 
 
-def _keep(user: Any, spec: JobSpec, profile: Profile, found: _Found) -> Offer:
+def _keep(user: Any, spec: JobSpec | GenerateSpec, profile: Profile, found: _Found) -> Offer:
     row = PlanOffer.objects.create(
         owner=user,
         spec=spec.to_json(),
@@ -306,7 +355,7 @@ def _nothing_fits(errors: list[NoFeasiblePlan], offers: list[Offer]) -> NoFeasib
     return nearest
 
 
-def _given_offer(user: Any, spec: JobSpec, plan_id: str) -> PlanOffer:
+def _given_offer(user: Any, spec: JobSpec | GenerateSpec, plan_id: str) -> PlanOffer:
     # isprintable: a form's text may hold a NUL, on which PostgreSQL fails
     offer = offers_visible_to(user).select_related("machine").filter(pk=plan_id).first() if plan_id.isprintable() else None
     if offer is None:
@@ -316,8 +365,8 @@ def _given_offer(user: Any, spec: JobSpec, plan_id: str) -> PlanOffer:
             value=plan_id[:80],
             allowed="an id from POST /plans",
         )
-    priced = {key: offer.spec[key] for key in ("model", "dataset", "workload", "goal")}
-    if priced != spec.priced_part():
+    asked = spec.priced_part()
+    if {key: offer.spec.get(key) for key in asked} != asked:
         raise PlanStale(f"plan {offer.label} was priced for another spec", hint=_PRICE_AGAIN)
     profile = Profile.objects.defer("document").filter(fingerprint=spec.profile_fingerprint).first()
     if profile is None or not profile.document_sha256 or offer.basis != basis_of(profile, offer.machine):
@@ -329,7 +378,7 @@ def _given_offer(user: Any, spec: JobSpec, plan_id: str) -> PlanOffer:
     return offer
 
 
-def _fresh_offer(user: Any, spec: JobSpec, *, override: bool) -> PlanOffer:
+def _fresh_offer(user: Any, spec: JobSpec | GenerateSpec, *, override: bool) -> PlanOffer:
     try:
         answer = price_job_spec(user, spec)
     except NoFeasiblePlan as error:
@@ -348,7 +397,7 @@ def _fresh_offer(user: Any, spec: JobSpec, *, override: bool) -> PlanOffer:
 
 def _fastest(rows: list[PlanOffer]) -> PlanOffer:
     order = {"fits": 0, "tight": 1, "unknown": 2, "does_not_fit": 3}
-    return min(rows, key=lambda row: (order[row.verdict], row.prediction["step_ms"]))
+    return min(rows, key=lambda row: (order[row.verdict], row.prediction["total_s"]))
 
 
 def basis_of(profile: Profile, machine: Machine) -> str:

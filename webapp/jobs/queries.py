@@ -4,11 +4,11 @@ from typing import Any
 
 from django.db.models import Q, QuerySet
 
-from webapp.jobs.models import Artifact, Checkpoint, Event, Job, Kind, PlanOffer
+from webapp.jobs.models import PEOPLES_KINDS, Artifact, Checkpoint, Event, Job, PlanOffer
 
 
 def jobs_visible_to(user: Any) -> QuerySet[Job]:
-    return Job.objects.filter(_visible(user), kind=Kind.TRAIN).select_related("machine")
+    return Job.objects.filter(_visible(user), kind__in=PEOPLES_KINDS).select_related("machine")
 
 
 def offers_visible_to(user: Any) -> QuerySet[PlanOffer]:

@@ -2,8 +2,9 @@
 
 import dataclasses
 import reprlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from django.db.models import QuerySet
 
@@ -20,7 +21,7 @@ from webapp.catalog.queries import datasets_visible_to, models_visible_to
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-SPEC_FIELDS = ("name", "model", "dataset", "workload", "goal", "plan")
+SPEC_FIELDS = ("kind", "name", "model", "dataset", "workload", "goal", "plan")
 _MAX_NAME_CHARACTERS = 200
 _SIZES = ("device_budget_bytes", "host_budget_bytes", "disk_budget_bytes")
 
@@ -38,6 +39,7 @@ class JobSpec:
     goal: Goal
     plan_label: str
     """``chosen``, or the baseline that is asked for."""
+    kind: Literal["train"] = "train"
 
     @property
     def profile_fingerprint(self) -> str:
@@ -65,26 +67,30 @@ def read_spec(user: Any, document: Any) -> JobSpec:
     """Raises InvalidInput with the dotted name of the first field that is wrong, its value and what is allowed."""
     if not isinstance(document, dict):
         raise InvalidInput("spec must be an object", field="spec", value=type(document).__name__, allowed=list(SPEC_FIELDS))
-    unknown = sorted(set(document) - set(SPEC_FIELDS))
-    if unknown:
-        raise InvalidInput(
-            f"{unknown[0]:.80} is not a known field; known: {', '.join(SPEC_FIELDS)}",
-            field=str(unknown[0])[:80],
-            allowed=list(SPEC_FIELDS),
-        )
+    refuse_unknown(document, SPEC_FIELDS)
     model = find_visible(models_visible_to(user), document.get("model"), field="model")
-    dataset = find_visible(datasets_visible_to(user), document.get("dataset"), field="dataset")
+    texts = datasets_visible_to(user).exclude(format="prompts")
+    dataset = find_visible(texts, document.get("dataset"), field="dataset")
     workload = read_workload(document.get("workload", {}))
     goal = read_goal(document.get("goal"))
     check_against_model(workload, model)
     return JobSpec(
-        name=_read_name(document.get("name"), fallback=f"{model.name} on {dataset.name}"),
+        name=read_name(document.get("name"), fallback=f"{model.name} on {dataset.name}"),
         model=model,
         dataset=dataset,
         workload=workload,
         goal=goal,
-        plan_label=_read_label(document.get("plan", "chosen")),
+        plan_label=_read_plan(document.get("plan", "chosen")),
     )
+
+
+def refuse_unknown(document: dict[str, Any], known: Sequence[str]) -> None:
+    """Raise InvalidInput for the first field that is none of these."""
+    unknown = sorted(set(document) - set(known))
+    if unknown:
+        raise InvalidInput(
+            f"{unknown[0]:.80} is not a known field; known: {', '.join(known)}", field=str(unknown[0])[:80], allowed=list(known)
+        )
 
 
 def find_visible(rows: "QuerySet[R]", wanted: Any, *, field: str) -> R:
@@ -227,7 +233,7 @@ def check_against_model(workload: TrainingWorkload, model: Model) -> None:
         )
 
 
-def _read_name(name: Any, *, fallback: str) -> str:
+def read_name(name: Any, *, fallback: str) -> str:
     if name is None or name == "":
         return fallback[:_MAX_NAME_CHARACTERS]
     if not isinstance(name, str) or not name.strip() or len(name) > _MAX_NAME_CHARACTERS or not name.isprintable():
@@ -240,11 +246,17 @@ def _read_name(name: Any, *, fallback: str) -> str:
     return name.strip()
 
 
-def _read_label(label: Any) -> str:
+def read_label(label: Any, allowed: Sequence[str]) -> str:
+    """One of a plan's labels. Raises InvalidInput."""
+    if label not in allowed:
+        value = str(label)[:80]
+        raise InvalidInput(
+            f"plan is {value!r}; allowed: {', '.join(allowed)}", field="plan", value=value, allowed=list(allowed)
+        )
+    return str(label)
+
+
+def _read_plan(label: Any) -> str:
     from optimizer.search.baselines import BASELINES
 
-    allowed = ["chosen", *BASELINES]
-    if label not in allowed:
-        shown = str(label)[:80]
-        raise InvalidInput(f"plan is {shown!r}; allowed: {', '.join(allowed)}", field="plan", value=shown, allowed=allowed)
-    return str(label)
+    return read_label(label, ("chosen", *BASELINES))

@@ -241,6 +241,9 @@ class ModelUploadForm(forms.Form):
     name = forms.CharField(max_length=200)
     config = forms.FileField(label="config.json")
     tokenizer = forms.FileField(label="tokenizer.json", required=False, help_text="without it: the bundled tokenizer")
+    tokenizer_config = forms.FileField(
+        label="tokenizer_config.json", required=False, help_text="for its chat template, which generate jobs use"
+    )
     weights = SeveralFilesField(
         label="Weights",
         required=False,

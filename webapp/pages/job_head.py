@@ -10,7 +10,7 @@ from typing import Any
 from django.utils import timezone
 
 from optimizer.units import format_bytes, format_duration
-from webapp.jobs.models import LIVE_STATES, Job, Reason, State
+from webapp.jobs.models import LIVE_STATES, Job, Kind, Reason, State
 from webapp.pages.presentation import StackedBar, eta_words, signed_error, stacked_bar
 
 REASON_SENTENCES = {
@@ -112,9 +112,14 @@ def waiting_words(job: Job) -> str:
         return f"Waiting for a worker{retry}, for {_ago(job)}."
     if job.state == State.QUEUED:
         kept = f" It continues at its last checkpoint, about step {job.step}." if job.step else ""
+        if job.kind == Kind.GENERATE:
+            kept = " Finished prompts are kept." if job.step else ""
         return f"Paused: it may not start until it is resumed.{kept}"
     if job.state in LIVE_STATES and job.cancel_requested_at is not None:
-        return "Stopping: the worker ends the step at hand and saves." if job.cancel_mode == "save" else "Stopping now."
+        saves = "Stopping: the worker ends the step at hand and saves."
+        if job.kind == Kind.GENERATE:
+            saves = "Stopping: the worker ends the pass at hand and writes the results."
+        return saves if job.cancel_mode == "save" else "Stopping now."
     if job.state == State.STARTING:
         return f"Worker {job.worker} has claimed it; its process is starting."
     return ""
@@ -126,6 +131,8 @@ def _ago(job: Job) -> str:
 
 
 def _stop_loses(job: Job, last_checkpoint_step: int | None) -> str:
+    if job.kind == Kind.GENERATE:
+        return "The prompts of the pass at hand would be lost, and no file of results is written; finished lines stay readable."
     if not job.step:
         return "Nothing has been trained yet; the job ends without files."
     if last_checkpoint_step is None:

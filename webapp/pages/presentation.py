@@ -10,6 +10,7 @@ from typing import Any
 
 from optimizer.categories import CATEGORIES, CATEGORY_LABELS
 from optimizer.plan.activations import BlockChoice
+from optimizer.plan.inference import InferencePlan
 from optimizer.plan.plan import Plan
 from optimizer.units import format_bytes, format_duration
 
@@ -130,6 +131,8 @@ def plan_rows(
 
 def _decisions(document: Mapping[str, Any]) -> dict[str, tuple[str, str, str]]:
     """Category to (lifetime, place, representation), in words."""
+    if "kv_cache" in document:
+        return _generation_decisions(document)
     plan = Plan.from_json(dict(document))
     weights, state, chunks = plan.weights, plan.optimizer_state, plan.logits_and_loss.num_chunks
     computed = weights.dtype if weights.autocast == "off" else f"{weights.dtype}, products in {weights.autocast}"
@@ -141,6 +144,19 @@ def _decisions(document: Mapping[str, Any]) -> dict[str, tuple[str, str, str]]:
         "optimizer_state": ("kept", _state_place(plan), f"{'fp32' if state.bits == 32 else '8-bit'}{masters}"),
         "activations": _activations_decision(plan),
         "logits_and_loss": ("whole" if chunks == 1 else f"in {chunks} chunks", "device", weights.dtype),
+    }
+
+
+def _generation_decisions(document: Mapping[str, Any]) -> dict[str, tuple[str, str, str]]:
+    plan = InferencePlan.from_json(dict(document))
+    weights, cache = plan.weights, plan.kv_cache
+    packed = "" if weights.frozen == "same" else f", matrices in the blocks {weights.frozen}"
+    lifetime = "kept" if weights.place == "device" else "each block's fetched for every forward pass"
+    return {
+        "weights": (lifetime, weights.place, f"{weights.dtype}{packed}"),
+        "kv_cache": ("kept until its pass ends", cache.place, weights.dtype if cache.dtype == "same" else cache.dtype),
+        "activations": ("while their block runs", "device", weights.dtype),
+        "logits_and_loss": ("of the newest position", "device", weights.dtype),
     }
 
 
@@ -193,7 +209,7 @@ class Block:
 
 
 def block_strip(plan: Mapping[str, Any] | None) -> list[Block]:
-    if plan is None:
+    if plan is None or "activations" not in plan:
         return []
     return [
         Block(number=number, choice=choice, letter=BLOCK_CHOICES[choice][0], meaning=BLOCK_CHOICES[choice][1])
@@ -213,27 +229,33 @@ class Comparison:
 
 
 def comparisons(prediction: Mapping[str, Any] | None, *, measured: Mapping[str, Any] | None) -> list[Comparison]:
-    """Peak bytes and step time, predicted against measured."""
+    """Peak bytes and times, predicted against measured: of training a step's, of a generation those of a pass."""
     if not prediction:
         return []
     found = measured or {}
-    peak, step = found.get("device_peak_bytes"), found.get("step_ms")
-    return [
-        Comparison(
-            name="peak device memory",
-            predicted=format_bytes(prediction["device_peak_bytes"]),
-            interval=" to ".join(format_bytes(prediction[f"device_peak_{end}_bytes"]) for end in ("low", "high")),
-            measured=format_bytes(peak) if peak else "not yet",
-            error=signed_error(prediction["device_peak_bytes"], measured=peak),
-        ),
-        Comparison(
-            name="step time",
-            predicted=_step_words(prediction["step_ms"]),
-            interval=f"{_step_words(prediction['step_low_ms'])} to {_step_words(prediction['step_high_ms'])}",
-            measured=_step_words(step) if step else "not yet",
-            error=signed_error(prediction["step_ms"], measured=step),
-        ),
-    ]
+    peak = found.get("device_peak_bytes")
+    memory = Comparison(
+        name="peak device memory",
+        predicted=format_bytes(prediction["device_peak_bytes"]),
+        interval=" to ".join(format_bytes(prediction[f"device_peak_{end}_bytes"]) for end in ("low", "high")),
+        measured=format_bytes(peak) if peak else "not yet",
+        error=signed_error(prediction["device_peak_bytes"], measured=peak),
+    )
+    timed = [("step time", "step")]
+    if "prefill_ms" in prediction:
+        timed = [("first token of a pass", "prefill"), ("each later token", "decode")]
+    return [memory, *(_compare_time(name, key, prediction, found) for name, key in timed)]
+
+
+def _compare_time(name: str, key: str, prediction: Mapping[str, Any], found: Mapping[str, Any]) -> Comparison:
+    measured = found.get(f"{key}_ms")
+    return Comparison(
+        name=name,
+        predicted=_step_words(prediction[f"{key}_ms"]),
+        interval=f"{_step_words(prediction[f'{key}_low_ms'])} to {_step_words(prediction[f'{key}_high_ms'])}",
+        measured=_step_words(measured) if measured else "not yet",
+        error=signed_error(prediction[f"{key}_ms"], measured=measured),
+    )
 
 
 def signed_error(predicted: float, *, measured: float | None) -> str:

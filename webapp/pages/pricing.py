@@ -12,8 +12,8 @@ from optimizer.categories import CATEGORIES, CATEGORY_LABELS
 from optimizer.errors import HeadroomError, NoFeasiblePlan
 from optimizer.units import MIB
 from webapp.catalog.models import Profile
+from webapp.jobs.generation_spec import read_job_spec
 from webapp.jobs.planning import PlanAnswer, price_spec
-from webapp.jobs.spec import read_spec
 from webapp.pages.forms import exact_bytes, field_of
 from webapp.pages.presentation import BLOCK_CHOICES, StackedBar, largest_part, stacked_bar
 
@@ -51,6 +51,8 @@ class OfferRow:
     blocks: str
     """One letter a block, runs shortened: ``K2 R10``."""
     batch: str
+    first_token_ms: float | None = None
+    """Of a generation, whose ``step_ms`` is that of each later token of a pass."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +74,10 @@ class Pricing:
     problems: tuple[str, ...] = ()
     message: str = ""
     hint: str = ""
+
+    @property
+    def is_generation(self) -> bool:
+        return any(offer.first_token_ms is not None for offer in self.offers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +107,7 @@ def price_for_page(user: Any, spec: dict[str, Any], *, selected: str = "") -> tu
 
 def _asked_at(user: Any, spec: dict[str, Any]) -> datetime | None:
     """Since when the profile that the spec needs has been waited for."""
-    rows = Profile.objects.filter(fingerprint=read_spec(user, spec).profile_fingerprint)
+    rows = Profile.objects.filter(fingerprint=read_job_spec(user, spec).profile_fingerprint)
     return rows.values_list("created_at", flat=True).first()
 
 
@@ -162,7 +168,7 @@ def _cells(row: OfferRow, *, against: OfferRow, columns: Sequence[str]) -> tuple
 
 def _rows(documents: Sequence[Mapping[str, Any]], *, budget_bytes: int, selected: str) -> list[OfferRow]:
     """The chosen plan first; of the others the faster ones first. ``selected`` is ``label@machine``."""
-    ordered = sorted(documents, key=lambda offer: (not offer["chosen"], offer["prediction"]["step_ms"]))
+    ordered = sorted(documents, key=lambda offer: (not offer["chosen"], offer["prediction"]["total_s"]))
     known = any(_key(offer) == selected for offer in ordered)
     return [
         _row(offer, budget_bytes=budget_bytes, selected=_key(offer) == selected if known else bool(offer["chosen"]))
@@ -177,6 +183,7 @@ def _key(offer: Mapping[str, Any]) -> str:
 def _row(offer: Mapping[str, Any], *, budget_bytes: int, selected: bool) -> OfferRow:
     prediction, plan = offer["prediction"], offer["plan"]
     sizes = prediction["device_bytes_by_category"]
+    is_generation = "kv_cache" in plan
     return OfferRow(
         id=offer["id"],
         label=offer["label"],
@@ -188,7 +195,8 @@ def _row(offer: Mapping[str, Any], *, budget_bytes: int, selected: bool) -> Offe
         explanation=tuple(offer["explanation"]),
         peak_bytes=prediction["device_peak_bytes"],
         host_bytes=prediction["host_peak_bytes"],
-        step_ms=prediction["step_ms"],
+        step_ms=prediction["decode_ms" if is_generation else "step_ms"],
+        first_token_ms=prediction["prefill_ms"] if is_generation else None,
         total_s=prediction["total_s"],
         tokens_per_s=prediction["tokens_per_s"],
         time_source=prediction["time_source"],
@@ -196,9 +204,22 @@ def _row(offer: Mapping[str, Any], *, budget_bytes: int, selected: bool) -> Offe
         cells=(),
         bar=stacked_bar(sizes, budget_bytes=budget_bytes),
         largest=largest_part(sizes),
-        blocks=block_letters(plan["activations"]["per_block"]),
-        batch=f"{plan['batch']['micro_batch_size']} × {plan['batch']['accumulation_steps']}",
+        blocks=weights_words(plan["weights"]) if is_generation else block_letters(plan["activations"]["per_block"]),
+        batch=_batch_words(plan),
     )
+
+
+def weights_words(weights: Mapping[str, Any]) -> str:
+    """``fp32 on the device``, ``bf16 int8 on the host``."""
+    packed = "" if weights["frozen"] == "same" else f" {weights['frozen']}"
+    return f"{weights['dtype']}{packed} on the {weights['place']}"
+
+
+def _batch_words(plan: Mapping[str, Any]) -> str:
+    """Sequences of a micro-batch, and how many of them make a step or share a pass."""
+    if "kv_cache" in plan:
+        return f"{plan['batch_size']} × {plan.get('num_micro_batches', 1)}"
+    return f"{plan['batch']['micro_batch_size']} × {plan['batch']['accumulation_steps']}"
 
 
 def block_letters(choices: Sequence[str]) -> str:

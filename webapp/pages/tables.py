@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from optimizer.categories import CATEGORIES, CATEGORY_LABELS
-from webapp.jobs.models import Job
+from webapp.jobs.models import Job, Kind
 
 SHOWN_ROWS = 500
 Row = tuple[Any, ...]
@@ -51,10 +51,15 @@ def samples(job: Job, kind: str) -> list[dict[str, Any]]:
     return [by_step[step] for step in sorted(by_step)]
 
 
+def _points(job: Job) -> list[dict[str, Any]]:
+    """What the charts over the run show; of a generate job ``step`` counts tokens."""
+    return samples(job, "generate" if job.kind == Kind.GENERATE else "step")
+
+
 def _memory(job: Job) -> Table:
     labels = tuple(f"{CATEGORY_LABELS[category]} (bytes)" for category in CATEGORIES)
     rows = []
-    for sample in samples(job, "step"):
+    for sample in _points(job):
         found = sample.get("device_bytes") or {}
         rows.append(
             (sample["step"], sample.get("device_peak_bytes"), *(found.get(category, 0) for category in CATEGORIES))
@@ -74,7 +79,7 @@ def _timeline(job: Job) -> Table:
 
 
 def _host(job: Job) -> Table:
-    rows = tuple((sample["step"], sample.get("host_bytes")) for sample in samples(job, "step"))
+    rows = tuple((sample["step"], sample.get("host_bytes")) for sample in _points(job))
     return Table(title="Host memory over the run", columns=("step", "host (bytes)"), rows=rows)
 
 
@@ -86,7 +91,7 @@ def _loss(job: Job) -> Table:
 
 
 def _speed(job: Job) -> Table:
-    rows = tuple((sample["step"], sample.get("tokens_per_s"), sample.get("step_ms")) for sample in samples(job, "step"))
+    rows = tuple((sample["step"], sample.get("tokens_per_s"), sample.get("step_ms")) for sample in _points(job))
     return Table(title="Speed", columns=("step", "tokens per second", "step (ms)"), rows=rows)
 
 

@@ -61,9 +61,10 @@ def upload_model(request: HttpRequest, form: ModelUploadForm) -> str:
             config=data["config"],
             tokenizer=data["tokenizer"],
             weights=data["weights"],
+            tokenizer_config=data["tokenizer_config"],
         ).pk
     except HeadroomError as error:
-        return _refuse(form, error, fallback=form.fallback_field)
+        return refuse_upload(form, error, fallback=form.fallback_field)
 
 
 def upload_dataset(request: HttpRequest, form: DatasetUploadForm) -> str:
@@ -71,10 +72,11 @@ def upload_dataset(request: HttpRequest, form: DatasetUploadForm) -> str:
     try:
         return create_dataset(owner=request.user, name=form.cleaned_data["name"], file=form.cleaned_data["file"]).pk  # type: ignore[arg-type]
     except HeadroomError as error:
-        return _refuse(form, error, fallback=form.fallback_field)
+        return refuse_upload(form, error, fallback=form.fallback_field)
 
 
-def _refuse(form: forms.Form, error: HeadroomError, *, fallback: str) -> str:
+def refuse_upload(form: forms.Form, error: HeadroomError, *, fallback: str) -> str:
+    """Put the reason beside the field it names, or ``fallback``; the empty id."""
     named = str(error.fields.get("field", ""))
     form.add_error(named if named in form.fields else fallback, error.message)
     return ""

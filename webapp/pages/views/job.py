@@ -13,14 +13,18 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_GET, require_POST
 
 from optimizer.categories import CATEGORIES, CATEGORY_LABELS
+from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.estimate.prediction import Prediction
 from optimizer.plan.explain import explain_plan
+from optimizer.plan.explain_inference import explain_inference_plan
+from optimizer.plan.inference import InferencePlan
 from optimizer.plan.plan import Plan
 from optimizer.units import format_bytes
 from webapp.jobs.actions import CancelMode, cancel_job, pause_job, resume_job, retry_job
 from webapp.jobs.documents import job_document
 from webapp.jobs.errors import JobConflict
-from webapp.jobs.models import Job
+from webapp.jobs.generation_spec import inference_workload, spec_of_job
+from webapp.jobs.models import Job, Kind
 from webapp.jobs.queries import jobs_visible_to
 from webapp.pages.files import log_tail, sample_text
 from webapp.pages.job_head import budget_bytes, describe_job
@@ -164,17 +168,21 @@ def _plan_tab(job: Job) -> dict[str, Any]:
 def _explanation(job: Job) -> list[str]:
     if job.plan is None or job.prediction is None:
         return []
+    if job.kind == Kind.GENERATE:
+        prediction = InferencePrediction.from_json(job.prediction)
+        workload = inference_workload(spec_of_job(job))
+        return list(explain_inference_plan(InferencePlan.from_json(job.plan), workload=workload, prediction=prediction))
     return explain_plan(Plan.from_json(job.plan), prediction=Prediction.from_json(job.prediction))
 
 
 def _measured_so_far(job: Job) -> dict[str, Any]:
     """What the record will hold, from the highest sample while the job runs."""
-    samples = job.samples.filter(kind="step").order_by("-data__device_peak_bytes")
+    samples = job.samples.filter(kind__in=("step", "generate")).order_by("-data__device_peak_bytes")
     highest = samples.values_list("data", flat=True).first() or {}
     return {
         "device_peak_bytes": highest.get("device_peak_bytes"),
         "device_bytes_by_category": highest.get("device_bytes"),
-        "step_ms": job.summary.get("step_ms"),
+        **{name: job.summary.get(name) for name in ("step_ms", "prefill_ms", "decode_ms")},
     }
 
 

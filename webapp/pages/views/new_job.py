@@ -5,13 +5,17 @@ The verdict comes from the same calls as the API's ``POST /plans`` and ``POST /j
 
 from typing import Any
 
+from django import forms
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import redirect, render
+from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_POST
 
 from optimizer.errors import HeadroomError
+from webapp.catalog.models import Model
 from webapp.catalog.queries import datasets_visible_to, models_visible_to
 from webapp.jobs.planning import submit_job
 from webapp.jobs.queries import jobs_visible_to, offers_visible_to
@@ -42,7 +46,7 @@ def new_job(request: HttpRequest) -> HttpResponse:
         return _page(request, _form(request, None), Pricing(kind="incomplete", problems=("Not priced yet.",)))
     form = _form(request, request.POST)
     if not form.is_valid():
-        return _page(request, form, _incomplete(form))
+        return _page(request, form, incomplete(form))
     spec = form.spec()
     try:
         job = submit_job(
@@ -54,9 +58,9 @@ def new_job(request: HttpRequest) -> HttpResponse:
         )
     except HeadroomError as error:
         if form.put_error(error):
-            return _page(request, form, _incomplete(form))
+            return _page(request, form, incomplete(form))
         form.add_error(None, f"{error.message}. {error.hint}".strip())
-        pricing, _ = price_for_page(request.user, spec, selected=_selected(request))
+        pricing, _ = price_for_page(request.user, spec, selected=selected_offer(request))
         return _page(request, form, pricing)
     return redirect("job", job.pk)
 
@@ -67,11 +71,12 @@ def price(request: HttpRequest) -> HttpResponse:
     """The verdict, the plans and the errors for what stands in the form now; its fields are not sent back."""
     form = _form(request, request.POST)
     if not form.is_valid():
-        return render(request, "jobs/price.html", {"form": form, "pricing": _incomplete(form)})
-    pricing, problem = price_for_page(request.user, form.spec(), selected=_selected(request))
+        return render(request, "jobs/price.html", {"form": form, "pricing": incomplete(form), "price_url": reverse("job_price")})
+    pricing, problem = price_for_page(request.user, form.spec(), selected=selected_offer(request))
     if problem is not None and form.put_error(problem.error):
-        pricing = _incomplete(form)
-    return render(request, "jobs/price.html", {"form": form, "pricing": pricing})
+        pricing = incomplete(form)
+    context = {"form": form, "pricing": pricing, "price_url": reverse("job_price")}
+    return render(request, "jobs/price.html", context)
 
 
 @require_POST
@@ -106,6 +111,7 @@ def _page(request: HttpRequest, form: JobForm, pricing: Pricing) -> HttpResponse
     context = {
         "form": form,
         "pricing": pricing,
+        "price_url": reverse("job_price"),
         "model_upload": ModelUploadForm(auto_id="model_upload_%s"),
         "dataset_upload": DatasetUploadForm(auto_id="dataset_upload_%s"),
         "advanced": [form[name] for name in ADVANCED],
@@ -121,12 +127,12 @@ def _form(request: HttpRequest, data: QueryDict | None, *, initial: dict[str, An
         data,
         initial=initial if initial is not None else _initial(request),
         models=models_visible_to(request.user),
-        datasets=datasets_visible_to(request.user),
+        datasets=datasets_visible_to(request.user).exclude(format="prompts"),
     )
 
 
 def _initial(request: HttpRequest) -> dict[str, Any]:
-    initial: dict[str, Any] = {"model": _first_model(request.user)}
+    initial: dict[str, Any] = {"model": first_model(models_visible_to(request.user), request.user)}
     if source_id := request.GET.get("from", ""):
         source = jobs_visible_to(request.user).filter(pk=source_id).first()
         if source is None:
@@ -136,14 +142,13 @@ def _initial(request: HttpRequest) -> dict[str, Any]:
     return initial | {name: request.GET[name] for name in ("model", "dataset") if name in request.GET}
 
 
-def _first_model(user: Any) -> str | None:
+def first_model(rows: QuerySet[Model], user: Any) -> str | None:
     """The newest of one's own, else the smallest there is: the page prices it at once, and that should be quick."""
-    rows = models_visible_to(user)
     own = rows.filter(owner=user).order_by("-pk").values_list("pk", flat=True).first()
     return own or rows.order_by("num_parameters").values_list("pk", flat=True).first()
 
 
-def _incomplete(form: JobForm) -> Pricing:
+def incomplete(form: forms.Form) -> Pricing:
     """The form's problems as a list; each stands beside its field as well."""
     problems = [
         f"{form.fields[name].label or name.replace('_', ' ').capitalize() if name in form.fields else ''}: {error}"
@@ -153,7 +158,7 @@ def _incomplete(form: JobForm) -> Pricing:
     return Pricing(kind="incomplete", problems=tuple(problems))
 
 
-def _selected(request: HttpRequest) -> str:
+def selected_offer(request: HttpRequest) -> str:
     """``label@machine`` of the offer that was taken, so that it stays taken when prices are made anew."""
     plan_id = request.POST.get("plan_id", "")
     offer = offers_visible_to(request.user).filter(pk=plan_id).first() if plan_id.isprintable() else None

@@ -1,0 +1,166 @@
+"""Specs of generate jobs: priced with a real profile and real token counts, made into jobs, refused by field."""
+
+import pytest
+
+from optimizer.errors import InvalidInput, NoFeasiblePlan, PlanStale
+from optimizer.plan.inference import InferencePlan
+from optimizer.search.inference.baselines import INFERENCE_BASELINES
+from optimizer.workload import GenerationWorkload
+from tests.webapp import generation
+from tests.webapp.generation import make_generate_spec, make_prompts, make_writer
+from webapp.catalog.models import PromptTokens
+from webapp.jobs.actions import claim_job, finish_attempt, record_progress, record_started, retry_job
+from webapp.jobs.generation_spec import read_job_spec, summed_workload
+from webapp.jobs.models import Job
+from webapp.jobs.planning import price_spec, submit_job
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(scope="module")
+def document():
+    return generation.trace()
+
+
+@pytest.fixture
+def writer(document, db):
+    return make_writer(document)
+
+
+@pytest.fixture
+def prompts(ada):
+    return make_prompts(owner=ada)
+
+
+def submit(user, spec, **how):
+    return submit_job(user, spec=spec, actor=f"user:{user.username}", **how)
+
+
+def test_a_model_that_never_generated_is_profiled_first(ada, machine, prompts):
+    answer = price_spec(ada, make_generate_spec(make_writer(), prompts))
+    assert answer.to_json() == {"profile": "pending", "waiting_for": "profile"}
+    assert Job.objects.get().spec["generates"]
+
+
+def test_the_best_plan_stands_beside_the_baselines_and_all_fit(ada, machine, writer, prompts):
+    answer = price_spec(ada, make_generate_spec(writer, prompts)).to_json()
+    labels = [offer["label"] for offer in answer["offers"]]
+    assert labels[0] == "chosen"
+    assert set(labels[1:]) <= set(INFERENCE_BASELINES)
+    chosen = answer["offers"][0]
+    assert (chosen["chosen"], chosen["verdict"], chosen["lossless"]) == (True, "fits", True)
+    assert InferencePlan.from_json(chosen["plan"]).batch_size == 2
+    assert chosen["explanation"]
+
+
+def test_tokens_are_counted_once_for_a_model(ada, machine, writer, prompts, monkeypatch):
+    price_spec(ada, make_generate_spec(writer, prompts))
+    monkeypatch.setattr("webapp.catalog.actions.run_limited", None)
+    price_spec(ada, make_generate_spec(writer, prompts))
+    assert PromptTokens.objects.get().counts[0][2] == 1
+
+
+def test_an_offer_becomes_a_job_that_counts_prompts(ada, machine, writer, prompts):
+    spec = make_generate_spec(writer, prompts)
+    offer = price_spec(ada, spec).offers[0].row
+    job = submit(ada, spec, plan_id=offer.pk)
+    assert (job.kind, job.num_steps, job.dataset, job.plan) == ("generate", 2, prompts, offer.plan)
+    assert job.spec["workload"]["max_new_tokens"] == 8
+    assert job.need_device_bytes == offer.prediction["device_peak_high_bytes"]
+
+
+def test_an_offer_for_other_sampling_is_stale(ada, machine, writer, prompts):
+    offer = price_spec(ada, make_generate_spec(writer, prompts)).offers[0].row
+    changed = make_generate_spec(writer, prompts, workload={"max_new_tokens": 9})
+    with pytest.raises(PlanStale, match="priced for another spec"):
+        submit(ada, changed, plan_id=offer.pk)
+
+
+def test_where_nothing_fits_the_smallest_budget_is_named(ada, machine, writer, prompts):
+    with pytest.raises(NoFeasiblePlan) as caught:
+        price_spec(ada, make_generate_spec(writer, prompts, goal={"device_budget_bytes": 1000}))
+    assert caught.value.fields["smallest_feasible_bytes"] > 1000
+    assert caught.value.fields["offers"]
+
+
+def test_lines_without_room_are_not_priced_and_a_file_of_nothing_else_is_refused(ada, machine, writer):
+    long = {"prompt": "In the beginning God created the heaven. " * 20}
+    some = make_prompts(long, {"prompt": "And"}, owner=ada)
+    assert price_spec(ada, make_generate_spec(writer, some)).offers[0].row.plan["batch_size"] == 1
+    none = make_prompts(long, owner=ada)
+    with pytest.raises(InvalidInput, match="no line can be generated for") as caught:
+        price_spec(ada, make_generate_spec(writer, none))
+    assert caught.value.fields["field"] == "prompts"
+
+
+def test_the_price_is_of_the_longest_prompt_and_the_most_tokens_that_any_line_asks_for():
+    workload = summed_workload([(4, 8, 3), (20, 2, 1)], max_sequence_length=64)
+    assert (workload.prompt_length, workload.num_new_tokens, workload.num_sequences) == (20, 8, 4)
+    near_the_end = summed_workload([(4, 60, 1), (60, 4, 1)], max_sequence_length=64)
+    assert (near_the_end.prompt_length, near_the_end.num_new_tokens) == (60, 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "words"),
+    [
+        ({"kind": "dance"}, "kind", "allowed: train, generate"),
+        ({"dataset": "x"}, "dataset", "not a known field"),
+        ({"prompts": "x"}, "prompts", "is not there"),
+        ({"goal": None}, "goal", "goal is missing"),
+        ({"workload": {"temperature": 3}}, "workload.temperature", "a number from 0 to 2"),
+        ({"workload": {"stop": ["a"] * 5}}, "workload.stop", "at most 4 texts"),
+        ({"plan": "keep_all"}, "plan", "resident"),
+    ],
+)
+def test_what_is_wrong_is_refused_by_field(ada, writer, prompts, changes, field, words):
+    with pytest.raises(InvalidInput, match=words) as caught:
+        read_job_spec(ada, make_generate_spec(writer, prompts, **changes))
+    assert caught.value.fields["field"] == field
+
+
+def test_random_weights_and_texts_to_train_on_are_refused(ada, model, writer, prompts, dataset):
+    with pytest.raises(InvalidInput, match="has no weights"):
+        read_job_spec(ada, make_generate_spec(model, prompts))
+    with pytest.raises(InvalidInput, match="prompts .* is not there"):
+        read_job_spec(ada, make_generate_spec(writer, dataset))
+
+
+def test_prompts_are_nothing_to_train_on(ada, writer, prompts):
+    spec = {"model": writer.pk, "dataset": prompts.pk, "goal": {"device_budget_bytes": 1}}
+    with pytest.raises(InvalidInput, match="dataset .* is not there"):
+        read_job_spec(ada, spec)
+
+
+def test_a_normalized_spec_reads_back_to_itself(ada, writer, prompts):
+    read = read_job_spec(ada, make_generate_spec(writer, prompts))
+    assert read_job_spec(ada, read.to_json()) == read
+    assert read.workload == GenerationWorkload(max_new_tokens=8)
+
+
+def test_a_pass_that_has_finished_no_prompt_yet_is_progress_all_the_same(ada, machine, writer, prompts):
+    job = submit(ada, make_generate_spec(writer, prompts))
+    attempt = claim_job(worker="w", machine=machine)
+    assert record_started(attempt, pid=1)
+    moments = []
+    for num_tokens in (5, 5, 9):
+        record_progress(attempt, step=0, eta_s=None, summary={}, num_tokens=num_tokens)
+        moments.append(Job.objects.get(pk=job.pk).progress_at)
+    assert moments[0] == moments[1] < moments[2]
+
+
+def test_what_was_measured_is_kept_beside_the_prediction_and_a_retry_is_a_generate_job_again(
+    ada, machine, writer, prompts
+):
+    job = submit(ada, make_generate_spec(writer, prompts))
+    attempt = claim_job(worker="w", machine=machine)
+    assert record_started(attempt, pid=1)
+    measured = {"device_peak_bytes": 5, "tokens_per_s": 9.0, "prefill_ms": 2.0, "decode_ms": 1.0}
+    result = {"outcome": "failed", "reason": "disk_full", "message": "full", "measured": measured, "summary": {}}
+    failed = {**result, "reason": "internal"}
+    assert finish_attempt(attempt, result=failed, exit_code=1) == "failed"
+    job.refresh_from_db()
+    attempt.refresh_from_db()
+    assert (attempt.measured, attempt.prediction) == (measured, job.prediction)
+    assert job.summary["decode_ms"] == 1.0
+    again = retry_job(job, actor="user:ada")
+    assert (again.kind, again.num_steps, again.plan) == ("generate", 2, job.plan)

@@ -1,0 +1,256 @@
+"""What the attempt's process does for a ``generate`` job: prompts into tokens, passes over the model, answers line by line.
+
+A line that is done is on the disk before anyone is told of it, and no later attempt does it again. A line that cannot be used
+becomes an entry of the error file; it does not end the job. Stop texts are looked for in what was written, once a sequence has
+ended.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optimizer.data.prompt_tokens import LineTokens, PromptTokenizer, length_problem
+from optimizer.data.prompts import read_prompts
+from optimizer.models.spec import ModelSpec, read_model_spec
+from optimizer.plan.inference import InferencePlan
+from optimizer.serialize import from_json
+from optimizer.workload import GenerationWorkload, InferenceGoal
+from worker.answers import answer, cut_at_stop, refusal
+from worker.reporter import Reporter
+from worker.results import Result, ResultWriter, read_finished, write_finished
+
+if TYPE_CHECKING:
+    from optimizer.runtime.generation_run import Finished, GenerationResult, Request
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Work:
+    """One attempt at a job, read from ``attempt.json``."""
+
+    attempt: dict[str, Any]
+    spec: ModelSpec
+    workload: GenerationWorkload
+    goal: InferenceGoal
+    plan: InferencePlan
+    tokenizer: PromptTokenizer
+    job_folder: Path
+
+    @property
+    def job_id(self) -> str:
+        return str(self.attempt["job_id"])
+
+
+@dataclass
+class _Progress:
+    """What is done, by this attempt and by those before it."""
+
+    finished: dict[int, Result]
+    num_lines: int = 0
+    num_errors: int = 0
+    num_tokens: int = 0
+    waiting: dict[int, LineTokens] = field(default_factory=dict)
+    """Lines to generate for, by index."""
+
+    def add(self, result: Result) -> None:
+        self.finished[result.index] = result
+        self.num_errors += result.is_error
+        self.num_tokens += result.completion_tokens
+
+
+def generate_attempt(
+    attempt: dict[str, Any], *, reporter: Reporter, should_stop: Callable[[], bool]
+) -> dict[str, Any]:
+    """The content of ``result.json``. Raises InvalidModel, InvalidDataset, and the errors of ``run_requests``."""
+    reporter.phase("tokenizing")
+    work = _read_work(attempt)
+    folders = [work.job_folder, *(Path(folder) for folder in attempt["earlier_job_folders"])]
+    progress = _Progress(finished={})
+    for result in read_finished(folders).values():
+        progress.add(result)
+    reporter({"type": "started", "resumed_from_step": len(progress.finished)})
+    with ResultWriter(work.job_folder, attempt=attempt["attempt"], fence=attempt["fence"]) as writer:
+        _read_lines(work, progress, writer)
+        measured = _generate(work, progress, writer, reporter=reporter, should_stop=should_stop)
+    reporter.phase("saving", "writing the results in the order of the prompts")
+    files = write_finished(progress.finished, job_folder=work.job_folder)
+    return _result(progress, measured, files=[asdict(file) for file in files])
+
+
+def _read_work(attempt: dict[str, Any]) -> _Work:
+    spec = read_model_spec(attempt["config"])
+    return _Work(
+        attempt=attempt,
+        spec=spec,
+        workload=from_json(GenerationWorkload, attempt["workload"], path="workload"),
+        goal=from_json(InferenceGoal, attempt["goal"], path="goal"),
+        plan=InferencePlan.from_json(attempt["plan"]),
+        tokenizer=PromptTokenizer(
+            attempt["tokenizer_file"],
+            chat_file=attempt["chat_file"],
+            vocab_size=spec.vocab_size,
+            end_of_text_id=spec.end_of_text_id,
+        ),
+        job_folder=Path(attempt["job_folder"]),
+    )
+
+
+def _read_lines(work: _Work, progress: _Progress, writer: ResultWriter) -> None:
+    """Sort the lines into those that are done, that cannot be done, and that wait."""
+    refused = []
+    for each in work.tokenizer.encode(read_prompts(work.attempt["prompts"]["file"])):
+        progress.num_lines += 1
+        line = each.line
+        if line.index in progress.finished:
+            continue
+        problem = each.problem or length_problem(
+            len(each.ids),
+            line.workload(work.workload).max_new_tokens,
+            max_sequence_length=work.spec.max_sequence_length,
+        )
+        if problem is None:
+            progress.waiting[line.index] = each
+        else:
+            refused.append(refusal(line, problem, job_id=work.job_id))
+    if refused:
+        writer.add(refused)
+    for result in refused:
+        progress.add(result)
+
+
+def _generate(
+    work: _Work,
+    progress: _Progress,
+    writer: ResultWriter,
+    *,
+    reporter: Reporter,
+    should_stop: Callable[[], bool],
+) -> dict[str, Any] | None:
+    """Until all that waits is done, or it is time to stop. What was measured; None where there was nothing to do."""
+    if not progress.waiting or should_stop():
+        return None
+    # torch takes seconds to import; what is wrong with the input has been said by now
+    reporter.phase("loading", "starting torch")
+    from optimizer.runtime.generation_run import open_generator, run_requests
+
+    from optimizer.runtime.train import set_num_threads
+
+    def keep(finished: "Finished") -> None:
+        each = progress.waiting.pop(int(finished.id))
+        result = _answer(work, each, finished)
+        writer.add([result])
+        progress.add(result)
+
+    set_num_threads()
+    scratch = work.job_folder / "scratch"
+    scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+    requests = [_request(work, each) for each in progress.waiting.values()]
+    with open_generator(
+        work.spec,
+        plan=work.plan,
+        device=work.attempt["device"],
+        weights_folder=Path(work.attempt["model_folder"]) if work.attempt["has_weights"] else None,
+        cap_bytes=work.goal.device_budget_bytes,
+        host_cap_bytes=work.goal.host_budget_bytes,
+        scratch=scratch,
+    ) as generator:
+        reporter.phase("generating")
+        result = run_requests(
+            generator,
+            requests,
+            on_finished=keep,
+            report=_Sampler(progress, reporter),
+            should_stop=should_stop,
+        )
+    return _measured(result)
+
+
+def _request(work: _Work, each: LineTokens) -> "Request":
+    from optimizer.runtime.generation_run import Request
+    from optimizer.sampling import Sampling
+
+    workload = each.line.workload(work.workload)
+    sampling = Sampling(
+        max_new_tokens=workload.max_new_tokens,
+        temperature=workload.temperature,
+        top_k=workload.top_k,
+        top_p=workload.top_p,
+        seed=workload.seed,
+        stop_token_ids=work.tokenizer.end_ids,
+    )
+    return Request(id=str(each.line.index), token_ids=each.ids, sampling=sampling)
+
+
+def _answer(work: _Work, each: LineTokens, finished: "Finished") -> Result:
+    ids = finished.token_ids
+    written = ids[:-1] if ids and ids[-1] in work.tokenizer.end_ids else ids
+    text, is_cut = cut_at_stop(work.tokenizer.decode(written), each.line.workload(work.workload).stop)
+    return answer(
+        each.line,
+        text=text,
+        finish_reason="stop" if is_cut else finished.finish_reason,
+        prompt_tokens=finished.prompt_tokens,
+        completion_tokens=len(ids),
+        job_id=work.job_id,
+    )
+
+
+class _Sampler:
+    """Makes the runtime's samples into telemetry: ``step`` counts the tokens of all attempts, so it never goes back."""
+
+    def __init__(self, progress: _Progress, reporter: Reporter) -> None:
+        self._progress = progress
+        self._reporter = reporter
+        self._before = progress.num_tokens
+
+    def __call__(self, sample: Mapping[str, Any]) -> None:
+        progress = self._progress
+        self._reporter(
+            {
+                **sample,
+                "type": "sample",
+                "kind": "generate",
+                "step": self._before + int(sample["num_new_tokens"]),
+                "time_s": time.time(),
+                "prompts_done": len(progress.finished),
+                "num_prompts": progress.num_lines,
+                "num_errors": progress.num_errors,
+            }
+        )
+
+
+def _measured(result: "GenerationResult") -> dict[str, Any]:
+    return {
+        "device_peak_bytes": result.device_peak_bytes,
+        "device_bytes_by_category": result.device_bytes_by_category,
+        "host_peak_bytes": result.host_peak_bytes,
+        "disk_peak_bytes": result.disk_peak_bytes,
+        "copied_bytes": result.copied_bytes,
+        "tokens_per_s": result.tokens_per_s,
+        "total_s": result.total_s,
+        "prefill_ms": result.prefill_ms,
+        "decode_ms": result.decode_ms,
+        "num_new_tokens": result.num_new_tokens,
+    }
+
+
+def _result(progress: _Progress, measured: dict[str, Any] | None, *, files: list[dict[str, Any]]) -> dict[str, Any]:
+    num_done, is_whole = len(progress.finished), not progress.waiting
+    failed = f", {progress.num_errors:,} of them with an error" if progress.num_errors else ""
+    message = f"{num_done:,} of {progress.num_lines:,} prompts are done{failed}"
+    return {
+        "outcome": "succeeded" if is_whole else "drained",
+        "reason": "done" if is_whole else "",
+        "message": message,
+        "error": None,
+        "step": num_done,
+        "measured": measured,
+        "summary": {
+            "prompts_done": num_done,
+            "num_prompts": progress.num_lines,
+            "num_errors": progress.num_errors,
+            "num_tokens": progress.num_tokens,
+        },
+        "artifacts": files,
+    }

@@ -1,0 +1,122 @@
+"""What a generate job has finished, line by line, on disk: appended and synced as it comes, read back by the next attempt.
+
+Each attempt writes a file of its own, ``results/part-<attempt>-f<fence>.jsonl`` in the job's folder, so that one that was fenced
+out and has not noticed yet cannot tear what its successor writes. A torn last line is what a killed attempt leaves; it counts as
+not there. The finished files hold the lines in the order of the input, whatever order they came in.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+RESULTS_FILE = "results.jsonl"
+ERRORS_FILE = "errors.jsonl"
+_PARTS_FOLDER = "results"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One line's end."""
+
+    index: int
+    """The line's, as ``PromptLine.index``."""
+    record: dict[str, Any]
+    """The line of the finished file."""
+    is_error: bool = False
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class ResultWriter:
+    """Appends to the attempt's own part. Use as a context manager."""
+
+    def __init__(self, job_folder: Path, *, attempt: int, fence: int) -> None:
+        folder = job_folder / _PARTS_FOLDER
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._file = (folder / f"part-{attempt:03d}-f{fence}.jsonl").open("ab")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def add(self, results: Iterable[Result]) -> None:
+        """On the disk when this returns."""
+        for result in results:
+            self._file.write(_encode(vars(result)))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+
+def read_finished(job_folders: Iterable[Path]) -> dict[int, Result]:
+    """By index, what all attempts of these jobs have finished; where two finished a line the first of them holds."""
+    found: dict[int, Result] = {}
+    for job_folder in job_folders:
+        for part in sorted((job_folder / _PARTS_FOLDER).glob("part-*.jsonl")):
+            with part.open("rb") as file:
+                for line in file:
+                    result = _decode(line)
+                    if result is not None:
+                        found.setdefault(result.index, result)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishedFile:
+    """As ``result.json`` names it."""
+
+    kind: str
+    """results or errors."""
+    name: str
+    file: str
+    """Relative to the job's folder."""
+    num_bytes: int
+    sha256: str
+
+
+def write_finished(finished: Mapping[int, Result], *, job_folder: Path) -> list[FinishedFile]:
+    """``results.jsonl``, and ``errors.jsonl`` where a line failed, in the order of the input; each whole or not at all."""
+    folder = job_folder / "artifacts"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    ordered = [finished[index] for index in sorted(finished)]
+    good = [result for result in ordered if not result.is_error]
+    bad = [result for result in ordered if result.is_error]
+    files = [_write(folder / RESULTS_FILE, good, kind="results")]
+    if bad:
+        files.append(_write(folder / ERRORS_FILE, bad, kind="errors"))
+    return files
+
+
+def _write(path: Path, results: Iterable[Result], *, kind: str) -> FinishedFile:
+    staged = path.with_name(f".{path.name}")
+    digest = hashlib.sha256()
+    with staged.open("wb") as file:
+        for result in results:
+            line = _encode(result.record)
+            digest.update(line)
+            file.write(line)
+        num_bytes = file.tell()
+        file.flush()
+        os.fsync(file.fileno())
+    staged.replace(path)
+    return FinishedFile(
+        kind=kind, name=path.name, file=f"artifacts/{path.name}", num_bytes=num_bytes, sha256=digest.hexdigest()
+    )
+
+
+def _encode(document: dict[str, Any]) -> bytes:
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+
+
+def _decode(line: bytes) -> Result | None:
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        return Result(**json.loads(line))
+    except (ValueError, TypeError):
+        return None
