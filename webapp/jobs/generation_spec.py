@@ -26,7 +26,7 @@ from webapp.jobs.spec import (
     refuse_unknown,
 )
 
-GENERATE_FIELDS = ("kind", "name", "model", "prompts", "workload", "goal", "plan")
+GENERATE_FIELDS = ("name", "model", "prompts", "workload", "goal", "plan", "kind")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from webapp.catalog.queries import datasets_visible_to, models_visible_to
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-SPEC_FIELDS = ("kind", "name", "model", "dataset", "workload", "goal", "plan")
+SPEC_FIELDS = ("name", "model", "dataset", "workload", "goal", "plan", "kind")
 _MAX_NAME_CHARACTERS = 200
 _SIZES = ("device_budget_bytes", "host_budget_bytes", "disk_budget_bytes")
 

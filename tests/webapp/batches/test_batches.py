@@ -81,9 +81,8 @@ def end(attempt, home, *, outcome="succeeded", errors="", **changes):
     for kind, text in (("results", '{"custom_id": "a"}\n'), ("errors", errors)):
         if text:
             (folder / f"{kind}.jsonl").write_text(text)
-            artifacts.append(
-                {"kind": kind, "name": f"{kind}.jsonl", "file": f"artifacts/{kind}.jsonl", "num_bytes": len(text), "sha256": "0" * 64}
-            )
+            named = {"kind": kind, "name": f"{kind}.jsonl", "file": f"artifacts/{kind}.jsonl"}
+            artifacts.append({**named, "num_bytes": len(text), "sha256": "0" * 64})
     result = {"outcome": outcome, "reason": "done", "message": "", "error": None, "step": 2, "measured": None, "summary": {}}
     return finish_attempt(attempt, result={**result, "artifacts": artifacts, **changes}, exit_code=0)
 

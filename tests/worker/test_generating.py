@@ -1,0 +1,201 @@
+"""A generate job in the attempt's own process: answers in order, errors by line, stop texts, stopping and going on."""
+
+import json
+
+import pytest
+
+from optimizer.models.spec import read_model_spec
+from optimizer.plan.inference import InferencePlan
+from optimizer.serialize import to_json
+from optimizer.units import MIB
+from optimizer.workload import GenerationWorkload, InferenceGoal
+from worker import generating
+from worker.attempt import read_result
+from worker.reporter import Reporter
+from worker.runner import EXIT_DONE, EXIT_DRAINED, EXIT_FAILED, StopFlag, run_attempt
+
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 4096,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 64,
+}
+LINES = (
+    {"prompt": "In the beginning", "id": "first"},
+    "nope",
+    {"prompt": "And God said, Let there be light: and there was light.", "max_new_tokens": 3},
+    {
+        "custom_id": "chat",
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4},
+    },
+    {"prompt": "word " * 80, "id": "long"},
+)
+
+
+class Stop(StopFlag):
+    """Says stop once so many lines are on the disk."""
+
+    def __init__(self, folder=None, *, after=0):
+        super().__init__()
+        self._folder, self._after = folder, after
+
+    def __call__(self):
+        if self._folder is None:
+            return False
+        parts = list((self._folder / "results").glob("part-*.jsonl"))
+        return sum(part.read_bytes().count(b"\n") for part in parts) >= self._after
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    """A folder with the weights of a random model, as an upload leaves it."""
+    import torch
+    from safetensors.torch import save_file
+
+    from optimizer.models.build import build_model
+
+    folder = tmp_path_factory.mktemp("weights")
+    model = build_model(read_model_spec(CONFIG), dtype=torch.float32, device="cpu", seed=3)
+    save_file({name: tensor.clone() for name, tensor in model.state_dict().items()}, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture
+def attempt(weights, tmp_path):
+    """``attempt.json`` of a number, with changes."""
+
+    def make(number=1, *, lines=LINES, batch_size=2, workload=None, **changes):
+        file = tmp_path / "prompts.jsonl"
+        file.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+        return {
+            "job_id": "job_1",
+            "attempt": number,
+            "fence": number,
+            "kind": "generate",
+            "device": "cpu",
+            "config": CONFIG,
+            "model_folder": str(weights),
+            "model_name": "m",
+            "has_weights": True,
+            "tokenizer_file": None,
+            "chat_file": None,
+            "prompts": {"file": str(file), "format": "prompts"},
+            "workload": to_json(workload or GenerationWorkload(max_new_tokens=6)),
+            "goal": to_json(InferenceGoal(device_budget_bytes=64 * MIB)),
+            "plan": InferencePlan(batch_size=batch_size).to_json(),
+            "prediction": None,
+            "job_folder": str(tmp_path / "job"),
+            "resume_from": None,
+            "earlier_job_folders": [],
+            **changes,
+        }
+
+    return make
+
+
+@pytest.fixture
+def run(tmp_path):
+    def carry_out(attempt, *, should_stop=None):
+        folder = tmp_path / "job" / "attempts" / str(attempt["attempt"])
+        folder.mkdir(parents=True)
+        code = run_attempt(attempt, reporter=Reporter(folder, pipe=None), should_stop=should_stop or Stop())
+        return code, read_result(folder), folder
+
+    return carry_out
+
+
+def records(tmp_path, name="results"):
+    return [json.loads(line) for line in (tmp_path / "job" / "artifacts" / f"{name}.jsonl").read_text().splitlines()]
+
+
+def text_of(record):
+    return record["text"] if "text" in record else record["response"]["body"]["choices"][0]["message"]["content"]
+
+
+def test_every_line_is_answered_in_the_order_of_the_file_and_wrong_ones_in_the_errors(attempt, run, tmp_path):
+    code, result, folder = run(attempt())
+    assert (code, result["outcome"], result["step"]) == (EXIT_DONE, "succeeded", 5)
+    assert result["message"] == "5 of 5 prompts are done, 2 of them with an error"
+    first, second, chat = records(tmp_path)
+    assert (first["id"], first["completion_tokens"], first["finish_reason"]) == ("first", 6, "length")
+    assert (second["id"], second["completion_tokens"]) == ("3", 3)
+    assert (chat["custom_id"], chat["response"]["body"]["usage"]["completion_tokens"]) == ("chat", 4)
+    assert [record["error"]["code"] for record in records(tmp_path, "errors")] == ["invalid_json", "context_length_exceeded"]
+    assert {artifact["kind"] for artifact in result["artifacts"]} == {"results", "errors"}
+    samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    assert samples[-1]["kind"] == "generate"
+    assert (samples[-1]["prompts_done"], samples[-1]["num_prompts"], samples[-1]["step"]) == (5, 5, 13)
+    assert 0 < result["measured"]["device_peak_bytes"] <= 64 * MIB
+
+
+def test_greedy_answers_are_transformers_own(attempt, run, tmp_path, weights):
+    import torch
+
+    from optimizer.data.prompt_tokens import PromptTokenizer
+    from optimizer.models.build import build_model, load_weights
+
+    run(attempt(lines=LINES[:1]))
+    model = build_model(read_model_spec(CONFIG), dtype=torch.float32, device="cpu", seed=0)
+    load_weights(model, weights)
+    tokenizer = PromptTokenizer(None, vocab_size=4096)
+    ids = torch.tensor([tokenizer.loaded.tokenizer.encode("In the beginning").ids])
+    with torch.no_grad():
+        made = model.eval().generate(ids, max_new_tokens=6, do_sample=False, eos_token_id=None, pad_token_id=0)
+    assert records(tmp_path)[0]["text"] == tokenizer.decode(made[0, ids.shape[1] :].tolist())
+
+
+def test_a_stop_text_ends_an_answer_before_it(attempt, run, tmp_path):
+    run(attempt(lines=LINES[:1]))
+    whole = records(tmp_path)[0]["text"]
+    stop = whole[2:4]
+    (tmp_path / "job").rename(tmp_path / "before")
+    run(attempt(lines=[{**LINES[0], "stop": stop}]))
+    cut = records(tmp_path)[0]
+    assert (cut["text"], cut["finish_reason"]) == (whole[: whole.index(stop)], "stop")
+
+
+def test_drawn_answers_are_the_same_for_the_same_seed_however_they_are_batched(attempt, run, tmp_path):
+    lines = [{"prompt": "In the beginning"}] * 3
+    drawn = GenerationWorkload(max_new_tokens=6, temperature=1.5, seed=4)
+    run(attempt(lines=lines, workload=drawn, batch_size=1))
+    alone = [record["text"] for record in records(tmp_path)]
+    (tmp_path / "job").rename(tmp_path / "before")
+    run(attempt(lines=lines, workload=drawn, batch_size=3))
+    assert [record["text"] for record in records(tmp_path)] == alone
+    assert len(set(alone)) == 3
+
+
+def test_a_job_that_is_stopped_goes_on_where_it_was_and_answers_as_if_it_had_not(attempt, run, tmp_path):
+    run(attempt())
+    expected = [text_of(record) for record in records(tmp_path)]
+    (tmp_path / "job").rename(tmp_path / "before")
+    code, result, _ = run(attempt(batch_size=1), should_stop=Stop(tmp_path / "job", after=3))
+    assert (code, result["outcome"], result["step"]) == (EXIT_DRAINED, "drained", 3)
+    [part] = (tmp_path / "job" / "results").iterdir()
+    before = part.read_bytes()
+    part.write_bytes(before + b'{"index": 3, "rec')  # as if killed in mid-write
+    code, result, _ = run(attempt(2))
+    assert (code, result["step"]) == (EXIT_DONE, 5)
+    assert [text_of(record) for record in records(tmp_path)] == expected
+    new = sorted((tmp_path / "job" / "results").iterdir())[1].read_text().splitlines()
+    assert len(new) == 2
+
+
+def test_a_retried_job_takes_over_what_the_ended_one_had_finished(attempt, run, tmp_path, monkeypatch):
+    run(attempt())
+    (tmp_path / "job").rename(tmp_path / "ended")
+    monkeypatch.setattr(generating, "_request", None)  # nothing is left to generate
+    code, result, _ = run(attempt(earlier_job_folders=[str(tmp_path / "ended")]))
+    assert (code, result["measured"]) == (EXIT_DONE, None)
+    assert len(records(tmp_path)) == 3
+
+
+def test_a_budget_that_is_too_small_ends_the_job_with_the_sizes(attempt, run):
+    code, result, _ = run(attempt(goal=to_json(InferenceGoal(device_budget_bytes=600_000))))
+    assert (code, result["reason"]) == (EXIT_FAILED, "out_of_device_memory")
+    assert result["error"]["fields"]["bytes_by_category"]["weights"] > 0
