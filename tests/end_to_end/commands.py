@@ -5,13 +5,15 @@ from pathlib import Path
 
 from django.conf import settings
 from django.contrib.auth.models import User
+from django.core.files.uploadedfile import SimpleUploadedFile
 from django.db import connection
 
 from optimizer.models.spec import read_model_spec
 from webapp.accounts.tokens import create_token
+from webapp.catalog.actions import create_dataset as create_prompts_row
 from webapp.catalog.models import Dataset, Machine, Model
 from webapp.jobs import actions
-from webapp.jobs.models import Attempt, Checkpoint, Event, Job, Sample
+from webapp.jobs.models import Artifact, Attempt, Checkpoint, Event, Job, Sample
 
 
 def database():
@@ -23,14 +25,15 @@ def token(name):
     return create_token(user=User.objects.create_user(username=name), name="test")[1]
 
 
-def create_model(config):
+def create_model(config, folder="models/tiny", has_weights=False):
     spec = read_model_spec(config)
     model = Model.objects.create(
         name="tiny",
         model_type=spec.model_type,
         config=spec.to_config(),
         fingerprint=spec.fingerprint,
-        folder="models/tiny",
+        folder=folder,
+        has_weights=has_weights,
     )
     return model.pk
 
@@ -49,7 +52,12 @@ def create_dataset(text):
     return dataset.pk
 
 
-def create_job(model, dataset, workload, plan, budget_bytes, kind):
+def create_prompts(text):
+    file = SimpleUploadedFile("prompts.jsonl", text.encode())
+    return create_prompts_row(owner=None, name="prompts", file=file, purpose="prompts").pk
+
+
+def create_job(model, dataset, workload, plan, budget_bytes, kind, num_steps=None):
     job = actions.create_job(
         owner=None,
         spec={"name": "tiny", "workload": workload, "goal": {"device_budget_bytes": budget_bytes}},
@@ -59,6 +67,7 @@ def create_job(model, dataset, workload, plan, budget_bytes, kind):
         prediction=None,
         machine=None,
         kind=kind,
+        num_steps=num_steps,
         actor="user:test",
     )
     return job.pk
@@ -110,6 +119,10 @@ def samples(job, kind):
     return list(
         Sample.objects.filter(job_id=job, kind=kind).order_by("attempt", "step").values("attempt", "step", "data")
     )
+
+
+def artifacts(job):
+    return list(Artifact.objects.filter(job_id=job).order_by("name").values("kind", "name", "file", "sha256"))
 
 
 def checkpoints(job):
