@@ -1,0 +1,164 @@
+"""The form for a generate job and the page of one: priced, started, shown in prompts and tokens."""
+
+import json
+
+import pytest
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.urls import reverse
+
+from tests.webapp import generation
+from tests.webapp.generation import make_generate_spec, make_prompts, make_writer
+from webapp.catalog.models import Dataset, Profile
+from webapp.jobs.actions import claim_job, finish_attempt, record_progress, record_samples, record_started
+from webapp.jobs.models import Job
+from webapp.jobs.planning import submit_job
+
+pytestmark = pytest.mark.django_db
+MIB = 1024**2
+
+
+@pytest.fixture(scope="module")
+def document():
+    return generation.trace()
+
+
+@pytest.fixture
+def writer(document, db):
+    return make_writer(document)
+
+
+@pytest.fixture
+def prompts(ada):
+    return make_prompts(owner=ada)
+
+
+@pytest.fixture
+def typed(writer, prompts):
+    return {
+        "name": "verses",
+        "model": writer.pk,
+        "prompts": prompts.pk,
+        "max_new_tokens": "8",
+        "temperature": "0.5",
+        "top_k": "0",
+        "top_p": "1",
+        "seed": "1",
+        "stop": "The End\n\nFinis",
+        "objective": "throughput",
+        "device_budget": "100 MiB",
+        "host_budget": "",
+        "disk_budget": "",
+    }
+
+
+def test_the_form_offers_models_with_weights_and_prompts_only(browser, model, writer, prompts, dataset):
+    text = browser.get(reverse("generate_new")).content.decode()
+    assert f'value="{writer.pk}"' in text
+    assert f'value="{model.pk}"' not in text
+    assert f'value="{prompts.pk}"' in text
+    assert f'value="{dataset.pk}"' not in text
+    training = browser.get(reverse("job_new")).content.decode()
+    assert f'value="{prompts.pk}"' not in training
+
+
+def test_a_form_is_priced_in_tokens_and_prompts(browser, machine, typed):
+    text = browser.post(reverse("generate_price"), typed).content.decode()
+    assert ">fits</span>" in text
+    assert "first token" in text
+    assert "all prompts" in text
+    assert "chosen by Headroom" in text
+    assert "on the device" in text
+
+
+def test_while_the_model_is_profiled_the_same_form_asks_again(browser, machine, typed):
+    Profile.objects.all().delete()
+    text = browser.post(reverse("generate_price"), typed).content.decode()
+    assert ">unknown</span>: being profiled" in text
+    assert f'hx-post="{reverse("generate_price")}"' in text
+
+
+def test_a_form_starts_the_job_that_its_clone_shows_again(browser, machine, typed):
+    answer = browser.post(reverse("generate_new"), typed)
+    job = Job.objects.get()
+    assert answer["Location"] == reverse("job", args=[job.pk])
+    workload = job.spec["workload"]
+    assert (job.kind, workload["stop"], workload["temperature"]) == ("generate", ["The End", "Finis"], 0.5)
+    clone = browser.get(reverse("generate_new"), {"from": job.pk}).content.decode()
+    assert "The End\nFinis</textarea>" in clone
+    assert 'value="100 MiB"' in clone
+
+
+def test_what_is_wrong_stands_beside_its_field(browser, machine, typed):
+    text = browser.post(reverse("generate_new"), {**typed, "top_p": "2"}).content.decode()
+    beside = text.partition('id="id_top_p_error"')[2].partition("</ul>")[0]
+    assert "allowed: a number above 0 to 1" in beside
+    assert not Job.objects.exists()
+
+
+def test_prompts_are_uploaded_beside_the_form_and_selected(browser, writer):
+    file = SimpleUploadedFile("more.jsonl", json.dumps({"prompt": "x"}).encode() + b"\n")
+    answer = browser.post(reverse("generate_prompts"), {"name": "more", "file": file})
+    made = Dataset.objects.get(name="more")
+    assert answer["HX-Trigger-After-Settle"] == "uploaded"
+    assert f'value="{made.pk}" selected' in answer.content.decode()
+    refused = browser.post(reverse("generate_prompts"), {"name": "none", "file": SimpleUploadedFile("a.jsonl", b"\n")})
+    assert "the file holds none" in refused.content.decode()
+
+
+@pytest.fixture
+def job(ada, machine, writer, prompts):
+    job = submit_job(ada, spec=make_generate_spec(writer, prompts), actor="user:ada")
+    attempt = claim_job(worker="w", machine=machine)
+    assert record_started(attempt, pid=1)
+    sample = {
+        "kind": "generate",
+        "step": 5,
+        "prompts_done": 1,
+        "num_prompts": 2,
+        "num_errors": 0,
+        "tokens_per_s": 12.0,
+        "device_peak_bytes": 3 * MIB,
+        "device_bytes": {"weights": 2 * MIB, "kv_cache": MIB},
+        "host_bytes": 7,
+        "time_s": 1.0,
+    }
+    assert record_samples(attempt, [sample])
+    assert record_progress(attempt, step=1, eta_s=None, summary={"tokens_per_s": 12.0}, num_tokens=5)
+    return job
+
+
+def test_the_page_of_a_job_counts_prompts_and_has_no_loss(browser, job):
+    text = browser.get(reverse("job", args=[job.pk])).content.decode()
+    assert 'prompt <span class="num" data-live="step">1</span> of <span class="num">2</span>' in text
+    assert 'id="chart-memory"' in text
+    assert 'id="chart-loss"' not in text
+    assert "validation loss" not in text
+    assert "KV cache" in text
+    assert "first token of a pass" in text
+
+
+def test_the_tables_behind_its_charts_hold_what_was_measured(browser, job):
+    table = browser.get(reverse("job_csv", args=[job.pk, "memory"])).content.decode()
+    assert table.splitlines()[1].startswith(f"5,{3 * MIB},{2 * MIB}")
+    metrics = browser.get(f"/api/v1/jobs/{job.pk}/metrics").json()
+    assert [sample["step"] for sample in metrics["generated"]] == [5]
+
+
+def test_predictions_stand_beside_what_a_finished_job_measured(browser, job):
+    times = {"prefill_ms": 4.0, "decode_ms": 2.0}
+    measured = {"device_peak_bytes": 3 * MIB, "device_bytes_by_category": {"weights": 3 * MIB}, **times}
+    result = {"outcome": "succeeded", "reason": "done", "message": "", "error": None, "step": 2, "measured": measured}
+    finish_attempt(job.attempts.get(), result={**result, "summary": {}, "artifacts": []}, exit_code=0)
+    text = browser.get(reverse("job", args=[job.pk])).content.decode()
+    rows = text.partition("Predicted against measured</caption>")[2].partition("</table>")[0]
+    assert "4 ms" in rows
+    assert "3.00 MiB" in rows
+
+
+def test_what_is_done_so_far_can_be_read(browser, job, headroom_home):
+    folder = headroom_home / "jobs" / job.pk / "results"
+    folder.mkdir(parents=True)
+    (folder / "part-001-f1.jsonl").write_text('{"index": 0}\n')
+    answer = browser.get(f"/api/v1/jobs/{job.pk}/results")
+    assert answer.status_code == 200
+    assert answer["Content-Type"].startswith("application/jsonl")
