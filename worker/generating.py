@@ -133,7 +133,6 @@ def _generate(
     # torch takes seconds to import; what is wrong with the input has been said by now
     reporter.phase("loading", "starting torch")
     from optimizer.runtime.generation_run import open_generator, run_requests
-
     from optimizer.runtime.train import set_num_threads
 
     def keep(finished: "Finished") -> None:

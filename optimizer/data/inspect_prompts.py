@@ -44,6 +44,8 @@ class PromptFacts:
     num_prompts: int
     """Lines that are not blank, those that cannot be used among them."""
     num_refused: int
+    num_drawing: int
+    """Lines that ask for a temperature above 0 themselves."""
     num_batch_lines: int
     """Of the form of OpenAI's Batch API."""
     urls: dict[str, int]
@@ -62,7 +64,7 @@ class PromptFacts:
 
 def inspect_prompts(path: str | Path) -> PromptFacts:
     """Read the whole file once. Raises InvalidDataset where it cannot be read, or no line of it can be used."""
-    num_prompts = num_batch_lines = 0
+    num_prompts = num_batch_lines = num_drawing = 0
     urls: Counter[str] = Counter()
     models: Counter[str] = Counter()
     refused: Counter[str] = Counter()
@@ -79,6 +81,7 @@ def inspect_prompts(path: str | Path) -> PromptFacts:
                     LineFinding(line=line.number, code=problem.code, message=problem.message, param=problem.param)
                 )
             continue
+        num_drawing += line.settings.get("temperature", 0) > 0
         if line.form == "batch":
             urls[line.url] += 1
             if line.model in models or len(models) < MAX_NAMES:
@@ -88,6 +91,7 @@ def inspect_prompts(path: str | Path) -> PromptFacts:
     return PromptFacts(
         num_prompts=num_prompts,
         num_refused=refused.total(),
+        num_drawing=num_drawing,
         num_batch_lines=num_batch_lines,
         urls=dict(urls),
         models=dict(models),

@@ -24,8 +24,9 @@ from optimizer.runtime.micro_batch import FinishReason, MicroBatch
 from optimizer.sampling import Sampling
 
 Sample = Mapping[str, Any]
-"""``prompts_done``, ``num_prompts``, ``tokens_per_s`` (since the start), ``prefill_ms`` and ``decode_ms`` (of one token; both of
-the last pass that ended, None before), ``device_bytes`` (by category, now), ``device_peak_bytes`` and ``host_bytes``."""
+"""``prompts_done``, ``num_prompts``, ``num_new_tokens`` and ``tokens_per_s`` (since the start), ``prefill_ms`` and ``decode_ms``
+(of one token; both of the last pass that ended, None before), ``device_bytes`` (by category, now), ``device_peak_bytes`` and
+``host_bytes``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,6 +271,7 @@ class _Run:
             {
                 "prompts_done": self._num_finished,
                 "num_prompts": len(self._requests),
+                "num_new_tokens": num_new_tokens,
                 "tokens_per_s": num_new_tokens / (now_s - self._start_s),
                 "prefill_ms": last.prefill_ms if last is not None else None,
                 "decode_ms": last.decode_ms / (last.num_steps - 1) if last is not None and last.num_steps > 1 else None,

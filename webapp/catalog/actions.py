@@ -197,11 +197,12 @@ def _count_in_limits(dataset: Dataset, model: Model) -> list[list[int | None]]:
 
 def remove_dataset(dataset: Dataset) -> bool:
     """With its file. False, and nothing changed, while a job still names it."""
+    folder = Path(settings.HEADROOM_HOME) / "datasets" / dataset.pk
     try:
         dataset.delete()
     except ProtectedError:
         return False
-    shutil.rmtree(Path(settings.HEADROOM_HOME) / "datasets" / dataset.pk, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
     return True
 
 

@@ -163,7 +163,8 @@ def inference_workload(spec: GenerateSpec) -> InferenceWorkload:
             value=spec.dataset.name,
             allowed=f"at least one line of at most {longest:,} tokens, those that are generated among them",
         )
-    return summed_workload(fitting, max_sequence_length=longest)
+    draws = spec.workload.temperature > 0 or bool(spec.dataset.facts.get("num_drawing"))
+    return summed_workload(fitting, max_sequence_length=longest, draws=draws)
 
 
 def asked_tokens(
@@ -174,14 +175,14 @@ def asked_tokens(
         yield int(prompt or 0), int(new or workload.max_new_tokens), int(num or 0)
 
 
-def summed_workload(tokens: Sequence[tuple[int, int, int]], *, max_sequence_length: int) -> InferenceWorkload:
-    """As if every prompt were the longest and asked for the most, as far as the model has positions: never too little memory."""
-    prompt_length = max(2, *(prompt for prompt, _, _ in tokens))
+def summed_workload(
+    tokens: Sequence[tuple[int, int, int]], *, max_sequence_length: int, draws: bool = False
+) -> InferenceWorkload:
+    """Each prompt with its own length, as if all asked for the most new tokens, as far as the model has positions."""
+    lengths = [max(2, prompt) for prompt, _, num in tokens for _ in range(num)]
     most_new = max(new for _, new, _ in tokens)
-    return InferenceWorkload(
-        prompt_length=prompt_length,
-        num_new_tokens=max(1, min(most_new, max_sequence_length - prompt_length)),
-        num_sequences=sum(num for _, _, num in tokens),
+    return InferenceWorkload.of_prompts(
+        lengths, num_new_tokens=max(1, min(most_new, max_sequence_length - max(lengths))), draws=draws
     )
 
 

@@ -93,9 +93,10 @@ def test_lines_without_room_are_not_priced_and_a_file_of_nothing_else_is_refused
     assert caught.value.fields["field"] == "prompts"
 
 
-def test_the_price_is_of_the_longest_prompt_and_the_most_tokens_that_any_line_asks_for():
+def test_the_price_is_of_each_prompts_length_and_the_most_tokens_that_any_line_asks_for():
     workload = summed_workload([(4, 8, 3), (20, 2, 1)], max_sequence_length=64)
     assert (workload.prompt_length, workload.num_new_tokens, workload.num_sequences) == (20, 8, 4)
+    assert workload.prompt_lengths == (4, 4, 4, 20)
     near_the_end = summed_workload([(4, 60, 1), (60, 4, 1)], max_sequence_length=64)
     assert (near_the_end.prompt_length, near_the_end.num_new_tokens) == (60, 4)
 
