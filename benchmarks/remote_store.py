@@ -1,12 +1,17 @@
-"""A store for the remote tier while a benchmark runs: the configured one, else a private Valkey where that is installed."""
+"""A store for the remote tier while a benchmark runs: the configured one, else a private Valkey where that is installed.
 
+The private one ends with the thread that started it, which is to be the benchmark's main one: also when that is killed.
+"""
+
+import ctypes
 import importlib
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +19,9 @@ from typing import Any
 from optimizer.runtime.tiers.remote import URL_VARIABLE
 
 START_S = 20.0
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+"""Loaded ahead: between fork and exec no lock may be taken."""
 
 
 @contextmanager
@@ -33,7 +41,9 @@ def remote_store() -> Iterator[None]:
     socket = folder / "valkey.sock"
     options = {"unixsocket": socket, "port": 0, "save": "", "appendonly": "no", "dir": folder}
     command = [str(binary.get_binary_path()), *(str(part) for pair in options.items() for part in _option(*pair))]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    server = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=_die_with_parent(os.getpid())
+    )
     try:
         deadline_s = time.monotonic() + START_S
         while not socket.exists() and server.poll() is None and time.monotonic() < deadline_s:
@@ -50,3 +60,12 @@ def remote_store() -> Iterator[None]:
 
 def _option(name: str, value: object) -> tuple[str, object]:
     return f"--{name}", value
+
+
+def _die_with_parent(parent_pid: int) -> Callable[[], None]:
+    def in_child() -> None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent_pid:  # it died before the line above
+            os._exit(1)
+
+    return in_child

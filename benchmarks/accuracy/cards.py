@@ -5,7 +5,7 @@ believed, one tensor larger than it must be refused and one a little smaller all
 own counters (allocated, reserved, retries) and against what the driver says the device holds; step times against a
 calibration fitted to the cases that are not held back.
 
-Minutes on a card are scarce: models are filled quickly, each step is measured few times, no case is begun after ``DEADLINE_S``,
+Minutes on a card are scarce: models are filled quickly, each step is measured few times, no case is begun after a deadline,
 and what goes wrong in one row is told in it. On the CPU device the same code runs on small shapes, with the runtime's meter as
 the cap.
 """
@@ -14,17 +14,17 @@ import functools
 import gc
 import statistics
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from benchmarks.accuracy.cases import is_held_back, merge_changes
+from benchmarks.accuracy.card_cases import CardCase, Cards, cuda_cards
 from benchmarks.alternatives import Job
 from benchmarks.journal import Journal
-from benchmarks.record import Row, clear, goal
-from benchmarks.training.plans import describe, make_plan
+from benchmarks.record import Row, clear
+from benchmarks.training.plans import describe
 from optimizer.errors import HeadroomError, OutOfDeviceMemory
 from optimizer.estimate.prediction import Prediction
 from optimizer.estimate.process import add_memory
@@ -32,9 +32,6 @@ from optimizer.estimate.training import estimate_training
 from optimizer.hardware.calibration import TimedRun, fit_calibration
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.probe import probe_machine
-from optimizer.models.presets import PRESETS
-from optimizer.models.spec import ModelSpec, read_model_spec
-from optimizer.plan.plan import Plan
 from optimizer.profile.extent import Extent, extent_of_plans
 from optimizer.profile.profile import Profile
 from optimizer.profile.trace import profile_model
@@ -42,142 +39,11 @@ from optimizer.runtime.device import prepared_device, reserve_workspaces
 from optimizer.runtime.measure import make_synthetic_batches
 from optimizer.runtime.meter import Meter
 from optimizer.runtime.step import Trainer
-from optimizer.units import GIB, MIB
-from optimizer.workload import TrainingWorkload
+from optimizer.units import MIB
 
-DEADLINE_S = 380.0
-"""No case is begun after this; the slowest takes half a minute."""
 NUM_STEPS = 3
 """That count, after the first."""
-MEDIAN_GOALS = {"allocated": 0.01, "reserved": 0.03, "time": 0.06}
-WORST_GOALS = {"allocated": 0.03, "reserved": 0.06, "time": 0.15}
-UNDER_GOAL = 0.02
-"""Least by which a prediction of bytes may lie under what was measured."""
 TIGHT_BYTES = 64 * MIB
-
-
-@dataclass(frozen=True, kw_only=True)
-class CardCase:
-    """One plan of one model under one card's memory."""
-
-    name: str
-    spec: ModelSpec
-    techniques: tuple[str, ...]
-    card_bytes: int
-    workload: TrainingWorkload
-    plan: Plan
-
-    @property
-    def is_held_back(self) -> bool:
-        return is_held_back(self.name)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cards:
-    """What is run."""
-
-    cases: tuple[CardCase, ...]
-    probe_s: float = 10.0
-    deadline_s: float = DEADLINE_S
-
-
-_THREE_B = {
-    **PRESETS["llama-3.2-1b"].config,
-    "hidden_size": 3_072,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 24,
-    "head_dim": 128,
-}
-_BF16, _LORA = ("bf16",), ("bf16", "lora")
-_SELECTED: tuple[tuple[str, int, int, int, tuple[tuple[str, ...], ...]], ...] = (
-    (
-        "gpt2",
-        4,
-        512,
-        8,
-        (
-            (),
-            ("recompute",),
-            ("selective",),
-            ("offload",),
-            ("accumulate",),
-            ("chunks",),
-            ("autocast",),
-            _BF16,
-            ("8bit",),
-        ),
-    ),
-    ("gpt2", 8, 1024, 8, ((), ("autocast", "recompute"), ("fp16",), ("mixed",), ("consume",), ("host-gradients",))),
-    (
-        "qwen2.5-0.5b",
-        8,
-        1024,
-        4,
-        (
-            _BF16,
-            ("bf16", "recompute"),
-            ("bf16", "offload"),
-            ("bf16", "chunks", "8bit"),
-            ("bf16", "host-state"),
-            ("bf16", "recompute", "chunks", "streamed"),
-            ("bf16", "offload-int8", "chunks"),
-        ),
-    ),
-    (
-        "llama-3.2-1b",
-        12,
-        1024,
-        4,
-        (
-            ("bf16", "recompute", "chunks"),
-            ("bf16", "recompute", "chunks", "8bit"),
-            ("bf16", "recompute", "chunks", "host-state"),
-            ("bf16", "selective", "chunks", "streamed"),
-            _LORA,
-            ("bf16", "lora", "recompute"),
-            ("bf16", "qlora-int8", "recompute"),
-            ("bf16", "qlora-nf4", "recompute", "chunks"),
-        ),
-    ),
-    ("llama-3.2-1b", 24, 2048, 4, (("bf16", "chunks"), ("bf16", "offload", "chunks"))),
-    ("3b", 16, 1024, 4, (("bf16", "recompute", "chunks", "streamed"), ("bf16", "lora", "recompute", "chunks"))),
-    (
-        "llama-3-8b",
-        24,
-        1024,
-        2,
-        (("bf16", "lora", "recompute", "chunks"), ("bf16", "qlora-nf4", "recompute", "chunks")),
-    ),
-)
-"""Model, card in GiB, tokens, sequences, techniques; smallest models first, so that little is lost when time is out."""
-
-
-def cuda_cards() -> Cards:
-    return Cards(cases=tuple(_list_cases()))
-
-
-def _list_cases() -> Iterator[CardCase]:
-    for model, card_gib, length, batch, selected in _SELECTED:
-        spec = read_model_spec(_THREE_B) if model == "3b" else PRESETS[model].spec
-        for techniques in selected:
-            yield make_case(model, spec, techniques, card_gib * GIB, length=length, batch=batch)
-
-
-def make_case(
-    model: str, spec: ModelSpec, techniques: tuple[str, ...], card_bytes: int, *, length: int, batch: int
-) -> CardCase:
-    changes = merge_changes(techniques)
-    workload = TrainingWorkload(
-        sequence_length=length, global_batch_size=batch, learning_rate=1e-5, **changes.pop("work", {})
-    )
-    return CardCase(
-        name=f"card/{model}/{card_bytes / GIB:g} GiB/{batch}x{length}/{'+'.join(techniques) or 'plain'}",
-        spec=spec,
-        techniques=techniques,
-        card_bytes=card_bytes,
-        workload=workload,
-        plan=make_plan(spec, workload, **changes),
-    )
 
 
 class Bench:
@@ -427,55 +293,3 @@ def predicted_times(bench: Bench, cases: Sequence[CardCase], rows: Sequence[Row]
             }
         )
     return found
-
-
-def summarize_cards(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
-    """A goal without a row is missed."""
-    cards = [row for row in rows if row["what"] == "card"]
-    ran = [row for row in cards if row["finished"]]
-    caps = [row for row in rows if row["what"] == "cap"]
-    num_failed = sum(row["what"] in ("failed", "left out") for row in rows)
-    false_fits = sum(row["verdict"] == "fits" and not row["finished"] for row in cards)
-    bites = sum(row["bites"] and row["allows"] for row in caps)
-    errors = {
-        what: [row[f"predicted_{what}_bytes"] / row[f"{what}_bytes"] - 1 for row in ran]
-        for what in ("allocated", "reserved")
-    }
-    outside = sum(
-        not row["predicted_process_low_bytes"] <= row["process_bytes"] <= row["predicted_process_high_bytes"]
-        for row in ran
-        if "process_bytes" in row
-    )
-    times = [row["error"] for row in rows if row["what"] == "time" and row["held_back"]]
-    return {
-        "rows that failed or were left out": goal(num_failed, 0, met=num_failed == 0),
-        "caps that bite": goal(f"{bites} of {len(caps)}", "all", met=bool(caps) and bites == len(caps)),
-        "called fits on a card that it does not fit on": goal(false_fits, 0, met=bool(cards) and false_fits == 0),
-        **_error_goals("allocated", errors["allocated"]),
-        **_error_goals("reserved", errors["reserved"]),
-        "processes outside of their predicted interval": goal(outside, 0, met=bool(ran) and outside == 0),
-        **_error_goals("time", times),
-    }
-
-
-def _error_goals(what: str, errors: Sequence[float]) -> dict[str, dict[str, Any]]:
-    sizes = [abs(error) for error in errors]
-    median, worst = (statistics.median(sizes), max(sizes)) if sizes else (None, None)
-    goals = {
-        f"{what}, median error": goal(
-            median, MEDIAN_GOALS[what], met=median is not None and median <= MEDIAN_GOALS[what]
-        ),
-        f"{what}, worst error": goal(worst, WORST_GOALS[what], met=worst is not None and worst <= WORST_GOALS[what]),
-    }
-    if what != "time":
-        under = max((-error for error in errors), default=None)
-        goals[f"{what}, most predicted too little"] = goal(
-            under, UNDER_GOAL, met=under is not None and under <= UNDER_GOAL
-        )
-    return goals
-
-
-def small_cards(spec: ModelSpec, techniques: Sequence[tuple[str, ...]], *, card_bytes: int) -> Cards:
-    """The same on shapes that the CPU device runs in a moment."""
-    cases = [make_case("small", spec, names, card_bytes, length=32, batch=4) for names in techniques]
-    return replace(cuda_cards(), cases=tuple(cases), probe_s=0.1)

@@ -5,8 +5,8 @@
 Real steps of each case (``cases.py``) are held against what was predicted of it. On the CPU device bytes are counted by
 an independent meter (``meter.py``) beside the runtime's; verdicts are asked for around the measured peak, and some
 carried out under a cap; other ways to estimate answer for the same cases (``estimators.py``), as many as 7 minutes suffice for;
-steps are timed in rounds, the first over all cases and the others as far as 12 minutes go, and one calibration, fitted to four
-fifths of the cases, is judged on the fifth that was held back.
+steps are timed in rounds, the first over all cases and the others as far as 12 minutes go, beside a yardstick (``times.py`` says
+what that normalises), and one calibration, fitted to four fifths of the cases, is judged on the fifth that was held back.
 
 ``--rows`` appends each row to a file as it comes, and a later run with the same file goes on from there. A case that fails is
 told in a row of its own, and the others still run. On a CUDA device see ``cards.py``, which needs torch, transformers,
@@ -21,11 +21,13 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.accuracy.cards import measure_cards, summarize_cards
+from benchmarks.accuracy.card_summary import summarize_cards
+from benchmarks.accuracy.cards import measure_cards
 from benchmarks.accuracy.cases import Case, list_cases
 from benchmarks.accuracy.run import Bench, carry_out, measure_memory, why_left_out
 from benchmarks.accuracy.summary import summarize, tabulate_errors, tabulate_estimators
-from benchmarks.accuracy.times import NUM_ROUNDS, measure_times, predicted_rows
+from benchmarks.accuracy.times import NUM_ROUNDS, describe_pace, measure_times, predicted_rows
+from benchmarks.accuracy.yardstick import Yardstick
 from benchmarks.estimators import ask_all
 from benchmarks.journal import Journal
 from benchmarks.record import Row, describe_machine
@@ -87,7 +89,11 @@ def is_wanted(case: Case, words: Sequence[str] | None, *, quick: bool) -> bool:
 def find_machine(journal: Journal, *, probe_s: float) -> Machine:
     """Probed now, unless the journal has one: all rows are of one machine and its rates."""
     if not journal.has(what="machine"):
-        journal.add({"what": "machine", "machine": probe_machine(device="cpu", max_s=probe_s).to_json()})
+        yardstick = Yardstick()
+        before_ms = yardstick.measure_ms()
+        machine = probe_machine(device="cpu", max_s=probe_s).to_json()
+        beside = [round(ms, 3) for ms in (before_ms, yardstick.measure_ms())]
+        journal.add({"what": "machine", "machine": machine, "yardstick_ms": beside})
     row = next(row for row in journal.rows if row["what"] == "machine")
     return Machine.from_json(row["machine"])
 
@@ -146,6 +152,9 @@ def conclude(journal: Journal, bench: Bench, cases: Sequence[Case], *, is_whole:
     journal.summary = summarize(journal.rows, is_whole=is_whole)
     memory = [row for row in journal.rows if row["what"] == "memory"]
     timed = [row for row in journal.rows if row["what"] == "time"]
+    if timed:
+        journal.tables["pace"] = describe_pace(journal.rows)
+        print("pace", *(f"{name}={value}" for name, value in journal.tables["pace"].items()), sep="  ")
     for key in ("model", "shape", "techniques"):
         journal.tables[f"bytes by {key}"] = tabulate_errors(memory, key)
         journal.tables[f"time by {key}"] = tabulate_errors(timed, key)

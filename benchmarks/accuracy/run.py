@@ -17,8 +17,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.accuracy.cases import REMOTE, Case
+from benchmarks.accuracy.cases import Case
 from benchmarks.accuracy.meter import AllocationProfile, HostMarkingMeter, ProfiledPeak
+from benchmarks.accuracy.techniques import REMOTE
+from benchmarks.accuracy.yardstick import Yardstick
 from benchmarks.record import Row
 from optimizer.errors import OutOfDeviceMemory
 from optimizer.estimate.inference import estimate_inference
@@ -330,14 +332,24 @@ def _refusal_at(case: Case, cap_bytes: int) -> str | None:
 
 
 def time_steps(case: Case, *, num_steps: int) -> Row:
-    """Milliseconds of steps or passes after a first one, uncounted as most of a job's are, and how busy the machine was."""
+    """Milliseconds of steps or passes after a first one, uncounted as most of a job's are; those of a yardstick before the first of
+    these, between them and after the last; and how busy the machine was.
+    """
     gc.collect()
     load = os.getloadavg()[0]
+    yardstick = Yardstick()
     times: list[float] = []
+    beside: list[float] = []
     with ready(case, None) as subject:
         for _ in range(num_steps + 1):
             started_s = time.perf_counter()
             subject.repeat()
             times.append((time.perf_counter() - started_s) * 1000)
+            beside.append(yardstick.measure_ms())
         del subject
-    return {"first_ms": round(times[0], 3), "step_ms": [round(value, 3) for value in times[1:]], "load": round(load, 2)}
+    return {
+        "first_ms": round(times[0], 3),
+        "step_ms": [round(value, 3) for value in times[1:]],
+        "yardstick_ms": [round(value, 3) for value in beside],
+        "load": round(load, 2),
+    }

@@ -1,10 +1,16 @@
-"""Step times of ``benchmarks.accuracy``: measured in rounds over all cases, there and back, and predicted with one calibration.
+"""Step times of ``benchmarks.accuracy``: measured in rounds over all cases, and predicted with one calibration.
 
 The calibration is fitted to the cases that are not held back, and judged on those that are.
+
+What is normalised: each step's time is divided by the machine's pace in that moment, which is how long a yardstick (fixed work of
+torch's own, ``yardstick.py``) took right before and right after it, over how long it usually takes in this run, its first
+quartile over all cases. A case's time is the median of its steps so divided. The same pace divides every case, whatever was
+predicted for it. Each row also has the time as the clock had it (``as_timed_ms``), and the summary its errors.
 """
 
 import functools
 import hashlib
+import itertools
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -60,7 +66,9 @@ def spreads(rows: Iterable[Row]) -> dict[str, float]:
 
 def predicted_rows(bench: Bench, cases: Iterable[Case], rows: Sequence[Row]) -> list[Row]:
     """One row of what ``time`` for each case that was timed."""
-    measured = median_times(rows)
+    if not any(row["what"] == "step times" for row in rows):
+        return []
+    measured, as_timed = paced_times(rows), median_times(rows)
     timed = [case for case in cases if case.name in measured]
     calibration = fit(bench, [case for case in timed if not case.is_held_back], measured)
     found = []
@@ -75,7 +83,9 @@ def predicted_rows(bench: Bench, cases: Iterable[Case], rows: Sequence[Row]) -> 
                 "predicted_ms": round(case_ms, 3),
                 "uncalibrated_ms": round(predicted_ms(bare, case), 3),
                 "measured_ms": round(measured_ms, 3),
+                "as_timed_ms": round(as_timed[case.name], 3),
                 "error": case_ms / measured_ms - 1,
+                "as_timed_error": case_ms / as_timed[case.name] - 1,
                 "uncalibrated_by_kind_ms": {
                     kind: round(value, 3)
                     for kind, value in timed_run(bare, measured_ms=measured_ms).predicted_ms.items()
@@ -86,12 +96,41 @@ def predicted_rows(bench: Bench, cases: Iterable[Case], rows: Sequence[Row]) -> 
 
 
 def median_times(rows: Iterable[Row]) -> dict[str, float]:
-    """By case, over all steps of all rounds."""
+    """By case, over all steps of all rounds, as the clock had them."""
     found: dict[str, list[float]] = {}
     for row in rows:
         if row["what"] == "step times":
             found.setdefault(row["case"], []).extend(row["step_ms"])
     return {name: statistics.median(times) for name, times in found.items()}
+
+
+def paced_times(rows: Sequence[Row]) -> dict[str, float]:
+    """By case, over all steps of all rounds, each divided by the machine's pace beside it."""
+    found: dict[str, list[float]] = {}
+    usual_ms = usual_yardstick_ms(rows)
+    for row in rows:
+        if row["what"] == "step times":
+            around = itertools.pairwise(row["yardstick_ms"])
+            paces = [(before_ms + after_ms) / 2 / usual_ms for before_ms, after_ms in around]
+            found.setdefault(row["case"], []).extend(ms / pace for ms, pace in zip(row["step_ms"], paces, strict=True))
+    return {name: statistics.median(times) for name, times in found.items()}
+
+
+def usual_yardstick_ms(rows: Iterable[Row]) -> float:
+    """First quartile of all that were taken beside steps."""
+    taken = sorted(ms for row in rows if row["what"] == "step times" for ms in row["yardstick_ms"])
+    return float(taken[len(taken) // 4])
+
+
+def describe_pace(rows: Sequence[Row]) -> dict[str, float]:
+    """How much longer than usual the yardstick took: beside the steps at the median and the worst, and beside the probe."""
+    usual_ms = usual_yardstick_ms(rows)
+    beside = [ms / usual_ms for row in rows if row["what"] == "step times" for ms in row["yardstick_ms"]]
+    probed = [ms / usual_ms for row in rows if row["what"] == "machine" for ms in row["yardstick_ms"]]
+    found = {"median": statistics.median(beside), "worst": max(beside)}
+    if probed:
+        found["beside the probe"] = statistics.median(probed)
+    return {name: round(pace, 3) for name, pace in found.items()}
 
 
 def fit(bench: Bench, cases: Iterable[Case], measured: Mapping[str, float]) -> dict[str, Any]:

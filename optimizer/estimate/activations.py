@@ -14,7 +14,10 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from optimizer.categories import Link, Tier
+from optimizer.estimate.op_times import seconds_by_bytes
 from optimizer.hardware.machine import Rates
 from optimizer.packing import FLOAT_BYTES, STAGING_BYTES, chunk_elements, packed_bytes, scratch_bytes
 from optimizer.plan.activations import ActivationsPlan, BlockChoice, Compression
@@ -33,8 +36,6 @@ _PLACES: dict[BlockChoice, Tier] = {"offload": "host", "offload_disk": "disk", "
 PACK_OPS = {"none": 0, "bf16": 1, "int8": 9}
 """Ops on the device for each chunk, beside the copy itself (``runtime/tiers/compression.py``)."""
 UNPACK_OPS = {"none": 0, "bf16": 1, "int8": 3}
-_DISPATCHES = {"bf16": (8, 8), "int8": (26, 20)}
-"""Ops dispatched for each chunk on its way out and back, views and allocations included; counted in real steps."""
 _PACKED_BYTES = {"bf16": 2, "int8": 1}
 _WIDE_BYTES = {"pack": 4 + 4 + 8 + 8 + 4, "unpack": 4 + 8 + 4}
 """Of one element in fp32 on its way to int8 and back: written, read for the norm, divided, rounded, read for its code; and
@@ -184,16 +185,15 @@ def _packing_s(copy: TracedCopy, compress: Compression, rates: Rates, device_kin
         return 0.0
     size = FLOAT_BYTES[copy.dtype]
     num_elements = copy.num_bytes // size
+    curve = rates.packing_curves.get(f"{'pack' if copy.is_out else 'unpack'} {compress}")
+    if curve is not None:
+        return float(seconds_by_bytes(np.array([num_elements], dtype=np.float64), curve)[0])
     num_chunks = -(-num_elements // chunk_elements(device_kind))
     element_bytes = size + _PACKED_BYTES[compress]
     if compress == "int8":
         element_bytes += _WIDE_BYTES["pack" if copy.is_out else "unpack"]
     num_ops = (PACK_OPS if copy.is_out else UNPACK_OPS)[compress]
-    dispatch_s = rates.op_overhead_s
-    measured_s = rates.python_s.get("pack")
-    if measured_s is not None and compress != "none":
-        dispatch_s, num_ops = measured_s, _DISPATCHES[compress][0 if copy.is_out else 1]
-    return num_elements * element_bytes / rates.memory_bytes_per_s + num_chunks * num_ops * dispatch_s
+    return num_elements * element_bytes / rates.memory_bytes_per_s + num_chunks * num_ops * rates.op_overhead_s
 
 
 def assumed_rate(rate: float, rates: Rates, *, kind: str) -> float:

@@ -31,6 +31,7 @@ from optimizer.estimate.prediction import LANES
 from optimizer.hardware.machine import Machine, Rates
 from optimizer.plan.activations import REBUILDING, BlockChoice
 from optimizer.plan.weights import DTYPE_BYTES, WeightsPlan
+from optimizer.profile.inference import ForwardRegime
 from optimizer.profile.profile import Change as ProfileChange
 from optimizer.profile.profile import Op, OpKind, Part, Profile, Regime, TensorSize
 from optimizer.profile.sizes import NUM_MONOMIALS, Shape, Terms, evaluate, monomials
@@ -374,7 +375,8 @@ class CompiledShape:
 
     def _price_ops(self, rates: Rates, rates_key: str) -> "_PricedOps":
         if rates_key not in self._priced:
-            times = OpTimes(rates, self.compute_dtype, element_dtype=self._element_dtype)
+            generates = isinstance(self.regime, ForwardRegime)
+            times = OpTimes(rates, self.compute_dtype, element_dtype=self._element_dtype, generates=generates)
             self._priced[rates_key] = self._ops.priced(times, rates)
         return self._priced[rates_key]
 
@@ -442,6 +444,15 @@ def drop_gradients(changes: Iterable[Change], dropped: Dropped, *, region: int) 
             yield used
 
 
+class _Sort(NamedTuple):
+    """Of ops: those of one have one curve."""
+
+    kind: OpKind
+    name: str
+    dtype: str
+    form: str
+
+
 class _OpSizes:
     """All ops of a profile at one shape, as arrays."""
 
@@ -452,10 +463,11 @@ class _OpSizes:
         self._written_bytes = _terms_of(op.written_bytes for op in ops) @ values
         self._read_bytes = _terms_of(op.read_bytes for op in ops) @ values
         self._read_bytes -= unread_bytes(ops, shape, element_bytes=element_bytes)
-        self._by_name: dict[tuple[OpKind, str], list[int]] = {}
+        self._alike: dict[_Sort, list[int]] = {}
         for index, op in enumerate(ops):
             # A copy between tiers is named by its dtype, which decides nothing here.
-            self._by_name.setdefault((op.kind, op.name if op.kind not in _LANES else ""), []).append(index)
+            sort = _Sort(op.kind, op.name if op.kind not in _LANES else "", op.dtype, op.form)
+            self._alike.setdefault(sort, []).append(index)
 
     def priced(self, times: OpTimes, rates: Rates) -> "_PricedOps":
         """Copies at the link's rate, the rest by their kernels."""
@@ -463,7 +475,7 @@ class _OpSizes:
         seconds, work = np.zeros(num_ops), np.zeros(num_ops)
         slots = np.zeros(num_ops, dtype=np.int64)
         links = {"copy_out": rates.device_to_host_bytes_per_s, "copy_in": rates.host_to_device_bytes_per_s}
-        for (op_kind, name), indices in self._by_name.items():
+        for (op_kind, name, dtype, form), indices in self._alike.items():
             read_bytes, written_bytes = self._read_bytes[indices], self._written_bytes[indices]
             if op_kind in _LANES:
                 seconds[indices] = written_bytes / links[op_kind]
@@ -471,7 +483,13 @@ class _OpSizes:
                 continue
             kind, flops = kind_of(op_kind, name), self._flops[indices]
             seconds[indices] = times.kernels_s(
-                kind, name, flops=flops, read_bytes=read_bytes, written_bytes=written_bytes
+                kind,
+                name,
+                flops=flops,
+                read_bytes=read_bytes,
+                written_bytes=written_bytes,
+                dtype=dtype,
+                form=form,
             )
             work[indices] = flops if op_kind in ("matmul", "attention") else read_bytes + written_bytes
             slots[indices] = _KIND_SLOT[kind]

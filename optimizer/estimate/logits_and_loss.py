@@ -344,10 +344,13 @@ class _Clock:
         self._seconds = dict.fromkeys(COMPUTE_KINDS, 0.0)
         self._work = dict.fromkeys(COMPUTE_KINDS, 0.0)
 
-    def add_product(self, rows: int, inner: int, columns: int, *, moved_bytes: int, times: int = 1) -> None:
+    def add_product(
+        self, rows: int, inner: int, columns: int, *, form: str, moved_bytes: int, times: int = 1
+    ) -> None:
         """A product ``[rows, inner] @ [inner, columns]``."""
         flops = 2.0 * rows * inner * columns
-        self._seconds["matmul"] += times * self._times.kernel_s("matmul", "aten.mm", flops=flops, read_bytes=moved_bytes)
+        seconds = self._times.kernel_s("matmul", "aten.mm", flops=flops, read_bytes=moved_bytes, form=form)
+        self._seconds["matmul"] += times * seconds
         self._work["matmul"] += times * flops
         self.add_small(times)
 
@@ -395,10 +398,11 @@ def _add_chunk(clock: _Clock, head: Head, length: int, *, times: int) -> None:
     if head.is_autocast:
         clock.add_pass("elementwise", "_to_copy", logits * (size + logit), times=2 * times)
     clock.add_small(_SMALL_OPS_PER_CHUNK * times)
-    clock.add_product(length, width, vocabulary, moved_bytes=product_bytes, times=2 * times)
+    clock.add_product(length, width, vocabulary, form="nt", moved_bytes=product_bytes, times=times)
+    clock.add_product(length, vocabulary, width, form="nn", moved_bytes=product_bytes, times=times)
     if head.trains_weight:
         share_bytes = product_bytes if head.rounds_shares else product_bytes + head.weight_elements * size
-        clock.add_product(vocabulary, length, width, moved_bytes=share_bytes, times=times)
+        clock.add_product(vocabulary, length, width, form="tn", moved_bytes=share_bytes, times=times)
     if head.rounds_shares:
         clock.add_pass("elementwise", "add", head.weight_elements * (2 * head.wide_bytes + size), times=times)
 

@@ -3,9 +3,12 @@
 Products and attention go by FLOPs, at a rate that depends on how many FLOPs there are for each byte; the rest goes by bytes,
 at a rate that depends on how many there are, which decides the cache they come from. More bytes never take less time, whatever
 a noisy measurement says. Without curves it is the longer of computing and moving bytes at the flat rates.
+
+An op's own dtype decides where the profile noted it, for not all that autocast runs is in its dtype; else what is computed in.
 """
 
 
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,16 +20,22 @@ from optimizer.time_kinds import COMPUTE_KINDS, ComputeKind, base_name
 Values = NDArray[np.float64]
 
 
+_HALVES: Final = ("fp16", "bf16")
+
+
 class OpTimes:
     """Prices ops at one machine's rates in one dtype of computing.
 
-    element_dtype: of element-wise ops: under autocast most stay in fp32.
+    element_dtype: of element-wise ops whose own is not known: under autocast most stay in fp32. generates: nothing is noted for
+    a backward.
     """
 
-    def __init__(self, rates: Rates, dtype: str, *, element_dtype: str = "fp32") -> None:
+    def __init__(self, rates: Rates, dtype: str, *, element_dtype: str = "fp32", generates: bool = False) -> None:
         self._rates = rates
         self._dtype = dtype
-        self._suffixes = ("",) if element_dtype == "fp32" else (f" {element_dtype}", "")
+        self._element_dtype = element_dtype
+        self._generates = generates
+        self._computes_fp16 = "fp16" in (dtype, element_dtype)
         self.factors = {kind: rates.time_factors.get(kind, 1.0) for kind in COMPUTE_KINDS}
 
     @property
@@ -39,66 +48,93 @@ class OpTimes:
         """Of an op forward and backward, beside its kernel."""
         rates, factor = self._rates, self.factors["dispatch"]
         forward = rates.op_overhead_s if rates.forward_dispatch_s is None else rates.forward_dispatch_s
+        if self._generates and rates.pass_dispatch_s is not None:
+            forward = rates.pass_dispatch_s
         backward = rates.op_overhead_s if rates.backward_dispatch_s is None else rates.backward_dispatch_s
         return forward * factor, backward * factor
 
     def python_s(self, what: str) -> float:
-        """Of work beside ops (``Rates.python_s``); 0 where it was not measured."""
-        return self._rates.python_s.get(what, 0.0) * self.factors["hooks"]
+        return python_s(self._rates, what)
 
-    def kernels_s(self, kind: ComputeKind, name: str, *, flops: Values, read_bytes: Values, written_bytes: Values) -> Values:
-        """Of ops of one kind and name (``aten.mm.default``), without their dispatch."""
+    def kernels_s(
+        self,
+        kind: ComputeKind,
+        name: str,
+        *,
+        flops: Values,
+        read_bytes: Values,
+        written_bytes: Values,
+        dtype: str = "",
+        form: str = "",
+    ) -> Values:
+        """Of ops of one kind and name (``aten.mm.default``), without their dispatch. dtype, form: as ``profile.Op`` has them."""
         moved_bytes = read_bytes + written_bytes
         flat_s = moved_bytes / self._rates.memory_bytes_per_s
         if self._is_free(base_name(name)):
             return np.zeros_like(flops)
+        # A step in fp16 has the profile of bf16.
+        dtype = "fp16" if dtype == "bf16" and self._computes_fp16 else dtype
         if kind == "matmul" or kind == "attention":
-            seconds = self._computing_s(kind, base_name(name), flops=flops, moved_bytes=moved_bytes, flat_s=flat_s)
+            curve = self._computing_curve(kind, base_name(name), dtype or self._dtype, form)
+            if curve is not None:
+                seconds = seconds_by_flops(flops, moved_bytes, curve)
+            else:
+                seconds = np.maximum(flops / self._flat_flops_per_s(kind, dtype or self._dtype), flat_s)
         else:
-            curve = self._memory_curve(kind, base_name(name))
+            curve = self._memory_curve(kind, base_name(name), dtype or self._element_dtype)
             # What gathers rows reads as much as it writes, however large the table.
             counted_bytes = 2 * written_bytes if kind == "gather" else moved_bytes
             seconds = flat_s if curve is None else seconds_by_bytes(counted_bytes, curve)
         return seconds * self.factors[kind]
 
     def kernel_s(
-        self, kind: ComputeKind, name: str, *, flops: float = 0.0, read_bytes: float = 0.0, written_bytes: float = 0.0
+        self,
+        kind: ComputeKind,
+        name: str,
+        *,
+        flops: float = 0.0,
+        read_bytes: float = 0.0,
+        written_bytes: float = 0.0,
+        form: str = "",
     ) -> float:
         """Of one."""
         sizes = [np.array([size], dtype=np.float64) for size in (flops, read_bytes, written_bytes)]
-        return float(self.kernels_s(kind, name, flops=sizes[0], read_bytes=sizes[1], written_bytes=sizes[2])[0])
+        seconds = self.kernels_s(kind, name, flops=sizes[0], read_bytes=sizes[1], written_bytes=sizes[2], form=form)
+        return float(seconds[0])
 
-    def _computing_s(
-        self, kind: ComputeKind, base: str, *, flops: Values, moved_bytes: Values, flat_s: Values
-    ) -> Values:
-        curve = self._computing_curve(kind, base)
-        if curve is not None:
-            return seconds_by_flops(flops, moved_bytes, curve)
+    def _flat_flops_per_s(self, kind: ComputeKind, dtype: str) -> float:
         table = self._rates.matmul_flops_per_s if kind == "matmul" else self._rates.attention_flops_per_s
-        seconds: Values = np.maximum(flops / table.get(self._dtype, table["fp32"]), flat_s)
-        return seconds
+        return table.get(dtype, table["fp32"])
 
-    def _computing_curve(self, kind: ComputeKind, base: str) -> Curve | None:
+    def _computing_curve(self, kind: ComputeKind, base: str, dtype: str, form: str) -> Curve | None:
         if kind == "attention":
             way = "backward" if base.endswith("backward") else "forward"
-            return self._rates.attention_curves.get(f"{way} {self._dtype}")
-        form = "bmm" if base in ("bmm", "baddbmm") else "mm"
+            return self._rates.attention_curves.get(f"{way} {dtype}")
         curves = self._rates.matmul_curves
-        return curves.get(f"{form} {self._dtype}") or curves.get(f"mm {self._dtype}")
+        sorts = ("bmm", "mm") if base in ("bmm", "baddbmm") else ("mm",)
+        names = [name for sort in sorts for name in (f"{sort} {form} {dtype}", f"{sort} {dtype}")]
+        return next((curves[name] for name in names if name in curves), None)
 
     def _is_free(self, base: str) -> bool:
         """Whether nothing but dispatch is left of it: memory that is taken and not touched."""
         return bool(self._rates.op_curves) and base in ALLOCATIONS
 
-    def _memory_curve(self, kind: ComputeKind, base: str) -> Curve | None:
+    def _memory_curve(self, kind: ComputeKind, base: str, dtype: str) -> Curve | None:
         curves = self._rates.op_curves
-        names = [f"{name}{suffix}" for name in (base.rstrip("_"), kind) for suffix in self._suffixes]
+        dtypes = _HALVES if dtype == "fp16" else (dtype,)
+        suffixes = ("",) if dtype == "fp32" else (*(f" {name}" for name in dtypes), "")
+        names = [f"{name}{suffix}" for name in (base.rstrip("_"), kind) for suffix in suffixes]
         return next((curves[name] for name in names if name in curves), None)
 
 
+def python_s(rates: Rates, what: str) -> float:
+    """Of work beside ops (``Rates.python_s``); 0 where it was not measured."""
+    return rates.python_s.get(what, 0.0) * rates.time_factors.get("hooks", 1.0)
+
+
 def seconds_by_bytes(num_bytes: Values, curve: Curve) -> Values:
-    """Between two sizes along the line through their times, in logarithms; outside at the rate of the nearest. Never less for
-    more bytes.
+    """Of so many bytes, or of whatever else the curve counts: between two sizes along the line through their times, in
+    logarithms; outside at the rate of the nearest. Never less for more.
     """
     sizes = np.array([size for size, _ in curve])
     times = np.maximum.accumulate(np.array([size / rate for size, rate in curve]))

@@ -4,9 +4,10 @@ from collections.abc import Hashable, Mapping
 from functools import partial
 
 from optimizer.categories import CATEGORIES, Link
-from optimizer.estimate.compiled import Change
+from optimizer.estimate.compiled import Change, PartTime
+from optimizer.estimate.op_times import python_s
 from optimizer.estimate.optimizer_state import disk_read_ms
-from optimizer.estimate.tasks import NO_TIME, Task, add_legs, as_moves, moved_bytes, single
+from optimizer.estimate.tasks import Task, add_legs, as_moves, moved_bytes, single
 from optimizer.estimate.transfers import Legs, Transfer
 from optimizer.hardware.machine import Rates
 from optimizer.plan.weights import WeightsPlan
@@ -32,7 +33,8 @@ def make_weights_task(
     """
     transfers = {other: _transfer(phase, other, by_block[other], plan, rates) for other in (*coming, block)}
     come_bytes = sum(by_block[other] for other in coming)
-    time = NO_TIME
+    num_coming = sum(len(tensors[other]) for other in coming)
+    time = PartTime.spent(hooks=num_coming * python_s(rates, "weights") * 1000)
     for other in coming:
         time = add_legs(time, transfers[other].legs)
     gone = (block + 1 if phase == "backward" else block - 1,) if gone_bytes else ()

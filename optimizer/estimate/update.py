@@ -117,8 +117,8 @@ def _clip_task(
 def _python_ms(tensors: TensorList, plan: Plan, rates: Rates) -> float:
     """What clipping, updating and moving states costs beside kernels: once a step, and for each tensor."""
     each_s = rates.python_s.get(_update_name(plan), 0.0)
-    if plan.weights.place != "device":
-        each_s += plan.batch.accumulation_steps * rates.python_s.get("weights", 0.0)
+    if plan.optimizer_state.bits == 8:
+        each_s += rates.python_s.get("update 8-bit", 0.0)
     seconds = rates.python_s.get("step", 0.0) + len(tensors.sizes) * each_s
     return seconds * rates.time_factors.get("hooks", 1.0) * 1000
 
@@ -127,7 +127,7 @@ def _update_name(plan: Plan) -> str:
     """Of what is done to each tensor (``Rates.python_s``)."""
     if plan.gradients.choice == "host":
         return "gradients" if plan.optimizer_state.place == "device" else "state"
-    steps_alone = plan.gradients.choice == "consume" or plan.weights.dtype != "fp32" or plan.optimizer_state.bits == 8
+    steps_alone = plan.gradients.choice == "consume" or plan.weights.dtype != "fp32"
     return "update one" if steps_alone else "update many"
 
 

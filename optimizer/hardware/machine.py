@@ -42,20 +42,26 @@ class Rates:
     """To the store of the remote tier."""
     remote_read_bytes_per_s: float | None = None
     matmul_curves: dict[str, Curve] = field(default_factory=dict)
-    """FLOPs per second by FLOPs for each byte moved, under ``mm fp32``, ``bmm bf16``; the flat rate where there is none."""
+    """FLOPs per second by FLOPs for each byte moved, under ``mm nt fp32``, ``bmm nn bf16`` (``profile.Op.form``), and all forms
+    together under ``mm fp32``; the flat rate where there is none."""
     attention_curves: dict[str, Curve] = field(default_factory=dict)
     """The same under ``forward fp32``, ``backward fp32``; longer sequences have more FLOPs for each byte."""
     op_curves: dict[str, Curve] = field(default_factory=dict)
     """Bytes read and written per second by their number, under an op's name (``tanh``), and with its dtype where it is not
     fp32 (``tanh bf16``). An op that is not there takes that of its kind (``elementwise``), else the flat rate."""
+    packing_curves: dict[str, Curve] = field(default_factory=dict)
+    """Elements per second by the number of a storage's elements, under ``pack int8``, ``unpack bf16``: to compress what is
+    offloaded and to undo that, without the copy."""
     forward_dispatch_s: float | None = None
     """What an op costs in the runtime's own step beside its kernel: Python, autograd, the meter. None where it was not measured:
     each op that moves bytes then costs ``op_overhead_s``."""
     backward_dispatch_s: float | None = None
+    pass_dispatch_s: float | None = None
+    """The same in a generation, which notes nothing for a backward; as forward in a step where it was not measured."""
     python_s: dict[str, float] = field(default_factory=dict)
-    """Work beside ops: ``recompute`` and ``selective`` for a block, ``offload`` for a copy, ``pack`` for an op that compresses
-    it, ``step`` once, and for each tensor one of ``update many``, ``update one``, ``gradients`` (on the host), ``state``
-    (there too), and ``weights`` that stream."""
+    """Work beside ops: ``recompute`` and ``selective`` for a block, ``offload`` for a copy, ``step`` once, for each tensor one of
+    ``update many``, ``update one``, ``gradients`` (on the host), ``state`` (there too), beside it ``update 8-bit`` of states in
+    8 bits, and ``weights`` for each time that a tensor of a block that streams comes."""
     fresh_bytes_per_s: float | None = None
     """Memory that the process does not have yet, touched for the first time: pages that the system finds and clears."""
     link_bytes_per_s: dict[str, float] = field(default_factory=dict)

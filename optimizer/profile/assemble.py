@@ -378,6 +378,8 @@ class _Fitter:
                 written_bytes=size(op, "written_bytes"),
                 scratch_bytes=scratch_bytes,
                 square=square,
+                dtype=op.dtype,
+                form=op.form,
             )
 
         ops = (make(op) for op in raw.ops)

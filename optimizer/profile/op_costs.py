@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from optimizer.profile.profile import OpKind
 
 _MATMULS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_grouped_mm"})
+ADDING = frozenset({"addmm", "baddbmm"})
+"""Products whose first argument is what they are added to."""
 _ATTENTION_PREFIX = "_scaled_dot_product"
 ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
 
@@ -41,7 +43,7 @@ def _base(name: str) -> str:
 
 
 def _matmul_flops(base: str, inputs: Sequence[Dims]) -> int:
-    if base in ("addmm", "baddbmm"):
+    if base in ADDING:
         inputs = inputs[1:]
     left, right = inputs[0], inputs[1]
     if base == "_grouped_mm" and len(left) == 2 and len(right) == 2:

@@ -27,7 +27,7 @@ from optimizer.profile.sizes import NO_TERMS, Shape, Terms
 from optimizer.serialize import from_json, to_json
 from optimizer.workload import Adapter
 
-PROFILE_VERSION: Literal[4] = 4
+PROFILE_VERSION: Literal[5] = 5
 BLOCK_CHOICES: tuple[BlockChoice, ...] = ("keep", "recompute", "selective", "offload")
 """Those traced; the other ways of offloading are priced from ``offload``: only where the bytes go differs."""
 
@@ -59,6 +59,10 @@ class Op:
     """What the CPU's kernel holds beside them while it runs, however many threads there are (``op_scratch.py``)."""
     square: tuple[Terms, ...] = ()
     """Of attention: the query's length, the keys' length, the width of a head. Empty for other ops."""
+    dtype: str = ""
+    """Of the numbers it reads: fp32, bf16, fp16, int8, uint8; empty where they are others, or it was not noted."""
+    form: str = ""
+    """Of a product: ``n`` or ``t`` for each operand, by whether its rows lie in memory one after another or its columns do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,7 +256,7 @@ class Profile:
     is empty.
     """
 
-    version: Literal[4] = PROFILE_VERSION
+    version: Literal[5] = PROFILE_VERSION
     model_fingerprint: str
     model_type: str
     num_blocks: int

@@ -15,6 +15,7 @@ from optimizer.errors import InvalidModel
 from optimizer.profile.dataless import Ops, OpTraits, tensors_in, without_devices
 from optimizer.profile.events import Allocated, Began, Event, Freed, Moved, Ran, Viewed
 from optimizer.profile.op_costs import classify_op, count_flops
+from optimizer.profile.op_layout import dtype_of, form_of
 from optimizer.profile.op_scratch import read_scratch
 from optimizer.runtime.meter import NUM_CATEGORIES, Meter
 
@@ -136,6 +137,8 @@ class Recorder(Meter):  # type: ignore[no-untyped-call]
             sum(tensor.nbytes for tensor in inputs),
             sum(tensor.nbytes for tensor in outputs),
             *read_scratch(name, inputs, outputs),
+            dtype=dtype_of(inputs, outputs),
+            form=form_of(name, inputs),
         )
 
     def _is_on_host(self, tensor: torch.Tensor) -> bool:

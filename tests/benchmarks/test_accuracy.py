@@ -9,21 +9,21 @@ import pytest
 import torch
 from torch._C._profiler import _EventType
 
-from benchmarks.accuracy import cases as accuracy_cases
 from benchmarks.accuracy import command as accuracy
 from benchmarks.accuracy import summary as accuracy_summary
-from benchmarks.accuracy.cases import (
-    GENERATION,
-    TECHNIQUES,
-    is_held_back,
-    list_cases,
-    make_case,
-    make_generation_case,
-    merge_changes,
-)
+from benchmarks.accuracy.cases import is_held_back, list_cases, make_case, make_generation_case
+from benchmarks.accuracy.configs import MODELS, SHAPES, WITHOUT_CACHE, Shape
 from benchmarks.accuracy.meter import STEADY, AllocationProfile, read_peak
 from benchmarks.accuracy.run import Bench, carry_out, measure_memory, time_steps
-from benchmarks.accuracy.times import measure_times, median_times, predicted_rows, spreads
+from benchmarks.accuracy.techniques import GENERATION, GENERATIONS, TECHNIQUES, merge_changes
+from benchmarks.accuracy.times import (
+    describe_pace,
+    measure_times,
+    median_times,
+    paced_times,
+    predicted_rows,
+    spreads,
+)
 from benchmarks.estimators import ask_all
 from benchmarks.journal import Journal
 from optimizer.hardware.machine import Device, Machine, Rates
@@ -46,7 +46,7 @@ MACHINE = Machine(
         source="table",
     ),
 )
-TINY = accuracy_cases.Shape(
+TINY = Shape(
     hidden_size=32,
     intermediate_size=64,
     num_blocks=2,
@@ -71,19 +71,18 @@ def cases():
 @pytest.fixture(scope="module")
 def tiny():
     """A case small enough for a test, and a bench that has its profile."""
-    shapes = accuracy_cases.SHAPES
-    shapes["test"] = TINY
+    SHAPES["test"] = TINY
     try:
         yield make_case("gpt2", "test", ("recompute",)), Bench(MACHINE)
     finally:
-        del shapes["test"]
+        del SHAPES["test"]
 
 
 def test_there_are_more_than_two_hundred_cases_of_many_models_and_all_names_differ(cases):
     assert len(cases) >= 200
     assert len({case.name for case in cases}) == len(cases)
-    assert {case.model for case in cases} == set(accuracy_cases.MODELS)
-    assert len(accuracy_cases.MODELS) >= 20
+    assert {case.model for case in cases} == set(MODELS)
+    assert len(MODELS) >= 20
     assert all(
         len({case.shape for case in cases if case.model == model}) >= 3 for model in {case.model for case in cases}
     )
@@ -99,8 +98,8 @@ def test_every_technique_is_there_alone_and_in_combination(cases):
 def test_both_workloads_are_there_for_every_model_that_generates(cases):
     generating = [case for case in cases if GENERATION in case.techniques]
     models = {case.model for case in cases}
-    assert {case.model for case in generating} == models - accuracy_cases.WITHOUT_CACHE
-    assert {name for case in generating for name in case.techniques[1:]} == set(accuracy_cases.GENERATIONS)
+    assert {case.model for case in generating} == models - WITHOUT_CACHE
+    assert {name for case in generating for name in case.techniques[1:]} == set(GENERATIONS)
 
 
 def test_every_case_can_be_carried_out(cases):
@@ -214,21 +213,32 @@ def test_times_are_predicted_with_what_was_fitted_to_cases_that_are_not_held_bac
     case, bench = tiny
     assert not case.is_held_back
     slow_ms = 1.7 * bench.predict(case).step_ms
-    (row,) = predicted_rows(bench, [case], [{"what": "step times", "case": case.name, "step_ms": [slow_ms]}])
+    timed = {"what": "step times", "case": case.name, "step_ms": [slow_ms], "yardstick_ms": [9.0, 9.0]}
+    (row,) = predicted_rows(bench, [case], [timed])
     assert abs(row["error"]) < 0.1
+    assert row["as_timed_error"] == pytest.approx(row["error"], rel=1e-3)
     assert row["uncalibrated_ms"] == pytest.approx(row["measured_ms"] / 1.7, rel=0.01)
 
 
 def test_steps_are_timed_one_by_one_with_the_load_beside_them(tiny):
     row = time_steps(tiny[0], num_steps=2)
     assert len(row["step_ms"]) == 2
-    assert min(row["first_ms"], *row["step_ms"]) > 0
+    assert len(row["yardstick_ms"]) == 3
+    assert min(row["first_ms"], *row["step_ms"], *row["yardstick_ms"]) > 0
     assert row["load"] >= 0
 
 
 def test_the_time_of_a_case_is_the_median_over_all_rounds():
     rows = [{"what": "step times", "case": "a", "step_ms": times} for times in ([1.0, 9.0], [2.0, 3.0, 2.5])]
     assert median_times([*rows, {"what": "memory", "case": "a"}]) == {"a": 2.5}
+
+
+def test_a_step_is_divided_by_how_much_longer_than_usual_its_yardstick_took():
+    quiet = {"what": "step times", "case": "a", "step_ms": [100.0] * 3, "yardstick_ms": [10.0] * 4}
+    slow = {"what": "step times", "case": "b", "step_ms": [300.0, 150.0], "yardstick_ms": [20.0, 20.0, 10.0]}
+    rows = [{"what": "machine", "yardstick_ms": [11.0, 13.0]}, quiet, slow]
+    assert paced_times(rows) == {"a": 100.0, "b": 125.0}
+    assert describe_pace(rows) == {"median": 1.0, "worst": 2.0, "beside the probe": 1.2}
 
 
 def test_other_estimators_answer_for_the_same_case(tiny):
@@ -317,10 +327,11 @@ def test_quick_takes_one_model_without_adapters(cases):
     assert any(case.is_timed for case in quick)
 
 
-def test_later_rounds_are_left_out_when_the_time_is_up(cases, monkeypatch):
-    timed = [case for case in cases if case.is_timed][:3]
-    monkeypatch.setattr("benchmarks.accuracy.times.time_steps", lambda case, num_steps: {"step_ms": [1.0, 2.0]})
+@pytest.mark.parametrize(("budget_s", "rounds"), [(-1.0, [0]), (1000.0, [0, 1, 2])])
+def test_later_rounds_are_left_out_when_the_time_is_up(tiny, budget_s, rounds):
+    case, _ = tiny
     journal = Journal(file=None, machine={})
-    measure_times(journal, timed, num_rounds=3, budget_s=-1.0)
-    assert [row["round"] for row in journal.rows] == [0, 0, 0]
-    assert spreads(journal.rows) == {case.name: 1.0 for case in timed}
+    measure_times(journal, [case], num_rounds=3, budget_s=budget_s)
+    assert [row["round"] for row in journal.rows] == rounds
+    steps = [ms for row in journal.rows for ms in row["step_ms"]]
+    assert spreads(journal.rows) == {case.name: max(steps) / min(steps) - 1}

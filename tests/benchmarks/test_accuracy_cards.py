@@ -6,7 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.accuracy.cards import cuda_cards, measure_cards, small_cards, summarize_cards
+from benchmarks.accuracy.card_cases import cuda_cards, small_cards
+from benchmarks.accuracy.card_summary import summarize_cards
+from benchmarks.accuracy.cards import measure_cards
 from benchmarks.journal import Journal
 from optimizer.models.spec import read_model_spec
 from optimizer.units import GIB, MIB

@@ -1,9 +1,9 @@
 """Measures the machine at hand in under a minute: the rates that the estimator multiplies.
 
-A package by subject: ``kernels.py`` (products by shape, attention by length, ops by bytes), ``flat.py`` (one number each,
-where there is no curve), ``steps.py`` (what a step costs beside its kernels), ``links.py`` (copies alone and under load),
-``updates.py`` (AdamW on the device and the host), ``stores.py`` (disk and remote store), ``facts.py``. ``clock.py`` says how
-something is timed.
+A package by subject: ``products.py`` (by shape and form, attention by length), ``ops.py`` (by bytes), ``packing.py`` (compressed
+trips), ``flat.py`` (one number each, where there is no curve), ``steps.py`` and ``passes.py`` (what a step and a generation cost
+beside their kernels), ``links.py`` (copies alone and under load), ``updates.py`` (AdamW on the device and the host),
+``stores.py`` (disk and remote store), ``facts.py``. ``clock.py`` says how something is timed.
 
 On CUDA under the settings of a run (deterministic, no TF32), timed by events. Neither threads nor random state of the process are
 changed. Needs torch; the result does not.
@@ -29,19 +29,22 @@ from optimizer.hardware.probe.flat import (
     probe_memory_rate,
     probe_op_overhead_s,
 )
-from optimizer.hardware.probe.kernels import probe_attention, probe_matmuls, probe_ops
 from optimizer.hardware.probe.links import probe_fresh_memory, probe_links, rate_in_step
+from optimizer.hardware.probe.ops import probe_ops
+from optimizer.hardware.probe.packing import probe_packing
+from optimizer.hardware.probe.passes import probe_pass_dispatch_s
+from optimizer.hardware.probe.products import probe_attention, probe_matmuls
 from optimizer.hardware.probe.steps import probe_steps
 from optimizer.hardware.probe.stores import Stored, faults_of, probe_disk, probe_remote
-from optimizer.hardware.probe.updates import probe_host_update, probe_updates
+from optimizer.hardware.probe.updates import probe_8bit_tensor_s, probe_host_update, probe_updates
 from optimizer.runtime.device import has_bf16, prepared_device, reserve_workspaces
 
 MAX_PROBE_S = 20.0
 """Time for all measurements together; shares below. Start-up of kernels comes on top."""
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _SHARES = {
-    "disk": 2, "remote": 1, "updates": 2, "host update": 1, "flat": 4, "matmuls": 8, "attention": 4, "ops": 12, "steps": 10,
-    "links": 2, "fresh memory": 1,
+    "disk": 2, "remote": 1, "updates": 2, "host update": 1, "flat": 3, "matmuls": 10, "attention": 4, "ops": 14, "steps": 10,
+    "passes": 1, "packing": 1, "links": 2, "fresh memory": 1,
 }  # fmt: skip
 """Of the time, by what is measured."""
 
@@ -105,16 +108,20 @@ def _unknown_device(device: str | None) -> InvalidInput:
 
 
 def _measure_rates(device: torch.device, *, share_s: dict[str, float], disk: Stored, remote: Stored) -> Rates:
-    # Without a rate for bf16 no plan takes it: a card that emulates it gains nothing.
     dtypes = {name: dtype for name, dtype in _DTYPES.items() if name != "bf16" or has_bf16(device)}
-    optimizers = probe_updates(device, max_s=share_s["updates"])
+    # Without a flat rate no search takes a dtype: not bf16 where a card emulates it, and fp16 only there.
+    flat_dtypes = {name: dtype for name, dtype in dtypes.items() if name != "fp16" or "bf16" not in dtypes}
+    optimizers = probe_updates(device, max_s=share_s["updates"] * 3 / 4)
+    eight_s = probe_8bit_tensor_s(optimizers, device, max_s=share_s["updates"] / 4)
     links = probe_links(device, max_s=share_s["links"])
     steps = probe_steps(device, max_s=share_s["steps"])
     flat = Share(share_s["flat"])
     return Rates(
-        matmul_flops_per_s={name: probe_matmul_rate(device, dtype, max_s=flat.of(6)) for name, dtype in dtypes.items()},
+        matmul_flops_per_s={
+            name: probe_matmul_rate(device, dtype, max_s=flat.of(6)) for name, dtype in flat_dtypes.items()
+        },
         attention_flops_per_s={
-            name: probe_attention_rate(device, dtype, max_s=flat.of(4)) for name, dtype in dtypes.items()
+            name: probe_attention_rate(device, dtype, max_s=flat.of(4)) for name, dtype in flat_dtypes.items()
         },
         memory_bytes_per_s=probe_memory_rate(device, max_s=flat.of(2)),
         op_overhead_s=probe_op_overhead_s(device, max_s=flat.of(1)),
@@ -130,9 +137,11 @@ def _measure_rates(device: torch.device, *, share_s: dict[str, float], disk: Sto
         matmul_curves=probe_matmuls(device, dtypes, max_s=share_s["matmuls"]),
         attention_curves=probe_attention(device, dtypes, max_s=share_s["attention"]),
         op_curves=probe_ops(device, dtypes, max_s=share_s["ops"]),
+        packing_curves=probe_packing(device, max_s=share_s["packing"]),
         forward_dispatch_s=steps.forward_dispatch_s,
         backward_dispatch_s=steps.backward_dispatch_s,
-        python_s=steps.python_s,
+        pass_dispatch_s=probe_pass_dispatch_s(device, max_s=share_s["passes"]),
+        python_s=steps.python_s | {"update 8-bit": eight_s},
         fresh_bytes_per_s=probe_fresh_memory(device, max_s=share_s["fresh memory"]),
         link_bytes_per_s=links,
     )

@@ -5,12 +5,16 @@ would be the luck of one run. Finished runs say how much is disturbed in practic
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
+from optimizer.hardware.machine import Curve
+
 MAX_REPEATS = 15
+_NEAR = 1.15
+"""Sizes nearer than this are one point of a curve."""
 now_s: Callable[[], float] = time.perf_counter
 """Of the CPU; by its module, so that a benchmark on a busy machine can count its own thread's time alone."""
 
@@ -59,3 +63,18 @@ def random_tensor(shape: tuple[int, ...], device: torch.device, dtype: torch.dty
     """From its own generator, so that the process's random state stays as it was."""
     generator = torch.Generator(device).manual_seed(0)
     return torch.randn(shape, generator=generator, device=device).to(dtype)
+
+
+def as_curve(points: Iterable[tuple[float, float]]) -> Curve:
+    """Sorted by size; of sizes next to each other the mean rate."""
+    merged: list[list[tuple[float, float]]] = []
+    for point in sorted(points):
+        if merged and point[0] < merged[-1][0][0] * _NEAR:
+            merged[-1].append(point)
+        else:
+            merged.append([point])
+    return tuple((_mean([size for size, _ in group]), _mean([rate for _, rate in group])) for group in merged)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 from optimizer.hardware.probe import clock
+from optimizer.hardware.probe.tiny import SEQUENCE_LENGTH, tiny_spec
 from optimizer.models.build import build_model
-from optimizer.models.spec import ModelSpec, read_model_spec
-from optimizer.plan.activations import ActivationsPlan, BlockChoice, Compression
+from optimizer.models.spec import ModelSpec
+from optimizer.plan.activations import ActivationsPlan, BlockChoice
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.gradients import GradientsChoice, GradientsPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
@@ -27,19 +28,6 @@ from optimizer.runtime.step import Trainer
 from optimizer.workload import TrainingWorkload
 
 _NUM_BLOCKS, _MORE_BLOCKS = 2, 6
-_SEQUENCE_LENGTH = 64
-_CONFIG = {
-    "model_type": "headroom_decoder",
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": _SEQUENCE_LENGTH,
-    "attention_block": _SEQUENCE_LENGTH,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-}
 _NUM_WARM_UP = 2
 _MAX_STEPS = 30
 _UPDATE_PHASES = ("gradient clipping", "optimizer step")
@@ -59,7 +47,7 @@ def probe_steps(device: torch.device, *, max_s: float) -> StepCosts:
     wanted = _list_plans()
     found: dict[str, _Step] = {}
     for done, (name, plan) in enumerate(wanted.items()):
-        spec = read_model_spec({**_CONFIG, "num_hidden_layers": len(plan.activations.per_block)})
+        spec = tiny_spec(len(plan.activations.per_block))
         found[name] = _measure(spec, plan, device, max_s=share.of(len(wanted) - done))
     keep = found["keep"]
     forward_s, backward_s = keep.phase_s("forward") / keep.num("forward"), keep.phase_s("backward") / keep.num("backward")
@@ -77,9 +65,9 @@ def probe_steps(device: torch.device, *, max_s: float) -> StepCosts:
     def each_tensor_s(name: str, beyond: str) -> float:
         return max(0.0, found[name].total_s - found[beyond].total_s) / keep.num_tensors
 
-    num_packing = found["pack"].ops.total() - found["offload"].ops.total()
+    state, streamed = found["state"], found["weights"]
+    num_comings = streamed.num_copies - state.num_copies
     python_s = {
-        "pack": max(0.0, found["pack"].total_s - found["offload"].total_s) / max(1, num_packing),
         "recompute": beyond_ops_s("recompute") / _NUM_BLOCKS,
         "selective": beyond_ops_s("selective") / _NUM_BLOCKS,
         "offload": beyond_ops_s("offload") / max(1, found["offload"].num_copies - keep.num_copies),
@@ -88,7 +76,7 @@ def probe_steps(device: torch.device, *, max_s: float) -> StepCosts:
         "update one": tensor_s + each_tensor_s("consume", "keep"),
         "gradients": tensor_s + each_tensor_s("gradients", "keep"),
         "state": tensor_s + each_tensor_s("state", "keep"),
-        "weights": each_tensor_s("weights", "state"),
+        "weights": max(0.0, streamed.total_s - state.total_s) / max(1, num_comings),
     }
     return StepCosts(forward_dispatch_s=forward_s, backward_dispatch_s=backward_s, python_s=python_s)
 
@@ -99,12 +87,11 @@ def _list_plans() -> dict[str, Plan]:
         *,
         num_blocks: int = _NUM_BLOCKS,
         gradients: GradientsChoice = "keep",
-        compress: Compression = "none",
         **more: Any,
     ) -> Plan:
         return Plan(
             batch=BatchPlan(micro_batch_size=1, accumulation_steps=1),
-            activations=ActivationsPlan(per_block=(choice,) * num_blocks, compress=compress),
+            activations=ActivationsPlan(per_block=(choice,) * num_blocks),
             gradients=GradientsPlan(choice=gradients),
             **more,
         )
@@ -116,7 +103,6 @@ def _list_plans() -> dict[str, Plan]:
         "recompute": plan("recompute"),
         "selective": plan("selective"),
         "offload": plan("offload"),
-        "pack": plan("offload", compress="bf16"),
         "consume": plan(gradients="consume"),
         "gradients": plan(gradients="host"),
         "state": plan(gradients="host", optimizer_state=away),
@@ -183,7 +169,7 @@ class _CountingMeter(_PhaseMeter):  # type: ignore[no-untyped-call]
 
 def _measure(spec: ModelSpec, plan: Plan, device: torch.device, *, max_s: float) -> _Step:
     max_grad_norm = None if plan.gradients.choice == "consume" else 1.0
-    workload = TrainingWorkload(sequence_length=_SEQUENCE_LENGTH, global_batch_size=1, max_grad_norm=max_grad_norm)
+    workload = TrainingWorkload(sequence_length=SEQUENCE_LENGTH, global_batch_size=1, max_grad_norm=max_grad_norm)
     timed = _run(spec, plan, workload, _PhaseMeter(device), max_s=max_s)
     counting = _CountingMeter(device)
     _run(spec, plan, workload, counting, max_s=0.0)

@@ -76,6 +76,38 @@ def test_products_with_few_flops_for_each_byte_are_slower_and_more_flops_never_f
     assert np.all(np.diff(seconds_by_flops(growing, growing / 16.0, curve)) > 0)
 
 
+def test_a_product_takes_the_curve_of_its_form_and_its_own_dtype_then_of_all_forms_together():
+    curves = {"mm bf16": ((1.0, 2e10),), "mm nn bf16": ((1.0, 1e9),), "mm fp32": ((1.0, 8e10),), "mm tn fp16": ((1.0, 5e9),)}
+    rates = dataclasses.replace(CURVED, matmul_curves=curves)
+    sizes = {"flops": np.array([1e9]), "read_bytes": np.array([1e6]), "written_bytes": np.zeros(1)}
+
+    def seconds(dtype, form, *, computes="bf16"):
+        times = OpTimes(rates, computes)
+        return float(times.kernels_s("matmul", "aten.mm.default", **sizes, dtype=dtype, form=form)[0])
+
+    assert seconds("bf16", "nn") == pytest.approx(1.0)
+    assert seconds("bf16", "nt") == pytest.approx(1 / 20)
+    assert seconds("", "") == pytest.approx(1 / 20)
+    # Autocast leaves some products in fp32, and a step in fp16 has the profile of bf16.
+    assert seconds("fp32", "nn") == pytest.approx(1 / 80)
+    assert seconds("bf16", "tn", computes="fp16") == pytest.approx(1 / 5)
+
+
+def test_an_op_that_moves_bytes_takes_the_curve_of_its_own_dtype():
+    curves = CURVED.op_curves | {"_to_copy int8": ((1e5, 1e9),), "elementwise bf16": ((1e5, 4e9),)}
+    times = OpTimes(dataclasses.replace(CURVED, op_curves=curves), "fp32")
+    sizes = {"flops": np.zeros(1), "read_bytes": np.array([1e5]), "written_bytes": np.zeros(1)}
+    assert times.kernels_s("elementwise", "aten._to_copy.default", **sizes, dtype="int8") == pytest.approx(1e-4)
+    assert times.kernels_s("elementwise", "aten.add.Tensor", **sizes, dtype="bf16") == pytest.approx(1e5 / 4e9)
+    assert times.kernels_s("elementwise", "aten.add.Tensor", **sizes, dtype="fp32") == pytest.approx(1e5 / 2e10)
+
+
+def test_an_op_of_a_generation_costs_what_a_generation_was_measured_to():
+    rates = dataclasses.replace(CURVED, pass_dispatch_s=10e-6)
+    assert OpTimes(rates, "fp32", generates=True).dispatch_s[0] == 10e-6
+    assert OpTimes(rates, "fp32").dispatch_s[0] == OpTimes(CURVED, "fp32", generates=True).dispatch_s[0] == 30e-6
+
+
 def test_an_op_takes_its_own_curve_then_its_kinds_then_the_flat_rate():
     times = OpTimes(CURVED, "fp32")
     assert times.kernel_s("elementwise", "aten.tanh.default", read_bytes=1e5) == pytest.approx(1e5 / 2e9)

@@ -8,7 +8,7 @@ import torch
 from optimizer.errors import InvalidInput
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.probe import probe_machine
-from optimizer.hardware.probe.kernels import as_curve
+from optimizer.hardware.probe.clock import as_curve
 from optimizer.hardware.probe.stores import faults_of, probe_disk, probe_remote
 
 
@@ -36,19 +36,22 @@ def test_every_rate_is_measured_and_possible(machine):
 
 def test_curves_dispatch_and_fresh_memory_are_measured_and_possible(machine):
     rates = machine.rates
-    assert {"mm fp32", "bmm fp32", "mm bf16"} <= set(rates.matmul_curves)
-    assert {"forward fp32", "backward bf16"} <= set(rates.attention_curves)
-    assert {"tanh", "_softmax", "embedding_dense_backward", "elementwise", "reduction", "gather"} <= set(
+    assert {"mm fp32", "mm nt fp32", "bmm tn fp32", "mm bf16", "mm nn fp16"} <= set(rates.matmul_curves)
+    assert {"forward fp32", "backward bf16", "forward fp16"} <= set(rates.attention_curves)
+    assert {"tanh", "_softmax", "embedding_dense_backward", "_to_copy int8", "elementwise", "reduction", "gather"} <= set(
         rates.op_curves
     )
-    for curve in (*rates.matmul_curves.values(), *rates.attention_curves.values(), *rates.op_curves.values()):
+    curves = (rates.matmul_curves, rates.attention_curves, rates.op_curves, rates.packing_curves)
+    for curve in (curve for table in curves for curve in table.values()):
         sizes = [size for size, _ in curve]
         assert sizes == sorted(sizes)
         assert all(1e5 < rate < 1e15 for _, rate in curve)
     assert 1e-7 < rates.backward_dispatch_s < 1e-2
     assert 1e-7 < rates.forward_dispatch_s < 1e-2
-    each = {"update many", "update one", "gradients", "state", "weights"}
-    assert set(rates.python_s) == {"recompute", "selective", "offload", "pack", "step", *each}
+    each = {"update many", "update one", "gradients", "state", "update 8-bit", "weights"}
+    assert set(rates.python_s) == {"recompute", "selective", "offload", "step", *each}
+    assert 1e-7 < rates.pass_dispatch_s < 1e-2
+    assert set(rates.packing_curves) == {f"{way} {form}" for way in ("pack", "unpack") for form in ("bf16", "int8")}
     assert 1e7 < rates.fresh_bytes_per_s < 1e13
     assert set(rates.link_bytes_per_s) == {"device_to_host alone", "host_to_device alone"}
 

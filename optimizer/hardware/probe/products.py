@@ -1,0 +1,162 @@
+"""Curves of products, by shape, dtype and form, and of attention, by length, dtype and direction.
+
+Each is run as a step runs it: products in their forward and both backward forms, each form timed by itself, because where a
+processor has no instructions for a dtype one form may take ten times as long as another.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from optimizer.hardware.machine import Curve
+from optimizer.hardware.probe.clock import Share, as_curve, quartile_s, random_tensor
+from optimizer.profile.op_costs import count_flops
+from optimizer.units import MIB
+
+_MATMUL_SHAPES = {
+    "cpu": (
+        (256, 256, 256), (64, 64, 64), (512, 16, 512), (8, 512, 512), (128, 128, 128), (32, 512, 512), (512, 256, 768),
+        (512, 512, 512), (1024, 768, 768), (512, 384, 8192),
+    ),
+    "cuda": (
+        (2048, 2048, 2048), (256, 256, 256), (1024, 64, 1024), (16, 4096, 4096), (512, 512, 512), (256, 4096, 4096),
+        (1024, 1024, 1024), (4096, 1024, 4096), (4096, 4096, 4096), (2048, 2048, 32768),
+    ),
+}  # fmt: skip
+"""Tokens, inputs, outputs; in the order in which they are worth their time."""
+_BMM_SHAPES = {
+    "cpu": ((24, 128, 64, 128), (8, 64, 16, 64), (16, 128, 32, 128), (24, 256, 64, 256), (4, 512, 64, 512)),
+    "cuda": ((64, 512, 64, 512), (64, 128, 64, 128), (32, 1024, 64, 1024), (16, 2048, 128, 2048)),
+}
+"""Matrices, rows, inner, columns."""
+_ATTENTION_SHAPES = {
+    "cpu": ((4, 4, 128, 64), (4, 4, 32, 32), (4, 6, 256, 64), (2, 8, 512, 64)),
+    "cuda": ((8, 16, 1024, 64), (8, 16, 256, 64), (4, 16, 2048, 64), (2, 16, 4096, 128)),
+}
+"""Batch, heads, sequence, head size."""
+_RING_BYTES = {"cpu": 16 * MIB, "cuda": 512 * MIB}
+"""Results that are kept while others are made, so that each is written to memory that no cache holds."""
+_WEIGHTS = {"fp32": 2}
+"""Of the time; 1 for the other dtypes."""
+
+Point = tuple[float, float]
+"""FLOPs for each byte, and FLOPs per second."""
+Timed = tuple[Callable[[], object], float, float]
+"""What to run, its FLOPs and its bytes."""
+
+
+def probe_matmuls(device: torch.device, dtypes: Mapping[str, torch.dtype], *, max_s: float) -> dict[str, Curve]:
+    """By FLOPs for each byte, under ``mm nt fp32`` and the like, and under ``mm fp32`` all forms together."""
+    share = Share(max_s)
+    curves: dict[str, Curve] = {}
+    sorts = [(name, sort) for name in dtypes for sort in ("mm", "bmm")]
+    left = sum(_WEIGHTS.get(name, 1) for name, _ in sorts)
+    for name, sort in sorts:
+        weight = _WEIGHTS.get(name, 1)
+        own = Share(share.of(left) * weight)
+        left -= weight
+        make, shapes = (_products, _MATMUL_SHAPES) if sort == "mm" else (_batched, _BMM_SHAPES)
+        for form, points in _points_by_form(shapes[device.type], make, device, dtypes[name], share=own).items():
+            curves[" ".join(part for part in (sort, form, name) if part)] = as_curve(points)
+    return curves
+
+
+def probe_attention(device: torch.device, dtypes: Mapping[str, torch.dtype], *, max_s: float) -> dict[str, Curve]:
+    """By FLOPs for each byte, forward and backward."""
+    share = Share(max_s)
+    curves: dict[str, Curve] = {}
+    for done, (name, dtype) in enumerate(dtypes.items()):
+        own = Share(share.of(len(dtypes) - done))
+        forward: list[tuple[float, float]] = []
+        backward: list[tuple[float, float]] = []
+        shapes = _ATTENTION_SHAPES[device.type]
+        for index, shape in enumerate(shapes):
+            if index and not own.left_s:
+                break
+            max_each_s = own.of(2 * (len(shapes) - index))
+            for points, (run, flops, num_bytes) in zip((forward, backward), _attentions(shape, device, dtype), strict=True):
+                points.append((flops / num_bytes, flops / quartile_s(run, device, max_s=max_each_s)))
+        curves |= {f"forward {name}": as_curve(forward), f"backward {name}": as_curve(backward)}
+    return curves
+
+
+# Products.
+
+
+def _points_by_form(
+    shapes: Sequence[tuple[int, ...]],
+    make: Callable[[tuple[int, ...], torch.device, torch.dtype], dict[str, Timed]],
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    share: Share,
+) -> dict[str, list[Point]]:
+    """One point at least of each form; as many as there is time for, and none that would take all that is left. All forms
+    together have the empty name, at the shapes that all of them ran.
+    """
+    points: dict[str, list[Point]] = {}
+    together: list[Point] = []
+    for index, shape in enumerate(shapes):
+        max_each_s = share.of(3 * (len(shapes) - index))
+        seconds: list[float] = []
+        forms = make(shape, device, dtype)
+        for form, (run, flops, num_bytes) in forms.items():
+            known = points.setdefault(form, [])
+            if known and 2 * flops / min(rate for _, rate in known) > share.left_s / len(forms):
+                continue
+            seconds.append(quartile_s(run, device, max_s=max_each_s))
+            known.append((flops / num_bytes, flops / seconds[-1]))
+        if len(seconds) == len(forms):
+            together.append((flops / num_bytes, len(forms) * flops / sum(seconds)))
+    return {**points, "": together}
+
+
+def _products(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> dict[str, Timed]:
+    tokens, inputs, outputs = shape
+    sizes = ((tokens, inputs), (outputs, inputs), (tokens, outputs))
+    x, weight, gradient = (random_tensor(size, device, dtype) for size in sizes)
+    flops, num_bytes = 2.0 * tokens * inputs * outputs, float(x.nbytes + weight.nbytes + gradient.nbytes)
+    ring: deque[Any] = deque(maxlen=max(1, 3 * _RING_BYTES[device.type] // int(3 * num_bytes)))
+    return {
+        "nt": (lambda: ring.append(x @ weight.t()), flops, num_bytes),
+        "nn": (lambda: ring.append(gradient @ weight), flops, num_bytes),
+        "tn": (lambda: ring.append(gradient.t() @ x), flops, num_bytes),
+    }
+
+
+def _batched(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> dict[str, Timed]:
+    number, rows, inner, columns = shape
+    sizes = ((number, rows, inner), (number, columns, inner), (number, rows, columns))
+    left, right, gradient = (random_tensor(size, device, dtype) for size in sizes)
+    flops, num_bytes = 2.0 * number * rows * inner * columns, float(left.nbytes + right.nbytes + gradient.nbytes)
+    return {
+        "nt": (lambda: left @ right.transpose(1, 2), flops, num_bytes),
+        "nn": (lambda: gradient @ right, flops, num_bytes),
+        "tn": (lambda: gradient.transpose(1, 2) @ left, flops, num_bytes),
+    }
+
+
+# Attention.
+
+
+def _attentions(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> tuple[Timed, Timed]:
+    query, key, value = (random_tensor(shape, device, dtype).requires_grad_() for _ in range(3))
+    gradient = random_tensor(shape, device, dtype)
+    attend = torch.nn.functional.scaled_dot_product_attention
+    output = attend(query, key, value, is_causal=True)
+    shapes = [shape] * 4
+    name = "aten._scaled_dot_product_flash_attention"
+    flops = [
+        count_flops(f"{name}.default", shapes[:3], [], is_causal=True),
+        count_flops(f"{name}_backward.default", shapes, [], is_causal=True),
+    ]
+
+    def backward() -> object:
+        return torch.autograd.grad(output, (query, key, value), gradient, retain_graph=True)
+
+    return (
+        (lambda: attend(query, key, value, is_causal=True), float(flops[0]), 4.0 * query.nbytes),
+        (backward, float(flops[1]), 8.0 * query.nbytes),
+    )
