@@ -332,8 +332,8 @@ def _refusal_at(case: Case, cap_bytes: int) -> str | None:
 
 
 def time_steps(case: Case, *, num_steps: int) -> Row:
-    """Milliseconds of steps or passes after a first one, uncounted as most of a job's are; those of a yardstick before the first of
-    these, between them and after the last; and how busy the machine was.
+    """Milliseconds of steps or passes after a first one, uncounted as most of a job's are; those of a yardstick before the first
+    of these, between them and after the last; and how busy the machine was.
     """
     gc.collect()
     load = os.getloadavg()[0]

@@ -120,6 +120,9 @@ def _python_ms(tensors: TensorList, plan: Plan, rates: Rates) -> float:
     if plan.optimizer_state.bits == 8:
         each_s += rates.python_s.get("update 8-bit", 0.0)
     seconds = rates.python_s.get("step", 0.0) + len(tensors.sizes) * each_s
+    if plan.weights.place != "device" and _update_name(plan) == "state":
+        num_home = sum(0 <= block < tensors.num_blocks for block in tensors.blocks)
+        seconds += num_home * (rates.python_s.get("state at home", each_s) - each_s)
     return seconds * rates.time_factors.get("hooks", 1.0) * 1000
 
 

@@ -1,4 +1,4 @@
-"""What it costs to compress what is offloaded and to undo that, as the runtime does: in chunks, under the meter."""
+"""What it costs to compress what is offloaded and to undo that, as the runtime does: in chunks."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,6 @@ from optimizer.hardware.machine import Curve
 from optimizer.hardware.probe.clock import Share, as_curve, quartile_s, random_tensor
 from optimizer.packing import chunk_elements
 from optimizer.plan.activations import Compression
-from optimizer.runtime.meter import Meter
 from optimizer.runtime.tiers.compression import Packing, Scratch
 
 COMPRESSIONS: tuple[Compression, ...] = ("bf16", "int8")
@@ -21,14 +20,13 @@ def probe_packing(device: torch.device, *, max_s: float) -> dict[str, Curve]:
     share = Share(max_s)
     cases = [(compress, chunks) for compress in COMPRESSIONS for chunks in _CHUNKS]
     points: dict[str, list[tuple[float, float]]] = {}
-    with Meter(device=device):
-        for done, (compress, chunks) in enumerate(cases):
-            num_elements = int(chunks * chunk_elements(device.type))
-            max_each_s = share.of(4 * (len(cases) - done))
-            for way, (run, copy) in _trips(num_elements, compress, device).items():
-                whole_s, copy_s = (quartile_s(timed, device, max_s=max_each_s) for timed in (run, copy))
-                rate = num_elements / max(whole_s - copy_s, whole_s / 20)
-                points.setdefault(f"{way} {compress}", []).append((num_elements, rate))
+    for done, (compress, chunks) in enumerate(cases):
+        num_elements = int(chunks * chunk_elements(device.type))
+        max_each_s = share.of(4 * (len(cases) - done))
+        for way, (run, copy) in _trips(num_elements, compress, device).items():
+            whole_s, copy_s = (quartile_s(timed, device, max_s=max_each_s) for timed in (run, copy))
+            rate = num_elements / max(whole_s - copy_s, whole_s / 20)
+            points.setdefault(f"{way} {compress}", []).append((num_elements, rate))
     return {name: as_curve(found) for name, found in points.items()}
 
 

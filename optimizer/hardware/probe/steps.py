@@ -7,10 +7,12 @@ Nearly the same for every architecture, because it is the dispatch that costs, o
 
 import itertools
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from optimizer.hardware.probe import clock
 from optimizer.hardware.probe.tiny import SEQUENCE_LENGTH, tiny_spec
@@ -29,7 +31,7 @@ from optimizer.workload import TrainingWorkload
 
 _NUM_BLOCKS, _MORE_BLOCKS = 2, 6
 _NUM_WARM_UP = 2
-_MAX_STEPS = 30
+_MAX_ROUNDS = 60
 _UPDATE_PHASES = ("gradient clipping", "optimizer step")
 
 
@@ -43,12 +45,7 @@ class StepCosts:
 
 
 def probe_steps(device: torch.device, *, max_s: float) -> StepCosts:
-    share = clock.Share(max_s)
-    wanted = _list_plans()
-    found: dict[str, _Step] = {}
-    for done, (name, plan) in enumerate(wanted.items()):
-        spec = tiny_spec(len(plan.activations.per_block))
-        found[name] = _measure(spec, plan, device, max_s=share.of(len(wanted) - done))
+    found = _measure(_list_plans(), device, max_s=max_s)
     keep = found["keep"]
     forward_s, backward_s = keep.phase_s("forward") / keep.num("forward"), keep.phase_s("backward") / keep.num("backward")
 
@@ -66,17 +63,22 @@ def probe_steps(device: torch.device, *, max_s: float) -> StepCosts:
         return max(0.0, found[name].total_s - found[beyond].total_s) / keep.num_tensors
 
     state, streamed = found["state"], found["weights"]
-    num_comings = streamed.num_copies - state.num_copies
+    state_s = tensor_s + each_tensor_s("state", "keep")
+    # Streamed weights are updated where they are, so that no copy follows; they come with their blocks instead.
+    num_streamed = max(1, state.update_copies - streamed.update_copies)
+    num_comings = max(1, streamed.copies.total() - state.copies.total() + num_streamed)
+    saved_s = state.update_s - streamed.update_s
     python_s = {
         "recompute": beyond_ops_s("recompute") / _NUM_BLOCKS,
         "selective": beyond_ops_s("selective") / _NUM_BLOCKS,
-        "offload": beyond_ops_s("offload") / max(1, found["offload"].num_copies - keep.num_copies),
+        "offload": beyond_ops_s("offload") / max(1, found["offload"].copies.total() - keep.copies.total()),
         "step": max(0.0, keep.update_s - keep.num_tensors * tensor_s),
         "update many": tensor_s,
         "update one": tensor_s + each_tensor_s("consume", "keep"),
         "gradients": tensor_s + each_tensor_s("gradients", "keep"),
-        "state": tensor_s + each_tensor_s("state", "keep"),
-        "weights": max(0.0, streamed.total_s - state.total_s) / max(1, num_comings),
+        "state": state_s,
+        "state at home": max(0.0, state_s - saved_s / num_streamed),
+        "weights": max(0.0, streamed.total_s - state.total_s + saved_s) / num_comings,
     }
     return StepCosts(forward_dispatch_s=forward_s, backward_dispatch_s=backward_s, python_s=python_s)
 
@@ -118,7 +120,8 @@ class _Step:
     seconds: dict[str, float]
     """By phase as the runtime marks it."""
     ops: Counter[str]
-    num_copies: int
+    copies: Counter[str]
+    """Those of the ops that copy, between tiers or not."""
     num_tensors: int
 
     def phase_s(self, phase: str) -> float:
@@ -131,9 +134,13 @@ class _Step:
     def update_s(self) -> float:
         return sum(self.seconds.get(phase, 0.0) for phase in _UPDATE_PHASES)
 
+    @property
+    def update_copies(self) -> int:
+        return sum(self.copies[phase] for phase in _UPDATE_PHASES)
+
 
 class _PhaseMeter(Meter):  # type: ignore[no-untyped-call]
-    """A meter that notes when each phase begins, and counts ops when told to."""
+    """A meter that notes when each phase begins."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device=device)
@@ -145,6 +152,10 @@ class _PhaseMeter(Meter):  # type: ignore[no-untyped-call]
             torch.cuda.synchronize(self.device)
         self.marks.append((phase, clock.now_s()))
 
+    @property
+    def phase(self) -> str:
+        return self._phase
+
     def take_phases(self) -> dict[str, float]:
         marks, self.marks = [*self.marks, ("", clock.now_s())], []
         seconds: dict[str, float] = {}
@@ -153,57 +164,78 @@ class _PhaseMeter(Meter):  # type: ignore[no-untyped-call]
         return seconds
 
 
-class _CountingMeter(_PhaseMeter):  # type: ignore[no-untyped-call]
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Entered around a meter, counts what that sends on: all ops, by the meter's phase."""
+
+    def __init__(self, meter: _PhaseMeter) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._meter = meter
         self.counts: Counter[str] = Counter()
-        self.num_copies = 0
+        self.copies: Counter[str] = Counter()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        self.counts[self._phase] += 1
-        self.num_copies += func is torch.ops.aten.copy_.default
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        self.counts[self._meter.phase] += 1
+        self.copies[self._meter.phase] += func is torch.ops.aten.copy_.default
+        return func(*args, **(kwargs or {}))
 
 
-def _measure(spec: ModelSpec, plan: Plan, device: torch.device, *, max_s: float) -> _Step:
-    max_grad_norm = None if plan.gradients.choice == "consume" else 1.0
-    workload = TrainingWorkload(sequence_length=SEQUENCE_LENGTH, global_batch_size=1, max_grad_norm=max_grad_norm)
-    timed = _run(spec, plan, workload, _PhaseMeter(device), max_s=max_s)
-    counting = _CountingMeter(device)
-    _run(spec, plan, workload, counting, max_s=0.0)
+def _measure(plans: Mapping[str, Plan], device: torch.device, *, max_s: float) -> dict[str, _Step]:
+    """Their steps are taken in turn, so that a slow moment of the machine is not one plan's alone."""
+    share = clock.Share(max_s)
+    runs = {name: _Run(plan, _PhaseMeter(device)) for name, plan in plans.items()}
+    timed: dict[str, list[dict[str, float]]] = {name: [] for name in plans}
+    try:
+        counted = {name: run.count_step() for name, run in runs.items()}
+        while not timed["keep"] or (share.left_s and len(timed["keep"]) < _MAX_ROUNDS):
+            for name, run in runs.items():
+                timed[name].append(run.take_step())
+    finally:
+        for run in runs.values():
+            run.trainer.close()
+    return {name: _make_step(each, counted[name], plans[name]) for name, each in timed.items()}
+
+
+def _make_step(timed: list[dict[str, float]], counted: _Counter, plan: Plan) -> _Step:
     return _Step(
         total_s=min(sum(phases.values()) for phases in timed),
         seconds={phase: min(phases.get(phase, 0.0) for phases in timed) for phase in timed[0]},
-        ops=counting.counts,
-        num_copies=counting.num_copies,
-        num_tensors=_num_tensors(spec),
+        ops=counted.counts,
+        copies=counted.copies,
+        num_tensors=len(list(build_model(_spec_of(plan), device="meta").parameters())),
     )
 
 
-def _run(
-    spec: ModelSpec, plan: Plan, workload: TrainingWorkload, meter: _PhaseMeter, *, max_s: float
-) -> list[dict[str, float]]:
-    """Phases of each step after the first ones; a counting meter counts the last alone."""
-    model = build_model(spec, device=meter.device)
-    trainer = Trainer(model, plan=plan, workload=workload, device=meter.device, meter=meter)
-    share = clock.Share(max_s)
-    timed: list[dict[str, float]] = []
-    try:
-        while len(timed) < _NUM_WARM_UP + 1 or (share.left_s and len(timed) < _MAX_STEPS):
-            if isinstance(meter, _CountingMeter):
-                meter.counts.clear()
-                meter.num_copies = 0
-            batches = make_synthetic_batches(model, plan=plan, workload=workload)
-            meter.marks.clear()
-            is_counted = isinstance(meter, _CountingMeter) or len(timed) < _NUM_WARM_UP
-            trainer.step(batches, learning_rate=0.0, is_counted=is_counted)
-            timed.append(meter.take_phases())
-    finally:
-        trainer.close()
-    return timed[_NUM_WARM_UP:]
+class _Run:
+    """A tiny model under a plan."""
+
+    def __init__(self, plan: Plan, meter: _PhaseMeter) -> None:
+        max_grad_norm = None if plan.gradients.choice == "consume" else 1.0
+        self._workload = TrainingWorkload(
+            sequence_length=SEQUENCE_LENGTH, global_batch_size=1, max_grad_norm=max_grad_norm
+        )
+        self._meter = meter
+        model = build_model(_spec_of(plan), device=meter.device)
+        self.trainer = Trainer(model, plan=plan, workload=self._workload, device=meter.device, meter=meter)
+
+    def count_step(self) -> _Counter:
+        """Of a step after the first ones."""
+        for _ in range(_NUM_WARM_UP):
+            self.take_step(is_counted=True)
+        counter = _Counter(self._meter)
+        with counter:
+            self.take_step()
+        return counter
+
+    def take_step(self, *, is_counted: bool = False) -> dict[str, float]:
+        """Seconds by phase."""
+        trainer = self.trainer
+        batches = make_synthetic_batches(trainer.model, plan=trainer.plan, workload=self._workload)
+        self._meter.marks.clear()
+        trainer.step(batches, learning_rate=0.0, is_counted=is_counted)
+        return self._meter.take_phases()
 
 
-def _num_tensors(spec: ModelSpec) -> int:
-    return len(list(build_model(spec, device="meta").parameters()))
+def _spec_of(plan: Plan) -> ModelSpec:
+    return tiny_spec(len(plan.activations.per_block))

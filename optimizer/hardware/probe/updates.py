@@ -6,7 +6,6 @@ import torch
 
 from optimizer.hardware.probe.clock import quartile_s, random_tensor
 from optimizer.plan.optimizer_state import MIN_8BIT_ELEMENTS, OptimizerStatePlan
-from optimizer.runtime.meter import Meter
 from optimizer.runtime.update_rule import make_optimizer
 from optimizer.workload import TrainingWorkload
 
@@ -46,10 +45,9 @@ def _has_8bit() -> bool:
 
 
 def _update_s(sizes: tuple[int, ...], bits: int, device: torch.device, *, max_s: float) -> float:
-    """Of tensors of so many elements, together, under the meter."""
+    """Of tensors of so many elements, together."""
     parameters = [torch.nn.Parameter(random_tensor((size // 1024, 1024), device, torch.float32)) for size in sizes]
     for parameter in parameters:
         parameter.grad = 1e-3 * random_tensor(tuple(parameter.shape), device, torch.float32)
     optimizer = make_optimizer(parameters, plan=OptimizerStatePlan(bits=8 if bits == 8 else 32), workload=_WORKLOAD)
-    with Meter(device=device):
-        return quartile_s(optimizer.step, device, max_s=max_s)
+    return quartile_s(optimizer.step, device, max_s=max_s)

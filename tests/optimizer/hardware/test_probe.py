@@ -48,7 +48,7 @@ def test_curves_dispatch_and_fresh_memory_are_measured_and_possible(machine):
         assert all(1e5 < rate < 1e15 for _, rate in curve)
     assert 1e-7 < rates.backward_dispatch_s < 1e-2
     assert 1e-7 < rates.forward_dispatch_s < 1e-2
-    each = {"update many", "update one", "gradients", "state", "update 8-bit", "weights"}
+    each = {"update many", "update one", "gradients", "state", "state at home", "update 8-bit", "weights"}
     assert set(rates.python_s) == {"recompute", "selective", "offload", "step", *each}
     assert 1e-7 < rates.pass_dispatch_s < 1e-2
     assert set(rates.packing_curves) == {f"{way} {form}" for way in ("pack", "unpack") for form in ("bf16", "int8")}
