@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accuracy.cases import MODELS, SHAPES, WITHOUT_CACHE, make_config
+from benchmarks.accuracy.configs import MODELS, SHAPES, WITHOUT_CACHE, make_config
 from benchmarks.parts import Options, Part
 from benchmarks.record import Row, clear, goal
 from optimizer.errors import HeadroomError, OutOfDeviceMemory

@@ -395,7 +395,8 @@ class CompiledShape:
         hooks_s = num_copies * times.python_s("offload")
         if _is_done_again(name):
             num_forward = max(0, num_ops - _num_dispatched(self._part(("keep", *name[1:])), times))
-            hooks_s += times.python_s(str(name[0]))
+        if not isinstance(name, str) and name[0] in REBUILDING:
+            hooks_s += num_forward * times.python_s(f"{name[0]} op")
         dispatch_s = num_forward * forward_s + (num_ops - num_forward) * backward_s
         if is_beside and times.counts_views:
             dispatch_s, hooks_s = max(0.0, dispatch_s + hooks_s - float(kinds_s.sum())), 0.0

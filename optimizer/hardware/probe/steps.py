@@ -49,12 +49,17 @@ def probe_steps(device: torch.device, *, max_s: float) -> StepCosts:
     keep = found["keep"]
     forward_s, backward_s = keep.phase_s("forward") / keep.num("forward"), keep.phase_s("backward") / keep.num("backward")
 
-    def beyond_ops_s(name: str) -> float:
+    def offload_s() -> float:
+        step = found["offload"]
+        num_forward, num_backward = (step.num(phase) - keep.num(phase) for phase in ("forward", "backward"))
+        beyond_s = step.total_s - keep.total_s - num_forward * forward_s - num_backward * backward_s
+        return max(0.0, beyond_s) / max(1, step.copies.total() - keep.copies.total())
+
+    def rebuilding_s(name: str) -> float:
         step = found[name]
-        num_again = step.num("backward") - keep.num("backward") if name in ("recompute", "selective") else 0
-        num_forward = step.num("forward") - keep.num("forward") + num_again
-        num_backward = step.num("backward") - keep.num("backward") - num_again
-        return max(0.0, step.total_s - keep.total_s - num_forward * forward_s - num_backward * backward_s)
+        num_again = step.num("backward") - keep.num("backward")
+        num_more = step.num("forward") - keep.num("forward") + num_again
+        return max(0.0, step.total_s - keep.total_s - num_more * forward_s) / (step.num("forward") + num_again)
 
     more = found["more"]
     tensor_s = max(0.0, (more.update_s - keep.update_s) / (more.num_tensors - keep.num_tensors))
@@ -69,9 +74,9 @@ def probe_steps(device: torch.device, *, max_s: float) -> StepCosts:
     num_comings = max(1, streamed.copies.total() - state.copies.total() + num_streamed)
     saved_s = state.update_s - streamed.update_s
     python_s = {
-        "recompute": beyond_ops_s("recompute") / _NUM_BLOCKS,
-        "selective": beyond_ops_s("selective") / _NUM_BLOCKS,
-        "offload": beyond_ops_s("offload") / max(1, found["offload"].copies.total() - keep.copies.total()),
+        "recompute op": rebuilding_s("recompute"),
+        "selective op": rebuilding_s("selective"),
+        "offload": offload_s(),
         "step": max(0.0, keep.update_s - keep.num_tensors * tensor_s),
         "update many": tensor_s,
         "update one": tensor_s + each_tensor_s("consume", "keep"),
