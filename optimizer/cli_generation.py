@@ -28,7 +28,7 @@ def add_generation_options(parser: argparse.ArgumentParser, *, has_plan: bool = 
     group = parser.add_argument_group("generating", "with either of the first two, what a batch generation takes")
     group.add_argument("--prompt-length", type=int, metavar="TOKENS", help="of each prompt")
     group.add_argument("--new-tokens", type=int, metavar="TOKENS", help="generated after each prompt")
-    group.add_argument("--sequences", type=int, metavar="COUNT", help="prompts in all; as many as --batch unless given")
+    group.add_argument("--sequences", type=int, metavar="COUNT", help="prompts in all; as many as run at once unless given")
     group.add_argument(
         "--generate-for",
         choices=get_args(InferenceObjective),
@@ -39,6 +39,13 @@ def add_generation_options(parser: argparse.ArgumentParser, *, has_plan: bool = 
         forms, places = get_args(FrozenFormat), get_args(WeightsPlace)
         group.add_argument("--pack", choices=forms, default="same", help="how the blocks' matrices are held")
         group.add_argument("--weights", choices=places, default="device", help="where blocks keep their weights between uses")
+        group.add_argument(
+            "--micro-batches",
+            type=int,
+            default=1,
+            metavar="COUNT",
+            help="of --batch sequences each, which share every pass over the weights",
+        )
 
 
 def asks_for_generation(options: argparse.Namespace) -> bool:
@@ -49,7 +56,9 @@ def run_generation_estimate(options: argparse.Namespace, *, weights: WeightsPlan
     """weights: the dtype that was asked for. Returns what is printed: a text, or a document."""
     spec, workload = _read_spec(options), _read_workload(options)
     weights = WeightsPlan(dtype=weights.dtype, autocast=weights.autocast, frozen=options.pack, place=options.weights)
-    plan: InferencePlan | str = _read_plan(options.plan) or InferencePlan(batch_size=options.batch, weights=weights)
+    plan: InferencePlan | str = _read_plan(options.plan) or InferencePlan(
+        batch_size=options.batch, num_micro_batches=options.micro_batches, weights=weights
+    )
     estimate = estimate_generation(
         spec,
         plan=plan,
@@ -104,9 +113,10 @@ def _read_spec(options: argparse.Namespace) -> ModelSpec:
 
 
 def _read_workload(options: argparse.Namespace) -> InferenceWorkload:
+    at_once = options.batch * getattr(options, "micro_batches", 1)
     given: dict[str, Any] = {"prompt_length": options.prompt_length, "num_new_tokens": options.new_tokens}
     return InferenceWorkload(
-        num_sequences=options.batch if options.sequences is None else options.sequences,
+        num_sequences=at_once if options.sequences is None else options.sequences,
         **{name: value for name, value in given.items() if value is not None},
     )
 

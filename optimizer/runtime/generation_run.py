@@ -25,8 +25,8 @@ from optimizer.sampling import Sampling
 
 Sample = Mapping[str, Any]
 """``prompts_done``, ``num_prompts``, ``num_new_tokens`` and ``tokens_per_s`` (since the start), ``prefill_ms`` and ``decode_ms``
-(of one token; both of the last pass that ended, None before), ``device_bytes`` (by category, now), ``device_peak_bytes`` and
-``host_bytes``."""
+(of one token; both of the last pass that ended, None before), ``device_bytes`` (by category, between two steps),
+``device_peak_bytes`` and ``host_bytes``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +69,7 @@ class GenerationResult:
     decode_ms: float | None
     """Of each later step of a pass, on average; None where there was none."""
     device_peak_bytes: int
+    """Of the steps that were counted (``Generator.run_pass``); on CUDA torch's own, of all."""
     device_bytes_by_category: dict[str, int]
     """At the peak."""
     peak_moment: str
@@ -121,9 +122,9 @@ def run_requests(
 ) -> GenerationResult:
     """All requests, the longest prompts first.
 
-    on_finished: called for each request of a pass as the pass ends. report: a sample at most every ``report_every_s``, and one
-    after each pass. should_stop: asked after every forward pass; what the pass under way made so far is then dropped, but for
-    sequences that had ended. Raises InvalidWorkload for requests that the model cannot take, before anything runs.
+    on_finished: called for each request as it ends, between two steps. report: a sample at most every ``report_every_s``, and one
+    after each pass. should_stop: asked before each forward pass; sequences that have not ended are then dropped. Raises
+    InvalidWorkload for requests that the model cannot take, before anything runs.
     """
     config: Any = generator.model.config
     check_requests(
@@ -180,7 +181,8 @@ class _Run:
         self._num_finished = 0
         self._num_new_tokens = 0
         """Of passes that ended."""
-        self._current: list[MicroBatch] = []
+        self._current: list[tuple[MicroBatch, Sequence[Request]]] = []
+        """Of the pass under way."""
         self._start_s = self._reported_s = time.perf_counter()
 
     def run(self) -> GenerationResult:
@@ -233,31 +235,39 @@ class _Run:
     def _run_pass(self, requests: Sequence[Sequence[Request]]) -> bool:
         """Whether it was stopped."""
         self._current = [
-            MicroBatch(
-                [request.token_ids for request in part], samplings=[request.sampling for request in part]
+            (
+                MicroBatch(
+                    [request.token_ids for request in part], samplings=[request.sampling for request in part]
+                ),
+                part,
             )
             for part in requests
         ]
-        times = self._generator.run_pass(self._current, should_stop=self._after_step)
-        for micro_batch, part in zip(self._current, requests, strict=True):
-            for request, made in zip(part, micro_batch.results(), strict=True):
-                if made is not None:
-                    self._num_finished += 1
-                    self._on_finished(
-                        Finished(
-                            id=request.id,
-                            token_ids=made.token_ids,
-                            finish_reason=made.finish_reason,
-                            prompt_tokens=len(request.token_ids),
-                        )
-                    )
-        self._num_new_tokens += sum(micro_batch.num_generated for micro_batch in self._current)
+        micro_batches = [micro_batch for micro_batch, _ in self._current]
+        times = self._generator.run_pass(micro_batches, should_stop=self._after_step, counts_all=False)
+        self._hand_over()
+        self._num_new_tokens += sum(micro_batch.num_generated for micro_batch in micro_batches)
         self._current = []
         self._passes.append(times)
         self._tell()
         return times.was_stopped
 
+    def _hand_over(self) -> None:
+        """What has ended since the last time."""
+        for micro_batch, requests in self._current:
+            for row, made in micro_batch.take_ended():
+                self._num_finished += 1
+                self._on_finished(
+                    Finished(
+                        id=requests[row].id,
+                        token_ids=made.token_ids,
+                        finish_reason=made.finish_reason,
+                        prompt_tokens=len(requests[row].token_ids),
+                    )
+                )
+
     def _after_step(self) -> bool:
+        self._hand_over()
         if time.perf_counter() - self._reported_s >= self._report_every_s:
             self._tell()
         return self._should_stop()
@@ -266,7 +276,7 @@ class _Run:
         now_s = self._reported_s = time.perf_counter()
         meter = self._generator.meter
         last = self._passes[-1] if self._passes else None
-        num_new_tokens = self._num_new_tokens + sum(each.num_generated for each in self._current)
+        num_new_tokens = self._num_new_tokens + sum(micro_batch.num_generated for micro_batch, _ in self._current)
         self._report(
             {
                 "prompts_done": self._num_finished,

@@ -17,7 +17,7 @@ modelled*: what loading and packing take before the first pass.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -42,6 +42,8 @@ from optimizer.runtime.tiers.tiers import Tiers
 from optimizer.runtime.turns import Turns, check_turns
 from optimizer.runtime.weights import StreamedWeights, torch_dtype
 from optimizer.sampling import Sampling
+
+_COUNT_EVERY_S = 10.0
 
 
 def build_for_inference(
@@ -122,6 +124,7 @@ class Generator:
         self.windows = find_windows(model)
         self._anatomy = find_anatomy(model)
         self._handles: list[RemovableHandle] = []
+        self._next_count_s = 0.0
         self._turns = Turns(resumed=partial(self._region, "activations"))
         if plan.num_micro_batches > 1:
             check_turns()
@@ -166,16 +169,23 @@ class Generator:
             )
 
     def run_pass(
-        self, micro_batches: Sequence[MicroBatch], *, should_stop: Callable[[], bool] = lambda: False
+        self,
+        micro_batches: Sequence[MicroBatch],
+        *,
+        should_stop: Callable[[], bool] = lambda: False,
+        counts_all: bool = True,
     ) -> PassTimes:
-        """Until all sequences have ended. At most ``plan.num_micro_batches``. should_stop: asked after each forward pass."""
-        with torch.no_grad(), self.metered():
-            start_s = time.perf_counter()
-            num_steps, prefill_s = self._run(micro_batches, should_stop)
-            self._synchronize()
-            end_s = time.perf_counter()
-            if self.meter is not None:
-                self.meter.check_peak()
+        """Until all sequences have ended. At most ``plan.num_micro_batches``. should_stop: asked after each forward pass.
+
+        counts_all: False has the meter count the prefill, the first two decodes and the last, and one in ten seconds, since
+        counting costs Python for every op; on the CPU device its cap holds in those alone.
+        """
+        start_s = time.perf_counter()
+        num_steps, prefill_s = self._run(micro_batches, should_stop, counts_all=counts_all)
+        self._synchronize()
+        end_s = time.perf_counter()
+        if self.meter is not None:
+            self.meter.check_peak()
         for micro_batch in micro_batches:
             micro_batch.end()
         return PassTimes(
@@ -224,39 +234,51 @@ class Generator:
             self.tiers.close()
 
     @contextmanager
-    def metered(self) -> Iterator[None]:
-        """Count what is allocated inside, under the cap; does nothing without a meter."""
+    def metered(self, *, is_counted: bool = True) -> Iterator[None]:
+        """Count what is allocated inside, under the cap; does nothing without a meter. is_counted: as ``Trainer.metered``."""
         if self.meter is None:
             yield
             return
-        with self.meter.translating(), self.meter:
+        with self.meter.translating(), self.meter if is_counted else nullcontext():
             self.meter.set_region("temporaries")
             yield
             self.meter.set_region("temporaries")
 
+    @torch.no_grad()
     def _run(
-        self, micro_batches: Sequence[MicroBatch], should_stop: Callable[[], bool]
+        self, micro_batches: Sequence[MicroBatch], should_stop: Callable[[], bool], *, counts_all: bool
     ) -> tuple[int, float]:
         """How many forward passes there were, and when the first had ended."""
-        self._mark(PREFILL)
-        for micro_batch in micro_batches:
-            micro_batch.begin(self.device)
-        running = [(each, self.make_cache(capacity=each.shape.cache_length)) for each in micro_batches]
+        last_step = max(micro_batch.shape.num_steps for micro_batch in micro_batches) - 1
         try:
-            self._forward(running, PREFILL)
-            for micro_batch in micro_batches:
-                micro_batch.end_prefill()
+            with self.metered():
+                self._mark(PREFILL)
+                for micro_batch in micro_batches:
+                    micro_batch.begin(self.device)
+                running = [(each, self.make_cache(capacity=each.shape.cache_length)) for each in micro_batches]
+                self._forward(running, PREFILL)
+                for micro_batch in micro_batches:
+                    micro_batch.end_prefill()
+                running = _still_running(running)
             self._synchronize()
             prefill_s = time.perf_counter()
             num_steps = 1
-            running = _still_running(running)
             while running and not should_stop():
-                num_steps += 1
-                self._forward(running, decode_phase(num_steps))
-                running = _still_running(running)
+                with self.metered(is_counted=counts_all or self._is_due(num_steps, last_step)):
+                    num_steps += 1
+                    self._forward(running, decode_phase(num_steps))
+                    running = _still_running(running)
         finally:
             self._weights.release_all()
         return num_steps, prefill_s
+
+    def _is_due(self, step: int, last_step: int) -> bool:
+        """Whether a decode is counted where not all are."""
+        now_s = time.monotonic()
+        if step in (1, 2, last_step) or now_s >= self._next_count_s:
+            self._next_count_s = now_s + _COUNT_EVERY_S
+            return True
+        return False
 
     def _forward(self, running: Sequence[tuple[MicroBatch, KvCache]], phase: str) -> None:
         """One token more of each sequence."""

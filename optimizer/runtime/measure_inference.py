@@ -152,7 +152,5 @@ def _in_order(arranged: list[_Arranged]) -> torch.Tensor:
     rows: dict[int, tuple[int, ...]] = {}
     for groups, micro_batches in arranged:
         for group, micro_batch in zip(groups, micro_batches, strict=True):
-            for index, made in zip(group, micro_batch.results(), strict=True):
-                assert made is not None
-                rows[index] = made.token_ids
+            rows |= {group[row]: made.token_ids for row, made in micro_batch.take_ended()}
     return torch.tensor([rows[index] for index in range(len(rows))])

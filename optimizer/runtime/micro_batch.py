@@ -52,7 +52,9 @@ class MicroBatch:
         ]
         """By sequence, the steps after which it is over."""
         self._stopped = [False] * len(prompts)
+        self._untaken = list(range(len(prompts)))
         self._num_steps = 0
+        self._is_over = False
         self._tokens = torch.empty(0)
         self._ids: torch.Tensor | None = None
 
@@ -117,6 +119,7 @@ class MicroBatch:
     def end(self) -> None:
         """Leave nothing on the device, as the pass ends."""
         self._ids = None
+        self._is_over = True
         # Where both are the same memory, a copy of what the meter counts.
         self._tokens = self._tokens.t().to("cpu", copy=True).contiguous()
 
@@ -125,12 +128,15 @@ class MicroBatch:
         """After the end, [batch, steps] on the host: of each step, what came of it or what was given."""
         return self._tokens
 
-    def results(self) -> list[Generated | None]:
-        """After the end, of each sequence in the order of the prompts; None where it was not over."""
-        rows = self.tokens.tolist()
-        return [
-            Generated(token_ids=tuple(row[extra:end]), finish_reason="stop" if stopped else "length")
-            if end <= self._num_steps
-            else None
-            for row, extra, end, stopped in zip(rows, self._extra, self._ends, self._stopped, strict=True)
-        ]
+    def take_ended(self) -> list[tuple[int, Generated]]:
+        """Sequences that are over and were not taken before, by their place among the prompts; during the pass and after it."""
+        ended = [row for row in self._untaken if self._ends[row] <= self._num_steps]
+        self._untaken = [row for row in self._untaken if row not in ended]
+        return [(row, self._generated(row)) for row in ended]
+
+    def _generated(self, row: int) -> Generated:
+        tokens = self._tokens[row] if self._is_over else self._tokens[:, row]
+        return Generated(
+            token_ids=tuple(tokens[self._extra[row] : self._ends[row]].tolist()),
+            finish_reason="stop" if self._stopped[row] else "length",
+        )

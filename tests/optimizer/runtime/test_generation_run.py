@@ -6,10 +6,12 @@ import torch
 from optimizer.errors import InvalidWorkload, OutOfDeviceMemory
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.inference import InferencePlan
+from optimizer.plan.passes import arrange_passes
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.generation_run import Request, open_generator, run_requests
 from optimizer.runtime.inference import Generator
 from optimizer.runtime.meter import Meter
+from optimizer.runtime.micro_batch import MicroBatch
 from optimizer.sampling import Sampling
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 from tests.optimizer.runtime.test_inference import MODELS, build
@@ -145,6 +147,49 @@ def test_samples_tell_how_far_it_is(model):
     assert samples[0]["prefill_ms"] is None
     assert samples[3]["device_bytes"]["kv_cache"] > 0
     assert sum(last["device_bytes"].values()) < last["device_peak_bytes"]
+
+
+def test_a_sequence_is_handed_over_as_it_ends(model):
+    events = []
+    generator = Generator(model, plan=InferencePlan(batch_size=3), device=CPU)
+    requests = [
+        Request(id=str(num_new), token_ids=(4, 5, 6), sampling=Sampling(max_new_tokens=num_new)) for num_new in (3, 9, 6)
+    ]
+
+    def step():
+        events.append("step")
+        return False
+
+    try:
+        run_requests(generator, requests, on_finished=lambda each: events.append(each.id), should_stop=step)
+    finally:
+        generator.close()
+    # Asked once before the pass, and before each decode.
+    assert events == ["step"] * 3 + ["3", "step", "step", "step", "6", "step", "step", "step", "9"]
+
+
+def test_steps_that_are_not_counted_change_neither_the_peak_nor_what_is_left(model):
+    plan = InferencePlan(batch_size=2, num_micro_batches=2, weights=WeightsPlan(place="host"))
+    meter = Meter(device=CPU)
+    generator = Generator(model, plan=plan, device=CPU, meter=meter)
+    before_bytes = meter.device_bytes
+    requests = requests_of()
+    result = run_requests(generator, requests, on_finished=lambda finished: None)
+    assert meter.device_bytes == before_bytes
+    meter.reset_peak()
+    lengths = [(len(each.token_ids), each.sampling.max_new_tokens) for each in requests]
+    for micro_batches in arrange_passes(lengths, batch_size=2, num_micro_batches=2):
+        generator.run_pass(
+            [
+                MicroBatch(
+                    [requests[index].token_ids for index in group],
+                    samplings=[requests[index].sampling for index in group],
+                )
+                for group in micro_batches
+            ]
+        )
+    generator.close()
+    assert (result.device_peak_bytes, result.peak_moment) == (meter.peak().device_bytes, meter.peak().moment)
 
 
 def test_it_stops_between_two_steps_and_goes_on_without_what_has_finished(model):
