@@ -139,10 +139,10 @@ def test_samples_tell_how_far_it_is(model):
     assert len(samples) > 20
     last = samples[-1]
     assert last.keys() == {
-        "prompts_done", "num_prompts", "tokens_per_s", "prefill_ms", "decode_ms", "device_bytes", "device_peak_bytes",
-        "host_bytes",
+        "prompts_done", "num_prompts", "num_new_tokens", "tokens_per_s", "prefill_ms", "decode_ms", "device_bytes",
+        "device_peak_bytes", "host_bytes",
     }  # fmt: skip
-    assert (last["prompts_done"], last["num_prompts"]) == (9, 9)
+    assert (last["prompts_done"], last["num_prompts"], last["num_new_tokens"]) == (9, 9, sum(NUM_NEW))
     assert last["tokens_per_s"] > 0
     assert samples[0]["prefill_ms"] is None
     assert samples[3]["device_bytes"]["kv_cache"] > 0
