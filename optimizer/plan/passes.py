@@ -4,7 +4,7 @@ Prompts of several lengths share a micro-batch without padding. Its prefill is a
 all its sequences stand at the same position in every step, and one whose prompt is longer is given its prompt's next token
 instead of the one it would have generated. Nothing is masked and nothing computed twice; what it costs are steps: as many more
 as the prompts of one micro-batch differ in length. So prompts are sorted by length, and neighbours are parted where their gap
-is larger than what each of them generates: there two micro-batches take fewer steps than one.
+is larger than what is generated: there two micro-batches take fewer steps than one.
 """
 
 from collections import Counter
@@ -50,11 +50,13 @@ def arrange_passes(
     """Passes in the order in which they run, each of its micro-batches, each of indices into ``lengths``.
 
     The longest come first: what needs most memory is known at once, and what is still to come is never slower than it was.
-    Equals keep their order.
+    Equals keep their order. Sequences of fewer new tokens change nothing in which prompt lengths run together, so that no pass
+    needs more than where all generate the most.
     """
     order = sorted(range(len(lengths)), key=lambda index: lengths[index], reverse=True)
     # Of equals ``reverse`` keeps the order in which they were given.
-    groups = list(_group(order, lengths, batch_size=batch_size))
+    most_new = max((num_new for _, num_new in lengths), default=0)
+    groups = list(_group([(index, lengths[index][0]) for index in order], batch_size=batch_size, widest_gap=most_new))
     return [groups[start : start + num_micro_batches] for start in range(0, len(groups), num_micro_batches)]
 
 
@@ -107,13 +109,17 @@ def _equal_shapes(workload: InferenceWorkload, num_sequences: int, batch_size: i
     )
 
 
-def _group(order: Sequence[int], lengths: Sequence[Lengths], *, batch_size: int) -> Iterator[tuple[int, ...]]:
+def _group(
+    order: Sequence[tuple[int, int]], *, batch_size: int, widest_gap: int
+) -> Iterator[tuple[int, ...]]:
+    """order: (index, prompt length), the longest first."""
     group: list[int] = []
-    for index in order:
-        prompt, num_new = lengths[index]
-        if group and (len(group) == batch_size or lengths[group[-1]][0] - prompt > num_new):
+    before = 0
+    for index, prompt in order:
+        if group and (len(group) == batch_size or before - prompt > widest_gap):
             yield tuple(group)
             group = []
         group.append(index)
+        before = prompt
     if group:
         yield tuple(group)

@@ -12,6 +12,8 @@ from optimizer.plan.inference import InferencePlan
 from optimizer.plan.passes import list_passes, num_steps_of
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.inference_trace import profile_inference
+from optimizer.runtime.generation_run import Request, open_generator, run_requests
+from optimizer.sampling import Sampling
 from optimizer.workload import InferenceWorkload
 from tests.optimizer.estimate.test_inference import MODELS, check
 
@@ -130,6 +132,22 @@ def test_of_many_lengths_some_passes_are_priced_and_the_rest_lie_between(profile
     assert whole.device_peak_bytes == max(each.device_peak_bytes for each in every)
     num_steps = sum(count * num_steps_of(shape) for shape, count in passes)
     assert whole.copied_bytes["host_to_device"] == num_steps * whole.copied_bytes_per_token["host_to_device"]
+
+
+def test_requests_that_generate_fewer_tokens_stay_under_the_predicted_peak(spec, profile, machine):
+    random = Random(8)
+    lengths = [random.choice((5, 9, 40, 41, 70, 72, 80)) for _ in range(20)]
+    plan = InferencePlan(batch_size=3, num_micro_batches=2, weights=STREAMED)
+    workload = InferenceWorkload.of_prompts(lengths, num_new_tokens=20)
+    predicted = estimate_inference(profile, plan=plan, workload=workload, machine=machine)
+    requests = [
+        Request(id=str(index), token_ids=(7,) * length, sampling=Sampling(max_new_tokens=random.randint(1, 20)))
+        for index, length in enumerate(lengths)
+    ]
+    with open_generator(spec, plan=plan, cap_bytes=predicted.device_peak_bytes) as generator:
+        result = run_requests(generator, requests, on_finished=lambda finished: None)
+    assert result.num_finished == 20
+    assert 0.8 * predicted.device_peak_bytes < result.device_peak_bytes <= predicted.device_peak_bytes
 
 
 def test_a_micro_batch_that_would_be_empty_is_refused():

@@ -23,3 +23,16 @@ def test_a_micro_batch_is_as_long_as_its_last_sequence_from_its_shortest_prompt_
     shape = shape_of([(9, 4), (7, 8)])
     assert shape == MicroBatchShape(batch_size=2, prompt_length=7, num_steps=8)
     assert shape.cache_length == 14
+
+
+def test_who_generates_fewer_runs_beside_the_same_prompts():
+    most = [(9, 6), (9, 6), (5, 6), (4, 6), (3, 6)]
+    fewer = [(9, 6), (9, 1), (5, 2), (4, 6), (3, 1)]
+
+    def prompts(lengths):
+        return [
+            [[lengths[index][0] for index in group] for group in each]
+            for each in arrange_passes(lengths, batch_size=2, num_micro_batches=2)
+        ]
+
+    assert prompts(fewer) == prompts(most) == [[[9, 9], [5, 4]], [[3]]]
