@@ -4,7 +4,7 @@ Passes (``inference_pass.py``) run through the simulator that prices training st
 on the CPU device they equal what the runtime's meter counts.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from optimizer.categories import CATEGORIES, Link
 from optimizer.estimate.compiled import Bytes
 from optimizer.estimate.inference_pass import PASS_KINDS, GenerationPass, times_of
+from optimizer.estimate.kv_cache import sum_homes
 from optimizer.estimate.inference_prediction import DecodePoint, InferencePrediction
 from optimizer.estimate.prediction import LANES, TimelinePoint
 from optimizer.estimate.simulate import Simulation
@@ -98,7 +99,8 @@ def _predict(
     unmetered_bytes = max(0, max(each.allocated_bytes for each in priced.values()) - peak_bytes)
     width = spread.width if spread is not None else TIME_SPREAD[machine.rates.source]
     total_s = _total_ms(priced, passes) / 1000
-    num_forward = sum(count * num_steps_of(shape) for shape, count in passes)
+    every = [priced.get(index) or full.other(shape) for index, (shape, _) in enumerate(passes)]
+    away_bytes = sum_homes([each.kv_homes for each in every])
     decoded = full.decode_sum
     decode_ms = float(decoded.ms[0]) / decoded.num_tokens if decoded.num_tokens else 0.0
     prefill = times_of(full.prefill)
@@ -111,11 +113,15 @@ def _predict(
         device_bytes_by_category=_by_category(highest.peak),
         peak_moment=highest.peak_task.describe(full.profile.num_blocks),
         kv_cache_bytes=full.kv_cache_bytes,
-        host_peak_bytes=full.host_bytes,
-        disk_peak_bytes=full.disk_bytes,
-        copied_bytes=_times_bytes(full.step_copies, num_forward),
-        copied_bytes_per_pass=_times_bytes(full.step_copies, full.num_steps),
-        copied_bytes_per_token=_times_bytes(full.step_copies, 1 if decoded.num_tokens else 0),
+        host_peak_bytes=full.host_bytes + (away_bytes if full.plan.kv_cache.place == "host" else 0),
+        disk_peak_bytes=full.disk_bytes + (away_bytes if full.plan.kv_cache.place == "disk" else 0),
+        copied_bytes=_sum_bytes(
+            (each.copied_bytes, count) for each, (_, count) in zip(every, passes, strict=True)
+        ),
+        copied_bytes_per_pass=_sum_bytes([(full.copied_bytes, 1)]),
+        copied_bytes_per_token={
+            link: num_bytes // decoded.num_tokens for link, num_bytes in full.decode_copied_bytes.items()
+        },
         prefill_ms=full.prefill.step_ms,
         prefill_low_ms=full.prefill.step_ms * (1 - width),
         prefill_high_ms=full.prefill.step_ms * (1 + width),
@@ -166,8 +172,13 @@ def _highest(full: GenerationPass) -> Simulation:
     return max([full.prefill, *(step for _, step in full.decoded)], key=lambda step: int(step.peak.sum()))
 
 
-def _times_bytes(copied: Mapping[Link, int], times: int) -> dict[str, int]:
-    return {link: times * num_bytes for link, num_bytes in copied.items() if times}
+def _sum_bytes(copied: Iterable[tuple[Mapping[Link, int], int]]) -> dict[str, int]:
+    """By link, of each so many times."""
+    total: dict[str, int] = {}
+    for each, times in copied:
+        for link, num_bytes in each.items():
+            total[link] = total.get(link, 0) + times * num_bytes
+    return total
 
 
 def _by_category(row: Bytes) -> dict[str, int]:

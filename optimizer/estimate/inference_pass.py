@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from optimizer.categories import Link
 from optimizer.estimate.compiled import Arrival, Bytes, CompiledShape, compile_shape
 from optimizer.estimate.drawing import draw_bytes, draw_time
-from optimizer.estimate.kv_cache import list_kv_bytes
+from optimizer.estimate.kv_cache import NO_WORKSPACE, KvCosts, add_copies
 from optimizer.estimate.prediction import LANES
 from optimizer.estimate.runs import Run, Schedule
 from optimizer.estimate.simulate import Resident, Simulation, simulate
@@ -66,10 +66,8 @@ class GenerationPass:
         self.num_steps = max(shape.num_steps for shape in micro_batches)
         """Forward passes, the prefill among them."""
         self._rates_key = f"{machine.device.kind} {machine.rates!r}"
-        self._kv_bytes = {
-            shape: list_kv_bytes(profile, plan, batch_size=shape.batch_size, num_tokens=shape.cache_length)
-            for shape in micro_batches
-        }
+        self.kv = {shape: KvCosts(profile, plan, machine, shape=shape) for shape in dict.fromkeys(micro_batches)}
+        """What each micro-batch's cache costs."""
         self._tokens_bytes = _ID_BYTES * sum(shape.batch_size * shape.num_steps for shape in micro_batches)
         self._steps: dict[int, Simulation] = {}
         self.allocated_bytes = 0
@@ -84,21 +82,33 @@ class GenerationPass:
         staying_bytes = sum(held.staying_by_block[kind] for kind in kinds)
         self.weight_bytes = held.outside + staying_bytes + (0 if is_streaming else sum(by_block))
 
+    def other(self, micro_batches: PassShape) -> "GenerationPass":
+        """A pass of the same plan for other micro-batches."""
+        return GenerationPass(self.profile, self.plan, self.workload, self.machine, micro_batches=micro_batches)
+
     # Host and disk.
 
     @property
     def host_bytes(self) -> int:
-        place = self.plan.weights.place
-        return sum(self._streamed) if place == "host" else STAGING_BYTES if place == "disk" else 0
+        """Without homes of keys and values, which pass from one pass to the next."""
+        streamed_bytes = sum(self._streamed) if self.plan.weights.place == "host" else 0
+        stages = "disk" in (self.plan.weights.place, self.plan.kv_cache.place)
+        return streamed_bytes + (STAGING_BYTES if stages else 0)
 
     @property
     def disk_bytes(self) -> int:
+        """The same."""
         return sum(self._streamed) if self.plan.weights.place == "disk" else 0
+
+    @property
+    def kv_homes(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """By micro-batch, as ``KvCosts.homes``."""
+        return tuple(self.kv[shape].homes for shape in self.micro_batches)
 
     @property
     def kv_cache_bytes(self) -> int:
         """Of all micro-batches."""
-        return sum(sum(self._kv_bytes[shape]) for shape in self.micro_batches)
+        return sum(self.kv[shape].total_bytes for shape in self.micro_batches)
 
     # Prefill and decode.
 
@@ -110,7 +120,7 @@ class GenerationPass:
     def decode(self, step: int) -> Simulation:
         """Of one token more of each sequence; the prefill is step 0."""
         if step not in self._steps:
-            kv_bytes = sum(sum(self._kv_bytes[shape]) for shape in self._running(step))
+            kv_bytes = self._workspace_bytes + sum(self.kv[shape].device_bytes for shape in self._running(step))
             resident = single("weights", self.weight_bytes) + single("kv_cache", kv_bytes)
             resident += single("temporaries", self._tokens_bytes)
             self._steps[step] = self._simulate(self.decode_tasks(step), resident)
@@ -150,9 +160,65 @@ class GenerationPass:
         return self.prefill.step_ms + float(self.decode_sum.ms[0])
 
     @property
-    def step_copies(self) -> dict[Link, int]:
-        """Of a prefill, and of every decode as well: each brings all streamed weights once."""
-        return {link: num_bytes for link, num_bytes in self.prefill.copied_bytes.items() if num_bytes}
+    def copied_bytes(self) -> dict[Link, int]:
+        """Of the whole pass, exactly; links without traffic left out."""
+        prompts = (self.kv[shape].prefill_copied for shape in self.micro_batches)
+        return add_copies(self._weights_copied(1), *prompts, self.decode_copied_bytes)
+
+    @property
+    def decode_copied_bytes(self) -> dict[Link, int]:
+        """Of all steps but the prefill."""
+        later = (self.kv[shape].decode_copied for shape in self.micro_batches)
+        return add_copies(self._weights_copied(self.num_steps - 1), *later)
+
+    def _weights_copied(self, num_steps: int) -> dict[Link, int]:
+        """Each step brings all streamed weights once."""
+        each = add_copies(*(task.copied for task in self._weights_tasks))
+        return {link: num_steps * num_bytes for link, num_bytes in each.items()}
+
+    @cached_property
+    def _workspace_bytes(self) -> int:
+        """What caches share on the device while tokens are decoded."""
+        costs = self.kv.values()
+        slots = self.plan.kv_cache.prefetch + 1
+        return max(each.front_bytes for each in costs) + slots * max(each.slot_bytes for each in costs)
+
+    @cached_property
+    def _kv_arrivals(self) -> list[tuple[tuple[int, ...], ...]]:
+        """By micro-batch and block: what comes to the device as a prompt first runs through it. The workspace comes with those
+        that need it first.
+        """
+        workspace = NO_WORKSPACE
+        arrivals: list[list[tuple[int, ...]]] = [[] for _ in self.micro_batches]
+        for block in range(self.profile.num_blocks):
+            for turn, shape in enumerate(self.micro_batches):
+                come, workspace = self.kv[shape].list_arrivals(block, workspace)
+                arrivals[turn].append(come)
+        return list(map(tuple, arrivals))
+
+    def _list_kv_tasks(self, running: PassShape, phase: str, *, step: int) -> dict[tuple[int, int], Task]:
+        """By block and micro-batch; empty for plain caches."""
+        if self.plan.kv_cache.is_plain:
+            return {}
+        order = [(block, turn) for block in range(self.profile.num_blocks) for turn in range(len(running))]
+        if not step:
+            return {(block, turn): self.kv[running[turn]].prefill_task(block) for block, turn in order}
+        coming = [
+            self.kv[running[turn]].list_coming(block, step=step, key=("keys and values", phase, block, turn))
+            for block, turn in order
+        ]
+        ahead = self.plan.kv_cache.prefetch
+        return {
+            (block, turn): self.kv[running[turn]].decode_task(
+                block,
+                phase=phase,
+                step=step,
+                arrives=coming[place],
+                begins=[each for come in coming[place + ahead if place else 1 : place + ahead + 1] for each in come],
+                was_begun=place > 0 and ahead > 0,
+            )
+            for place, (block, turn) in enumerate(order)
+        }
 
     def _running(self, step: int) -> PassShape:
         """The micro-batches that still generate in a step."""
@@ -186,31 +252,45 @@ class GenerationPass:
         """Embeddings, then blocks, each for all micro-batches, then heads; streamed weights before their blocks."""
         running = self._running(step)
         # Micro-batches of one shape are laid out once.
-        layouts = {shape: self._lay_out(traced, phase, shape, step=step) for shape in dict.fromkeys(running)}
-        for shape in running:
-            yield layouts[shape].embedding
+        arrivals = [()] * len(running) if step else self._kv_arrivals
+        layouts = {
+            each: self._lay_out(traced, phase, each[0], step=step, arrivals=each[1])
+            for each in dict.fromkeys(zip(running, arrivals, strict=True))
+        }
+        kv_tasks = self._list_kv_tasks(running, phase, step=step)
+        for each in zip(running, arrivals, strict=True):
+            yield layouts[each].embedding
         for block in range(self.profile.num_blocks):
             if self._streamed:
                 yield replace(self._weights_tasks[block], phase=phase)
-            for shape in running:
-                yield layouts[shape].blocks[block]
+            for turn, shape in enumerate(running):
+                if self.kv[shape].has_tasks:
+                    yield kv_tasks[block, turn]
+                yield layouts[shape, arrivals[turn]].blocks[block]
         if self._streamed:
             # The last that are there go as the backbone ends, still told of as the last block.
             yield move_task(phase, phase, -single("weights", self._streamed[-1]))
-        for shape in running:
-            yield from layouts[shape].head
+        for each in zip(running, arrivals, strict=True):
+            yield from layouts[each].head
 
-    def _lay_out(self, traced: Phase, phase: str, shape: MicroBatchShape, *, step: int) -> "_Layout":
+    def _lay_out(
+        self,
+        traced: Phase,
+        phase: str,
+        shape: MicroBatchShape,
+        *,
+        step: int,
+        arrivals: tuple[tuple[int, ...], ...],
+    ) -> "_Layout":
+        """arrivals: of keys and values, by block; empty where all are there."""
         compiled = compile_shape(traced, self.plan.weights, (shape.batch_size, shape.prompt_length + step))
         regime = compiled.regime
         assert isinstance(regime, ForwardRegime)
         blocks = []
         for block, template in enumerate(regime.block_templates):
-            kv_bytes = 0 if step else self._kv_bytes[shape][block]
-            # Keys, then values.
-            halves = (kv_bytes - kv_bytes // 2, kv_bytes // 2) if kv_bytes else ()
-            arrivals: tuple[Arrival, ...] = tuple((regime.kv_after[template], "kv_cache", half) for half in halves)
-            blocks.append(self._part(compiled, phase, block_part(template), block=block, arrivals=arrivals))
+            after = regime.kv_after[template]
+            come: tuple[Arrival, ...] = tuple((after, "kv_cache", num_bytes) for num_bytes in arrivals[block]) if arrivals else ()
+            blocks.append(self._part(compiled, phase, block_part(template), block=block, arrivals=come))
         head = [self._part(compiled, phase, HEAD, name=head_of(phase))]
         if self.workload.draws:
             head.append(self._draw_task(phase, shape))

@@ -32,14 +32,14 @@ class InferencePrediction:
     peak_moment: str
     """For people: ``prefill of block 11 of 12``, ``head of decode (token 40)``."""
     kv_cache_bytes: int
-    """Of a pass, all of it."""
+    """Of a pass, all of it, wherever it is; without what blocks share on the device."""
     host_peak_bytes: int
     disk_peak_bytes: int
     copied_bytes: dict[str, int]
     """In all passes by link (``categories.Link``); links without traffic left out, as in the next two."""
     copied_bytes_per_pass: dict[str, int]
     copied_bytes_per_token: dict[str, int]
-    """For one decoded token of every sequence of a pass."""
+    """For one decoded token of every sequence of a pass; on average where it grows with the cache."""
     prefill_ms: float
     """From a pass's begin to its first token."""
     prefill_low_ms: float

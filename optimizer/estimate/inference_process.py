@@ -153,10 +153,11 @@ def _loaded(profile: InferenceProfile, plan: InferencePlan) -> list[int]:
 def _host_memory(
     prediction: InferencePrediction, profile: InferenceProfile, *, plan: InferencePlan, machine: Machine
 ) -> tuple[ByteInterval, ByteInterval]:
-    """Pinned and pageable. Streamed weights are pinned where they lie, in whole pages; the staging of disk reads as it is."""
+    """Pinned and pageable. What streams is pinned where it lies, in whole pages; the staging of disk reads as it is."""
     total_bytes = prediction.host_peak_bytes
     if machine.device.kind == "cpu":
         return exactly(0), exactly(total_bytes)
     held = profile.weight_bytes(plan.weights.representation)
     num_buffers = sum(len(held.tensors[kind]) for kind in profile.block_kinds) if plan.weights.place == "host" else 0
+    num_buffers += profile.num_blocks if plan.kv_cache.place == "host" else 0
     return ByteInterval(low=total_bytes, value=total_bytes, high=total_bytes + num_buffers * PAGE_BYTES), exactly(0)

@@ -1,13 +1,308 @@
-"""What the cache of keys and values costs: exact by the model's heads and windows, the batch, and the tokens it has room for."""
+"""What the cache of keys and values costs: exact by the model's heads and windows, the batch, and the tokens it has room for.
 
-from optimizer.plan.inference import InferencePlan
+Bytes are those of ``runtime/kv_layer.py``, ``kv_placed.py`` and ``kv_workspace.py``, tensor for tensor. Of a plain cache nothing
+takes time beside what is traced: writing a token is one of a block's ops. Of others there is a task before each block's own.
+
+Time in between the packing of blocks is that of the average: packing a 64th of a block, half a block waiting. Bytes moved are
+counted exactly.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Final, NamedTuple
+
+from optimizer.categories import Link
+from optimizer.estimate.compiled import PartTime
+from optimizer.estimate.kv_packing import KvOp, estimate_ops_s, list_copy_ops, list_pack_ops, list_unpack_ops
+from optimizer.estimate.op_times import OpTimes
+from optimizer.estimate.optimizer_state import disk_read_ms, disk_write_ms
+from optimizer.estimate.tasks import Task, add_legs, moved_bytes, single
+from optimizer.estimate.transfers import Legs, Transfer
+from optimizer.hardware.machine import Machine
+from optimizer.kv_packing import KV_BLOCK_TOKENS, KvLayout, KvShape
+from optimizer.plan.inference import PREFILL, InferencePlan
+from optimizer.plan.passes import MicroBatchShape
 from optimizer.profile.inference import InferenceProfile
+
+_MEAN_WAITING = (KV_BLOCK_TOKENS + 1) / 2
+"""Of the newest tokens that are not packed, between 1 and a block of them."""
 
 
 def list_kv_bytes(
     profile: InferenceProfile, plan: InferencePlan, *, batch_size: int, num_tokens: int
 ) -> tuple[int, ...]:
-    """By block, of a pass of so many sequences with room for so many tokens each."""
-    size = batch_size * plan.weights.bytes_per_element
-    by_kind = [size * tensors.num_elements(num_tokens) for tensors in profile.kv]
+    """By block, of a pass of so many sequences with room for so many tokens each, wherever they are."""
+    layouts = list_layouts(profile, plan, batch_size=batch_size, num_tokens=num_tokens)
+    by_kind = [layout.store_bytes + layout.residual_bytes for layout in layouts]
     return tuple(by_kind[kind] for kind in profile.block_kinds)
+
+
+def list_layouts(
+    profile: InferenceProfile, plan: InferencePlan, *, batch_size: int, num_tokens: int
+) -> tuple[KvLayout, ...]:
+    """By distinct block."""
+    return tuple(
+        KvLayout(
+            shape=KvShape(
+                batch_size=batch_size,
+                num_heads=tensors.num_heads,
+                key_dim=tensors.key_dim,
+                value_dim=tensors.value_dim,
+                element_bytes=plan.weights.bytes_per_element,
+            ),
+            dtype=plan.kv_cache.dtype,
+            capacity=num_tokens,
+            window=tensors.window,
+        )
+        for tensors in profile.kv
+    )
+
+
+class Workspace(NamedTuple):
+    """Device memory that caches share, as far as it was needed."""
+
+    front_bytes: int
+    slot_bytes: int
+    """Of the first; the others are made with the first token after the prompt."""
+
+
+NO_WORKSPACE: Final = Workspace(0, 0)
+
+
+class KvCosts:
+    """Of the cache of one micro-batch."""
+
+    def __init__(self, profile: InferenceProfile, plan: InferencePlan, machine: Machine, *, shape: MicroBatchShape) -> None:
+        self._plan, self._rates = plan.kv_cache, machine.rates
+        self._shape = shape
+        self._by_kind = list_layouts(profile, plan, batch_size=shape.batch_size, num_tokens=shape.cache_length)
+        self._kinds = profile.block_kinds
+        self._counts = tuple(Counter(profile.block_kinds).items())
+        self._is_away = self._plan.place != "device"
+        self._dtype = plan.weights.dtype
+        self._known: dict[Hashable, PartTime] = {}
+
+    # Bytes.
+
+    @property
+    def total_bytes(self) -> int:
+        """Of keys and values, wherever they are."""
+        return self._sum(lambda layout: layout.store_bytes + layout.residual_bytes)
+
+    @property
+    def device_bytes(self) -> int:
+        """Of its own, as long as it lives."""
+        return self._sum(lambda layout: (0 if self._is_away else layout.store_bytes) + layout.residual_bytes)
+
+    @property
+    def homes(self) -> tuple[tuple[int, int], ...]:
+        """By distinct block, bytes of its home off the device, and how many blocks there are of it."""
+        return tuple((self._slot_of(self._by_kind[kind]), count) for kind, count in self._counts)
+
+    @cached_property
+    def front_bytes(self) -> int:
+        """What it needs of the workspace."""
+        return max(layout.front_bytes for layout in self._by_kind)
+
+    @cached_property
+    def slot_bytes(self) -> int:
+        return max(map(self._slot_of, self._by_kind))
+
+    def list_arrivals(self, block: int, workspace: Workspace) -> tuple[tuple[int, ...], Workspace]:
+        """Device bytes that come, and go where they are below 0, as a block first runs beside this workspace, which grows."""
+        layout = self._by_kind[self._kinds[block]]
+        if self._plan.is_plain:
+            # Keys, then values.
+            return (layout.store_bytes - layout.store_bytes // 2, layout.store_bytes // 2), workspace
+        wanted = Workspace(layout.front_bytes, self._slot_of(layout))
+        own = (0 if self._is_away else layout.store_bytes, layout.residual_bytes)
+        come = (
+            *_grow(workspace.slot_bytes, wanted.slot_bytes),
+            *(num_bytes for num_bytes in own if num_bytes),
+            *_grow(workspace.front_bytes, wanted.front_bytes),
+        )
+        return come, Workspace(*map(max, workspace, wanted))
+
+    # Moves.
+
+    @property
+    def prefill_copied(self) -> Mapping[Link, int]:
+        """Exactly, of all blocks."""
+        return _by_link(self._plan.place, sent_bytes=self._sum(self._sent_with_prompt))
+
+    @property
+    def decode_copied(self) -> Mapping[Link, int]:
+        """Exactly, of all blocks and all steps but the prefill."""
+        low, high = self._shape.prompt_length, self._shape.cache_length - 1
+        if not self._is_away or high < low:
+            return {}
+        return _by_link(
+            self._plan.place,
+            brought_bytes=self._sum(lambda layout: layout.total_brought(low, high) * layout.record_bytes),
+            sent_bytes=self._sum(lambda layout: layout.total_sent(low, high) * layout.record_bytes),
+        )
+
+    # Tasks.
+
+    @property
+    def has_tasks(self) -> bool:
+        return not self._plan.is_plain
+
+    def prefill_task(self, block: int) -> Task:
+        """Packing a prompt's tokens and sending them away."""
+        layout = self._by_kind[self._kinds[block]]
+        sent_bytes = self._sent_with_prompt(layout)
+        time = self._time("prefill", self._kinds[block], self._shape.prompt_length)
+        legs = self._out_legs(sent_bytes) if sent_bytes else ()
+        return Task(
+            phase=PREFILL,
+            block=block,
+            name="",
+            bytes=moved_bytes(single("kv_cache", 0)),
+            time=add_legs(time, legs),
+            copied=_by_link(self._plan.place, sent_bytes=sent_bytes),
+            leaves=(legs,) if legs else (),
+        )
+
+    def list_coming(self, block: int, *, step: int, key: Hashable) -> tuple[Transfer, ...]:
+        """What comes for a token that is decoded; the prefill is step 0. On average, as time is."""
+        layout, num_seen = self._by_kind[self._kinds[block]], self._shape.prompt_length + step - 1
+        if not self._slot_of(layout):
+            return ()
+        num_records = _mean_packed(layout, num_seen) if layout.is_packed else layout.num_brought(num_seen)
+        num_bytes = num_records * layout.record_bytes
+        legs: Legs = (("copy_in", num_bytes / self._rates.host_to_device_bytes_per_s * 1000),)
+        if self._plan.place == "disk":
+            legs = (("disk", disk_read_ms(round(num_bytes), self._rates)), *legs)
+        return (Transfer(key=key, legs=legs),)
+
+    def decode_task(
+        self,
+        block: int,
+        *,
+        phase: str,
+        step: int,
+        arrives: Sequence[Transfer],
+        begins: Sequence[Transfer],
+        was_begun: bool,
+    ) -> Task:
+        """Of one token more: what comes, is packed and unpacked, and goes. was_begun: whether what arrives comes already."""
+        layout, num_seen = self._by_kind[self._kinds[block]], self._shape.prompt_length + step - 1
+        time = self._time("decode", self._kinds[block], num_seen)
+        leaves: tuple[Legs, ...] = ()
+        copied: Mapping[Link, int] = {}
+        if self._slot_of(layout):
+            leaves = (self._out_legs(layout.record_bytes / (KV_BLOCK_TOKENS if layout.is_packed else 1)),)
+            copied = _by_link(
+                self._plan.place,
+                brought_bytes=layout.num_brought(num_seen) * layout.record_bytes,
+                sent_bytes=layout.num_sent(num_seen) * layout.record_bytes,
+            )
+        for legs in (*leaves, *(each.legs for each in (*(() if was_begun else arrives), *begins))):
+            time = add_legs(time, legs)
+        return Task(
+            phase=phase,
+            block=block,
+            name="",
+            bytes=moved_bytes(single("kv_cache", 0)),
+            time=time,
+            copied=copied,
+            arrives=tuple(arrives),
+            begins=tuple(begins),
+            leaves=leaves,
+        )
+
+    # Helpers.
+
+    def _sum(self, size_of: Callable[[KvLayout], int]) -> int:
+        """Over all blocks."""
+        return sum(count * size_of(self._by_kind[kind]) for kind, count in self._counts)
+
+    def _slot_of(self, layout: KvLayout) -> int:
+        return layout.store_bytes if self._is_away else 0
+
+    def _sent_with_prompt(self, layout: KvLayout) -> int:
+        if not self._slot_of(layout):
+            return 0
+        return layout.num_brought(self._shape.prompt_length) * layout.record_bytes
+
+    def _out_legs(self, num_bytes: float) -> Legs:
+        legs: Legs = (("copy_out", num_bytes / self._rates.device_to_host_bytes_per_s * 1000),)
+        if self._plan.place == "disk":
+            legs = (*legs, ("disk", disk_write_ms(round(num_bytes), self._rates)))
+        return legs
+
+    @cached_property
+    def _times(self) -> OpTimes:
+        return OpTimes(self._rates, self._dtype, element_dtype=self._dtype)
+
+    def _time(self, phase: str, kind: int, num_seen: int) -> PartTime:
+        """On compute, beside what is traced."""
+        key = (phase, kind, num_seen)
+        if key not in self._known:
+            layout = self._by_kind[kind]
+            ops = _prompt_ops(layout, num_seen) if phase == "prefill" else self._token_ops(layout, num_seen)
+            kernels_s, beside_s = estimate_ops_s(ops, self._times)
+            if phase == "decode" and layout.is_packed and layout.num_packed(num_seen):
+                pack = estimate_ops_s(list_pack_ops(layout, 1), self._times)
+                kernels_s, beside_s = kernels_s + pack[0] / KV_BLOCK_TOKENS, beside_s + pack[1] / KV_BLOCK_TOKENS
+            self._known[key] = PartTime.spent(quantization=kernels_s * 1000, dispatch=beside_s * 1000)
+        return self._known[key]
+
+    @staticmethod
+    def _token_ops(layout: KvLayout, num_seen: int) -> Iterator[KvOp]:
+        if layout.is_packed and layout.num_packed(num_seen + 1) > layout.first_block(num_seen):
+            yield from list_unpack_ops(layout, _mean_packed(layout, num_seen + 1))
+            yield from list_copy_ops(layout, _MEAN_WAITING)
+
+
+def _prompt_ops(layout: KvLayout, length: int) -> Iterator[KvOp]:
+    if layout.is_packed:
+        yield from list_pack_ops(layout, layout.num_brought(length))
+        if layout.num_front:
+            yield from list_copy_ops(layout, length - layout.num_packed(length) * KV_BLOCK_TOKENS)
+
+
+def _mean_packed(layout: KvLayout, num_seen: int) -> float:
+    """Blocks that the next token sees packed, on average over as many tokens as a block holds."""
+    dropped = 0.0 if layout.window is None else max(0.0, num_seen - layout.window + 1 - _MEAN_WAITING)
+    return max(0.0, num_seen - _MEAN_WAITING - dropped) / KV_BLOCK_TOKENS
+
+
+def _grow(before: int, wanted: int) -> tuple[int, ...]:
+    """What goes and what comes where room must be larger."""
+    if wanted <= before:
+        return ()
+    return (-before, wanted) if before else (wanted,)
+
+
+def _by_link(place: str, *, brought_bytes: int = 0, sent_bytes: int = 0) -> dict[Link, int]:
+    """Links without traffic left out."""
+    found: dict[Link, int] = {"host_to_device": brought_bytes, "device_to_host": sent_bytes}
+    if place == "disk":
+        found |= {"disk_to_host": brought_bytes, "host_to_disk": sent_bytes}
+    return {link: num_bytes for link, num_bytes in found.items() if num_bytes}
+
+
+def add_copies(*copied: Mapping[Link, int]) -> dict[Link, int]:
+    """By link; links without traffic left out."""
+    total: dict[Link, int] = {}
+    for each in copied:
+        for link, num_bytes in each.items():
+            if num_bytes:
+                total[link] = total.get(link, 0) + num_bytes
+    return total
+
+
+def sum_homes(passes: Iterable[Sequence[Sequence[tuple[int, int]]]]) -> int:
+    """Of passes one after the other, of each by micro-batch what ``KvCosts.homes`` is: homes stay, each as large as the largest
+    that it was.
+    """
+    largest: dict[tuple[int, int], tuple[int, int]] = {}
+    for homes in passes:
+        for turn, by_kind in enumerate(homes):
+            for kind, (num_bytes, count) in enumerate(by_kind):
+                before, _ = largest.get((turn, kind), (0, 0))
+                largest[turn, kind] = max(before, num_bytes), count
+    return sum(num_bytes * count for num_bytes, count in largest.values())

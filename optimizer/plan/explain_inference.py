@@ -43,13 +43,13 @@ def explain_inference_plan(
     plan: InferencePlan, *, workload: InferenceWorkload, prediction: GenerationCosts
 ) -> list[str]:
     """Sentences without a final stop, in order: passes, weights, representation, cache, time, peak, other tiers."""
-    cache_bytes, peak_bytes = format_bytes(prediction.kv_cache_bytes), format_bytes(prediction.device_peak_bytes)
+    peak_bytes = format_bytes(prediction.device_peak_bytes)
     at_most = format_bytes(prediction.device_peak_high_bytes)
     return [
         _passes_sentence(plan, workload),
         *_weights_sentences(plan),
         *_precision_sentences(plan),
-        f"keys and values of {workload.cache_length:,} tokens take {cache_bytes} on the device, made once with the prompt",
+        _cache_sentence(plan, workload, prediction),
         *_time_sentences(prediction),
         f"the peak of {peak_bytes} (at most {at_most}) falls in {prediction.peak_moment}",
         *_tiers_sentences(prediction),
@@ -90,7 +90,19 @@ def _precision_sentences(plan: InferencePlan) -> list[str]:
             f"the matrices inside the blocks are held in {plan.weights.frozen}, and unpacked for each product; results "
             "differ slightly"
         )
+    if plan.kv_cache.dtype != "same":
+        sentences.append(f"attention reads keys and values as {plan.kv_cache.dtype} holds them; results differ slightly")
     return sentences or ["the numbers are those of plain fp32"]
+
+
+def _cache_sentence(plan: InferencePlan, workload: InferenceWorkload, prediction: GenerationCosts) -> str:
+    cache, num_bytes = plan.kv_cache, format_bytes(prediction.kv_cache_bytes)
+    form = f" in {cache.dtype}, packed once in blocks of 64" if cache.dtype != "same" else ""
+    made = f"keys and values of {workload.cache_length:,} tokens{form} take {num_bytes}"
+    if cache.place == "device":
+        return f"{made} on the device, made once with the prompt"
+    place = "the host" if cache.place == "host" else "disk"
+    return f"{made} on {place}; each block's come to the device for every token, and only what is new goes back"
 
 
 def _time_sentences(prediction: GenerationCosts) -> Iterator[str]:

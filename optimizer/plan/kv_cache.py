@@ -3,8 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
-KvDtype = Literal["same"]
-KvPlace = Literal["device"]
+from optimizer.errors import InvalidPlan
+
+KvDtype = Literal["same", "int8", "int4"]
+KvPlace = Literal["device", "host", "disk"]
+_MAX_PREFETCH = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,6 +15,27 @@ class KvCachePlan:
     """Keys and values of every token so far, by block; blocks with a sliding window hold no more than the window."""
 
     dtype: KvDtype = "same"
-    """Of keys and values as the cache holds them: that of the weights."""
+    """Of keys and values as the cache holds them. same: that of the weights. int8: a byte an element and one scale for each
+    token and head. int4: half a byte; of keys one scale and one offset for each channel of 64 tokens, of values for each token
+    and up to 64 channels of a head. Both in blocks of 64 tokens that are packed once, when all of them are there and another
+    comes; the newest 1 to 64 tokens are as the weights are. Lossy."""
     place: KvPlace = "device"
-    """Where they are between uses. They are allocated at their full length with the prompt, and never grow."""
+    """Where they are between uses. They are allocated at their full length with the prompt, and never grow. host, disk: a
+    block's cache comes to the device for its attention, token by token as it grew, and only what is new goes back. Packed
+    blocks travel packed, and the newest tokens, which are not, stay on the device. Same bits."""
+    prefetch: int = 1
+    """Blocks whose cache comes ahead of its use, 0 to 8, each with room of its own on the device; of no meaning there."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.prefetch <= _MAX_PREFETCH:
+            raise InvalidPlan(
+                f"plan.kv_cache.prefetch is {self.prefetch}; allowed: 0 to {_MAX_PREFETCH}",
+                field="plan.kv_cache.prefetch",
+                value=self.prefetch,
+                allowed={"minimum": 0, "maximum": _MAX_PREFETCH},
+            )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether blocks' tensors are simply there, as attention reads them."""
+        return self.dtype == "same" and self.place == "device"

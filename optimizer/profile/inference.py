@@ -47,6 +47,15 @@ class KvTensors:
     """Of both, for each sequence."""
     window: int | None
     """Tokens kept at most, of a sliding window; None keeps all."""
+    num_heads: int
+    """Of keys and values."""
+    key_dim: int
+    """Channels of a head's keys."""
+
+    @property
+    def value_dim(self) -> int:
+        """Channels of a head's values."""
+        return self.elements_per_token // self.num_heads - self.key_dim
 
     def num_elements(self, num_tokens: int) -> int:
         """Kept of so many tokens, for each sequence."""

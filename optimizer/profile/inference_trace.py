@@ -6,7 +6,7 @@ holds what came before, so that no prompt need be run. Keys and values are taken
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from itertools import product
@@ -165,6 +165,8 @@ class _Run:
     """By block, of keys and values together."""
     kv_after: tuple[int, ...]
     """By block, the op after which they came."""
+    kv_heads: tuple[tuple[int, int], ...] = ()
+    """By block, the number of heads, and the channels of a head's keys."""
 
 
 def _trace_range(
@@ -200,8 +202,12 @@ def _kv_tensors(subject: _Subject, run: _Run, shape: Shape) -> tuple[KvTensors, 
     size = batch * subject.weights.bytes_per_element
     kept = [length + _SPARE_TOKENS if window is None else min(length + _SPARE_TOKENS, window) for window in windows]
     return tuple(
-        KvTensors(elements_per_token=num_bytes // (size * num_tokens), window=window)
-        for num_bytes, num_tokens, window in zip(run.kv_bytes, kept, windows, strict=True)
+        KvTensors(
+            elements_per_token=num_bytes // (size * num_tokens), window=window, num_heads=num_heads, key_dim=key_dim
+        )
+        for num_bytes, num_tokens, window, (num_heads, key_dim) in zip(
+            run.kv_bytes, kept, windows, run.kv_heads, strict=True
+        )
     )
 
 
@@ -225,7 +231,8 @@ def _trace_forward(subject: _Subject, shape: Shape) -> _Run:
         finally:
             generator.close(keep_weights=False)
     events = recorder.events
-    return _without_kv(events[events.index(Began(_TRACED, -1)) : events.index(Began("end", -1))])
+    run = _without_kv(events[events.index(Began(_TRACED, -1)) : events.index(Began("end", -1))])
+    return replace(run, kv_heads=tuple((layer.keys.shape[1], layer.keys.shape[3]) for layer in cache.layers))
 
 
 def _without_kv(events: Sequence[Event]) -> _Run:

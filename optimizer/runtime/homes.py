@@ -46,6 +46,12 @@ class Home:
             return self._tiers.load(self.stored, target)
         return self._tiers.copy_to_device(self.read(), target)
 
+    def release(self) -> None:
+        """Give its room back; nothing may use it after. Waits for what is under way to a place in the scratch file."""
+        if self.stored is not None:
+            self.stored.release()
+        self.data = self.stored = None
+
     def read(self) -> torch.Tensor:
         """All bytes in host memory: the home itself, not a copy, where it is on the host."""
         if self.data is not None:

@@ -11,11 +11,14 @@ prefill        the backbone over the prompts (activations); each block makes its
 decode         the same with the newest token, once for each token but the first
 end            a micro-batch's cache goes as its last token is there
 
-Streamed weights come and go with their blocks in every such forward pass (``weights.py``), once for all micro-batches. *Not
-modelled*: what loading and packing take before the first pass.
+Keys and values that are packed or off the device come and go as ``kv_placed.py`` says; what their blocks share on the device
+(``kv_workspace.py``) comes with the prefill and goes with the last cache. Streamed weights come and go with their blocks in
+every such forward pass (``weights.py``), once for all micro-batches. *Not modelled*: what loading and packing take before the
+first pass.
 """
 
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -34,7 +37,8 @@ from optimizer.plan.inference import PREFILL, InferencePlan, decode_phase, head_
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.allocator import apply_allocator
 from optimizer.runtime.frozen import freeze_base
-from optimizer.runtime.kv_cache import KvCache, find_windows
+from optimizer.runtime.kv_cache import KvCache, chain, find_windows
+from optimizer.runtime.kv_workspace import KvHomes, KvWorkspace
 from optimizer.runtime.meter import Meter
 from optimizer.runtime.micro_batch import MicroBatch
 from optimizer.runtime.sampling import Chooser, choose_tokens
@@ -131,6 +135,8 @@ class Generator:
         apply_allocator(plan.allocator, device)
         self.tiers = Tiers(device=device, meter=meter, scratch=scratch)
         self._weights = StreamedWeights(self.tiers, plan=plan.weights)
+        self._kv_homes = KvHomes(self.tiers)
+        self._kv_workspace: weakref.ref[KvWorkspace] | None = None
         try:
             blocks = self._anatomy.blocks
             self._weights.send_home(model, blocks=blocks, trains_all=True)
@@ -195,9 +201,26 @@ class Generator:
             was_stopped=not all(micro_batch.is_done for micro_batch in micro_batches),
         )
 
-    def make_cache(self, *, capacity: int, num_seen: int = 0) -> KvCache:
-        """For one micro-batch. Its tensors are made as the blocks first run."""
-        return KvCache(self.windows, capacity=capacity, num_seen=num_seen, meter=self.meter)
+    def make_cache(self, *, capacity: int, num_seen: int = 0, turn: int = 0) -> KvCache:
+        """For one micro-batch. Its tensors are made as the blocks first run. Caches that are there together share a workspace.
+
+        turn: of several, which comes how late in each block.
+        """
+        plan = self.plan.kv_cache
+        workspace = self._kv_workspace() if self._kv_workspace is not None else None
+        if workspace is None:
+            workspace = KvWorkspace(device=self.device, prefetch=plan.prefetch, meter=self.meter)
+            self._kv_workspace = weakref.ref(workspace)
+        return KvCache(
+            self.windows,
+            capacity=capacity,
+            num_seen=num_seen,
+            meter=self.meter,
+            plan=plan,
+            workspace=workspace,
+            homes=self._kv_homes,
+            turn=turn,
+        )
 
     def advance(
         self,
@@ -255,7 +278,10 @@ class Generator:
                 self._mark(PREFILL)
                 for micro_batch in micro_batches:
                     micro_batch.begin(self.device)
-                running = [(each, self.make_cache(capacity=each.shape.cache_length)) for each in micro_batches]
+                running = [
+                    (each, self.make_cache(capacity=each.shape.cache_length, turn=turn))
+                    for turn, each in enumerate(micro_batches)
+                ]
                 self._forward(running, PREFILL)
                 for micro_batch in micro_batches:
                     micro_batch.end_prefill()
@@ -282,6 +308,7 @@ class Generator:
 
     def _forward(self, running: Sequence[tuple[MicroBatch, KvCache]], phase: str) -> None:
         """One token more of each sequence."""
+        chain([cache for _, cache in running])
         self._turns.run(
             [
                 partial(

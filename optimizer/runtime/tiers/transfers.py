@@ -114,6 +114,12 @@ class StoredBuffer:
     def num_bytes(self) -> int:
         return self._place.num_bytes
 
+    def release(self) -> None:
+        """Give the room back once nothing is under way; what failed on its way is of no more interest."""
+        for use in self._under_way:
+            use.future.exception()
+        self._store.give_back(self._place)
+
     def write(self, source: torch.Tensor, *, offset_bytes: int = 0) -> Transfer:
         """Begin to write a host tensor; it must not change until the transfer is waited for.
 

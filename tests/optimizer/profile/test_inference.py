@@ -43,7 +43,9 @@ def test_depth_adds_nothing_but_instances(profile):
 @pytest.mark.parametrize(("num_groups", "elements"), [(4, 64), (2, 32), (1, 16)])
 def test_keys_and_values_are_those_of_the_groups(num_groups, elements):
     traced = trace({**LLAMA, "num_key_value_heads": num_groups})
-    assert set(traced.kv) == {KvTensors(elements_per_token=elements, window=None)}
+    tensors = KvTensors(elements_per_token=elements, window=None, num_heads=num_groups, key_dim=8)
+    assert set(traced.kv) == {tensors}
+    assert tensors.value_dim == 8
 
 
 def test_blocks_with_and_without_a_window_are_told_apart():

@@ -1,0 +1,114 @@
+"""What packed and moved caches cost, to the byte and to the copy, and how their time grows."""
+
+import pytest
+
+from optimizer.estimate.inference import estimate_inference
+from optimizer.models.spec import read_model_spec
+from optimizer.plan.inference import InferencePlan
+from optimizer.plan.kv_cache import KvCachePlan
+from optimizer.plan.weights import WeightsPlan
+from optimizer.profile.inference_trace import profile_inference
+from optimizer.runtime.measure_inference import measure_generation
+from optimizer.workload import InferenceWorkload
+from tests.optimizer.models.small_configs import SMALL_CONFIGS
+
+POSITIONS = {"max_position_embeddings": 512}
+MODELS = {
+    "grouped queries": {**SMALL_CONFIGS["qwen3"], **POSITIONS},
+    "learned positions": {**SMALL_CONFIGS["opt"], **POSITIONS},
+    "fused": {**SMALL_CONFIGS["gpt2"], "n_positions": 512},
+    "sliding window": {**SMALL_CONFIGS["mistral"], **POSITIONS, "sliding_window": 100},
+    "mixed layers": {**SMALL_CONFIGS["gemma2"], **POSITIONS, "sliding_window": 70},
+    "experts": {**SMALL_CONFIGS["mixtral"], **POSITIONS},
+    "our decoder": {
+        **SMALL_CONFIGS["headroom_decoder"],
+        **POSITIONS,
+        "layer_types": ["full", "local", "full"],
+        "local_window": 80,
+    },
+}
+CACHES = tuple(
+    KvCachePlan(dtype=dtype, place=place, prefetch=prefetch)  # type: ignore[arg-type]
+    for dtype in ("same", "int8", "int4")
+    for place, prefetch in (("device", 1), ("host", 1), ("host", 0), ("disk", 2))
+)[1:]
+WEIGHTS = (WeightsPlan(), WeightsPlan(dtype="bf16", place="host"), WeightsPlan(place="disk", prefetch=0))
+SHAPES = ((120, 12, 2), (128, 3, 3), (56, 14, 1))
+"""Prompt length, new tokens, batch, of three sequences."""
+
+
+def workload_of(prompt_length, num_new_tokens, num_sequences=3):
+    return InferenceWorkload(
+        prompt_length=prompt_length, num_new_tokens=num_new_tokens, num_sequences=num_sequences
+    )
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_bytes_and_copies_are_predicted_exactly(name, machine, tmp_path):
+    """Models take turns with the caches, the weights and the shapes, so that together they have all."""
+    spec = read_model_spec(MODELS[name])
+    profile = profile_inference(spec, representations=("fp32", "bf16"))
+    place = list(MODELS).index(name)
+    for turn in range(4 * place, 4 * place + 4):
+        cache, weights = CACHES[turn % len(CACHES)], WEIGHTS[turn % len(WEIGHTS)]
+        prompt_length, num_new, batch = SHAPES[(turn // 3) % len(SHAPES)]
+        plan = InferencePlan(batch_size=batch, weights=weights, kv_cache=cache)
+        workload = workload_of(prompt_length, num_new)
+        predicted = estimate_inference(profile, plan=plan, workload=workload, machine=machine)
+        measured = measure_generation(spec, plan=plan, workload=workload, scratch=tmp_path)
+        what = (plan, workload)
+        assert predicted.device_peak_bytes == measured.device_peak_bytes, what
+        assert predicted.device_bytes_by_category == measured.device_bytes_by_category, what
+        assert predicted.peak_moment == measured.peak_moment, what
+        assert predicted.host_peak_bytes == measured.host_peak_bytes, what
+        assert predicted.disk_peak_bytes == measured.disk_peak_bytes, what
+        assert predicted.copied_bytes == measured.copied_bytes, what
+
+
+# One profile for the rest.
+
+
+@pytest.fixture(scope="module")
+def profile():
+    config = {**SMALL_CONFIGS["llama"], "max_position_embeddings": 4096, "num_hidden_layers": 6}
+    return profile_inference(read_model_spec(config), representations=("fp32",))
+
+
+def predict(profile, machine, *, prompt_length=1000, num_new=200, batch=16, **choices):
+    plan = InferencePlan(batch_size=batch, kv_cache=KvCachePlan(**choices))
+    workload = workload_of(prompt_length, num_new, batch)
+    return estimate_inference(profile, plan=plan, workload=workload, machine=machine)
+
+
+def test_packing_and_moving_take_memory_off_the_device_and_time(profile, machine):
+    plain = predict(profile, machine)
+    packed = predict(profile, machine, dtype="int4")
+    moved = predict(profile, machine, place="host")
+    both = predict(profile, machine, dtype="int4", place="host")
+    assert plain.decode_ms < both.decode_ms < moved.decode_ms or plain.decode_ms < packed.decode_ms < both.decode_ms
+    peaks = [each.device_peak_bytes for each in (plain, packed, moved, both)]
+    assert peaks[0] > peaks[1] > peaks[3]
+    assert peaks[0] > peaks[2]
+    assert moved.host_peak_bytes == plain.kv_cache_bytes
+    assert both.host_peak_bytes < 0.2 * moved.host_peak_bytes
+
+
+def test_each_token_brings_those_before_it_and_sends_itself(profile, machine):
+    predicted = predict(profile, machine, prompt_length=100, num_new=3, batch=2, place="disk")
+    by_token = 6 * 2 * 2 * 2 * 8 * 4
+    assert predicted.copied_bytes == {
+        "device_to_host": 102 * by_token,
+        "host_to_disk": 102 * by_token,
+        "disk_to_host": (100 + 101) * by_token,
+        "host_to_device": (100 + 101) * by_token,
+    }
+
+
+def test_time_of_a_packed_cache_is_summed_from_a_few_dozen_prices(profile, machine):
+    predicted = predict(profile, machine, prompt_length=100, num_new=2000, dtype="int4", place="host")
+    assert len(predicted.decode) < 100
+
+
+def test_a_prompt_makes_no_room_for_what_comes_ahead(profile, machine):
+    without, ahead = (predict(profile, machine, num_new=1, place="host", prefetch=each) for each in (0, 4))
+    assert without.device_peak_bytes == ahead.device_peak_bytes
