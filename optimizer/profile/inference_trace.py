@@ -44,6 +44,7 @@ from optimizer.profile.tables import PartTables
 from optimizer.profile.tensor_sizes import find_shared, sum_storages
 from optimizer.runtime.inference import Generator, prepare_for_inference
 from optimizer.runtime.kv_cache import find_windows
+from optimizer.runtime.kv_layer import KvLayer
 from optimizer.runtime.weights import torch_dtype
 
 _CPU = torch.device("cpu")
@@ -232,7 +233,8 @@ def _trace_forward(subject: _Subject, shape: Shape) -> _Run:
             generator.close(keep_weights=False)
     events = recorder.events
     run = _without_kv(events[events.index(Began(_TRACED, -1)) : events.index(Began("end", -1))])
-    return replace(run, kv_heads=tuple((layer.keys.shape[1], layer.keys.shape[3]) for layer in cache.layers))
+    shapes = [layer.keys.shape for layer in cache.layers if isinstance(layer, KvLayer) and layer.keys is not None]
+    return replace(run, kv_heads=tuple((shape[1], shape[3]) for shape in shapes))
 
 
 def _without_kv(events: Sequence[Event]) -> _Run:

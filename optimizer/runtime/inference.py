@@ -308,7 +308,8 @@ class Generator:
 
     def _forward(self, running: Sequence[tuple[MicroBatch, KvCache]], phase: str) -> None:
         """One token more of each sequence."""
-        chain([cache for _, cache in running])
+        if not self.plan.kv_cache.is_plain:
+            chain([cache for _, cache in running])
         self._turns.run(
             [
                 partial(

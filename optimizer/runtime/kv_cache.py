@@ -92,12 +92,17 @@ class KvCache(Cache):
         ``homes``, and no ``num_seen``. turn: of caches that share these, which has its homes where.
         """
         if plan is None or plan.is_plain:
-            layers = [KvLayer(capacity=capacity, window=window, num_seen=num_seen, meter=meter) for window in windows]
-        else:
-            assert workspace is not None
-            assert homes is not None
-            make = MovedKvLayer if plan.dtype == "same" else PackedKvLayer
-            placed: list[PlacedKvLayer] = [
+            super().__init__(
+                layers=[
+                    KvLayer(capacity=capacity, window=window, num_seen=num_seen, meter=meter) for window in windows
+                ]
+            )
+            return
+        assert workspace is not None
+        assert homes is not None
+        make = MovedKvLayer if plan.dtype == "same" else PackedKvLayer
+        super().__init__(
+            layers=[
                 make(
                     capacity=capacity,
                     window=window,
@@ -110,8 +115,7 @@ class KvCache(Cache):
                 )
                 for block, window in enumerate(windows)
             ]
-            layers = [*placed]
-        super().__init__(layers=layers)
+        )
         chain([self])
 
 

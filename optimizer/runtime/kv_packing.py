@@ -59,7 +59,7 @@ class KvPacker:
 
     def _pack_half(self, source: torch.Tensor, half: PackedHalf, records: torch.Tensor, lent: torch.Tensor) -> None:
         num_blocks = len(records)
-        blocks = source.unflatten(0, (num_blocks, KV_BLOCK_TOKENS))
+        blocks = source.view(num_blocks, KV_BLOCK_TOKENS, *source.shape[1:])
         wide, rest = _take(lent, blocks.shape)
         wide.copy_(blocks)
         numbers, codes = self._numbers(half, records), self._codes(half, records)

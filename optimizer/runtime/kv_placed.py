@@ -27,7 +27,7 @@ from optimizer.runtime.kv_workspace import KvHomes, KvWorkspace, Slot
 from optimizer.runtime.meter import Meter
 
 
-class PlacedKvLayer(KvLayer):
+class PlacedKvLayer(KvLayer):  # type: ignore[no-untyped-call]
     """What packed and moved caches have in common."""
 
     def __init__(
@@ -142,7 +142,7 @@ class PlacedKvLayer(KvLayer):
         )
 
 
-class MovedKvLayer(PlacedKvLayer):
+class MovedKvLayer(PlacedKvLayer):  # type: ignore[no-untyped-call]
     """In the weights' dtype, off the device. A record is a token."""
 
     def update(
@@ -192,7 +192,7 @@ class MovedKvLayer(PlacedKvLayer):
         return flat[:, :num_keys].view(*sizes, shape.key_dim), flat[:, num_keys:].view(*sizes, shape.value_dim)
 
 
-class PackedKvLayer(PlacedKvLayer):
+class PackedKvLayer(PlacedKvLayer):  # type: ignore[no-untyped-call]
     """Packed, on the device or off it. A record is a block of tokens; blocks are numbered from the first token on."""
 
     def update(

@@ -52,17 +52,35 @@ def test_bytes_and_copies_are_predicted_exactly(name, machine, tmp_path):
     for turn in range(4 * place, 4 * place + 4):
         cache, weights = CACHES[turn % len(CACHES)], WEIGHTS[turn % len(WEIGHTS)]
         prompt_length, num_new, batch = SHAPES[(turn // 3) % len(SHAPES)]
-        plan = InferencePlan(batch_size=batch, weights=weights, kv_cache=cache)
-        workload = workload_of(prompt_length, num_new)
-        predicted = estimate_inference(profile, plan=plan, workload=workload, machine=machine)
-        measured = measure_generation(spec, plan=plan, workload=workload, scratch=tmp_path)
-        what = (plan, workload)
-        assert predicted.device_peak_bytes == measured.device_peak_bytes, what
-        assert predicted.device_bytes_by_category == measured.device_bytes_by_category, what
-        assert predicted.peak_moment == measured.peak_moment, what
-        assert predicted.host_peak_bytes == measured.host_peak_bytes, what
-        assert predicted.disk_peak_bytes == measured.disk_peak_bytes, what
-        assert predicted.copied_bytes == measured.copied_bytes, what
+        plan = InferencePlan(
+            batch_size=batch, num_micro_batches=1 + (turn % 2) * (batch < 3), weights=weights, kv_cache=cache
+        )
+        check(spec, profile, machine, tmp_path, plan=plan, workload=workload_of(prompt_length, num_new))
+
+
+@pytest.mark.parametrize(("dtype", "place"), [("same", "host"), ("int8", "disk"), ("int4", "device"), ("int4", "host")])
+def test_micro_batches_of_mixed_lengths_are_predicted_exactly(dtype, place, machine, tmp_path):
+    spec = read_model_spec(MODELS["mixed layers"])
+    profile = profile_inference(spec, representations=("fp32",))
+    workload = InferenceWorkload(
+        prompt_lengths=(130, 128, 90, 72, 71, 70, 30, 20, 19), prompt_length=130, num_new_tokens=9, num_sequences=9
+    )
+    plan = InferencePlan(
+        batch_size=2, num_micro_batches=3, kv_cache=KvCachePlan(dtype=dtype, place=place, prefetch=2)
+    )
+    check(spec, profile, machine, tmp_path, plan=plan, workload=workload)
+
+
+def check(spec, profile, machine, tmp_path, *, plan, workload):
+    predicted = estimate_inference(profile, plan=plan, workload=workload, machine=machine)
+    measured = measure_generation(spec, plan=plan, workload=workload, scratch=tmp_path)
+    what = (plan, workload)
+    assert predicted.device_peak_bytes == measured.device_peak_bytes, what
+    assert predicted.device_bytes_by_category == measured.device_bytes_by_category, what
+    assert predicted.peak_moment == measured.peak_moment, what
+    assert predicted.host_peak_bytes == measured.host_peak_bytes, what
+    assert predicted.disk_peak_bytes == measured.disk_peak_bytes, what
+    assert predicted.copied_bytes == measured.copied_bytes, what
 
 
 # One profile for the rest.
@@ -90,7 +108,7 @@ def test_packing_and_moving_take_memory_off_the_device_and_time(profile, machine
     assert peaks[0] > peaks[1] > peaks[3]
     assert peaks[0] > peaks[2]
     assert moved.host_peak_bytes == plain.kv_cache_bytes
-    assert both.host_peak_bytes < 0.2 * moved.host_peak_bytes
+    assert both.host_peak_bytes < 0.3 * moved.host_peak_bytes
 
 
 def test_each_token_brings_those_before_it_and_sends_itself(profile, machine):
