@@ -20,7 +20,7 @@ from optimizer.profile.sizes import Shape
 from optimizer.serialize import from_json, to_json
 from optimizer.workload import Adapter
 
-INFERENCE_PROFILE_VERSION: Final = 3
+INFERENCE_PROFILE_VERSION: Final = 4
 EMBEDDING, HEAD = "embedding", "head"
 
 
@@ -133,7 +133,7 @@ class Phase:
 class InferenceProfile:
     """All that planning needs to know of a model that generates."""
 
-    version: Literal[3] = INFERENCE_PROFILE_VERSION
+    version: Literal[4] = INFERENCE_PROFILE_VERSION
     model_fingerprint: str
     model_type: str
     num_blocks: int
