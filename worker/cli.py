@@ -101,6 +101,10 @@ def _add_job_commands(
     compare = add("compare", _compare, "jobs side by side: only what differs, and what it cost")
     compare.add_argument("jobs", nargs="+", metavar="JOB")
     compare.add_argument("--json", action="store_true", help="everything the API says")
+    add("queue", _queue, "what waits, in which order and why")
+    priority = add("priority", _priority, "move a waiting job: higher starts first")
+    priority.add_argument("job")
+    priority.add_argument("priority", type=int, help="-100 to 0, for administrators to 100")
     cancel = add("cancel", _cancel, "stop a job at a checkpoint")
     cancel.add_argument("job")
     cancel.add_argument("--discard", action="store_true", help="stop at once, save nothing")
@@ -210,6 +214,24 @@ def _compare(options: argparse.Namespace) -> None:
         print(json.dumps(found, indent=2))
         return
     print_comparison(found)
+
+
+def _queue(options: argparse.Namespace) -> None:
+    with _connect(options) as client:
+        queue = client.queue()
+    rows = [
+        (str(row["position"]), row["id"], row["name"], str(row["priority"]), row["sentence"]) for row in queue["waiting"]
+    ]
+    others = queue["num_waiting"] - len(rows)
+    print_table(("place", "id", "name", "priority", "why it waits"), rows, empty="nothing of yours waits")
+    if others:
+        print(f"{others} of other people")
+
+
+def _priority(options: argparse.Namespace) -> None:
+    with _connect(options) as client:
+        job = client.set_priority(options.job, options.priority)
+    print(f"{job['id']}  priority {job['priority']}")
 
 
 def _cancel(options: argparse.Namespace) -> None:

@@ -166,6 +166,14 @@ class HeadroomClient:
         """Two to ten jobs side by side; the first is what the others are held against."""
         return self._json("GET", "compare", params={"jobs": ",".join(job_ids)})
 
+    def queue(self) -> Row:
+        """What waits, in order and why, and what is at work."""
+        return self._json("GET", "queue")
+
+    def set_priority(self, job_id: str, priority: int) -> Row:
+        """Higher starts first; above 0 for administrators."""
+        return self._json("POST", f"jobs/{_in_path(job_id)}/priority", json={"priority": priority})
+
     def cancel_job(self, job_id: str, *, mode: Literal["save", "discard"] = "save") -> Row:
         return self._json("POST", f"jobs/{_in_path(job_id)}/cancel", json={"mode": mode})
 

@@ -329,10 +329,11 @@ def shown_jobs(site):
     site.ask("begin", job_id=failed)
     site.ask("measure", job_id=failed, first=1, last=2)
     site.ask("run_out_of_memory", job_id=failed)
+    site.ask("new_job", name="waits-here")
     return {"job": running, "failed-job": failed}
 
 
-PAGES = ("login", "jobs", "job", "failed-job", "compare", "job-new", "models", "datasets", "machines", "tokens")
+PAGES = ("login", "jobs", "job", "failed-job", "compare", "queue", "job-new", "models", "datasets", "machines", "tokens")
 PATHS = {"job-new": "/jobs/new/"}
 
 

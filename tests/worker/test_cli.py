@@ -337,3 +337,17 @@ def test_jobs_are_compared_as_tables_of_only_what_differs(service, capsys):
     assert "measured peak  1.00 MiB  -" in printed
     assert "activations, lifetime  keep 4  recompute 4" in printed
     assert "activations  B      -1.00 MiB      +12 ms  none" in printed
+
+
+def test_the_queue_is_a_table_with_the_reason(service, capsys):
+    row = {"id": "job_1", "name": "one", "position": 2, "priority": 0, "reason": "paused", "sentence": "Paused.", "machines": []}
+    service.answers["GET", "/queue"] = (200, {"num_waiting": 3, "waiting": [row], "live": []})
+    assert main(["queue"]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == ["2      job_1  one   0         Paused.", "2 of other people"]
+
+
+def test_a_job_is_moved_by_its_priority(service, capsys):
+    service.answers["POST", "/jobs/job_1/priority"] = (200, {"id": "job_1", "priority": -3})
+    assert main(["priority", "job_1", "-3"]) == 0
+    assert service.sent("/jobs/job_1/priority") == [{"priority": -3}]
+    assert capsys.readouterr().out == "job_1  priority -3\n"

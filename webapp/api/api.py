@@ -12,7 +12,15 @@ from ninja import NinjaAPI
 from ninja.errors import AuthenticationError, HttpError, Throttled, ValidationError
 
 from optimizer.errors import HeadroomError
-from webapp.api import catalog_routes, compare_routes, estimate_routes, file_routes, job_routes, plan_routes
+from webapp.api import (
+    catalog_routes,
+    compare_routes,
+    estimate_routes,
+    file_routes,
+    job_routes,
+    plan_routes,
+    queue_routes,
+)
 from webapp.api.auth import CsrfFailedError, TokenOrSession
 from webapp.api.parsing import JsonParser
 from webapp.api.problems import csrf_failed, field_problems, not_found, problem, problem_of, unauthorized
@@ -33,6 +41,7 @@ _ROUTERS = (
     catalog_routes.router,
     job_routes.router,
     compare_routes.router,
+    queue_routes.router,
     estimate_routes.router,
     plan_routes.router,
     file_routes.router,

@@ -13,6 +13,7 @@ from django.db import transaction
 from django.db.models import Case, F, Q, Sum, When
 from django.db.models.functions import Coalesce, Now
 
+from optimizer.errors import InvalidInput
 from webapp.catalog.models import Dataset, Machine, Model
 from webapp.jobs.errors import WrongState
 from webapp.jobs.finishing import finish_attempt
@@ -57,6 +58,8 @@ __all__ = [
 ]
 
 CancelMode = Literal["save", "discard"]
+MAX_PRIORITY = 100
+"""Priorities go from its negative to it; new jobs have 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +170,31 @@ def resume_job(job: Job, *, actor: str) -> Job:
     return resumed
 
 
+def set_priority(job: Job, priority: int, *, actor: str, may_overtake: bool) -> Job:
+    """Where a waiting job stands: higher first, equals by age. may_overtake: administrators', who may go above 0.
+
+    Raises InvalidInput beyond what is allowed, JobConflict for a job that no longer waits.
+    """
+    highest = MAX_PRIORITY if may_overtake else max(0, job.priority)
+    if not -MAX_PRIORITY <= priority <= highest:
+        raise InvalidInput(
+            f"priority is {priority}; allowed: {-MAX_PRIORITY} to {highest}",
+            field="priority",
+            value=priority,
+            allowed={"minimum": -MAX_PRIORITY, "maximum": highest},
+            hint="" if may_overtake else "Only administrators move jobs ahead of others'.",
+        )
+    moved = move_job(
+        job.pk,
+        when=Q(state=State.QUEUED),
+        changes={"priority": priority},
+        kind="moved",
+        actor=actor,
+        message=f"priority {priority}",
+    )
+    return moved or _refuse(job, "move", allowed="queued")
+
+
 def retry_job(job: Job, *, actor: str) -> Job:
     """The same spec and plan again, as a new job: an ended one never moves. It goes on from the newest checkpoint of the
     ended one, where there is one. Only what failed or was cancelled is retried."""
@@ -198,7 +226,7 @@ def claim_job(*, worker: str, machine: Machine, job_id: str | None = None, lease
         host = Machine.objects.select_for_update().get(pk=machine.pk)
         if host.draining:
             return None
-        fits = Q(need_device_kind__in=("", host.document["device"]["kind"]), need_device_bytes__lte=_free_bytes(host))
+        fits = Q(need_device_kind__in=("", host.document["device"]["kind"]), need_device_bytes__lte=free_bytes(host))
         candidates = Job.objects.filter(claimable() & fits)
         if job_id is not None:
             candidates = candidates.filter(pk=job_id)
@@ -379,7 +407,8 @@ def _need_bytes(spec: dict[str, Any], prediction: dict[str, Any] | None) -> int:
     return int(min(known)) if known else 0
 
 
-def _free_bytes(machine: Machine) -> int:
+def free_bytes(machine: Machine) -> int:
+    """Of its device, beside what live jobs on it need."""
     taken = Job.objects.filter(
         state__in=LIVE_STATES, attempts__machine=machine, attempts__fence=F("fence")
     ).aggregate(taken=Sum("need_device_bytes"))["taken"]

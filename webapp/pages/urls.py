@@ -3,7 +3,7 @@
 from django.contrib.auth.views import LoginView, LogoutView
 from django.urls import path
 
-from webapp.pages.views import catalog, compare, generate, job, jobs, new_job, tokens
+from webapp.pages.views import catalog, compare, generate, job, jobs, new_job, queue, tokens
 
 urlpatterns = [
     path("", jobs.home, name="home"),
@@ -27,6 +27,8 @@ urlpatterns = [
     path("jobs/<slug:job_id>/pause/", job.job_pause, name="job_pause"),
     path("jobs/<slug:job_id>/resume/", job.job_resume, name="job_resume"),
     path("jobs/<slug:job_id>/retry/", job.job_retry, name="job_retry"),
+    path("queue/", queue.queue_page, name="queue"),
+    path("jobs/<slug:job_id>/move/", queue.queue_move, name="queue_move"),
     path("models/", catalog.model_list, name="models"),
     path("datasets/", catalog.dataset_list, name="datasets"),
     path("machines/", catalog.machine_list, name="machines"),

@@ -21,6 +21,7 @@ OPEN_TO_ALL_SIGNED_IN = {
     ("GET", "/api/v1/machines"),
     ("GET", "/api/v1/jobs"),
     ("GET", "/api/v1/compare"),
+    ("GET", "/api/v1/queue"),
     ("POST", "/api/v1/models"),
     ("POST", "/api/v1/datasets"),
     ("POST", "/api/v1/plans"),

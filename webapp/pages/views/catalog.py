@@ -1,6 +1,5 @@
 """Models, datasets and machines: what jobs are made of, and how well each machine was predicted."""
 
-from datetime import timedelta
 from typing import Any
 
 from django import forms
@@ -13,11 +12,11 @@ from django.views.decorators.http import require_GET, require_http_methods
 
 from optimizer.errors import HeadroomError
 from webapp.catalog.actions import create_dataset, create_model
+from webapp.catalog.documents import ONLINE_WITHIN
 from webapp.catalog.models import Machine
 from webapp.catalog.queries import datasets_visible_to, machines_visible_to, models_visible_to, profile_states
 from webapp.pages.forms import DatasetUploadForm, ModelUploadForm
 
-ONLINE_WITHIN = timedelta(seconds=60)
 """A worker beats every few seconds; a minute of silence is more than a slow disk."""
 
 

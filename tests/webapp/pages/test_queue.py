@@ -1,0 +1,40 @@
+"""The queue as a page."""
+
+import pytest
+
+from tests.webapp.pages import rows
+from webapp.jobs.models import Job
+
+pytestmark = pytest.mark.django_db
+
+
+def test_an_empty_queue_says_so(browser):
+    text = browser.get("/queue/").content.decode()
+    assert "Nothing of yours waits" in text
+    assert "No job of yours is at work" in text
+
+
+def test_a_waiting_job_says_why_and_can_be_moved(browser, ada):
+    job = rows.make_job(ada)
+    text = browser.get("/queue/").content.decode()
+    assert "It starts as soon as a worker is free" in text
+    assert "sooner" not in text
+    answer = browser.post(f"/jobs/{job.pk}/move/", {"to": "later"}, follow=True)
+    assert Job.objects.get(pk=job.pk).priority == -1
+    assert f"Move {job.name} sooner" in answer.content.decode()
+
+
+def test_a_move_that_is_not_allowed_says_so_and_changes_nothing(browser, ada):
+    job = rows.make_job(ada)
+    answer = browser.post(f"/jobs/{job.pk}/move/", {"to": "sooner"}, follow=True)
+    assert "Only administrators move jobs ahead of others" in answer.content.decode()
+    assert Job.objects.get(pk=job.pk).priority == 0
+
+
+def test_someone_else_s_job_is_not_there(browser, eve):
+    assert browser.post(f"/jobs/{rows.make_job(eve).pk}/move/", {"to": "later"}).status_code == 404
+
+
+def test_a_refresh_sends_the_rows_alone(browser, ada):
+    rows.make_job(ada)
+    assert "<html" not in browser.get("/queue/", headers={"HX-Request": "true"}).content.decode()

@@ -1,0 +1,49 @@
+"""The queue as a page: what waits, in which order and why, what is at work; a job is moved by a button."""
+
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.http import require_GET, require_POST
+
+from optimizer.errors import HeadroomError
+from webapp.jobs.actions import set_priority
+from webapp.jobs.queries import jobs_visible_to
+from webapp.jobs.queue import read_queue
+from webapp.pages.job_head import state_words
+from webapp.pages.presentation import eta_words
+
+_MOVES = {"sooner": 1, "later": -1}
+
+
+@require_GET
+@login_required
+def queue_page(request: HttpRequest) -> HttpResponse:
+    queue = read_queue(request.user)
+    context = {
+        "waiting": queue.waiting,
+        "num_others": queue.num_waiting - len(queue.waiting),
+        "live": [
+            {"job": job, "words": state_words(job), "eta": eta_words(job.eta_s, state=job.state)} for job in queue.live
+        ],
+        "may_overtake": request.user.is_superuser,
+    }
+    return render(request, "jobs/queue_rows.html" if request.htmx else "jobs/queue.html", context)  # type: ignore[attr-defined]
+
+
+@require_POST
+@login_required
+def queue_move(request: HttpRequest, job_id: str) -> HttpResponse:
+    """One step sooner or later; anything else changes nothing."""
+    job = get_object_or_404(jobs_visible_to(request.user), pk=job_id)
+    step = _MOVES.get(request.POST.get("to", ""), 0)
+    try:
+        set_priority(
+            job,
+            job.priority + step,
+            actor=f"user:{request.user.get_username()}",
+            may_overtake=bool(request.user.is_superuser),
+        )
+    except HeadroomError as error:
+        messages.error(request, f"{error.message}. {error.hint}".strip())
+    return redirect("queue")
