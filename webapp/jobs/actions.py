@@ -1,8 +1,9 @@
 """The only writer of job rows. Each move is one conditional update and one event in one transaction (see ``moves.py``).
 
-For people: create, cancel, pause, resume, retry. For a worker's supervisor: claim, record, renew; ``finish_attempt`` lives in
-``finishing.py``, the reconciler's ``expire_leases``, ``resend_hints`` and ``enforce_deadlines`` in ``reconciling.py``, all
-importable from here. A worker's call answers False, None or ``"stale"`` once its fence is no longer the job's; it must then stop.
+For people: create, cancel, pause, resume, retry, set the priority. For a worker's supervisor: record, renew; ``claim_job`` lives
+in ``claiming.py``, ``finish_attempt`` in ``finishing.py``, the reconciler's ``expire_leases``, ``resend_hints`` and
+``enforce_deadlines`` in ``reconciling.py``, all importable from here. A worker's call answers False, None or ``"stale"`` once its
+fence is no longer the job's; it must then stop.
 """
 
 from dataclasses import dataclass
@@ -10,11 +11,12 @@ from typing import Any, Literal
 
 from django.contrib.auth.models import User
 from django.db import transaction
-from django.db.models import Case, F, Q, Sum, When
+from django.db.models import Case, F, Q, When
 from django.db.models.functions import Coalesce, Now
 
 from optimizer.errors import InvalidInput
 from webapp.catalog.models import Dataset, Machine, Model
+from webapp.jobs.claiming import claim_job
 from webapp.jobs.errors import WrongState
 from webapp.jobs.finishing import finish_attempt
 from webapp.jobs.hints import send_hint
@@ -25,14 +27,13 @@ from webapp.jobs.models import (
     Attempt,
     Checkpoint,
     Event,
-    FenceSequence,
     Job,
     Outbox,
     Reason,
     Sample,
     State,
 )
-from webapp.jobs.moves import claimable, from_now, held_by, move_job
+from webapp.jobs.moves import from_now, held_by, move_job
 from webapp.jobs.reconciling import enforce_deadlines, expire_leases, forget_old_offers, resend_hints
 from webapp.live.publish import publish
 
@@ -55,6 +56,7 @@ __all__ = [
     "resend_hints",
     "resume_job",
     "retry_job",
+    "set_priority",
 ]
 
 CancelMode = Literal["save", "discard"]
@@ -216,57 +218,6 @@ def retry_job(job: Job, *, actor: str) -> Job:
     )
 
 
-def claim_job(*, worker: str, machine: Machine, job_id: str | None = None, lease_s: float = 30) -> Attempt | None:
-    """The next job that this machine can hold, by priority and then age; None when there is none.
-
-    Live jobs on the machine keep the device memory they need. The machine's row is locked, so two claims on one machine
-    cannot both take the last free bytes; where the database cannot lock rows (SQLite) its one writer gives the same.
-    """
-    with transaction.atomic():
-        host = Machine.objects.select_for_update().get(pk=machine.pk)
-        if host.draining:
-            return None
-        fits = Q(need_device_kind__in=("", host.document["device"]["kind"]), need_device_bytes__lte=free_bytes(host))
-        candidates = Job.objects.filter(claimable() & fits)
-        if job_id is not None:
-            candidates = candidates.filter(pk=job_id)
-        queue = candidates.order_by("-priority", "created_at", "id").select_for_update(skip_locked=True)
-        chosen = queue.only("pk").first()
-        if chosen is None:
-            return None
-        job = move_job(
-            chosen.pk,
-            when=claimable(),
-            changes={
-                "state": State.STARTING,
-                "attempt": F("attempt") + 1,
-                "fence": _next_fence(),
-                "worker": worker,
-                "lease_until": from_now(lease_s),
-                "progress_at": Now(),
-                "not_before": None,
-                "phase": "",
-                "reason": "",
-                "message": "",
-                "eta_s": None,
-            },
-            kind="claimed",
-            actor=f"worker:{worker}",
-        )
-        if job is None or job.fence is None:
-            return None
-        Outbox.objects.filter(job=job).delete()
-        return Attempt.objects.create(
-            job=job,
-            number=job.attempt,
-            fence=job.fence,
-            worker=worker,
-            machine=host,
-            plan=job.plan,
-            prediction=job.prediction,
-        )
-
-
 def record_started(attempt: Attempt, *, pid: int, resumed_from_step: int = 0) -> bool:
     """The runner's process exists: starting -> running. False when fenced out."""
     with transaction.atomic():
@@ -405,21 +356,6 @@ def _need_bytes(spec: dict[str, Any], prediction: dict[str, Any] | None) -> int:
     peak = prediction["device_peak_high_bytes"] if prediction else None
     known = [size for size in (budget, peak) if size is not None]
     return int(min(known)) if known else 0
-
-
-def free_bytes(machine: Machine) -> int:
-    """Of its device, beside what live jobs on it need."""
-    taken = Job.objects.filter(
-        state__in=LIVE_STATES, attempts__machine=machine, attempts__fence=F("fence")
-    ).aggregate(taken=Sum("need_device_bytes"))["taken"]
-    return int(machine.document["device"]["memory_bytes"]) - (taken or 0)
-
-
-def _next_fence() -> int:
-    """Inside the claim's transaction: the row stays locked until the claim commits, so fences grow in commit order."""
-    row, _ = FenceSequence.objects.get_or_create(pk=1)
-    FenceSequence.objects.filter(pk=row.pk).update(value=F("value") + 1)
-    return FenceSequence.objects.get(pk=row.pk).value
 
 
 def _require_state(job: Job, request: str, condition: Q, *, allowed: str) -> None:

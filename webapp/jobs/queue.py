@@ -13,7 +13,7 @@ from django.utils import timezone
 from optimizer.units import format_bytes, format_duration
 from webapp.catalog.documents import ONLINE_WITHIN
 from webapp.catalog.models import Machine
-from webapp.jobs.actions import free_bytes
+from webapp.jobs.claiming import free_bytes
 from webapp.jobs.models import LIVE_STATES, Job, Kind, State
 from webapp.jobs.queries import jobs_visible_to
 
