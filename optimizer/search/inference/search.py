@@ -46,7 +46,8 @@ class InferenceSearchResult:
     token, or sequences at once times minus one."""
     gap: float
     """How far the chosen plan may be from the best, as a share of the bound; 0 where it is the best. Where a card has room for
-    the tensors and not for all that comes with them, both are of plans whose tensors take no more than was left for them."""
+    the tensors and not for all that comes with them, both are of plans whose tensors take no more than was left for them. Of more
+    than ``MAX_EVERY`` prompts that differ in length both go by passes' average time."""
     explanation: tuple[str, ...]
     """The chosen plan in sentences."""
 

@@ -103,6 +103,19 @@ def test_where_the_link_is_slow_micro_batches_share_each_pass_over_the_weights(p
     assert measured.copied_bytes == found.chosen.prediction.copied_bytes
 
 
+def test_a_plan_for_prompts_that_differ_and_draw_is_carried_out_to_the_byte(profile, disk_machine, smallest, tmp_path):
+    workload = InferenceWorkload.of_prompts((12, 9, 11, 12, 4, 7, 10), num_new_tokens=6, draws=True)
+    budget_bytes = smallest + 42_000
+    found = search_inference_plans(
+        profile, workload=workload, goal=InferenceGoal(device_budget_bytes=budget_bytes), machine=disk_machine
+    )
+    chosen = found.chosen
+    measured = measure_generation(SPEC, plan=chosen.plan, workload=workload, cap_bytes=budget_bytes, scratch=tmp_path)
+    assert measured.device_peak_bytes == chosen.prediction.device_peak_bytes
+    assert measured.copied_bytes == chosen.prediction.copied_bytes
+    assert any("prompts of 4 to 12 tokens, sorted by length" in sentence for sentence in found.explanation)
+
+
 def test_it_says_what_it_did_and_what_it_left_out(profile, disk_machine, smallest):
     text = "\n".join(find(profile, disk_machine, smallest).explanation)
     assert "streaming the weights saves" in text
