@@ -89,7 +89,8 @@ def _header(
     model: str, *, workload: InferenceWorkload, machine: Machine, goal: InferenceGoal, host_budget_bytes: int
 ) -> str:
     source = "rates measured" if machine.rates.source == "measured" else "rates from data sheets, unmeasured"
-    prompts = f"{workload.num_sequences:,} prompt{'s' * (workload.num_sequences != 1)} of {workload.prompt_length:,} tokens"
+    most = "up to " if workload.prompt_lengths else ""
+    prompts = f"{workload.num_sequences:,} prompt{'s' * (workload.num_sequences != 1)} of {most}{workload.prompt_length:,} tokens"
     return format_pairs(
         [
             ("model", model),
