@@ -31,7 +31,7 @@ from optimizer.estimate.prediction import LANES
 from optimizer.hardware.machine import Machine, Rates
 from optimizer.plan.activations import REBUILDING, BlockChoice
 from optimizer.plan.weights import DTYPE_BYTES, WeightsPlan
-from optimizer.profile.inference import ForwardRegime
+from optimizer.profile.inference import EMBEDDING, ForwardRegime
 from optimizer.profile.profile import Change as ProfileChange
 from optimizer.profile.profile import Op, OpKind, Part, Profile, Regime, TensorSize
 from optimizer.profile.sizes import NUM_MONOMIALS, Shape, Terms, evaluate, monomials
@@ -395,7 +395,9 @@ class CompiledShape:
         hooks_s = num_copies * times.python_s("offload")
         if _is_done_again(name):
             num_forward = max(0, num_ops - _num_dispatched(self._part(("keep", *name[1:])), times))
-        if not isinstance(name, str) and name[0] in REBUILDING:
+        if isinstance(name, str):
+            hooks_s += times.python_s(_ONCE[name]) if name in _ONCE else 0.0
+        elif name[0] in REBUILDING:
             hooks_s += num_forward * times.python_s(f"{name[0]} op")
         dispatch_s = num_forward * forward_s + (num_ops - num_forward) * backward_s
         if is_beside and times.counts_views:
@@ -407,6 +409,8 @@ class CompiledShape:
 PartName = str | tuple[BlockChoice, int, str]
 """A name of PART_NAMES, or (choice, template, ``forward`` | ``backward_first`` | ``backward_accumulate``)."""
 
+_ONCE = {"prologue": "micro-batch", EMBEDDING: "token"}
+"""What a run through the model costs in Python beside its ops (``Rates.python_s``), told with its first part."""
 _LANES = ("compute", "copy_out", "copy_in")
 _KIND_SLOT = {kind: index for index, kind in enumerate(COMPUTE_KINDS)}
 _QUANTIZATION, _DISPATCH, _HOOKS = (_KIND_SLOT[kind] for kind in ("quantization", "dispatch", "hooks"))

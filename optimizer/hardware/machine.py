@@ -60,9 +60,10 @@ class Rates:
     """The same in a generation, which notes nothing for a backward; as forward in a step where it was not measured."""
     python_s: dict[str, float] = field(default_factory=dict)
     """Work beside ops: ``recompute op`` and ``selective op`` for an op that runs forward in such a block, the first time or
-    again, ``offload`` for a copy, ``step`` once, for each tensor one of ``update many``, ``update one``, ``gradients`` (on the
-    host), ``state`` (there too), ``state at home`` (of weights that stream), beside it ``update 8-bit`` of states in 8 bits,
-    and ``weights`` for each time that a tensor of a block comes."""
+    again, ``offload`` for a copy, ``step`` once, ``micro-batch`` and ``token`` (of a generation) for a run through the model,
+    for each tensor one of ``update many``, ``update one``, ``gradients`` (on the host), ``state`` (there too), ``state at
+    home`` (of weights that stream), beside it ``update 8-bit`` of states in 8 bits, and ``weights`` for each time that a
+    tensor of a block comes."""
     fresh_bytes_per_s: float | None = None
     """Memory that the process does not have yet, touched for the first time: pages that the system finds and clears."""
     link_bytes_per_s: dict[str, float] = field(default_factory=dict)

@@ -32,7 +32,7 @@ from optimizer.hardware.probe.flat import (
 from optimizer.hardware.probe.links import probe_fresh_memory, probe_links, rate_in_step
 from optimizer.hardware.probe.ops import probe_ops
 from optimizer.hardware.probe.packing import probe_packing
-from optimizer.hardware.probe.passes import probe_pass_dispatch_s
+from optimizer.hardware.probe.passes import probe_passes
 from optimizer.hardware.probe.products import probe_attention, probe_matmuls
 from optimizer.hardware.probe.steps import probe_steps
 from optimizer.hardware.probe.stores import Stored, faults_of, probe_disk, probe_remote
@@ -115,6 +115,7 @@ def _measure_rates(device: torch.device, *, share_s: dict[str, float], disk: Sto
     eight_s = probe_8bit_tensor_s(optimizers, device, max_s=share_s["updates"] / 4)
     links = probe_links(device, max_s=share_s["links"])
     steps = probe_steps(device, max_s=share_s["steps"])
+    passes = probe_passes(device, max_s=share_s["passes"])
     flat = Share(share_s["flat"])
     return Rates(
         matmul_flops_per_s={
@@ -140,8 +141,8 @@ def _measure_rates(device: torch.device, *, share_s: dict[str, float], disk: Sto
         packing_curves=probe_packing(device, max_s=share_s["packing"]),
         forward_dispatch_s=steps.forward_dispatch_s,
         backward_dispatch_s=steps.backward_dispatch_s,
-        pass_dispatch_s=probe_pass_dispatch_s(device, max_s=share_s["passes"]),
-        python_s=steps.python_s | {"update 8-bit": eight_s},
+        pass_dispatch_s=passes.dispatch_s,
+        python_s=steps.python_s | {"update 8-bit": eight_s, "token": passes.token_s},
         fresh_bytes_per_s=probe_fresh_memory(device, max_s=share_s["fresh memory"]),
         link_bytes_per_s=links,
     )

@@ -1,7 +1,7 @@
 """What a step costs beside its kernels: the runtime's own step of a model so small that nothing else is left.
 
-Its time over its ops is what one op costs in Python and autograd; what a technique adds beyond its ops is its own Python. Steps
-are not counted by the meter, as most of a job's are not.
+What more blocks take longer, over their ops, is what one op costs in Python and autograd, and what is left is a micro-batch's
+own; what a technique adds beyond its ops is its own Python. Steps are not counted by the meter, as most of a job's are not.
 Nearly the same for every architecture, because it is the dispatch that costs, of views as of others.
 """
 
@@ -47,7 +47,14 @@ class StepCosts:
 def probe_steps(device: torch.device, *, max_s: float) -> StepCosts:
     found = _measure(_list_plans(), device, max_s=max_s)
     keep = found["keep"]
-    forward_s, backward_s = keep.phase_s("forward") / keep.num("forward"), keep.phase_s("backward") / keep.num("backward")
+    more = found["more"]
+
+    def each_op_s(phase: str) -> float:
+        return max(0.0, more.phase_s(phase) - keep.phase_s(phase)) / (more.num(phase) - keep.num(phase))
+
+    forward_s, backward_s = each_op_s("forward"), each_op_s("backward")
+    once_s = keep.phase_s("forward") - keep.num("forward") * forward_s
+    once_s += keep.phase_s("backward") - keep.num("backward") * backward_s
 
     def offload_s() -> float:
         step = found["offload"]
@@ -61,7 +68,6 @@ def probe_steps(device: torch.device, *, max_s: float) -> StepCosts:
         num_more = step.num("forward") - keep.num("forward") + num_again
         return max(0.0, step.total_s - keep.total_s - num_more * forward_s) / (step.num("forward") + num_again)
 
-    more = found["more"]
     tensor_s = max(0.0, (more.update_s - keep.update_s) / (more.num_tensors - keep.num_tensors))
 
     def each_tensor_s(name: str, beyond: str) -> float:
@@ -77,6 +83,7 @@ def probe_steps(device: torch.device, *, max_s: float) -> StepCosts:
         "recompute op": rebuilding_s("recompute"),
         "selective op": rebuilding_s("selective"),
         "offload": offload_s(),
+        "micro-batch": max(0.0, once_s),
         "step": max(0.0, keep.update_s - keep.num_tensors * tensor_s),
         "update many": tensor_s,
         "update one": tensor_s + each_tensor_s("consume", "keep"),

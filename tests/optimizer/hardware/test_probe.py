@@ -49,7 +49,7 @@ def test_curves_dispatch_and_fresh_memory_are_measured_and_possible(machine):
     assert 1e-7 < rates.backward_dispatch_s < 1e-2
     assert 1e-7 < rates.forward_dispatch_s < 1e-2
     each = {"update many", "update one", "gradients", "state", "state at home", "update 8-bit", "weights"}
-    assert set(rates.python_s) == {"recompute op", "selective op", "offload", "step", *each}
+    assert set(rates.python_s) == {"recompute op", "selective op", "offload", "micro-batch", "token", "step", *each}
     assert 1e-7 < rates.pass_dispatch_s < 1e-2
     assert set(rates.packing_curves) == {f"{way} {form}" for way in ("pack", "unpack") for form in ("bf16", "int8")}
     assert 1e7 < rates.fresh_bytes_per_s < 1e13
