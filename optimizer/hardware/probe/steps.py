@@ -50,7 +50,9 @@ def probe_steps(device: torch.device, *, max_s: float) -> StepCosts:
     more = found["more"]
 
     def each_op_s(phase: str) -> float:
-        return max(0.0, more.phase_s(phase) - keep.phase_s(phase)) / (more.num(phase) - keep.num(phase))
+        # Noise can make the difference of a hasty probe nothing; an op never costs that.
+        longer_s = max(more.phase_s(phase) - keep.phase_s(phase), more.phase_s(phase) / 20)
+        return longer_s / (more.num(phase) - keep.num(phase))
 
     forward_s, backward_s = each_op_s("forward"), each_op_s("backward")
     once_s = keep.phase_s("forward") - keep.num("forward") * forward_s
