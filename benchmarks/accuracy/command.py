@@ -25,7 +25,7 @@ from benchmarks.accuracy.card_summary import summarize_cards
 from benchmarks.accuracy.cards import measure_cards
 from benchmarks.accuracy.cases import Case, list_cases
 from benchmarks.accuracy.run import Bench, carry_out, measure_memory, why_left_out
-from benchmarks.accuracy.summary import summarize, tabulate_errors, tabulate_estimators
+from benchmarks.accuracy.summary import summarize, tabulate_as_timed, tabulate_errors, tabulate_estimators
 from benchmarks.accuracy.times import NUM_ROUNDS, describe_pace, measure_times, predicted_rows
 from benchmarks.accuracy.yardstick import Yardstick
 from benchmarks.estimators import ask_all
@@ -154,7 +154,9 @@ def conclude(journal: Journal, bench: Bench, cases: Sequence[Case], *, is_whole:
     timed = [row for row in journal.rows if row["what"] == "time"]
     if timed:
         journal.tables["pace"] = describe_pace(journal.rows)
-        print("pace", *(f"{name}={value}" for name, value in journal.tables["pace"].items()), sep="  ")
+        journal.tables["time as the clock had it"] = tabulate_as_timed(timed)
+        for name in ("pace", "time as the clock had it"):
+            print(name, *(f"{key}={value}" for key, value in journal.tables[name].items()), sep="  ")
     for key in ("model", "shape", "techniques"):
         journal.tables[f"bytes by {key}"] = tabulate_errors(memory, key)
         journal.tables[f"time by {key}"] = tabulate_errors(timed, key)

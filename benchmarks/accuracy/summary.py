@@ -82,12 +82,6 @@ def summarize_time(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
         "step time error, fitted, median": _at_most(_errors(fitted), statistics.median, MEDIAN_TIME_GOAL),
         "step time error, fitted, worst": _at_most(_errors(fitted), max, WORST_TIME_GOAL),
     }
-    # As the clock had them: shown beside the goals, which are about the machine at its usual pace.
-    for name, which in (("held back", held_back), ("fitted", fitted)):
-        errors = [abs(row["as_timed_error"]) for row in which if "as_timed_error" in row]
-        if errors:
-            told = f"{statistics.median(errors):.6f} and {max(errors):.6f}"
-            summary[f"step time error as the clock had it, {name}, median and worst"] = goal(told, None, met=True)
     return summary if timed else {}
 
 
@@ -99,6 +93,14 @@ def tabulate_errors(rows: Iterable[Row], key: str) -> dict[str, dict[str, Any]]:
         for value in values or ["plain"]:
             found.setdefault(value, []).append(row["error"])
     return {value: describe_errors(errors) for value, errors in sorted(found.items())}
+
+
+def tabulate_as_timed(rows: Iterable[Row]) -> dict[str, dict[str, Any]]:
+    """Errors against the clock's own times, beside those of the summary, which are at the machine's usual pace."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        found.setdefault("held back" if row["held_back"] else "fitted", []).append(row["as_timed_error"])
+    return {name: describe_errors(errors) for name, errors in sorted(found.items())}
 
 
 def describe_errors(errors: Sequence[float]) -> dict[str, Any]:

@@ -307,6 +307,14 @@ def test_errors_are_tabulated_by_technique_with_the_sign_of_the_worst():
     assert tables["plain"]["num_cases"] == 1
 
 
+def test_errors_against_the_clocks_own_times_are_told_apart_too():
+    rows = [{"held_back": held_back, "as_timed_error": error} for held_back, error in ((True, -0.2), (False, 0.1), (False, 0.3))]
+    assert accuracy_summary.tabulate_as_timed(rows) == {
+        "fitted": {"num_cases": 2, "median": 0.2, "worst": 0.3},
+        "held back": {"num_cases": 1, "median": 0.2, "worst": -0.2},
+    }
+
+
 def test_a_run_that_was_cut_short_goes_on_where_it_stopped(tmp_path):
     lines = tmp_path / "rows.jsonl"
     first = Journal(file=None, lines=lines, machine={})
