@@ -19,6 +19,8 @@ TECHNIQUE_LABELS: Final[dict[Technique, str]] = {
     "fp16": "fp16 weights",
     "autocast": "autocast (products in bf16 or fp16)",
     "quantize_frozen": "int8 or nf4 weights under adapters",
+    "offload_kv": "keys and values off the device",
+    "quantize_kv": "keys and values in int8 or int4",
     "disk": "anything on disk",
     "remote": "anything in a remote store",
 }
@@ -32,5 +34,6 @@ TECHNIQUE_GROUPS: Final[tuple[tuple[str, tuple[Technique, ...]], ...]] = (
         ("consume_gradients", "offload_gradients", "offload_optimizer", "stream_weights", "8bit_optimizer"),
     ),
     ("Number formats", ("bf16", "fp16", "autocast", "quantize_frozen")),
+    ("Keys and values of generations", ("offload_kv", "quantize_kv")),
     ("Places", ("disk", "remote")),
 )

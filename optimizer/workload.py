@@ -27,9 +27,11 @@ Technique = Literal[
     "autocast",
     "8bit_optimizer",
     "quantize_frozen",
+    "offload_kv",
+    "quantize_kv",
 ]
 """What a goal may forbid. ``disk`` and ``remote`` forbid a place, whatever would live there."""
-LOSSY: tuple[Technique, ...] = ("compress", "bf16", "fp16", "autocast", "8bit_optimizer", "quantize_frozen")
+LOSSY: tuple[Technique, ...] = ("compress", "bf16", "fp16", "autocast", "8bit_optimizer", "quantize_frozen", "quantize_kv")
 """Techniques that change the numbers."""
 Objective = Literal["fastest_step", "cheapest_run", "largest_batch", "longest_sequence", "largest_model"]
 """What is best. The last three change what is asked for: as much of it as fits, and of that the fastest."""

@@ -136,6 +136,14 @@ class GenerationPass:
             move_task(PREFILL, head_of(PREFILL), -single("temporaries", prompts_bytes)),
         )
 
+    @cached_property
+    def later_tasks(self) -> tuple[Task, ...]:
+        """Between the prefill and the rest: the slots into which keys and values come ahead."""
+        slot_bytes = max(each.slot_bytes for each in self.kv.values())
+        phase = decode_phase(2)
+        later = move_task(phase, phase, single("kv_cache", slot_bytes))
+        return (later,) * self.plan.kv_cache.prefetch if slot_bytes and self.num_steps > 1 else ()
+
     def decode_tasks(self, step: int) -> tuple[Task, ...]:
         return tuple(self._forward(self.profile.decode, decode_phase(step + 1), step=step))
 

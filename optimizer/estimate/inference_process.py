@@ -68,7 +68,7 @@ def list_generation_allocations(
     passes = list_passes(workload, batch_size=plan.batch_size, num_micro_batches=plan.num_micro_batches)
     widest = max((shape for shape, _ in passes), key=lambda shape: sum(each.batch_size * each.cache_length for each in shape))
     full = GenerationPass(profile, plan, workload, machine, micro_batches=widest)
-    rows = [full.prefill_tasks, *(full.decode_tasks(step) for step in _decoded_steps(full.num_steps))]
+    rows = [full.prefill_tasks, full.later_tasks, *(full.decode_tasks(step) for step in _decoded_steps(full.num_steps))]
     on_cuda = None
     if machine.device.kind == "cuda":
         on_cuda = CudaMoves(

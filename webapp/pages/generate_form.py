@@ -12,7 +12,15 @@ from webapp.catalog.models import Dataset, Model
 from webapp.pages.forms import FORM_ID, BytesField, exact_bytes, field_of
 
 SAMPLING_FIELDS: Final = ("max_new_tokens", "temperature", "top_k", "top_p", "seed")
-FORBIDDEN: Final[tuple[Technique, ...]] = ("stream_weights", "disk", "bf16", "fp16", "quantize_frozen")
+FORBIDDEN: Final[tuple[Technique, ...]] = (
+    "stream_weights",
+    "disk",
+    "bf16",
+    "fp16",
+    "quantize_frozen",
+    "offload_kv",
+    "quantize_kv",
+)
 """Techniques that a generation may use."""
 _DEFAULTS: Final = GenerationWorkload()
 

@@ -102,9 +102,11 @@ def techniques_of(plan: InferencePlan) -> tuple[Technique, ...]:
     weights = plan.weights
     used: dict[Technique, bool] = {
         "stream_weights": weights.place != "device",
-        "disk": weights.place == "disk",
+        "disk": "disk" in (weights.place, plan.kv_cache.place),
         "bf16": weights.dtype == "bf16",
         "fp16": weights.dtype == "fp16",
         "quantize_frozen": weights.frozen != "same",
+        "offload_kv": plan.kv_cache.place != "device",
+        "quantize_kv": plan.kv_cache.dtype != "same",
     }
     return tuple(technique for technique, is_used in used.items() if is_used)

@@ -39,6 +39,8 @@ def _without(problem: InferenceProblem, plan: InferencePlan) -> dict[Technique, 
     without: dict[Technique, InferencePlan] = {
         "stream_weights": replace(plan, num_micro_batches=1, weights=replace(weights, place="device", prefetch=1)),
         "quantize_frozen": replace(plan, weights=replace(weights, frozen="same")),
+        "offload_kv": replace(plan, kv_cache=replace(plan.kv_cache, place="device")),
+        "quantize_kv": replace(plan, kv_cache=replace(plan.kv_cache, dtype="same")),
     }
     known = problem.representations
     return {
@@ -49,7 +51,12 @@ def _without(problem: InferenceProblem, plan: InferencePlan) -> dict[Technique, 
 
 
 def _bought(technique: Technique, here: InferencePrediction, there: InferencePrediction) -> str:
-    names = {"stream_weights": "streaming the weights", "quantize_frozen": "packing the blocks' matrices"}
+    names = {
+        "stream_weights": "streaming the weights",
+        "quantize_frozen": "packing the blocks' matrices",
+        "offload_kv": "moving keys and values",
+        "quantize_kv": "packing keys and values",
+    }
     saved_bytes = there.device_peak_bytes - here.device_peak_bytes
     percent = 100 * (here.total_s / there.total_s - 1)
     effect = f"costs {percent:.1f} %" if percent >= 0 else f"wins {-percent:.1f} %"
@@ -80,8 +87,9 @@ def _limit(problem: InferenceProblem, chosen: PricedInferencePlan) -> str:
 def explain_kv_left_out(
     profile: InferenceProfile, chosen: PricedInferencePlan, *, machine: Machine
 ) -> Iterator[str]:
-    """Why keys and values stay on the device: what moving them for each token, or making them again from hidden states, would
-    take at this shape.
+    """What moving keys and values for each token, or making them again from hidden states, would take at this shape. The first
+    is one of the plan's decisions, the second is none: with keys and values in 8 or 4 bits their moves are smaller than those of
+    hidden states, which would have to be packed as well.
 
     For one token and block a hidden state weighs ``h p`` bytes and its keys and values ``k p``, where ``k`` numbers are kept.
     Moving states to make keys and values from them pays only where ``h < k``: not with grouped queries. Source: KVPR
@@ -92,11 +100,12 @@ def explain_kv_left_out(
     if not prediction.decode_ms:
         yield "no token is decoded after the first, so keys and values need no other place"
         return
-    moved_ms = prediction.kv_cache_bytes / machine.rates.host_to_device_bytes_per_s * 1000
-    yield (
-        f"keys and values in host memory are left out: their {format_bytes(prediction.kv_cache_bytes)} would come to the device "
-        f"for every token, up to {moved_ms:,.1f} ms beside the {prediction.decode_ms:,.1f} ms a token takes"
-    )
+    if plan.kv_cache.place == "device":
+        moved_ms = prediction.kv_cache_bytes / machine.rates.host_to_device_bytes_per_s * 1000
+        yield (
+            f"keys and values stay on the device: from the host their {format_bytes(prediction.kv_cache_bytes)} would come for "
+            f"every token, up to {moved_ms:,.1f} ms beside the {prediction.decode_ms:,.1f} ms a token takes"
+        )
     state_bytes = profile.hidden_size * size
     kept_bytes = min(tensors.elements_per_token for tensors in profile.kv) * size
     sizes = f"a hidden state weighs {format_bytes(state_bytes)}, a token's keys and values {format_bytes(kept_bytes)} a block"

@@ -3,6 +3,7 @@
 import pytest
 
 from optimizer.estimate.inference import estimate_inference
+from optimizer.estimate.inference_process import list_generation_allocations
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan
@@ -125,6 +126,17 @@ def test_each_token_brings_those_before_it_and_sends_itself(profile, machine):
 def test_time_of_a_packed_cache_is_summed_from_a_few_dozen_prices(profile, machine):
     predicted = predict(profile, machine, prompt_length=100, num_new=2000, dtype="int4", place="host")
     assert len(predicted.decode) < 100
+
+
+@pytest.mark.parametrize(("dtype", "place"), [("same", "host"), ("int8", "disk"), ("int4", "device")])
+def test_single_allocations_reach_the_same_peak(profile, machine, dtype, place):
+    plan = InferencePlan(batch_size=4, num_micro_batches=2, kv_cache=KvCachePlan(dtype=dtype, place=place, prefetch=2))
+    workload = workload_of(100, 60, 8)
+    predicted = estimate_inference(profile, plan=plan, workload=workload, machine=machine)
+    found = list_generation_allocations(profile, plan=plan, workload=workload, machine=machine)
+    assert found.peak_bytes == predicted.device_peak_bytes
+    kv_bytes = sum(held.num_bytes for held in found.at_peak if held.category == "kv_cache")
+    assert kv_bytes == predicted.device_bytes_by_category["kv_cache"]
 
 
 def test_a_prompt_makes_no_room_for_what_comes_ahead(profile, machine):

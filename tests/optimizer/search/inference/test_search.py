@@ -120,7 +120,7 @@ def test_it_says_what_it_did_and_what_it_left_out(profile, disk_machine, smalles
     text = "\n".join(find(profile, disk_machine, smallest).explanation)
     assert "streaming the weights saves" in text
     assert "one sequence more at once could take" in text
-    assert "keys and values in host memory are left out: their" in text
+    assert "keys and values stay on the device: from the host their" in text
     assert "a hidden state weighs 128 B, a token's keys and values 128 B a block" in text
     assert "would not pay anywhere" in text
 
