@@ -5,7 +5,8 @@ would be the luck of one run. Finished runs say how much is disturbed in practic
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from statistics import fmean, harmonic_mean
 from typing import Any
 
 import torch
@@ -66,15 +67,11 @@ def random_tensor(shape: tuple[int, ...], device: torch.device, dtype: torch.dty
 
 
 def as_curve(points: Iterable[tuple[float, float]]) -> Curve:
-    """Sorted by size; of sizes next to each other the mean rate."""
+    """Sorted by size; of sizes next to each other the rate of their mean time."""
     merged: list[list[tuple[float, float]]] = []
     for point in sorted(points):
         if merged and point[0] < merged[-1][0][0] * _NEAR:
             merged[-1].append(point)
         else:
             merged.append([point])
-    return tuple((_mean([size for size, _ in group]), _mean([rate for _, rate in group])) for group in merged)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+    return tuple((fmean(size for size, _ in group), harmonic_mean([rate for _, rate in group])) for group in merged)
