@@ -27,7 +27,7 @@ from benchmarks.accuracy.cases import Case, list_cases
 from benchmarks.accuracy.run import Bench, carry_out, measure_memory, why_left_out
 from benchmarks.accuracy.summary import summarize, tabulate_as_timed, tabulate_errors, tabulate_estimators
 from benchmarks.accuracy.times import NUM_ROUNDS, describe_pace, measure_times, predicted_rows
-from benchmarks.accuracy.yardstick import Yardstick
+from benchmarks.accuracy.yardstick import get_yardstick
 from benchmarks.estimators import ask_all
 from benchmarks.journal import Journal
 from benchmarks.record import Row, describe_machine
@@ -89,7 +89,7 @@ def is_wanted(case: Case, words: Sequence[str] | None, *, quick: bool) -> bool:
 def find_machine(journal: Journal, *, probe_s: float) -> Machine:
     """Probed now, unless the journal has one: all rows are of one machine and its rates."""
     if not journal.has(what="machine"):
-        yardstick = Yardstick()
+        yardstick = get_yardstick()
         before_ms = yardstick.measure_ms()
         machine = probe_machine(device="cpu", max_s=probe_s).to_json()
         beside = [round(ms, 3) for ms in (before_ms, yardstick.measure_ms())]

@@ -20,7 +20,7 @@ import torch
 from benchmarks.accuracy.cases import Case
 from benchmarks.accuracy.meter import AllocationProfile, HostMarkingMeter, ProfiledPeak
 from benchmarks.accuracy.techniques import REMOTE
-from benchmarks.accuracy.yardstick import Yardstick
+from benchmarks.accuracy.yardstick import get_yardstick
 from benchmarks.record import Row
 from optimizer.errors import OutOfDeviceMemory
 from optimizer.estimate.inference import estimate_inference
@@ -337,7 +337,7 @@ def time_steps(case: Case, *, num_steps: int) -> Row:
     """
     gc.collect()
     load = os.getloadavg()[0]
-    yardstick = Yardstick()
+    yardstick = get_yardstick()
     times: list[float] = []
     beside: list[float] = []
     with ready(case, None) as subject:
