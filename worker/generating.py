@@ -5,6 +5,7 @@ becomes an entry of the error file; it does not end the job. Stop texts are look
 ended.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -143,7 +144,6 @@ def _generate(
 
     set_num_threads()
     scratch = work.job_folder / "scratch"
-    scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
     requests = [_request(work, each) for each in progress.waiting.values()]
     with open_generator(
         work.spec,
@@ -162,6 +162,8 @@ def _generate(
             report=_Sampler(progress, reporter),
             should_stop=should_stop,
         )
+    with contextlib.suppress(OSError):
+        scratch.rmdir()  # the file in it had no name; there is a folder only where the plan used the disk
     return _measured(result)
 
 

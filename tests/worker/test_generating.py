@@ -4,11 +4,16 @@ import json
 
 import pytest
 
+from optimizer.data.prompt_tokens import PromptTokenizer
+from optimizer.estimate.inference import estimate_inference
+from optimizer.hardware.machine import Machine
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.inference import InferencePlan
 from optimizer.serialize import to_json
 from optimizer.units import MIB
 from optimizer.workload import GenerationWorkload, InferenceGoal
+from tests.webapp.conftest import MACHINE_DOCUMENT
+from webapp.jobs.generation_spec import summed_workload
 from worker import generating
 from worker.attempt import read_result
 from worker.reporter import Reporter
@@ -136,7 +141,6 @@ def test_every_line_is_answered_in_the_order_of_the_file_and_wrong_ones_in_the_e
 def test_greedy_answers_are_transformers_own(attempt, run, tmp_path, weights):
     import torch
 
-    from optimizer.data.prompt_tokens import PromptTokenizer
     from optimizer.models.build import build_model, load_weights
 
     run(attempt(lines=LINES[:1]))
@@ -199,3 +203,28 @@ def test_a_budget_that_is_too_small_ends_the_job_with_the_sizes(attempt, run):
     code, result, _ = run(attempt(goal=to_json(InferenceGoal(device_budget_bytes=600_000))))
     assert (code, result["reason"]) == (EXIT_FAILED, "out_of_device_memory")
     assert result["error"]["fields"]["bytes_by_category"]["weights"] > 0
+
+
+@pytest.fixture(scope="module")
+def profile():
+    from optimizer.profile.inference_trace import profile_inference
+
+    return profile_inference(read_model_spec(CONFIG), representations=("fp32",))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_the_measured_peak_is_the_predicted_one_to_the_byte(attempt, run, profile, temperature):
+    lines = [{"prompt": "And God said, " * repeats} for repeats in (1, 3, 2, 3, 4)]
+    tokenizer = PromptTokenizer(None, vocab_size=4096)
+    lengths = [len(tokenizer.loaded.tokenizer.encode(line["prompt"]).ids) for line in lines]
+    workload = summed_workload([(length, 6, 1) for length in lengths], max_sequence_length=64, draws=temperature > 0)
+    machine = Machine.from_json(MACHINE_DOCUMENT)
+    predicted = estimate_inference(profile, plan=InferencePlan(batch_size=2), workload=workload, machine=machine)
+    _, result, _ = run(attempt(lines=lines, workload=GenerationWorkload(max_new_tokens=6, temperature=temperature)))
+    assert result["measured"]["device_peak_bytes"] == predicted.device_peak_bytes
+    by_category = result["measured"]["device_bytes_by_category"]
+    assert without_zeros(by_category) == without_zeros(predicted.device_bytes_by_category)
+
+
+def without_zeros(sizes):
+    return {category: num_bytes for category, num_bytes in sizes.items() if num_bytes}

@@ -1,0 +1,116 @@
+"""``headroom generate``: what it uploads, asks for and fetches. The service is a table of answers behind real HTTP calls."""
+
+import json
+
+import httpx
+import pytest
+
+from worker import cli, generate
+from worker.client import HeadroomClient
+
+MACHINES = {
+    "results": [{"id": "machine_1", "device": {"memory_bytes": 4096}}, {"id": "machine_2", "device": {"memory_bytes": 8192}}]
+}
+JOB = {
+    "id": "job_1",
+    "kind": "generate",
+    "name": "verses",
+    "state": "succeeded",
+    "message": "2 of 2 prompts are done",
+    "is_terminal": True,
+    "step": 2,
+    "num_steps": 2,
+    "summary": {},
+}
+RESULTS = b'{"id": "1", "text": "and"}\n'
+
+
+class Service:
+    """Answers by (method, path); keeps the bodies it was sent."""
+
+    def __init__(self):
+        self.bodies = []
+        self.answers = {
+            ("GET", "/machines"): MACHINES,
+            ("POST", "/datasets"): {"id": "dataset_9"},
+            ("POST", "/plans"): {"offers": [{"id": "plan_1", "label": "chosen", "chosen": True}]},
+            ("POST", "/jobs"): JOB,
+            ("GET", "/jobs/job_1"): JOB,
+            ("GET", "/jobs/job_1/artifacts"): {
+                "results": [{"id": "artifact_1", "name": "results.jsonl", "num_bytes": len(RESULTS)}]
+            },
+            ("GET", "/artifacts/artifact_1/download"): RESULTS,
+            ("GET", "/jobs/job_1/events"): b'event: snapshot\ndata: {"job": ' + json.dumps(JOB).encode() + b"}\n\n",
+        }
+
+    def __call__(self, request):
+        path = request.url.path.removeprefix("/api/v1")
+        self.bodies.append((path, request.read()))
+        answer = self.answers[request.method, path]
+        return httpx.Response(200, content=answer) if isinstance(answer, bytes) else httpx.Response(200, json=answer)
+
+    def sent(self, path):
+        return [body for asked, body in self.bodies if asked == path]
+
+
+@pytest.fixture
+def service(monkeypatch):
+    service = Service()
+
+    def connected(**_):
+        return HeadroomClient("http://headroom", token="t", transport=httpx.MockTransport(service))
+
+    monkeypatch.setattr(generate, "connect", connected)
+    return service
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    file = tmp_path / "verses.jsonl"
+    file.write_text('{"prompt": "In the beginning"}\n')
+    return file
+
+
+def test_prompts_are_uploaded_priced_followed_and_their_results_fetched(service, prompts, tmp_path, capsys):
+    out = tmp_path / "out"
+    arguments = ["generate", "--model", "writer", "--prompts", str(prompts), "--max-new-tokens", "9", "--budget", "1 MiB"]
+    assert cli.main([*arguments, "--stop", "a", "--stop", "b", "--name", "verses", "-o", str(out)]) == 0
+    [upload] = service.sent("/datasets")
+    assert b'name="purpose"\r\n\r\nprompts' in upload
+    spec = json.loads(service.sent("/plans")[0])
+    assert spec == {
+        "kind": "generate",
+        "name": "verses",
+        "model": "writer",
+        "prompts": "dataset_9",
+        "workload": {"max_new_tokens": 9, "stop": ["a", "b"]},
+        "goal": {"device_budget_bytes": 1024**2, "allow_lossy": False},
+    }
+    assert json.loads(service.sent("/jobs")[0])["plan_id"] == "plan_1"
+    assert (out / "results.jsonl").read_bytes() == RESULTS
+    assert "prompt 2 of 2" in capsys.readouterr().out
+
+
+def test_without_a_budget_it_is_all_of_the_largest_machine(service, prompts):
+    assert cli.main(["generate", "--model", "writer", "--prompts", "known", "--detach"]) == 0
+    spec = json.loads(service.sent("/plans")[0])
+    assert (spec["prompts"], spec["goal"]["device_budget_bytes"]) == ("known", 8192)
+    assert not service.sent("/artifacts/artifact_1/download")
+
+
+def test_a_job_that_failed_fails_the_command_with_its_sentence(service, prompts, capsys):
+    failed = {**JOB, "state": "failed", "message": "device memory ran out"}
+    service.answers["GET", "/jobs/job_1"] = failed
+    assert cli.main(["generate", "--model", "writer", "--prompts", str(prompts), "--budget", "1 MiB"]) == 1
+    assert "verses failed: device memory ran out" in capsys.readouterr().err
+
+
+def test_a_file_that_is_not_there_is_a_usage_error(service, capsys):
+    assert cli.main(["generate", "--model", "writer", "--prompts", "missing.jsonl", "--budget", "1 MiB"]) == 2
+    assert "missing.jsonl is not a file" in capsys.readouterr().err
+
+
+def test_a_size_that_is_none_is_refused(service, prompts, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["generate", "--model", "writer", "--prompts", str(prompts), "--budget", "much"])
+    assert "much" in capsys.readouterr().err
