@@ -7,10 +7,10 @@ ended.
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from optimizer.data.prompt_tokens import LineTokens, PromptTokenizer, length_problem
 from optimizer.data.prompts import read_prompts
@@ -144,7 +144,6 @@ def _generate(
 
     set_num_threads()
     scratch = work.job_folder / "scratch"
-    requests = [_request(work, each) for each in progress.waiting.values()]
     with open_generator(
         work.spec,
         plan=work.plan,
@@ -157,7 +156,7 @@ def _generate(
         reporter.phase("generating")
         result = run_requests(
             generator,
-            requests,
+            _Requests(work, progress.waiting),
             on_finished=keep,
             report=_Sampler(progress, reporter),
             should_stop=should_stop,
@@ -165,6 +164,26 @@ def _generate(
     with contextlib.suppress(OSError):
         scratch.rmdir()  # the file in it had no name; there is a folder only where the plan used the disk
     return _measured(result)
+
+
+class _Requests(Sequence["Request"]):
+    """Made as they are looked at; all of them at once would take many times the memory of their tokens."""
+
+    def __init__(self, work: _Work, waiting: Mapping[int, LineTokens]) -> None:
+        self._work = work
+        self._lines = tuple(waiting.values())
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    @overload
+    def __getitem__(self, index: int) -> "Request": ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence["Request"]: ...
+    def __getitem__(self, index: int | slice) -> "Request | Sequence[Request]":
+        if isinstance(index, slice):
+            return [_request(self._work, line) for line in self._lines[index]]
+        return _request(self._work, self._lines[index])
 
 
 def _request(work: _Work, each: LineTokens) -> "Request":
@@ -180,7 +199,7 @@ def _request(work: _Work, each: LineTokens) -> "Request":
         seed=workload.seed,
         stop_token_ids=work.tokenizer.end_ids,
     )
-    return Request(id=str(each.line.index), token_ids=each.ids, sampling=sampling)
+    return Request(id=str(each.line.index), token_ids=tuple(each.ids), sampling=sampling)
 
 
 def _answer(work: _Work, each: LineTokens, finished: "Finished") -> Result:

@@ -5,9 +5,10 @@ none, since its template writes them. A template is a stranger's: it is rendered
 process or in the limited one that counts tokens for a price, never in the web process.
 """
 
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from optimizer.data.chat import DEFAULT_CHAT_TEMPLATE, ChatTemplate
@@ -25,7 +26,9 @@ class LineTokens:
     """A line that can be generated for, or what is wrong with it."""
 
     line: PromptLine
-    ids: tuple[int, ...] = ()
+    """Without its text, which is in the ids."""
+    ids: Sequence[int] = ()
+    """Kept as an array: a file may hold a million prompts."""
     problem: LineProblem | None = None
 
 
@@ -97,7 +100,7 @@ class PromptTokenizer:
                 empty = LineProblem(code="invalid_prompt", message="the prompt makes no tokens", param="prompt")
                 yield LineTokens(line=line, problem=empty)
                 continue
-            yield LineTokens(line=line, ids=ids)
+            yield LineTokens(line=replace(line, prompt=None, messages=()), ids=array("I", ids))
 
     def _ids(self, line: PromptLine) -> tuple[int, ...]:
         text = line.prompt

@@ -57,7 +57,7 @@ class Jobs:
 
     def wait_until_written(self, job: str) -> int:
         """Until some lines are done, still far from the end; the process that generates."""
-        wait_for(lambda: len(self.parts(job)) >= ENOUGH, what=f"{ENOUGH} lines of {job}", timeout_s=90)
+        wait_for(lambda: len(self.parts(job)) >= ENOUGH, what=f"{ENOUGH} lines of {job}", timeout_s=180)
         return wait_for(lambda: self.attempts(job)[-1]["pid"], what=f"the process of {job}")
 
     def wait_for_end(self, job: str) -> dict:
@@ -152,7 +152,7 @@ def test_a_paused_job_and_a_drained_worker_keep_what_is_done_and_no_attempt_coun
 
 @pytest.mark.parametrize("mode", ["save", "discard"])
 def test_a_cancelled_job_leaves_a_file_of_what_is_done_only_when_asked_to(jobs, mode):
-    job = jobs.start(max_new_tokens=200)
+    job = jobs.start(max_new_tokens=96)
     pid = jobs.wait_until_written(job)
     jobs.stack.ask("cancel", job=job, mode=mode)
     row = jobs.wait_for_end(job)

@@ -193,7 +193,7 @@ def test_a_job_that_is_stopped_goes_on_where_it_was_and_answers_as_if_it_had_not
 def test_a_retried_job_takes_over_what_the_ended_one_had_finished(attempt, run, tmp_path, monkeypatch):
     run(attempt())
     (tmp_path / "job").rename(tmp_path / "ended")
-    monkeypatch.setattr(generating, "_request", None)  # nothing is left to generate
+    monkeypatch.setattr(generating, "_Requests", None)  # nothing is left to generate
     code, result, _ = run(attempt(earlier_job_folders=[str(tmp_path / "ended")]))
     assert (code, result["measured"]) == (EXIT_DONE, None)
     assert len(records(tmp_path)) == 3

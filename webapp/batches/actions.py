@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from django.contrib.auth.models import User
 from django.core.files.uploadedfile import UploadedFile
+from django.db import Error as DatabaseError
 from django.db import transaction
 from django.db.models import QuerySet
 from django.db.models.functions import Now
@@ -103,13 +104,24 @@ def advance_batches() -> list[str]:
     moved = []
     for batch in Batch.objects.filter(status__in=OPEN_STATUSES).select_related("job", "owner", "dataset").order_by("pk"):
         before = batch.status
-        if batch.status == Status.VALIDATING:
-            _validate(batch)
-        else:
-            follow_job(batch)
+        try:
+            _advance(batch)
+        except DatabaseError:
+            raise
+        except Exception:
+            # one batch on which the program fails must not hold up the others
+            logger.exception("%s ended by a fault of the program", batch.pk)
+            _fail(batch, [_problem("internal", "Headroom itself failed; its log says where")])
         if batch.status != before:
             moved.append(batch.pk)
     return moved
+
+
+def _advance(batch: Batch) -> None:
+    if batch.status == Status.VALIDATING:
+        _validate(batch)
+    else:
+        follow_job(batch)
 
 
 def follow_job(batch: Batch) -> None:

@@ -11,10 +11,12 @@ import os
 import re
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeVar
+from weakref import WeakValueDictionary
 
 from django.conf import settings
 from django.contrib.auth.models import User
@@ -170,12 +172,31 @@ def count_prompt_tokens(dataset: Dataset, model: Model) -> list[list[int | None]
 
     Raises InvalidModel where the model's tokenizer or chat template cannot be used.
     """
-    known = PromptTokens.objects.filter(dataset=dataset, model=model).first()
+    rows = PromptTokens.objects.filter(dataset=dataset, model=model)
+    known = rows.first()
     if known is None:
-        counts = _count_in_limits(dataset, model)
-        known, _ = PromptTokens.objects.get_or_create(dataset=dataset, model=model, defaults={"counts": counts})
+        # each edit of a form asks again, and a large file takes minutes: whoever asks meanwhile waits for the first
+        with _one_at_a_time(f"{dataset.pk} {model.pk}"):
+            known = rows.first()
+            if known is None:
+                counts = _count_in_limits(dataset, model)
+                known, _ = rows.get_or_create(dataset=dataset, model=model, defaults={"counts": counts})
     found: list[list[int | None]] = known.counts
     return found
+
+
+@contextmanager
+def _one_at_a_time(key: str) -> Iterator[None]:
+    """In this process. The lock is forgotten with the last who waits for it."""
+    with _counting_guard:
+        lock = _counting.setdefault(key, threading.Lock())
+    with lock:
+        yield
+
+
+_counting_guard = threading.Lock()
+_counting: "WeakValueDictionary[str, Any]" = WeakValueDictionary()
+"""By dataset and model."""
 
 
 def _count_in_limits(dataset: Dataset, model: Model) -> list[list[int | None]]:
