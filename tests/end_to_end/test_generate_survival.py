@@ -61,7 +61,7 @@ class Jobs:
         return wait_for(lambda: self.attempts(job)[-1]["pid"], what=f"the process of {job}")
 
     def wait_for_end(self, job: str) -> dict:
-        wait_for(lambda: self.show(job)["is_terminal"], what=f"the end of {job}: {self.stack.logs()}", timeout_s=180)
+        wait_for(lambda: self.show(job)["is_terminal"], what=f"the end of {job}", timeout_s=300)
         return self.show(job)
 
     def wait_for_event(self, job: str, kind: str) -> None:

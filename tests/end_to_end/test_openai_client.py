@@ -105,9 +105,9 @@ def test_a_file_that_is_no_batch_fails_with_the_number_of_its_line(client, stack
 
 
 def test_a_batch_is_cancelled(client, stack, tmp_path):
-    file = upload(client, tmp_path, *[request(str(number), max_tokens=200) for number in range(200)])
+    file = upload(client, tmp_path, *[request(str(number), max_tokens=200) for number in range(100)])
     batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
-    wait_for(lambda: client.batches.retrieve(batch.id).status == "in_progress", what="the start", timeout_s=60)
+    wait_for(lambda: client.batches.retrieve(batch.id).status == "in_progress", what="the start", timeout_s=DONE_WITHIN_S)
     assert client.batches.cancel(batch.id).status in ("cancelling", "cancelled")
     assert wait_for_end(client, batch, stack).status == "cancelled"
 

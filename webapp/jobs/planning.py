@@ -9,7 +9,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -35,7 +35,7 @@ from webapp.jobs.queries import offers_visible_to
 from webapp.jobs.spec import JobSpec
 
 if TYPE_CHECKING:
-    from optimizer.search.inference.problem import PricedInferencePlan
+    from optimizer.search.inference.problem import InferenceProblem, PricedInferencePlan
 
 _PRICE_AGAIN = "Price the spec again and take one of its offers."
 
@@ -282,26 +282,30 @@ def _search_generation(
 
     model_profile = read_inference_profile(profile.pk, profile.document_sha256)
     target = MachineSpec.from_json(machine.document)
-    problem = inference_problem(
-        model_profile, workload=workload, goal=spec.goal, machine=target, calibration=machine.calibration
-    )
 
-    def explained(baselines: "dict[str, PricedInferencePlan]") -> list[_Found]:
-        return [
-            _Found(
-                priced=priced,
-                machine=machine,
-                explanation=list(explain_inference_plan(priced.plan, workload=workload, prediction=priced.prediction)),
-            )
-            for priced in baselines.values()
-        ]
+    def pose(workload: InferenceWorkload) -> "InferenceProblem":
+        return inference_problem(
+            model_profile, workload=workload, goal=spec.goal, machine=target, calibration=machine.calibration
+        )
+
+    # Looked for as if every prompt were the longest, since a search prices hundreds of plans and each price grows with the number
+    # of lengths; what is then shown is priced with the lengths as they are, and never needs more.
+    exact, bound = pose(workload), pose(replace(workload, prompt_lengths=()))
+
+    def shown(found: "PricedInferencePlan") -> _Found:
+        priced = exact.priced(found.label, found.plan) if workload.prompt_lengths else found
+        sentences = explain_inference_plan(priced.plan, workload=workload, prediction=priced.prediction)
+        return _Found(priced=priced, machine=machine, explanation=list(sentences))
 
     try:
-        result = search_inference(problem, profile=model_profile, machine=target)
+        result = search_inference(bound, profile=model_profile, machine=target)
     except NoFeasiblePlan as error:
-        return _Searched(found=explained(price_inference_baselines(Book(problem=problem))), infeasible=error)
-    chosen = _Found(priced=result.chosen, machine=machine, explanation=list(result.explanation))
-    return _Searched(found=[chosen, *explained(result.baselines)])
+        baselines = price_inference_baselines(Book(problem=bound))
+        return _Searched(found=[shown(priced) for priced in baselines.values()], infeasible=error)
+    chosen = shown(result.chosen)
+    if chosen.priced is result.chosen:
+        chosen = _Found(priced=result.chosen, machine=machine, explanation=list(result.explanation))
+    return _Searched(found=[chosen, *(shown(priced) for priced in result.baselines.values())])
 
 
 @functools.lru_cache(maxsize=16)

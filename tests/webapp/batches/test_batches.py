@@ -13,6 +13,7 @@ from django.utils import timezone
 from tests.webapp import generation
 from tests.webapp.api.conftest import token_client
 from tests.webapp.generation import CHAT, make_writer, request
+from webapp.batches import actions
 from webapp.batches.actions import advance_batches
 from webapp.batches.models import Batch, BatchFile
 from webapp.catalog.models import Dataset
@@ -222,6 +223,23 @@ def test_a_job_that_fails_fails_its_batch_with_its_reason(as_ada, machine, write
     assert ended["errors"]["data"] == [
         {"code": "out_of_device_memory", "message": "it ran out", "param": None, "line": None}
     ]
+
+
+def test_a_batch_on_which_the_program_fails_holds_up_no_other(as_ada, machine, writer, monkeypatch):
+    first, second = (start(as_ada, upload(as_ada, request()).json()["id"]).json()["id"] for _ in range(2))
+    validate = actions._validate
+
+    def fail_once(batch):
+        if batch.pk == first:
+            raise RuntimeError("secret")
+        validate(batch)
+
+    monkeypatch.setattr(actions, "_validate", fail_once)
+    advance_batches()
+    broken = show(as_ada, first)
+    assert (broken["status"], broken["errors"]["data"][0]["code"]) == ("failed", "internal")
+    assert "secret" not in json.dumps(broken)
+    assert show(as_ada, second)["status"] == "in_progress"
 
 
 def test_what_is_someone_elses_is_not_there(as_ada, eve, machine, writer):

@@ -3,14 +3,17 @@
 import pytest
 
 from optimizer.errors import InvalidInput, NoFeasiblePlan, PlanStale
+from optimizer.estimate.inference import estimate_inference
+from optimizer.hardware.machine import Machine as MachineSpec
 from optimizer.plan.inference import InferencePlan
+from optimizer.profile.inference import InferenceProfile
 from optimizer.search.inference.baselines import INFERENCE_BASELINES
 from optimizer.workload import GenerationWorkload
 from tests.webapp import generation
 from tests.webapp.generation import make_generate_spec, make_prompts, make_writer
-from webapp.catalog.models import PromptTokens
+from webapp.catalog.models import Profile, PromptTokens
 from webapp.jobs.actions import claim_job, finish_attempt, record_progress, record_started, retry_job
-from webapp.jobs.generation_spec import read_job_spec, summed_workload
+from webapp.jobs.generation_spec import inference_workload, read_job_spec, summed_workload
 from webapp.jobs.models import Job
 from webapp.jobs.planning import price_spec, submit_job
 
@@ -51,6 +54,19 @@ def test_the_best_plan_stands_beside_the_baselines_and_all_fit(ada, machine, wri
     assert (chosen["chosen"], chosen["verdict"], chosen["lossless"]) == (True, "fits", True)
     assert InferencePlan.from_json(chosen["plan"]).batch_size == 2
     assert chosen["explanation"]
+
+
+def test_plans_are_shown_with_the_price_of_the_lengths_as_they_are(ada, machine, writer):
+    mixed = make_prompts({"prompt": "And"}, {"prompt": "And God said, Let there be light"}, owner=ada)
+    spec = make_generate_spec(writer, mixed)
+    workload = inference_workload(read_job_spec(ada, spec))
+    assert len(set(workload.prompt_lengths)) == 2
+    profile = InferenceProfile.from_json(Profile.objects.get().document)
+    target = MachineSpec.from_json(machine.document)
+    for offer in price_spec(ada, spec).offers:
+        plan = InferencePlan.from_json(offer.row.plan)
+        exact = estimate_inference(profile, plan=plan, workload=workload, machine=target)
+        assert offer.row.prediction["device_peak_bytes"] == exact.device_peak_bytes
 
 
 def test_tokens_are_counted_once_for_a_model(ada, machine, writer, prompts, monkeypatch):
