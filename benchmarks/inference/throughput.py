@@ -126,7 +126,7 @@ def fit_ours(job: Job, plan: InferencePlan) -> Fitted:
     def make(meter: Meter | None) -> Ours:
         return Ours(job, plan, meter)
 
-    size = min(plan.batch_size, job.workload.num_sequences)
+    size = min(plan.sequences_per_pass, job.workload.num_sequences)
     peak_bytes, host_peak_bytes = measure_peak(make, job, batch_size=size)
     return Fitted(name=_OURS, make=make, batch_size=size, peak_bytes=peak_bytes, host_peak_bytes=host_peak_bytes)
 
