@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 from optimizer.workload import InferenceWorkload
 
@@ -69,14 +70,14 @@ def num_steps_of(shape: PassShape) -> int:
 
 
 def covers(larger: PassShape, smaller: PassShape) -> bool:
-    """Whether each micro-batch of the one has its place in the other beside as many sequences, prompts as long, and a cache as
-    long at least.
+    """Whether each micro-batch of the smaller one stands against one of the larger that has at least as many sequences, as long a
+    prefill, and as long a cache. Of caches as long the steps count as well: for each there is a new token's id, which is less
+    than what one token keeps in a cache.
     """
     return len(larger) >= len(smaller) and all(
         one.batch_size >= other.batch_size
         and one.prompt_length >= other.prompt_length
-        and one.cache_length >= other.cache_length
-        and one.num_steps >= other.num_steps
+        and (one.cache_length, one.num_steps) >= (other.cache_length, other.num_steps)
         for one, other in zip(larger, smaller, strict=False)
     )
 
@@ -89,14 +90,34 @@ def list_passes(
     list, however many there are.
     """
     if workload.prompt_lengths:
-        lengths = [(length, workload.num_new_tokens) for length in workload.prompt_lengths]
-        arranged = arrange_passes(lengths, batch_size=batch_size, num_micro_batches=num_micro_batches)
-        shapes = (tuple(shape_of([lengths[index] for index in group]) for group in each) for each in arranged)
-        return tuple(Counter(shapes).items())
+        stretches = _stretches(workload.prompt_lengths, widest_gap=workload.num_new_tokens)
+        shapes = [
+            shape for stretch in stretches for shape in _shapes_in(stretch, workload.num_new_tokens, batch_size)
+        ]
+        starts = range(0, len(shapes), num_micro_batches)
+        return tuple(Counter(tuple(shapes[start : start + num_micro_batches]) for start in starts).items())
     num_full, rest = divmod(workload.num_sequences, batch_size * num_micro_batches)
     passes = [(_equal_shapes(workload, batch_size * num_micro_batches, batch_size), num_full)] if num_full else []
     last = [(_equal_shapes(workload, rest, batch_size), 1)] if rest else []
     return (*passes, *last)
+
+
+@lru_cache(maxsize=8)
+def _stretches(prompt_lengths: tuple[int, ...], *, widest_gap: int) -> tuple[tuple[int, ...], ...]:
+    """The longest first, parted where two neighbours are too far apart to run together; made once for all plans."""
+    ordered = sorted(prompt_lengths, reverse=True)
+    gaps = [place for place in range(1, len(ordered)) if ordered[place - 1] - ordered[place] > widest_gap]
+    return tuple(tuple(ordered[start:end]) for start, end in pairwise((0, *gaps, len(ordered))))
+
+
+def _shapes_in(stretch: tuple[int, ...], num_new_tokens: int, batch_size: int) -> Iterator[MicroBatchShape]:
+    """What ``shape_of`` says of ``_group``'s groups, by their ends alone."""
+    for start in range(0, len(stretch), batch_size):
+        end = min(start + batch_size, len(stretch))
+        longest, shortest = stretch[start], stretch[end - 1]
+        yield MicroBatchShape(
+            batch_size=end - start, prompt_length=shortest, num_steps=longest - shortest + num_new_tokens
+        )
 
 
 def _equal_shapes(workload: InferenceWorkload, num_sequences: int, batch_size: int) -> PassShape:

@@ -1,6 +1,12 @@
 """Which prompts share a micro-batch and a pass."""
 
-from optimizer.plan.passes import MicroBatchShape, arrange_passes, shape_of
+from collections import Counter
+from random import Random
+
+import pytest
+
+from optimizer.plan.passes import MicroBatchShape, arrange_passes, list_passes, shape_of
+from optimizer.workload import InferenceWorkload
 
 
 def test_equal_prompts_are_split_in_their_order():
@@ -36,3 +42,18 @@ def test_who_generates_fewer_runs_beside_the_same_prompts():
         ]
 
     assert prompts(fewer) == prompts(most) == [[[9, 9], [5, 4]], [[3]]]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_priced_are_the_passes_that_run(seed):
+    random = Random(seed)
+    prompts = [random.randint(2, 60) for _ in range(random.randint(1, 30))]
+    num_new = random.randint(1, 8)
+    sizes = {"batch_size": random.randint(1, 5), "num_micro_batches": random.randint(1, 4)}
+    lengths = [(prompt, num_new) for prompt in prompts]
+    run = Counter(
+        tuple(shape_of([lengths[index] for index in group]) for group in each)
+        for each in arrange_passes(lengths, **sizes)
+    )
+    workload = InferenceWorkload.of_prompts(prompts, num_new_tokens=num_new)
+    assert list_passes(workload, **sizes) == tuple(run.items())
