@@ -26,7 +26,7 @@ from optimizer.plan.passes import PassShape, covers, list_passes, num_steps_of
 from optimizer.profile.inference import InferenceProfile
 from optimizer.workload import InferenceWorkload
 
-_MAX_PASSES = 9
+_MAX_PASSES = 5
 """Distinct passes that are priced where there are more, beside those that may have the highest peak."""
 _MAX_PREFILL_POINTS = 200
 _MAX_DECODE_POINTS = 199
@@ -47,10 +47,10 @@ def estimate_inference(
     plan.check(workload=workload, max_sequence_length=profile.max_sequence_length)
     machine = calibrated_machine(machine, calibration)
     passes = list_passes(workload, batch_size=plan.batch_size, num_micro_batches=plan.num_micro_batches)
-    priced = {
-        index: GenerationPass(profile, plan, workload, machine, micro_batches=passes[index][0])
-        for index in _choose_passes([shape for shape, _ in passes])
-    }
+    priced: dict[int, GenerationPass] = {}
+    for index in _choose_passes([shape for shape, _ in passes]):
+        like = next(iter(priced.values()), None)
+        priced[index] = GenerationPass(profile, plan, workload, machine, micro_batches=passes[index][0], like=like)
     return _predict(priced, passes, spread=read_spread(calibration))
 
 

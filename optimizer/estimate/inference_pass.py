@@ -60,9 +60,12 @@ class GenerationPass:
         machine: Machine,
         *,
         micro_batches: PassShape,
+        like: "GenerationPass | None" = None,
     ) -> None:
+        """like: another pass of the same plan on the same machine, whose tasks are taken over where they are the same."""
         self.profile, self.plan, self.workload, self.machine = profile, plan, workload, machine
         self.micro_batches = micro_batches
+        self._like = like
         self.num_steps = max(shape.num_steps for shape in micro_batches)
         """Forward passes, the prefill among them."""
         self._rates_key = f"{machine.device.kind} {machine.rates!r}"
@@ -340,7 +343,9 @@ class GenerationPass:
 
     @cached_property
     def _weights_tasks(self) -> list[Task]:
-        """By block, of any phase: what comes and goes is the same in all."""
+        """By block, of any phase: what comes and goes is the same in all, and in all passes."""
+        if self._like is not None:
+            return self._like._weights_tasks
         return [
             make_weights_task(
                 PREFILL,

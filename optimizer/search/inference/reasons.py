@@ -24,10 +24,11 @@ def explain_choice(
     """profile and machine: for what keys and values elsewhere would cost; nothing is said of that without them."""
     prediction = chosen.prediction
     yield from explain_inference_plan(chosen.plan, workload=problem.workload, prediction=prediction)
+    here = problem.price(chosen.plan)
     for technique, other in _without(problem, chosen.plan).items():
-        yield _bought(technique, prediction, problem.price(other))
+        yield _bought(technique, here, problem.price(other))
     if chosen.plan.num_micro_batches > 1:
-        yield _shared(prediction, problem.price(replace(chosen.plan, num_micro_batches=1)))
+        yield _shared(here, problem.price(replace(chosen.plan, num_micro_batches=1)))
     yield _limit(problem, chosen)
     if profile is not None and machine is not None:
         yield from explain_kv_left_out(profile, chosen, machine=machine)

@@ -3,6 +3,7 @@
 Torch-free; pure and deterministic: the same problem gives the same result, and no clock is read.
 """
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -28,6 +29,8 @@ from optimizer.workload import InferenceGoal, InferenceWorkload, Technique
 _ACCEPTED = ("fits", "unknown")
 """As in ``search/core.py``."""
 _MAX_BUDGETS = 10
+_MAX_LENGTHS = 3
+"""Of prompts, that the search tells apart: a price grows with their number."""
 _NEAR = 0.01
 """Budgets as near as this are not told apart."""
 
@@ -81,12 +84,21 @@ def inference_problem(
     machine: Machine,
     calibration: Mapping[str, Any] | None = None,
 ) -> InferenceProblem:
-    """With the estimator bound as its price."""
+    """With the estimator bound as its price. Prompts of many lengths are priced with few, each a little longer than it is; what
+    is shown in detail is priced with their own.
+    """
+
+    coarse = _coarse(workload)
+
+    def estimate(plan: InferencePlan, of: InferenceWorkload) -> InferencePrediction:
+        return estimate_inference(profile, plan=plan, workload=of, machine=machine, calibration=calibration)
 
     def price(plan: InferencePlan) -> InferencePrediction:
-        return estimate_inference(profile, plan=plan, workload=workload, machine=machine, calibration=calibration)
+        return estimate(plan, coarse)
 
     def detail(plan: InferencePlan, prediction: InferencePrediction) -> InferencePrediction:
+        if coarse is not workload:
+            prediction = estimate(plan, workload)
         return add_generation_memory(prediction, profile, plan=plan, workload=workload, machine=machine)
 
     host_budget_bytes = machine.host_memory_bytes if goal.host_budget_bytes is None else goal.host_budget_bytes
@@ -180,12 +192,23 @@ def _bytes_over(problem: InferenceProblem, prediction: InferencePrediction) -> i
 
 
 def _gap(problem: InferenceProblem, chosen: PricedInferencePlan, bound: float) -> float:
+    prediction = problem.price(chosen.plan)
     values = {
-        "throughput": chosen.prediction.total_s,
-        "first_token": chosen.prediction.prefill_ms,
+        "throughput": prediction.total_s,
+        "first_token": prediction.prefill_ms,
         "largest_batch": -float(chosen.plan.batch_size),
     }
     return abs(values[problem.goal.objective] / bound - 1)
+
+
+def _coarse(workload: InferenceWorkload) -> InferenceWorkload:
+    """With few lengths, each prompt's own or the next larger of them: no less memory, and nearly the same time."""
+    ordered = sorted(workload.prompt_lengths)
+    if len(set(ordered)) <= _MAX_LENGTHS:
+        return workload
+    levels = [ordered[len(ordered) * place // _MAX_LENGTHS - 1] for place in range(1, _MAX_LENGTHS + 1)]
+    lengths = tuple(levels[bisect_left(levels, length)] for length in workload.prompt_lengths)
+    return replace(workload, prompt_lengths=lengths)
 
 
 def _unavailable(machine: Machine) -> frozenset[Technique]:

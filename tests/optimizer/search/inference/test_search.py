@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 
 from optimizer.errors import InvalidWorkload, NoFeasiblePlan
+from optimizer.estimate.inference import estimate_inference
 from optimizer.hardware.devices import table_machine
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.inference import InferencePlan
@@ -114,6 +115,18 @@ def test_a_plan_for_prompts_that_differ_and_draw_is_carried_out_to_the_byte(prof
     assert measured.device_peak_bytes == chosen.prediction.device_peak_bytes
     assert measured.copied_bytes == chosen.prediction.copied_bytes
     assert any("prompts of 4 to 12 tokens, sorted by length" in sentence for sentence in found.explanation)
+
+
+def test_many_lengths_are_searched_with_few_and_shown_with_their_own(profile, disk_machine, smallest):
+    workload = InferenceWorkload.of_prompts([5 + place % 9 for place in range(30)], num_new_tokens=6)
+    goal = InferenceGoal(device_budget_bytes=smallest + 60_000)
+    problem = inference_problem(profile, workload=workload, goal=goal, machine=disk_machine)
+    plan = InferencePlan(batch_size=2, num_micro_batches=2, weights=WeightsPlan(place="host"))
+    coarse, shown = problem.price(plan), problem.priced("shown", plan).prediction
+    exact = estimate_inference(profile, plan=plan, workload=workload, machine=disk_machine)
+    assert (shown.device_peak_bytes, shown.total_s) == (exact.device_peak_bytes, exact.total_s)
+    assert coarse.device_peak_bytes >= exact.device_peak_bytes
+    assert coarse.total_s == pytest.approx(exact.total_s, rel=0.25)
 
 
 def test_it_says_what_it_did_and_what_it_left_out(profile, disk_machine, smallest):
