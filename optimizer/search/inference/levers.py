@@ -6,9 +6,11 @@ lever here: ``solve.py`` bisects it.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Final, get_args
 
 from optimizer.plan.inference import InferencePlan
+from optimizer.plan.kv_cache import KvCachePlan, KvDtype, KvPlace
 from optimizer.plan.weights import FrozenFormat, WeightsDtype
 from optimizer.search.inference.problem import InferenceProblem
 from optimizer.workload import InferenceObjective
@@ -85,8 +87,20 @@ def _micro_batches(plan: InferencePlan) -> Iterator[InferencePlan]:
             yield replace(plan, num_micro_batches=number)
 
 
+def _caches(plan: InferencePlan) -> Iterator[InferencePlan]:
+    """How keys and values are held, and where: one block's ahead, as one block's weights are, for more gains nothing."""
+    yield plan
+    if plan.weights.place != "device" and plan.weights.prefetch != 1:
+        return
+    for place, dtype in product(get_args(KvPlace), get_args(KvDtype)):
+        cache = KvCachePlan(place=place, dtype=dtype)
+        if not cache.is_plain:
+            yield replace(plan, kv_cache=cache)
+
+
 LEVERS: Final = (
     Lever(name="representation of the weights", choices=_representations, only_slows=False),
     Lever(name="place of the weights", choices=_places, only_slows=True),
     Lever(name="micro-batches to a pass", choices=_micro_batches, only_slows=True, objectives=("throughput",)),
+    Lever(name="keys and values", choices=_caches, only_slows=True),
 )

@@ -40,6 +40,7 @@ _PREDICTION = InferencePrediction(
     timeline=(),
     time_source="table",
 )
+_KV = {"same": 1.0, "int8": 0.5, "int4": 0.3}
 _WEIGHT = {"same": 1.0, "int8": 0.5, "int4": 0.3, "nf4": 0.3}
 
 
@@ -69,6 +70,9 @@ def make_problem(seed, *, num_sequences=None, has_dips=True):
         for size in sizes:
             each = fixed_ms + unpacking[weights.frozen] + each_ms / rates[weights.dtype] * max(size, bend)
             compute_ms += each * dips[size]
+        cache = plan.kv_cache
+        for size in sizes:
+            compute_ms += size * (kv_unpacking[cache.dtype] + kv_link[cache.place] * _KV[cache.dtype])
         return compute_ms + link_ms[weights.place] * _WEIGHT[weights.frozen] * hidden[weights.prefetch]
 
     def price(plan):
@@ -77,15 +81,22 @@ def make_problem(seed, *, num_sequences=None, has_dips=True):
         here = held if is_here else held * (1 + plan.weights.prefetch) // 10
         shapes = list_passes(workload, batch_size=batch, num_micro_batches=plan.num_micro_batches)
         passes = [([each.batch_size for each in shape], count) for shape, count in shapes]
-        peak = here + sum(passes[0][0]) * kv_bytes
+        kv_here = int(kv_bytes * _KV[plan.kv_cache.dtype])
+        kv_here = kv_here if plan.kv_cache.place == "device" else kv_here // 4
+        kv_away = 0 if plan.kv_cache.place == "device" else int(sum(passes[0][0]) * kv_bytes * _KV[plan.kv_cache.dtype])
+        peak = here + sum(passes[0][0]) * kv_here
         later = workload.num_new_tokens - 1
         prefill_ms = 2 * pass_ms(plan, passes[0][0])
         return replace(
             _PREDICTION,
             device_peak_bytes=peak,
             device_peak_high_bytes=peak + peak // 20,
-            host_peak_bytes=held if plan.weights.place == "host" else 0,
-            disk_peak_bytes=held if plan.weights.place == "disk" else 0,
+            host_peak_bytes=sum(
+                size for place, size in ((plan.weights.place, held), (plan.kv_cache.place, kv_away)) if place == "host"
+            ),
+            disk_peak_bytes=sum(
+                size for place, size in ((plan.weights.place, held), (plan.kv_cache.place, kv_away)) if place == "disk"
+            ),
             prefill_ms=prefill_ms,
             decode_ms=pass_ms(plan, passes[0][0]) if later else 0.0,
             total_s=sum(count * (2 + later) * pass_ms(plan, sizes) for sizes, count in passes) / 1000,
@@ -98,13 +109,12 @@ def make_problem(seed, *, num_sequences=None, has_dips=True):
         allow_lossy=draw.random() < 0.6,
         forbid=forbid,
     )
-    return InferenceProblem(
-        workload=workload,
-        goal=goal,
-        host_budget_bytes=draw.choice([0, 500, 10_000]),
-        disk_budget_bytes=draw.choice([0, 500, 10_000]),
-        price=cache(price),
-    )
+    budgets = {f"{tier}_budget_bytes": draw.choice([0, 500, 10_000]) for tier in ("host", "disk")}
+    kv_unpacking = {"same": 0.0, "int8": draw.uniform(0, 1), "int4": draw.uniform(0, 1)}
+    kv_link = {"device": 0.0, "host": draw.uniform(0, 5), "disk": draw.uniform(0, 20)}
+    # Mostly without either, which are many plans each.
+    forbid += tuple(name for name in ("offload_kv", "quantize_kv") if draw.random() < 0.7)
+    return InferenceProblem(workload=workload, goal=replace(goal, forbid=forbid), price=cache(price), **budgets)
 
 
 def list_every_plan(problem):
