@@ -81,7 +81,9 @@ def _frontier_table(result: SearchResult) -> str:
 def _bound_sentences(result: SearchResult) -> list[str]:
     slowdown = 100 * (result.chosen.prediction.step_ms / result.unlimited_step_ms - 1)
     unlimited = format_ms(result.unlimited_step_ms)
-    if result.is_optimal:
+    if result.gap is None:
+        bound = "how far it is from the best that is allowed and fits is not known"
+    elif result.is_optimal:
         bound = "no plan that is allowed and fits is faster"
     else:
         bound = f"at most {100 * result.gap:.1f} % slower than the best that is allowed and fits can be"

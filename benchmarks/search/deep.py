@@ -5,6 +5,7 @@ from typing import Literal
 
 from benchmarks.search.profiles import llama_70b_profile, with_depth
 from optimizer.hardware.devices import table_machine
+from optimizer.search.core import SearchResult
 from optimizer.search.problem import SearchProblem
 from optimizer.search.search import training_problem
 from optimizer.units import GIB
@@ -27,3 +28,7 @@ def deep_problem(
     )
     # What comes with the tensors on this card is no question of the search's time.
     return replace(problem, detail=None)
+
+
+def rounded_gap(result: SearchResult) -> float | None:
+    return None if result.gap is None else round(result.gap, 5)

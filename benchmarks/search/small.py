@@ -108,8 +108,8 @@ def compare(problem: SearchProblem, plans: Sequence[tuple[Plan, Prediction]]) ->
     return row | {
         "found_ms": found_ms,
         "bound_ms": result.bound_step_ms,
-        "optimal": found_ms == best_ms and result.bound_step_ms <= found_ms,
-        "proven": result.gap == 0.0,
+        "optimal": found_ms == best_ms and result.gap is not None,
+        "proven": result.is_optimal,
     }
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.parts import Options, Part
 from benchmarks.record import Row, goal
-from benchmarks.search.deep import deep_problem
+from benchmarks.search.deep import deep_problem, rounded_gap
 from optimizer.errors import NoFeasiblePlan
 from optimizer.estimate.prediction import Prediction
 from optimizer.plan.plan import Plan
@@ -61,7 +61,7 @@ def time_search(problem: SearchProblem) -> Row:
         "search_s": round(search_s, 3),
         "num_prices": len(asked),
         "step_ms": result.chosen.prediction.step_ms,
-        "gap": round(result.gap, 5),
+        "gap": rounded_gap(result),
         "edit_ms": round(time_edit(problem, result.chosen.plan), 2),
     }
 

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 
 from optimizer.categories import CATEGORIES, Category
 from optimizer.estimate.allocator import Request
-from optimizer.estimate.compiled import FROM_PROLOGUE, Move, TensorList
+from optimizer.estimate.compiled import FROM_PROLOGUE, Move
 from optimizer.estimate.on_cuda import CudaMoves
 from optimizer.estimate.optimizer_state import estimate_state_bytes
 from optimizer.estimate.runs import Schedule
 from optimizer.estimate.simulate import Resident
 from optimizer.estimate.tasks import Task, list_moves
+from optimizer.estimate.tensors import TensorList
 from optimizer.packing import chunk_elements
 from optimizer.plan.plan import Plan
 

@@ -10,11 +10,13 @@ Assumed: the system gives each new segment a higher address than the one before.
 that other processes take, a system that refuses although there is room.
 """
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
+from optimizer.estimate.allocator_blocks import ADDRESS_BITS, Block, Pool
+from optimizer.estimate.allocator_growth import ADDRESS_SPACE_BYTES, find_start, map_pages, open_segment, unmap_pages
 from optimizer.units import MIB
 
 MIN_BLOCK_BYTES: Final = 512
@@ -24,9 +26,6 @@ SMALL_SEGMENT_BYTES: Final = 2 * MIB
 MIN_OWN_SEGMENT_BYTES: Final = 10 * MIB
 """The smallest request for which a segment of its own is made."""
 SEGMENT_ROUNDING_BYTES: Final = 2 * MIB
-_ADDRESS_BITS: Final = 60
-_ADDRESS_SPACE_BYTES: Final = 1 << 50
-"""Of one segment that grows."""
 
 Request = tuple[int, int]
 """Which storage, and its bytes when it comes; 0 when it goes."""
@@ -96,69 +95,14 @@ def replay(phases: Iterable[Iterable[Request]], *, settings: AllocatorSettings |
     return allocator.result(is_over_cap=is_over_cap)
 
 
-@dataclass(slots=True, eq=False)
-class _Block:
-    """A stretch of one segment."""
-
-    size: int
-    address: int
-    pool: "_Pool"
-    before: "_Block | None" = None
-    after: "_Block | None" = None
-    is_free: bool = True
-    is_mapped: bool = True
-    """Has memory behind it; only a segment that grows has blocks without."""
-    num_uses: int = 0
-    """Of other streams, by which it is still used."""
-    born_at: int = 0
-    """Searches in its pool before it became free, for the collection of garbage."""
-
-    @property
-    def is_whole(self) -> bool:
-        return self.before is None and self.after is None
-
-    @property
-    def rank(self) -> int:
-        """By size, then by address."""
-        return self.size << _ADDRESS_BITS | self.address
-
-
-@dataclass(slots=True, eq=False)
-class _Pool:
-    """The free blocks of one kind on one stream."""
-
-    is_small: bool
-    cuts_above: int
-    """What must be left of a block for the rest to become one."""
-    ranks: list[int] = field(default_factory=list)
-    """Of the free blocks, ascending."""
-    blocks: dict[int, _Block] = field(default_factory=dict)
-    """By rank."""
-    unmapped: list[_Block] = field(default_factory=list)
-    """Of the segment that grows, by address; the last is the rest of the address space."""
-    base_address: int = 0
-    num_searches: int = 0
-
-    def add(self, block: _Block) -> None:
-        rank = block.rank
-        insort(self.ranks, rank)
-        self.blocks[rank] = block
-        block.born_at = self.num_searches
-
-    def remove(self, block: _Block) -> None:
-        rank = block.rank
-        del self.ranks[bisect_left(self.ranks, rank)]
-        del self.blocks[rank]
-
-
 class CachingAllocator:
     """Takes requests one after the other. Streams are numbered; 0 is that of compute."""
 
     def __init__(self, settings: AllocatorSettings | None = None) -> None:
         self._settings = settings or AllocatorSettings()
-        self._pools: dict[tuple[bool, int], _Pool] = {}
-        self._held: dict[Hashable, _Block] = {}
-        self._waiting: dict[Hashable, _Block] = {}
+        self._pools: dict[tuple[bool, int], Pool] = {}
+        self._held: dict[Hashable, Block] = {}
+        self._waiting: dict[Hashable, Block] = {}
         """Freed by their owner while another stream still used them."""
         self._next_address = 0
         self.num_segments = 0
@@ -201,7 +145,7 @@ class CachingAllocator:
         if block is None:
             block = self._make(pool, size)
         if self._is_cut(pool, block, size):
-            block = self._cut(pool, block, size)
+            block = pool.cut(block, size)
         block.is_free = False
         self._held[key] = block
         self.allocated_bytes += block.size
@@ -221,7 +165,7 @@ class CachingAllocator:
         if block.num_uses:
             self._waiting[key] = block
         else:
-            self._put_back(block)
+            block.pool.put_back(block)
 
     def finish(self, key: Hashable) -> None:
         """The other stream was seen to be done with a storage."""
@@ -230,7 +174,7 @@ class CachingAllocator:
             self._held[key].num_uses -= 1
             return
         block.num_uses = 0
-        self._put_back(block)
+        block.pool.put_back(block)
 
     def empty_cache(self) -> None:
         """Give back what is wholly free."""
@@ -239,7 +183,7 @@ class CachingAllocator:
         for pool in self._pools.values():
             for block in list(pool.blocks.values()):
                 if pool.unmapped and block.address >= pool.base_address:
-                    self._unmap(pool, block)
+                    self.reserved_bytes -= unmap_pages(pool, block, page_bytes=self._page_bytes(pool))
                 elif block.is_whole:
                     self._release(pool, block)
 
@@ -265,19 +209,19 @@ class CachingAllocator:
             return -(-num_bytes // step) * step
         return -(-num_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
 
-    def _pool(self, is_small: bool, stream: int) -> _Pool:  # noqa: FBT001
+    def _pool(self, is_small: bool, stream: int) -> Pool:  # noqa: FBT001
         pool = self._pools.get((is_small, stream))
         if pool is None:
             cuts_above = MIN_BLOCK_BYTES - 1
             if not is_small and not self._settings.expandable_segments:
                 cuts_above = SMALL_REQUEST_BYTES
-            pool = self._pools[is_small, stream] = _Pool(is_small=is_small, cuts_above=cuts_above)
+            pool = self._pools[is_small, stream] = Pool(is_small=is_small, cuts_above=cuts_above)
         return pool
 
-    def _find(self, pool: _Pool, size: int) -> _Block | None:
+    def _find(self, pool: Pool, size: int) -> Block | None:
         pool.num_searches += 1
         ranks = pool.ranks
-        index = bisect_left(ranks, size << _ADDRESS_BITS)
+        index = bisect_left(ranks, size << ADDRESS_BITS)
         if index == len(ranks):
             return None
         block = pool.blocks[ranks[index]]
@@ -295,24 +239,13 @@ class CachingAllocator:
         del pool.blocks[ranks.pop(index)]
         return block
 
-    def _is_cut(self, pool: _Pool, block: _Block, size: int) -> bool:
+    def _is_cut(self, pool: Pool, block: Block, size: int) -> bool:
         if block.size - size <= pool.cuts_above:
             return False
         limit = self._settings.max_split_bytes
         return limit is None or size < limit or pool.is_small or self._settings.expandable_segments
 
-    def _cut(self, pool: _Pool, block: _Block, size: int) -> _Block:
-        """The front; the rest stays free."""
-        front = _Block(size, block.address, pool, block.before, block)
-        if front.before is not None:
-            front.before.after = front
-        block.before = front
-        block.address += size
-        block.size -= size
-        pool.add(block)
-        return front
-
-    def _make(self, pool: _Pool, size: int) -> _Block:
+    def _make(self, pool: Pool, size: int) -> Block:
         settings = self._settings
         if settings.cap_bytes is not None and settings.garbage_collection_threshold > 0:
             self._collect_garbage(settings.cap_bytes)
@@ -328,7 +261,7 @@ class CachingAllocator:
             return self._grow(pool, size)
         self._reserve(segment_bytes)
         self.num_segments += 1
-        block = _Block(segment_bytes, self._next_address, pool)
+        block = Block(segment_bytes, self._next_address, pool)
         self._next_address += segment_bytes
         return block
 
@@ -357,42 +290,20 @@ class CachingAllocator:
             if block.is_whole or (pool.unmapped and block.address >= pool.base_address)
         )
 
-    # Taking blocks back.
+    # Giving segments back.
 
-    def _put_back(self, block: _Block) -> None:
-        pool = block.pool
-        block.is_free = True
-        for other in (block.before, block.after):
-            if other is not None and other.is_free and other.is_mapped:
-                pool.remove(other)
-                self._join(block, other)
-        pool.add(block)
-
-    def _join(self, block: _Block, other: _Block) -> None:
-        """A neighbour, which is in no list, becomes part of the block."""
-        if block.before is other:
-            block.address = other.address
-            block.before = other.before
-            if block.before is not None:
-                block.before.after = block
-        else:
-            block.after = other.after
-            if block.after is not None:
-                block.after.before = block
-        block.size += other.size
-
-    def _release(self, pool: _Pool, block: _Block) -> None:
+    def _release(self, pool: Pool, block: Block) -> None:
         pool.remove(block)
         self.reserved_bytes -= block.size
         self.num_segments -= 1
 
-    def _release_oversized(self, pool: _Pool, size: int) -> bool:
+    def _release_oversized(self, pool: Pool, size: int) -> bool:
         """Only where blocks are not cut: one that is large enough, else as many of the largest as make up for it."""
         limit = self._settings.max_split_bytes
         if limit is None or self._settings.expandable_segments:
             return False
         wanted = max(size, limit)
-        index = bisect_left(pool.ranks, wanted << _ADDRESS_BITS)
+        index = bisect_left(pool.ranks, wanted << ADDRESS_BITS)
         if index < len(pool.ranks):
             self._release(pool, pool.blocks[pool.ranks[index]])
             return True
@@ -426,86 +337,20 @@ class CachingAllocator:
 
     # Segments that grow.
 
-    def _grow(self, pool: _Pool, size: int) -> _Block:
-        """At the lowest address where the request fits behind or in what has no memory yet; a free block before it is used."""
+    def _grow(self, pool: Pool, size: int) -> Block:
         if not pool.unmapped:
-            self._next_address += _ADDRESS_SPACE_BYTES
-            pool.base_address = self._next_address
-            pool.unmapped.append(_Block(_ADDRESS_SPACE_BYTES, pool.base_address, pool, is_mapped=False))
+            self._next_address += ADDRESS_SPACE_BYTES
+            open_segment(pool, self._next_address)
             self.num_segments += 1
-        for hole in pool.unmapped:
-            before = hole.before
-            start = before if before is not None and before.is_free and before.is_mapped else hole
-            if _free_stretch(start, size) >= size:
-                break
+        start = find_start(pool, size)
         while not start.is_mapped or start.size < size:
-            hole = start.after if start.is_mapped else start  # type: ignore[assignment]
-            start = self._map(pool, hole, min(hole.size, size - start.size if start.is_mapped else size))
+            hole, missing_bytes = start, size
+            if start.is_mapped and start.after is not None:
+                hole, missing_bytes = start.after, size - start.size
+            self._reserve(map_pages(pool, hole, min(hole.size, missing_bytes), page_bytes=self._page_bytes(pool)))
+            start = hole
         pool.remove(start)
         return start
 
-    def _map(self, pool: _Pool, hole: _Block, num_bytes: int) -> _Block:
-        """Put memory, in whole pages, behind the front of a hole; returns the free block that it is part of."""
-        page_bytes = self._page_bytes(pool)
-        mapped_bytes = min(hole.size, -(-num_bytes // page_bytes) * page_bytes)
-        pool.unmapped.remove(hole)
-        if mapped_bytes < hole.size:
-            rest = _Block(
-                hole.size - mapped_bytes, hole.address + mapped_bytes, pool, hole, hole.after, is_mapped=False
-            )
-            if rest.after is not None:
-                rest.after.before = rest
-            hole.after = rest
-            hole.size = mapped_bytes
-            insort(pool.unmapped, rest, key=_address_of)
-        hole.is_mapped = True
-        self._put_back(hole)
-        self._reserve(mapped_bytes)
-        return hole
-
-    def _unmap(self, pool: _Pool, block: _Block) -> None:
-        """Take the memory from the whole pages of a free block."""
-        page_bytes = self._page_bytes(pool)
-        offset = block.address - pool.base_address
-        start = -(-offset // page_bytes) * page_bytes
-        end = (offset + block.size) // page_bytes * page_bytes
-        if end <= start:
-            return
-        pool.remove(block)
-        front_bytes, rest_bytes = start - offset, offset + block.size - end
-        if front_bytes:
-            front = _Block(front_bytes, block.address, pool, block.before, block)
-            if front.before is not None:
-                front.before.after = front
-            block.before = front
-            pool.add(front)
-        if rest_bytes:
-            rest = _Block(rest_bytes, pool.base_address + end, pool, block, block.after)
-            if rest.after is not None:
-                rest.after.before = rest
-            block.after = rest
-            pool.add(rest)
-        block.address, block.size = pool.base_address + start, end - start
-        block.is_mapped = False
-        self.reserved_bytes -= block.size
-        for other in (block.before, block.after):
-            if other is not None and not other.is_mapped:
-                pool.unmapped.remove(other)
-                self._join(block, other)
-        insort(pool.unmapped, block, key=_address_of)
-
-    def _page_bytes(self, pool: _Pool) -> int:
+    def _page_bytes(self, pool: Pool) -> int:
         return SMALL_SEGMENT_BYTES if pool.is_small else self._settings.large_segment_bytes
-
-
-def _free_stretch(block: _Block | None, wanted_bytes: int) -> int:
-    """Bytes from a block on that are free or without memory, as far as it matters."""
-    num_bytes = 0
-    while num_bytes < wanted_bytes and block is not None and block.is_free:
-        num_bytes += block.size
-        block = block.after
-    return num_bytes
-
-
-def _address_of(block: _Block) -> int:
-    return block.address

@@ -5,8 +5,8 @@ is in memory at that point. That is all a peak over parts needs, so pricing a pl
 """
 
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
@@ -24,22 +24,18 @@ from optimizer.estimate.activations import (
     redirect_changes,
 )
 from optimizer.estimate.cpu_scratch import OpScratch, Point, list_points, scratch_of
-from optimizer.estimate.experts import unread_bytes
 from optimizer.estimate.moments import Moments
 from optimizer.estimate.op_times import OpTimes
-from optimizer.estimate.prediction import LANES
+from optimizer.estimate.parts import Change, PartBytes, PartTime, sum_changes
+from optimizer.estimate.priced_ops import KIND_SLOT, OpSizes, PricedOps, list_terms
 from optimizer.hardware.machine import Machine, Rates
 from optimizer.plan.activations import REBUILDING, BlockChoice
 from optimizer.plan.weights import DTYPE_BYTES, WeightsPlan
 from optimizer.profile.inference import EMBEDDING, ForwardRegime
 from optimizer.profile.profile import Change as ProfileChange
-from optimizer.profile.profile import Op, OpKind, Part, Profile, Regime, TensorSize
-from optimizer.profile.sizes import NUM_MONOMIALS, Shape, Terms, evaluate, monomials
-from optimizer.time_kinds import COMPUTE_KINDS, kind_of
+from optimizer.profile.profile import Op, Part, Regime
+from optimizer.profile.sizes import Shape, evaluate, monomials
 
-Bytes = NDArray[np.int64]
-Change = tuple[Tier, int, int]
-"""Tier, place of the category, bytes."""
 Arrival = tuple[int, Category, int]
 """After which op of a part so many bytes come that are not traced with it."""
 
@@ -66,66 +62,6 @@ _GRADIENTS, _TEMPORARIES, _LOGITS = _SLOT["gradients"], _SLOT["temporaries"], _S
 _STATE = _SLOT["optimizer_state"]
 _MAX_CACHED = 64
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PartBytes:
-    """Device bytes by category, in the order of CATEGORIES; other tiers as one number each."""
-
-    net: Bytes
-    rise: int
-    """Highest total inside the part above the total at its start; 0 or more."""
-    at_rise: Bytes
-    """Change of each category from the start to that moment."""
-    host_net: int = 0
-    host_rise: int = 0
-    disk_net: int = 0
-    disk_rise: int = 0
-    remote_net: int = 0
-    remote_rise: int = 0
-
-    @cached_property
-    def beyond(self) -> tuple[int, ...]:
-        """Net and rise of host, disk and remote store, for arrays of many."""
-        return self.host_net, self.host_rise, self.disk_net, self.disk_rise, self.remote_net, self.remote_rise
-
-
-NO_KINDS = (0.0,) * len(COMPUTE_KINDS)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PartTime:
-    """Milliseconds on each lane (``prediction.Lane``), and what compute's are made of."""
-
-    compute_ms: float
-    copy_out_ms: float = 0.0
-    copy_in_ms: float = 0.0
-    host_ms: float = 0.0
-    disk_ms: float = 0.0
-    network_ms: float = 0.0
-    kinds_ms: tuple[float, ...] = NO_KINDS
-    """Of compute, in the order of COMPUTE_KINDS; sums to ``compute_ms``."""
-    kinds_work: tuple[float, ...] = NO_KINDS
-    """What is done in those: FLOPs of products and attention, bytes read and written of the other kinds of op."""
-    recomputed_ms: float = 0.0
-    """Of compute: what is done a second time because it was not kept."""
-
-    @classmethod
-    def spent(cls, **kinds_ms: float) -> "PartTime":
-        """On compute, by kind."""
-        return cls(
-            compute_ms=sum(kinds_ms.values()), kinds_ms=tuple(kinds_ms.get(kind, 0.0) for kind in COMPUTE_KINDS)
-        )
-
-    @cached_property
-    def by_lane(self) -> tuple[float, ...]:
-        """In the order of ``prediction.LANES``, for arrays of many."""
-        return tuple(getattr(self, f"{lane}_ms") for lane in LANES)
-
-    @cached_property
-    def by_kind(self) -> tuple[float, ...]:
-        """Milliseconds of each kind, then the work, then what is recomputed, for arrays of many."""
-        return *self.kinds_ms, *self.kinds_work, self.recomputed_ms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,13 +104,15 @@ class CompiledShape:
         # Not the profile itself: it is what decides how long this is kept.
         self._parts = profile.parts
         self._op_list = profile.ops
-        self._ops = _OpSizes(profile.ops, shape, element_bytes=DTYPE_BYTES[self.compute_dtype])
+        self._ops = OpSizes(profile, shape, element_bytes=DTYPE_BYTES[self.compute_dtype])
+        sizes = list_terms(profile).changes @ np.array(monomials(shape), dtype=np.int64)
         self._changes: list[Change] = [
-            (c.tier, _SLOT[c.category], evaluate(c.num_bytes, shape)) for c in profile.changes
+            (change.tier, _SLOT[change.category], num_bytes)
+            for change, num_bytes in zip(profile.changes, sizes.tolist(), strict=True)
         ]
         self._kept: dict[Hashable, Any] = {}
         self._element_dtype = weights.dtype
-        self._priced: dict[str, _PricedOps] = {}
+        self._priced: dict[str, PricedOps] = {}
 
     def keep(self, key: Hashable, make: Callable[[], T]) -> T:
         """What ``make`` gives, made once: a store for whatever depends on this shape and the key alone."""
@@ -299,9 +237,15 @@ class CompiledShape:
         return self._parts[index]
 
     def _copies(self, part: Part) -> list[TracedCopy]:
-        ops = (self._op_list[index] for index in part.ops)
-        found = (read_copy(op.kind, op.name, evaluate(op.written_bytes, self.shape)) for op in ops)
-        return [copy for copy in found if copy is not None]
+        return self.keep(("traced copies", id(part)), lambda: list(self._find_copies(part)))
+
+    def _find_copies(self, part: Part) -> Iterator[TracedCopy]:
+        for index in part.ops:
+            op = self._op_list[index]
+            if op.kind in ("copy_out", "copy_in"):
+                copy = read_copy(op.kind, op.name, evaluate(op.written_bytes, self.shape))
+                if copy is not None:
+                    yield copy
 
     def _list_changes(
         self,
@@ -373,7 +317,7 @@ class CompiledShape:
             recomputed_ms=recomputed_ms,
         )
 
-    def _price_ops(self, rates: Rates, rates_key: str) -> "_PricedOps":
+    def _price_ops(self, rates: Rates, rates_key: str) -> PricedOps:
         if rates_key not in self._priced:
             generates = isinstance(self.regime, ForwardRegime)
             times = OpTimes(rates, self.compute_dtype, element_dtype=self._element_dtype, generates=generates)
@@ -411,9 +355,7 @@ PartName = str | tuple[BlockChoice, int, str]
 
 _ONCE = {"prologue": "micro-batch", EMBEDDING: "token"}
 """What a run through the model costs in Python beside its ops (``Rates.python_s``), told with its first part."""
-_LANES = ("compute", "copy_out", "copy_in")
-_KIND_SLOT = {kind: index for index, kind in enumerate(COMPUTE_KINDS)}
-_QUANTIZATION, _DISPATCH, _HOOKS = (_KIND_SLOT[kind] for kind in ("quantization", "dispatch", "hooks"))
+_QUANTIZATION, _DISPATCH, _HOOKS = (KIND_SLOT[kind] for kind in ("quantization", "dispatch", "hooks"))
 
 
 def _is_done_again(name: PartName) -> bool:
@@ -449,139 +391,7 @@ def drop_gradients(changes: Iterable[Change], dropped: Dropped, *, region: int) 
             yield used
 
 
-class _Sort(NamedTuple):
-    """Of ops: those of one have one curve."""
-
-    kind: OpKind
-    name: str
-    dtype: str
-    form: str
-
-
-class _OpSizes:
-    """All ops of a profile at one shape, as arrays."""
-
-    def __init__(self, ops: Sequence[Op], shape: Shape, *, element_bytes: int) -> None:
-        """element_bytes: of what is computed in."""
-        values = np.array(monomials(shape), dtype=np.float64)
-        self._flops = _terms_of(op.flops for op in ops) @ values
-        self._written_bytes = _terms_of(op.written_bytes for op in ops) @ values
-        self._read_bytes = _terms_of(op.read_bytes for op in ops) @ values
-        self._read_bytes -= unread_bytes(ops, shape, element_bytes=element_bytes)
-        self._alike: dict[_Sort, list[int]] = {}
-        for index, op in enumerate(ops):
-            # A copy between tiers is named by its dtype, which decides nothing here.
-            sort = _Sort(op.kind, op.name if op.kind not in _LANES else "", op.dtype, op.form)
-            self._alike.setdefault(sort, []).append(index)
-
-    def priced(self, times: OpTimes, rates: Rates) -> "_PricedOps":
-        """Copies at the link's rate, the rest by their kernels."""
-        num_ops = len(self._flops)
-        seconds, work = np.zeros(num_ops), np.zeros(num_ops)
-        slots = np.zeros(num_ops, dtype=np.int64)
-        links = {"copy_out": rates.device_to_host_bytes_per_s, "copy_in": rates.host_to_device_bytes_per_s}
-        for (op_kind, name, dtype, form), indices in self._alike.items():
-            read_bytes, written_bytes = self._read_bytes[indices], self._written_bytes[indices]
-            if op_kind in _LANES:
-                seconds[indices] = written_bytes / links[op_kind]
-                slots[indices] = len(COMPUTE_KINDS) + _LANES.index(op_kind) - 1
-                continue
-            kind, flops = kind_of(op_kind, name), self._flops[indices]
-            seconds[indices] = times.kernels_s(
-                kind,
-                name,
-                flops=flops,
-                read_bytes=read_bytes,
-                written_bytes=written_bytes,
-                dtype=dtype,
-                form=form,
-            )
-            work[indices] = flops if op_kind in ("matmul", "attention") else read_bytes + written_bytes
-            slots[indices] = _KIND_SLOT[kind]
-        return _PricedOps(times=times, seconds=seconds, work=work, slots=slots)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _PricedOps:
-    """All ops of a profile at one shape on one machine, without their dispatch."""
-
-    times: OpTimes
-    seconds: NDArray[np.float64]
-    work: NDArray[np.float64]
-    slots: NDArray[np.int64]
-    """Place in COMPUTE_KINDS; beyond them copies out, then in."""
-
-    def sum_of(self, part: Part) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        """Seconds and work of each kind, and seconds of copies out and in."""
-        indices = np.array(part.ops, dtype=np.int64)
-        slots, num_kinds = self.slots[indices], len(COMPUTE_KINDS)
-        seconds: NDArray[Any] = np.bincount(slots, weights=self.seconds[indices], minlength=num_kinds + 2)
-        work: NDArray[Any] = np.bincount(slots, weights=self.work[indices], minlength=num_kinds + 2)
-        return seconds[:num_kinds], work[:num_kinds], seconds[num_kinds:]
-
-
-def _terms_of(sizes: Iterable[Terms]) -> NDArray[np.float64]:
-    return np.array(list(sizes), dtype=np.float64).reshape(-1, NUM_MONOMIALS)
-
-
-def sum_changes(changes: Sequence[Change]) -> PartBytes:
-    """Of changes in order, on any tier."""
-    device = np.zeros((len(changes) + 1, len(CATEGORIES)), dtype=np.int64)
-    level: dict[Tier, int] = {"host": 0, "disk": 0, "remote": 0}
-    highest = dict(level)
-    for row, (tier, slot, num_bytes) in enumerate(changes, start=1):
-        if tier == "device":
-            device[row, slot] = num_bytes
-        else:
-            level[tier] += num_bytes
-            highest[tier] = max(highest[tier], level[tier])
-    levels = device.cumsum(axis=0)
-    totals = levels.sum(axis=1)
-    top = int(totals.argmax())
-    return PartBytes(
-        net=levels[-1],
-        rise=int(totals[top]),
-        at_rise=levels[top],
-        host_net=level["host"],
-        host_rise=highest["host"],
-        disk_net=level["disk"],
-        disk_rise=highest["disk"],
-        remote_net=level["remote"],
-        remote_rise=highest["remote"],
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class TensorList:
-    """The trained tensors in the model's order, each with its block; -1 before the blocks, ``num_blocks`` after them."""
-
-    sizes: tuple[TensorSize, ...]
-    blocks: tuple[int, ...]
-    num_elements: tuple[int, ...] = field(repr=False)
-    num_blocks: int
-
-    @property
-    def total_elements(self) -> int:
-        return sum(self.num_elements)
-
-
-_tensors: dict[int, TensorList] = {}
 _compiled: dict[tuple[int, str, Shape], CompiledShape] = {}
-
-
-def list_tensors(profile: Profile) -> TensorList:
-    """Made once for each profile, and kept while it lives."""
-    if id(profile) not in _tensors:
-        tensors = profile.tensors
-        sizes = tensors.placed()
-        _tensors[id(profile)] = TensorList(
-            sizes=tuple(size for _, size in sizes),
-            blocks=tuple(block for block, _ in sizes),
-            num_elements=tuple(size.num_elements for _, size in sizes),
-            num_blocks=profile.num_blocks,
-        )
-        weakref.finalize(profile, _tensors.pop, id(profile), None)
-    return _tensors[id(profile)]
 
 
 def compile_shape(profile: Traced, weights: WeightsPlan, shape: Shape) -> CompiledShape:

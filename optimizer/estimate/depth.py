@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from optimizer.plan.plan import Plan
+from optimizer.profile.deeper import take_blocks
 from optimizer.profile.profile import Profile
 
 SHORT_LENGTHS = (8, 14)
@@ -77,21 +78,9 @@ def _keep(runs: Sequence[Sequence[int]], share: float) -> tuple[int, ...]:
 
 
 def _cut(profile: Profile, plan: Plan, kept: tuple[int, ...]) -> Cut:
-    regimes = {
-        name: tuple(
-            replace(regime, block_templates=tuple(regime.block_templates[block] for block in kept)) for regime in regimes
-        )
-        for name, regimes in profile.regimes.items()
-    }
-    kinds = tuple(profile.tensors.block_kinds[block] for block in kept)
     per_block = tuple(plan.activations.per_block[block] for block in kept)
     return Cut(
-        profile=replace(
-            profile,
-            num_blocks=len(kept),
-            tensors=replace(profile.tensors, block_kinds=kinds),
-            regimes=regimes,
-        ),
+        profile=take_blocks(profile, kept),
         plan=replace(plan, activations=replace(plan.activations, per_block=per_block)),
         kept=kept,
     )

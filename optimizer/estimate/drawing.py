@@ -1,6 +1,6 @@
 """What it costs that sequences draw their tokens (``runtime/sampling.py``) instead of taking the likeliest. Torch-free."""
 
-from optimizer.estimate.compiled import PartTime
+from optimizer.estimate.parts import PartTime
 from optimizer.hardware.machine import Rates
 
 _BYTES_PER_TOKEN = 16

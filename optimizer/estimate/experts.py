@@ -45,9 +45,11 @@ def find_experts(ops: Sequence[Op], *, element_bytes: int) -> Experts | None:
 
 
 def _read_experts(op: Op, element_bytes: int) -> Experts | None:
+    if base_name(op.name) != _GROUPED:
+        return None
     weights_bytes, *rows = op.read_bytes
     growing = [index for index, terms in enumerate(op.flops) if terms]
-    if base_name(op.name) != _GROUPED or not weights_bytes or len(growing) != 1 or growing[0] == 0:
+    if not weights_bytes or len(growing) != 1 or growing[0] == 0:
         return None
     flops, rows_bytes, written_bytes = op.flops[growing[0]], rows[growing[0] - 1], op.written_bytes[growing[0]]
     if not rows_bytes or not written_bytes:

@@ -7,8 +7,9 @@ because how many rows a batch touches depends on its tokens.
 
 from dataclasses import dataclass
 
-from optimizer.estimate.compiled import Dropped, TensorList
+from optimizer.estimate.compiled import Dropped
 from optimizer.estimate.moments import Moments
+from optimizer.estimate.tensors import TensorList
 from optimizer.hardware.machine import Rates
 from optimizer.plan.plan import Plan
 

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimizer.categories import CATEGORIES, Link
-from optimizer.estimate.compiled import Bytes
 from optimizer.estimate.inference_pass import PASS_KINDS, GenerationPass, times_of
 from optimizer.estimate.inference_prediction import DecodePoint, InferencePrediction
 from optimizer.estimate.kv_cache import sum_homes
+from optimizer.estimate.parts import Bytes
 from optimizer.estimate.prediction import LANES, TimelinePoint
 from optimizer.estimate.simulate import Simulation
 from optimizer.estimate.training import MEMORY_MARGIN, TIME_SPREAD

@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimizer.categories import Link
-from optimizer.estimate.compiled import Arrival, Bytes, CompiledShape, compile_shape
+from optimizer.estimate.compiled import Arrival, CompiledShape, compile_shape
 from optimizer.estimate.drawing import draw_bytes, draw_time
 from optimizer.estimate.kv_cache import NO_WORKSPACE, KvCosts, add_copies
+from optimizer.estimate.parts import Bytes
 from optimizer.estimate.prediction import LANES
 from optimizer.estimate.runs import Run, Schedule
 from optimizer.estimate.simulate import Resident, Simulation, simulate

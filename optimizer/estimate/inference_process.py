@@ -17,8 +17,7 @@ from optimizer.estimate.host_memory import PAGE_BYTES
 from optimizer.estimate.inference_pass import GenerationPass
 from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.estimate.on_cuda import CudaMoves
-from optimizer.estimate.prediction import CardMemory
-from optimizer.estimate.process import Layout, Replayed, category_parts, on_a_card, replay_layouts
+from optimizer.estimate.process import Layout, Replayed, card_memory, replay_layouts
 from optimizer.hardware.machine import Machine
 from optimizer.intervals import ByteInterval, exactly
 from optimizer.plan.inference import InferencePlan
@@ -42,22 +41,9 @@ def add_generation_memory(
     peak_in = prediction.peak_moment.partition(" of block ")[0]
     replayed = _replay(profile, plan=plan, workload=workload, machine=machine, peak_in=peak_in)
     host_pinned, host_pageable = _host_memory(prediction, profile, plan=plan, machine=machine)
-    tensors = ByteInterval(
-        low=prediction.device_peak_low_bytes,
-        value=prediction.device_peak_bytes,
-        high=prediction.device_peak_high_bytes,
+    memory = card_memory(
+        prediction, replayed, host_pinned=host_pinned, host_pageable=host_pageable, device=machine.device
     )
-    memory = CardMemory(
-        allocated=tensors,
-        reserved=tensors,
-        process=tensors,
-        host_pinned=host_pinned,
-        host_pageable=host_pageable,
-        parts=tuple(category_parts(prediction.device_bytes_by_category)),
-        contributors=replayed.contributors,
-    )
-    if machine.device.kind == "cuda":
-        memory = on_a_card(memory, replayed, device=machine.device)
     return replace(prediction, memory=memory)
 
 

@@ -13,10 +13,10 @@ from functools import cached_property
 from typing import Final, NamedTuple
 
 from optimizer.categories import Link
-from optimizer.estimate.compiled import PartTime
 from optimizer.estimate.kv_packing import KvOp, estimate_ops_s, list_copy_ops, list_pack_ops, list_unpack_ops
 from optimizer.estimate.op_times import OpTimes
 from optimizer.estimate.optimizer_state import disk_read_ms, disk_write_ms
+from optimizer.estimate.parts import PartTime
 from optimizer.estimate.tasks import Task, add_legs, moved_bytes, single
 from optimizer.estimate.transfers import Legs, Transfer
 from optimizer.hardware.machine import Machine

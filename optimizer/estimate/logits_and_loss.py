@@ -13,8 +13,9 @@ from typing import Final
 import numpy as np
 
 from optimizer.categories import CATEGORIES, Category
-from optimizer.estimate.compiled import CompiledShape, PartBytes, PartTime
+from optimizer.estimate.compiled import CompiledShape
 from optimizer.estimate.op_times import OpTimes
+from optimizer.estimate.parts import PartBytes, PartTime
 from optimizer.hardware.machine import Rates
 from optimizer.plan.logits_and_loss import WIDE_COPY_ELEMENTS
 from optimizer.plan.plan import Plan

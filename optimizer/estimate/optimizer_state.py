@@ -3,13 +3,14 @@
 Follows ``runtime/optimizer_state.py`` for what stays on the device and ``runtime/host_update.py`` for what leaves it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 
 from optimizer.categories import Link
 from optimizer.estimate.activations import ASSUMED_DISK_BYTES_PER_S, assumed_rate
-from optimizer.estimate.compiled import TensorList
 from optimizer.estimate.moments import TABLES_BYTES, Moments
+from optimizer.estimate.tensors import TensorList
 from optimizer.estimate.weights import is_streamed
 from optimizer.hardware.machine import Rates
 from optimizer.plan.optimizer_state import MIN_8BIT_ELEMENTS, split_state
@@ -59,8 +60,12 @@ class StateCosts:
     """Elements whose state is on the device."""
     leaving_by_block: dict[int, int] = field(default_factory=dict)
     """Elements whose update runs on the host, by block (``TensorList``), in the order of their updates."""
-    changes: tuple[UpdateChange, ...] = ()
-    """On the device during the update, in order."""
+    list_changes: Callable[[], Sequence[UpdateChange]] = tuple
+
+    @cached_property
+    def changes(self) -> tuple[UpdateChange, ...]:
+        """On the device during the update, in order."""
+        return tuple(self.list_changes())
 
 
 def estimate_state(
@@ -73,7 +78,7 @@ def estimate_state(
     costs = StateCosts(
         device_bytes=estimate_state_bytes(staying, plan, num_moments=num_moments),
         num_staying=num_staying,
-        changes=tuple(list_update_changes(staying, plan, device_kind=device_kind)),
+        list_changes=partial(list_update_changes, staying, plan, device_kind=device_kind),
     )
     if not any(leaves):
         return _with_fetched_gradients(costs, plan)

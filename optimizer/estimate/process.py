@@ -9,6 +9,7 @@ How far apart the bounds are, and why, is said at the constants below; nothing e
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from optimizer.categories import CATEGORIES, CATEGORY_LABELS, Category
 from optimizer.estimate.allocations import Allocations, Held
@@ -47,6 +48,29 @@ def add_memory(
     host_pinned, host_pageable = estimate_host_memory(
         prediction, laid=laid, plan=plan, workload=workload, machine=machine
     )
+    memory = card_memory(
+        prediction, replayed, host_pinned=host_pinned, host_pageable=host_pageable, device=machine.device
+    )
+    return replace(prediction, memory=memory)
+
+
+class Peaked(Protocol):
+    """Of a prediction, the peak of its tensors."""
+
+    @property
+    def device_peak_bytes(self) -> int: ...
+    @property
+    def device_peak_low_bytes(self) -> int: ...
+    @property
+    def device_peak_high_bytes(self) -> int: ...
+    @property
+    def device_bytes_by_category(self) -> Mapping[str, int]: ...
+
+
+def card_memory(
+    prediction: Peaked, found: "Replayed", *, host_pinned: ByteInterval, host_pageable: ByteInterval, device: Device
+) -> CardMemory:
+    """What a prediction's tensors come to on a device. found: what the allocator makes of them."""
     tensors = ByteInterval(
         low=prediction.device_peak_low_bytes,
         value=prediction.device_peak_bytes,
@@ -59,11 +83,9 @@ def add_memory(
         host_pinned=host_pinned,
         host_pageable=host_pageable,
         parts=tuple(category_parts(prediction.device_bytes_by_category)),
-        contributors=replayed.contributors,
+        contributors=found.contributors,
     )
-    if machine.device.kind == "cuda":
-        memory = on_a_card(memory, replayed, device=machine.device)
-    return replace(prediction, memory=memory)
+    return on_a_card(memory, found, device=device) if device.kind == "cuda" else memory
 
 
 def on_a_card(memory: CardMemory, found: "Replayed", *, device: Device) -> CardMemory:

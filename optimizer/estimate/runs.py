@@ -8,7 +8,8 @@ from operator import add, attrgetter
 from typing import Final, NamedTuple
 
 from optimizer.categories import Link
-from optimizer.estimate.compiled import NO_COPIES, Bytes
+from optimizer.estimate.compiled import NO_COPIES
+from optimizer.estimate.parts import Bytes
 from optimizer.estimate.tasks import NUM_BEYOND, Task
 from optimizer.estimate.transfers import Event
 

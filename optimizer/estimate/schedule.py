@@ -9,33 +9,26 @@ Micro-batches after the first are alike, so they are laid out once and counted.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import replace
+from functools import cached_property, partial
 from typing import Final
 
 from optimizer.categories import CATEGORIES, Category, Link, Tier
 from optimizer.estimate.activations import trip_of
 from optimizer.estimate.batch import estimate_input_bytes, inputs_pile_up
-from optimizer.estimate.compiled import (
-    FROM_PROLOGUE,
-    Change,
-    CompiledShape,
-    Move,
-    PartName,
-    PartTime,
-    TensorList,
-    drop_gradients,
-    sum_changes,
-)
+from optimizer.estimate.compiled import CompiledShape, Move, PartName, drop_gradients
 from optimizer.estimate.cpu_scratch import Point
 from optimizer.estimate.gradients import estimate_rows_bytes, find_dropped
 from optimizer.estimate.logits_and_loss import estimate_chunked_head
 from optimizer.estimate.moments import Moments
 from optimizer.estimate.optimizer_state import StateCosts, host_bytes_per_s
+from optimizer.estimate.parts import Change, PartTime, sum_changes
 from optimizer.estimate.prediction import Lane
 from optimizer.estimate.runs import Run, Schedule
+from optimizer.estimate.shared import Places, Release, SharedStorages
 from optimizer.estimate.streaming import make_weights_task
 from optimizer.estimate.tasks import Task, add_legs, as_moves, move_task, single
+from optimizer.estimate.tensors import TensorList
 from optimizer.estimate.transfers import Legs, Transfer
 from optimizer.estimate.update import list_update_tasks, update_key
 from optimizer.estimate.weights import (
@@ -57,8 +50,15 @@ _STORES: dict[Tier, Lane | None] = {"host": None, "disk": "disk", "remote": "net
 """The lane between the host and a place."""
 _OFFLOADING: Final = frozenset(OFFLOADING)
 _END: Final = "end of the micro-batch"
-Release = tuple[int, int]
-"""A storage that blocks share, and the op of a part after which it goes."""
+_OUTSIDE: Final[Mapping[str, tuple[str, str, int | None]]] = {
+    "prologue": ("forward", "embedding", -1),
+    "head": ("forward", "head and loss", 0),
+    "head_backward_first": ("backward", "backward of head and loss", None),
+    "head_backward_accumulate": ("backward", "backward of head and loss", None),
+    "norm_backward_first": ("backward", "backward", None),
+    "norm_backward_accumulate": ("backward", "backward", None),
+}
+"""Phase, name, and below 0 where it waits for the update of what is before the blocks, 0 of what is behind them."""
 
 
 class Layout:
@@ -87,59 +87,66 @@ class Layout:
         self._machine = machine
         self.rates_key = f"{machine.device.kind} {machine.rates.fingerprint}"
         self._templates = compiled.regime.block_templates
-        self._holds: dict[BlockChoice, list[dict[int, int]]] = {}
-        self._dropped = find_dropped(plan, first_moments=first_moments, device_kind=machine.device.kind)
-        self._leaves_gradients = plan.gradients.choice == "host"
+        self._shared = SharedStorages(compiled)
+        self.dropped = find_dropped(plan, first_moments=first_moments, device_kind=machine.device.kind)
+        self.leaves_gradients = plan.gradients.choice == "host"
         head_key = ("head", plan.logits_and_loss, plan.weights.representation, self.rates_key)
         self._head = compiled.keep(
             head_key, lambda: estimate_chunked_head(profile, compiled, plan=plan, rates=machine.rates)
         )
         # One object for all that does not change from block to block: plans are slow to hash.
-        in_blocks = (self._leaves_gradients, plan.activations.compress, self.rates_key, self._dropped)
+        in_blocks = (self.leaves_gradients, plan.activations.compress, self.rates_key, self.dropped)
         self._blocks: dict[tuple[str, bool], list[dict[Hashable, Task]]] = compiled.keep(("blocks", in_blocks), dict)
-        common = (plan.weights, plan.gradients, plan.logits_and_loss, self.rates_key, self._dropped)
+        common = (plan.weights, plan.gradients, plan.logits_and_loss, self.rates_key, self.dropped)
         self._common = compiled.keep(("common", common), object)
         self._trains_all = workload.adapter is None
-        self._streamed = list_streamed_bytes(profile, plan.weights, trains_all=self._trains_all)
+        self.streamed = list_streamed_bytes(profile, plan.weights, trains_all=self._trains_all)
         self._streamed_tensors = list_streamed_tensors(profile, plan.weights, trains_all=self._trains_all)
-        self._weights_forward = self._weights_tasks("forward")
-        self._weights_backward = self._weights_tasks("backward")
-        self._input_bytes = estimate_input_bytes(profile, plan.batch, sequence_length=workload.sequence_length)
-        self._inputs_stay = inputs_pile_up(machine.device)
+        self.input_bytes = estimate_input_bytes(profile, plan.batch, sequence_length=workload.sequence_length)
+        self.inputs_stay = inputs_pile_up(machine.device)
         self._rows_bytes = estimate_rows_bytes(tensors, num_tokens=plan.batch.micro_batch_size * workload.sequence_length)
-        self._carried = single("temporaries", self._input_bytes if self._inputs_stay else 0)
+        self._carried = single("temporaries", self.input_bytes if self.inputs_stay else 0)
         self._carried += single("gradients", self._rows_bytes)
-        self._inputs_task = move_task("forward", "inputs", single("temporaries", self._input_bytes))
+        self._weights: dict[str, list[Task]] = {}
         self._moves: dict[Hashable, Run] = {}
         """Bytes that go between two parts, which few plans do differently."""
-        self._num_later = plan.batch.accumulation_steps - 1
-        self.update = compiled.keep(
-            ("update", plan.gradients, plan.optimizer_state, plan.weights, self._num_later, workload.max_grad_norm is None,
-             self._trains_all, workload.num_moments, self.rates_key),
-            lambda: Run(tuple(list_update_tasks(tensors, state, plan=plan, workload=workload, machine=machine))),
+        self.num_later = plan.batch.accumulation_steps - 1
+        self._list_update = partial(list_update_tasks, tensors, state, plan=plan, workload=workload, machine=machine)
+        self._update_key = (
+            "update", plan.gradients, plan.optimizer_state, plan.weights, self.num_later, workload.max_grad_norm is None,
+            self._trains_all, workload.num_moments, self.rates_key,
         )  # fmt: skip
+
+    @cached_property
+    def update(self) -> Run:
+        """What follows the last micro-batch."""
+        return self._compiled.keep(self._update_key, lambda: Run(tuple(self._list_update())))
+
+    @cached_property
+    def _inputs_task(self) -> Task:
+        return move_task("forward", "inputs", single("temporaries", self.input_bytes))
 
     def schedule(self, choices: Sequence[BlockChoice]) -> Schedule:
         """choices: of the blocks, first to last. Raises NotProfiled."""
-        places = self._place_shared(choices)
+        places = self._shared.place(choices)
         forward = Run(self._list_forward(choices, places))
         first = self._micro_batch(forward, choices, places, is_first=True)
         later = Run(())
-        if self._num_later:
+        if self.num_later:
             later = self._micro_batch(forward, choices, places, is_first=False)
             if self._rows_bytes:
                 # The profile adds to the gradient that is there; rows are put aside beside it.
                 later += self._move("backward", _END, (("gradients", self._rows_bytes),))
-        return Schedule(first=first, later=later, num_later=self._num_later, update=self.update, carried=self._carried)
+        return Schedule(first=first, later=later, num_later=self.num_later, update=self.update, carried=self._carried)
 
-    def _micro_batch(self, forward: Run, choices: Sequence[BlockChoice], places: "_Places", *, is_first: bool) -> Run:
+    def _micro_batch(self, forward: Run, choices: Sequence[BlockChoice], places: Places, *, is_first: bool) -> Run:
         run = forward + Run(self._list_backward(choices, places, is_first=is_first))
         left_bytes = run.sums.logits
         # The first one's loss stays and takes up those of the others. The traced parts free the loss and backward's root in
         # plain training's dtype, and no loss where a gradient that does not stay makes every micro-batch like the first.
         loss_bytes = left_bytes if self._head is None else self._head.loss_bytes
         gone_bytes = (loss_bytes if is_first else 0) - left_bytes
-        inputs_bytes = 0 if self._inputs_stay else -self._input_bytes
+        inputs_bytes = 0 if self.inputs_stay else -self.input_bytes
         if gone_bytes or inputs_bytes:
             run += self._move("backward", _END, (("logits_and_loss", gone_bytes), ("temporaries", inputs_bytes)))
         return run
@@ -152,42 +159,40 @@ class Layout:
             self._moves[key] = Run((move_task(phase, name, net),))
         return self._moves[key]
 
-    def _list_forward(self, choices: Sequence[BlockChoice], places: "_Places") -> list[Task]:
-        num_blocks = len(choices)
+    def _list_forward(self, choices: Sequence[BlockChoice], places: Places) -> list[Task]:
         blocks = self._forward_blocks(choices, places)
-        if self._streamed:
-            blocks = _in_turn(self._weights_forward, blocks)
+        if self.streamed:
+            blocks = _in_turn(self.weights_tasks("forward"), blocks)
         tasks = [
             self._inputs_task,
-            self._task("forward", "embedding", "prologue", choices, waits_for=(update_key(-1),)),
+            self.outside_task("prologue", choices[-1]),
             *blocks,
         ]
         if places.freed:
             tasks += self._freed(places.freed).tasks
-        if self._streamed:
+        if self.streamed:
             # As they go here, those of the last block come again for its backward.
-            tasks += self._move("forward", "end of the backbone", (("weights", -self._streamed[-1]),)).tasks
-        tasks.append(self._task("forward", "head and loss", "head", choices, waits_for=(update_key(num_blocks),)))
+            tasks += self._move("forward", "end of the backbone", (("weights", -self.streamed[-1]),)).tasks
+        tasks.append(self.outside_task("head", choices[-1]))
         return tasks
 
-    def _list_backward(self, choices: Sequence[BlockChoice], places: "_Places", *, is_first: bool) -> list[Task]:
+    def _list_backward(self, choices: Sequence[BlockChoice], places: Places, *, is_first: bool) -> list[Task]:
         # A gradient that does not stay is new in every micro-batch.
-        which = "first" if is_first or self._dropped is not None else "accumulate"
+        which = "first" if is_first or self.dropped is not None else "accumulate"
         blocks = self._backward_blocks(choices, places, f"backward_{which}", is_first=is_first)
         blocks.reverse()
-        if self._streamed:
-            blocks = _in_turn(self._weights_backward, blocks)
-        head, norm = f"head_backward_{which}", f"norm_backward_{which}"
+        if self.streamed:
+            blocks = _in_turn(self.weights_tasks("backward"), blocks)
         tasks = [
-            self._task("backward", "backward of head and loss", head, choices, is_first=is_first),
-            self._task("backward", "backward", norm, choices, is_first=is_first),
+            self.outside_task(f"head_backward_{which}", choices[-1], is_first=is_first),
+            self.outside_task(f"norm_backward_{which}", choices[-1], is_first=is_first),
             *blocks,
         ]
-        if self._streamed:
-            tasks += self._move("backward", _END, (("weights", -self._streamed[0]),)).tasks
+        if self.streamed:
+            tasks += self._move("backward", _END, (("weights", -self.streamed[0]),)).tasks
         return tasks
 
-    def _forward_blocks(self, choices: Sequence[BlockChoice], places: "_Places") -> list[Task]:
+    def _forward_blocks(self, choices: Sequence[BlockChoice], places: Places) -> list[Task]:
         tasks: list[Task] = []
         known = self._known_blocks("forward", is_first=True)
         released = places.forward
@@ -202,7 +207,7 @@ class Layout:
         return tasks
 
     def _backward_blocks(
-        self, choices: Sequence[BlockChoice], places: "_Places", which: str, *, is_first: bool
+        self, choices: Sequence[BlockChoice], places: Places, which: str, *, is_first: bool
     ) -> list[Task]:
         """In the order of the blocks, though the last comes first. Each offloaded block begins what the one before it saved."""
         tasks: list[Task] = []
@@ -238,18 +243,12 @@ class Layout:
             known = self._blocks[which, is_first] = [{} for _ in self._templates]
         return known
 
-    def _task(
-        self,
-        phase: str,
-        name: str,
-        part: str,
-        choices: Sequence[BlockChoice],
-        *,
-        is_first: bool = True,
-        waits_for: tuple[Hashable, ...] = (),
-    ) -> Task:
-        tail = tail_name(part, traced_choice(choices[-1]))
+    def outside_task(self, part: str, last: BlockChoice, *, is_first: bool = True) -> Task:
+        """Of one of PART_NAMES. last: what the last block does."""
+        phase, name, block = _OUTSIDE[part]
+        tail = tail_name(part, traced_choice(last))
         part = tail if tail in self._compiled.regime.parts else part
+        waits_for = () if block is None else (update_key(block if block < 0 else len(self._templates)),)
         key = ("task", part, is_first, waits_for, self._common)
         return self._compiled.keep(
             key, lambda: self._make_task(phase, name, part, is_first=is_first, waits_for=waits_for)
@@ -265,18 +264,18 @@ class Layout:
                 ("device", _SLOT[category], num_bytes) for category, num_bytes in head.changes[part]
             ]
             kept_net = part_bytes.net
-            if self._dropped is not None:
-                changes = list(drop_gradients(changes, self._dropped, region=_SLOT["logits_and_loss"]))
+            if self.dropped is not None:
+                changes = list(drop_gradients(changes, self.dropped, region=_SLOT["logits_and_loss"]))
                 part_bytes = sum_changes(changes)
             moves, points = partial(as_moves, changes), None
         else:
             time = self._compiled.part_time(part, self._machine, rates_key=self.rates_key)
-            part_bytes = self._compiled.part_bytes(part, dropped=self._dropped)
+            part_bytes = self._compiled.part_bytes(part, dropped=self.dropped)
             kept_net = self._compiled.part_bytes(part).net
-            moves = partial(self._compiled.part_moves, part, dropped=self._dropped)
-            points = partial(self._compiled.part_points, part, dropped=self._dropped)
-        gradient_bytes = int(kept_net[_GRADIENTS]) if self._leaves_gradients and phase == "backward" else 0
-        leaving = self._gradients_legs(gradient_bytes, is_first=is_first)
+            moves = partial(self._compiled.part_moves, part, dropped=self.dropped)
+            points = partial(self._compiled.part_points, part, dropped=self.dropped)
+        gradient_bytes = int(kept_net[_GRADIENTS]) if self.leaves_gradients and phase == "backward" else 0
+        leaving = self.gradients_legs(gradient_bytes, is_first=is_first)
         return Task(
             phase=phase,
             block=-1,
@@ -310,23 +309,23 @@ class Layout:
         if trip is not None and not is_backward:
             leaves.append(_legs(time, "copy_out", _STORES[trip.place]))
         gradient_bytes = 0
-        if is_backward and self._leaves_gradients:
+        if is_backward and self.leaves_gradients:
             gradient_bytes = int(self._compiled.part_bytes(part, releases=releases, trip=trip).net[_GRADIENTS])
-        gradients = self._gradients_legs(gradient_bytes, is_first=is_first)
+        gradients = self.gradients_legs(gradient_bytes, is_first=is_first)
         leaves.append(gradients)
         return Task(
             phase=phase,
             block=block,
             name="",
-            bytes=self._compiled.part_bytes(part, releases=releases, trip=trip, dropped=self._dropped),
+            bytes=self._compiled.part_bytes(part, releases=releases, trip=trip, dropped=self.dropped),
             time=add_legs(time, gradients),
             copied=_with_gradients(self._compiled.part_copies(part, trip=trip), gradient_bytes),
             waits_for=() if is_backward else (update_key(block),),
             arrives=(self._saved(block, choice, which),) if trip is not None and is_backward else (),
             begins=(self._saved(*ahead, which),) if ahead is not None else (),
             leaves=tuple(legs for legs in leaves if legs),
-            moves=partial(self._compiled.part_moves, part, releases=releases, trip=trip, dropped=self._dropped),
-            list_points=partial(self._compiled.part_points, part, releases=releases, trip=trip, dropped=self._dropped),
+            moves=partial(self._compiled.part_moves, part, releases=releases, trip=trip, dropped=self.dropped),
+            list_points=partial(self._compiled.part_points, part, releases=releases, trip=trip, dropped=self.dropped),
             num_random_states=(-1 if is_backward else 1) if choice in REBUILDING else 0,
         )
 
@@ -338,7 +337,7 @@ class Layout:
         time = self._compiled.part_time(part, self._machine, rates_key=self.rates_key, trip=trip)
         return Transfer(key=("saved", block), legs=_legs(time, _STORES[trip.place], "copy_in"))
 
-    def _gradients_legs(self, num_bytes: int, *, is_first: bool) -> Legs:
+    def gradients_legs(self, num_bytes: int, *, is_first: bool) -> Legs:
         """Of a part's gradients to the host, where they are added to those of the micro-batches before and measured."""
         if num_bytes <= 0:
             return ()
@@ -348,25 +347,27 @@ class Layout:
         host_ms = num_passes * num_bytes / host_bytes_per_s(rates) * 1000
         return (("copy_out", num_bytes / rates.device_to_host_bytes_per_s * 1000), ("host", host_ms))
 
-    def _weights_tasks(self, phase: str) -> list[Task]:
+    def weights_tasks(self, phase: str) -> list[Task]:
         """In the order in which their blocks come; none where weights stay."""
-        if not self._streamed:
-            return []
+        if phase in self._weights or not self.streamed:
+            return self._weights.get(phase, [])
         is_forward = phase == "forward"
         list_moves = list_forward_moves if is_forward else list_backward_moves
 
         def make() -> list[Task]:
-            moves = list(enumerate(list_moves(self._streamed, prefetch=self._plan.weights.prefetch)))
+            moves = list(enumerate(list_moves(self.streamed, prefetch=self._plan.weights.prefetch)))
             in_order = moves if is_forward else moves[::-1]
             return [self._make_weights_task(phase, block, *move) for block, move in in_order]
 
-        return self._compiled.keep(("weights", phase, self._plan.weights, self._trains_all, self.rates_key), make)
+        key = ("weights", phase, self._plan.weights, self._trains_all, self.rates_key)
+        self._weights[phase] = self._compiled.keep(key, make)
+        return self._weights[phase]
 
     def _make_weights_task(self, phase: str, block: int, gone_bytes: int, coming: range) -> Task:
         return make_weights_task(
             phase,
             block,
-            by_block=self._streamed,
+            by_block=self.streamed,
             tensors=self._streamed_tensors,
             gone_bytes=gone_bytes,
             coming=coming,
@@ -375,38 +376,6 @@ class Layout:
             waits_for=tuple(update_key(other) for other in coming) if phase == "forward" else (),
         )
 
-    def _place_shared(self, choices: Sequence[BlockChoice]) -> "_Places":
-        """Where each storage that blocks share goes: in the backward of the first block that holds it, or in the forward pass."""
-        regime = self._compiled.regime
-        waiting = set(range(len(regime.shared)))
-        places = _Places()
-        for block, choice in enumerate(choices):
-            if not waiting:
-                break
-            held = self._holds_of(choice)[self._templates[block]]
-            if not waiting.isdisjoint(held):
-                places.backward[block] = tuple((index, until) for index, until in held.items() if index in waiting)
-                waiting.difference_update(held)
-        for index in sorted(waiting):
-            shared = regime.shared[index]
-            if shared.ends_in >= 0:
-                block = self._templates.index(shared.ends_in)
-                num_ops = self._compiled.num_ops((choices[block], self._templates[block], "forward"))
-                after = num_ops - 1 - shared.ends_before
-                places.forward[block] = (*places.forward.get(block, ()), (index, after))
-            else:
-                num_bytes, category = self._compiled.shared_bytes(index)
-                places.freed.append(Move("device", _SLOT[category], -num_bytes, -1, storage=FROM_PROLOGUE))
-        return places
-
-    def _holds_of(self, choice: BlockChoice) -> list[dict[int, int]]:
-        """By template: of each shared storage that such a block holds, until which op of its backward."""
-        held = self._holds.get(choice)
-        if held is None:
-            templates = self._compiled.regime.templates_of(choice)
-            held = self._holds[choice] = [{hold.index: hold.until for hold in template.holds} for template in templates]
-        return held
-
     def _freed(self, freed: list[Move]) -> Run:
         key = tuple(freed)
         if key not in self._moves:
@@ -414,17 +383,6 @@ class Layout:
             task = move_task("forward", "end of the backbone", net)
             self._moves[key] = Run((replace(task, moves=partial(tuple, key)),))
         return self._moves[key]
-
-
-@dataclass
-class _Places:
-    """Where storages that blocks share go under one plan."""
-
-    forward: dict[int, tuple[Release, ...]] = field(default_factory=dict)
-    """By block, in its part of the forward pass."""
-    backward: dict[int, tuple[Release, ...]] = field(default_factory=dict)
-    freed: list[Move] = field(default_factory=list)
-    """Those that go between the blocks and the head."""
 
 
 def _in_turn(weights: Sequence[Task], blocks: Sequence[Task]) -> list[Task]:

@@ -7,13 +7,15 @@ blocks' tasks in order and running them is done for each plan.
 from dataclasses import dataclass
 
 from optimizer.estimate.activations import estimate_packing_bytes, estimate_staging_bytes
-from optimizer.estimate.compiled import Bytes, CompiledShape, TensorList, compile_shape, list_tensors
+from optimizer.estimate.compiled import CompiledShape, compile_shape
 from optimizer.estimate.gradients import estimate_gradient_bytes
 from optimizer.estimate.optimizer_state import estimate_state
+from optimizer.estimate.parts import Bytes
 from optimizer.estimate.schedule import Layout
 from optimizer.estimate.simulate import Resident
 from optimizer.estimate.stages import Stages
 from optimizer.estimate.tasks import single
+from optimizer.estimate.tensors import TensorList, list_tensors
 from optimizer.estimate.weights import estimate_weight_bytes, list_streamed_bytes
 from optimizer.hardware.machine import Machine
 from optimizer.plan.plan import Plan

@@ -12,7 +12,7 @@ import numpy as np
 
 from optimizer.categories import CATEGORIES, Link
 from optimizer.estimate.clock import Timing, time_step
-from optimizer.estimate.compiled import Bytes
+from optimizer.estimate.parts import Bytes
 from optimizer.estimate.prediction import LANES, Lane
 from optimizer.estimate.runs import Run, Schedule
 from optimizer.estimate.tasks import NUM_BEYOND, Task

@@ -12,12 +12,13 @@ are counted to its end, which a small model's evaluation can make higher than it
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from optimizer.categories import CATEGORIES
 from optimizer.estimate.batch import estimate_input_bytes, inputs_pile_up
-from optimizer.estimate.compiled import Bytes, CompiledShape, PartBytes, TensorList, sum_changes
+from optimizer.estimate.compiled import CompiledShape
 from optimizer.estimate.cpu_scratch import Point
 from optimizer.estimate.logits_and_loss import list_evaluation, read_head
 from optimizer.estimate.moments import Moments
@@ -27,11 +28,13 @@ from optimizer.estimate.optimizer_state import (
     list_staying,
     list_update_changes,
 )
+from optimizer.estimate.parts import Bytes, PartBytes, sum_changes
 from optimizer.estimate.prediction import Stage, StagePeak
 from optimizer.estimate.runs import Run, Schedule
 from optimizer.estimate.schedule import Layout
 from optimizer.estimate.simulate import Highest, Resident, Simulation
 from optimizer.estimate.tasks import single
+from optimizer.estimate.tensors import TensorList
 from optimizer.estimate.unmetered import highest_of
 from optimizer.estimate.update import list_update_tasks
 from optimizer.estimate.weights import list_forward_moves, list_streamed_bytes
@@ -174,8 +177,8 @@ def _first_update(
 
     def make() -> Run:
         staying = list_staying(tensors, plan)
-        changes = list_update_changes(staying, plan, first_moments=moments, device_kind=machine.device.kind)
-        early = replace(state, changes=tuple(changes))
+        listed = partial(list_update_changes, staying, plan, first_moments=moments, device_kind=machine.device.kind)
+        early = replace(state, list_changes=listed)
         return Run(tuple(list_update_tasks(tensors, early, plan=plan, workload=workload, machine=machine)))
 
     return compiled.keep(key, make)

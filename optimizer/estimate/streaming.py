@@ -4,9 +4,9 @@ from collections.abc import Hashable, Mapping
 from functools import partial
 
 from optimizer.categories import CATEGORIES, Link
-from optimizer.estimate.compiled import Change, PartTime
 from optimizer.estimate.op_times import python_s
 from optimizer.estimate.optimizer_state import disk_read_ms
+from optimizer.estimate.parts import Change, PartTime
 from optimizer.estimate.tasks import Task, add_legs, as_moves, moved_bytes, single
 from optimizer.estimate.transfers import Legs, Transfer
 from optimizer.hardware.machine import Rates

@@ -11,8 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from optimizer.categories import CATEGORIES, Category, Link
-from optimizer.estimate.compiled import NO_COPIES, Bytes, Change, Move, PartBytes, PartTime
+from optimizer.estimate.compiled import NO_COPIES, Move
 from optimizer.estimate.cpu_scratch import Point
+from optimizer.estimate.parts import Bytes, Change, PartBytes, PartTime
 from optimizer.estimate.transfers import Event, Legs, Transfer, make_event
 
 _SLOT = {name: index for index, name in enumerate(CATEGORIES)}

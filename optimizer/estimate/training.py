@@ -16,13 +16,14 @@ import numpy as np
 
 from optimizer.categories import CATEGORIES
 from optimizer.estimate.allocations import Allocations, list_allocations
-from optimizer.estimate.compiled import Bytes, TensorList
 from optimizer.estimate.on_cuda import CudaMoves
+from optimizer.estimate.parts import Bytes
 from optimizer.estimate.prediction import Details, Prediction, TimelinePoint
 from optimizer.estimate.runs import Schedule
 from optimizer.estimate.setting import Setting, find_setting
 from optimizer.estimate.simulate import Resident, Simulation, simulate
 from optimizer.estimate.stages import StagePeaks
+from optimizer.estimate.tensors import TensorList
 from optimizer.estimate.unmetered import estimate_allocated_peak
 from optimizer.hardware.calibration import Spread, calibrated_machine, read_spread
 from optimizer.hardware.machine import Machine

@@ -6,8 +6,8 @@ again, task by task.
 
 from collections.abc import Sequence
 
-from optimizer.estimate.compiled import Bytes
 from optimizer.estimate.cpu_scratch import RANDOM_STATE_BYTES, Point
+from optimizer.estimate.parts import Bytes
 from optimizer.estimate.runs import Run, Schedule
 
 

@@ -5,10 +5,11 @@ Where nothing is clipped or scaled it does so during backward. On the CPU device
 """
 
 from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
 from functools import partial
 
 from optimizer.categories import CATEGORIES
-from optimizer.estimate.compiled import Change, PartTime, TensorList, sum_changes
+from optimizer.estimate.compiled import Move
 from optimizer.estimate.gradients import (
     estimate_clip_bytes,
     estimate_clip_ms,
@@ -25,15 +26,18 @@ from optimizer.estimate.optimizer_state import (
     host_bytes_per_s,
     host_elements_per_s,
 )
+from optimizer.estimate.parts import Change, PartTime, sum_device_rows
 from optimizer.estimate.prediction import Lane
 from optimizer.estimate.tasks import Task, add_legs, as_moves, risen_bytes, single
+from optimizer.estimate.tensors import TensorList
 from optimizer.estimate.transfers import Legs, Transfer
 from optimizer.hardware.machine import Machine, Rates
 from optimizer.plan.plan import Plan
 from optimizer.workload import TrainingWorkload
 
 _SLOT = {name: index for index, name in enumerate(CATEGORIES)}
-_TEMPORARIES = _SLOT["temporaries"]
+_SLOTS = (_SLOT["temporaries"], _SLOT["gradients"], _SLOT["optimizer_state"])
+"""Of an ``UpdateChange``."""
 _CONVERTED_BYTES = 12
 """Per element below fp32: its gradient read and widened, its new weight read and narrowed."""
 
@@ -47,12 +51,57 @@ def list_update_tasks(
     tensors: TensorList, state: StateCosts, *, plan: Plan, workload: TrainingWorkload, machine: Machine
 ) -> Iterator[Task]:
     """What follows the last micro-batch."""
+    clip, update = list_update_times(tensors, state, plan=plan, workload=workload, machine=machine)
+    scratch_bytes = estimate_clip_bytes(tensors, plan, clips=workload.max_grad_norm is not None)
+    is_on_host = plan.gradients.choice == "host"
+    # Rows of sparse gradients are joined and summed into new ones.
+    rows_bytes = estimate_rows_bytes(tensors, num_tokens=workload.tokens_per_step)
+    device = single("temporaries", 0 if is_on_host else scratch_bytes) + single("gradients", rows_bytes)
+    yield Task(
+        phase="optimizer",
+        block=-1,
+        name="gradient clipping",
+        bytes=risen_bytes(device, host=scratch_bytes * is_on_host),
+        time=clip.time,
+        begins=clip.begins,
+        drains=is_on_host,
+    )
+    if update is None:
+        return
+    clipped_bytes = estimate_clipped_bytes(plan) if plan.gradients.choice == "keep" else 0
+    changes = ((clipped_bytes, 0, 0), *state.changes, *_rows_changes(tensors, workload), (-clipped_bytes, 0, 0))
+    yield Task(
+        phase="optimizer",
+        block=-1,
+        name="optimizer step",
+        bytes=sum_device_rows(changes, slots=_SLOTS),
+        time=update.time,
+        copied=state.copied_bytes,
+        arrives=update.arrives,
+        begins=update.begins,
+        moves=partial(_list_moves, changes),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateTime:
+    """One of the two: what it takes, what it waits for and what it begins beside compute."""
+
+    time: PartTime
+    arrives: tuple[Transfer, ...] = ()
+    begins: tuple[Transfer, ...] = ()
+
+
+def list_update_times(
+    tensors: TensorList, state: StateCosts, *, plan: Plan, workload: TrainingWorkload, machine: Machine
+) -> tuple[UpdateTime, UpdateTime | None]:
+    """Of clipping, and of the update where it is not inside backward."""
     away = _list_host_updates(state, plan=plan, workload=workload, machine=machine)
     is_threaded = machine.device.kind == "cuda"
-    in_backward = is_threaded and workload.max_grad_norm is None and not plan.weights.scales_loss
-    yield _clip_task(tensors, plan, workload, machine, begins=away if in_backward else ())
+    in_backward = is_threaded and begins_in_backward(plan, workload)
+    clip = _clip_time(tensors, plan, workload, machine, begins=away if in_backward else ())
     if plan.gradients.choice == "consume":
-        return
+        return clip, None
     fetched_bytes = state.num_staying * plan.weights.bytes_per_element if plan.gradients.choice == "host" else 0
     fetched: Legs = (("copy_in", fetched_bytes / machine.rates.host_to_device_bytes_per_s * 1000),)
     back = (Transfer(key="gradients", legs=fetched),) if fetched_bytes else ()
@@ -62,33 +111,22 @@ def list_update_tasks(
     )
     for transfer in (*back, *(() if in_backward else away)):
         time = add_legs(time, transfer.legs)
-    clipped_bytes = estimate_clipped_bytes(plan) if plan.gradients.choice == "keep" else 0
-    changes: list[Change] = [
-        ("device", _TEMPORARIES, clipped_bytes),
-        *_as_changes(state.changes),
-        *_rows_changes(tensors, workload),
-        ("device", _TEMPORARIES, -clipped_bytes),
-    ]
-    yield Task(
-        phase="optimizer",
-        block=-1,
-        name="optimizer step",
-        bytes=sum_changes(changes),
+    return clip, UpdateTime(
         time=time,
-        copied=state.copied_bytes,
         arrives=back if is_threaded else (*away, *back),
         begins=away if is_threaded and not in_backward else (),
-        moves=partial(as_moves, changes),
     )
 
 
-def _clip_task(
+def begins_in_backward(plan: Plan, workload: TrainingWorkload) -> bool:
+    """Whether a block's update on the host of a card may begin before the backward of the others has ended."""
+    return workload.max_grad_norm is None and not plan.weights.scales_loss
+
+
+def _clip_time(
     tensors: TensorList, plan: Plan, workload: TrainingWorkload, machine: Machine, *, begins: tuple[Transfer, ...]
-) -> Task:
-    clips = workload.max_grad_norm is not None
-    scratch_bytes = estimate_clip_bytes(tensors, plan, clips=clips)
-    is_on_host = plan.gradients.choice == "host"
-    optimizer_ms = estimate_clip_ms(tensors, plan, machine.rates, scales=clips)
+) -> UpdateTime:
+    optimizer_ms = estimate_clip_ms(tensors, plan, machine.rates, scales=workload.max_grad_norm is not None)
     optimizer_ms *= machine.rates.time_factors.get("optimizer", 1.0)
     hooks_ms = 0.0
     if plan.gradients.choice == "consume":
@@ -97,21 +135,10 @@ def _clip_task(
             tensors.total_elements, plan, machine.rates, num_moments=workload.num_moments
         )
         hooks_ms = _python_ms(tensors, plan, machine.rates)
-    # Rows of sparse gradients are joined and summed into new ones.
-    rows_bytes = estimate_rows_bytes(tensors, num_tokens=workload.tokens_per_step)
-    device = single("temporaries", 0 if is_on_host else scratch_bytes) + single("gradients", rows_bytes)
     time = PartTime.spent(optimizer=optimizer_ms, hooks=hooks_ms)
     for transfer in begins:
         time = add_legs(time, transfer.legs)
-    return Task(
-        phase="optimizer",
-        block=-1,
-        name="gradient clipping",
-        bytes=risen_bytes(device, host=scratch_bytes * is_on_host),
-        time=time,
-        begins=begins,
-        drains=is_on_host,
-    )
+    return UpdateTime(time=time, begins=begins)
 
 
 def _python_ms(tensors: TensorList, plan: Plan, rates: Rates) -> float:
@@ -163,13 +190,12 @@ def _list_host_updates(
     return tuple(transfers)
 
 
-def _rows_changes(tensors: TensorList, workload: TrainingWorkload) -> list[Change]:
+def _rows_changes(tensors: TensorList, workload: TrainingWorkload) -> tuple[UpdateChange, ...]:
     num_bytes = estimate_rows_update_bytes(tensors, num_tokens=workload.tokens_per_step)
-    if not num_bytes:
-        return []
-    return [("device", _SLOT["temporaries"], num_bytes), ("device", _SLOT["temporaries"], -num_bytes)]
+    return ((num_bytes, 0, 0), (-num_bytes, 0, 0)) if num_bytes else ()
 
 
-def _as_changes(changes: tuple[UpdateChange, ...]) -> list[Change]:
-    slots = (_TEMPORARIES, _SLOT["gradients"], _SLOT["optimizer_state"])
-    return [("device", slot, size) for change in changes for slot, size in zip(slots, change, strict=True) if size]
+def _list_moves(changes: tuple[UpdateChange, ...]) -> tuple[Move, ...]:
+    pairs = ((slot, size) for change in changes for slot, size in zip(_SLOTS, change, strict=True))
+    found: list[Change] = [("device", slot, size) for slot, size in pairs if size]
+    return as_moves(found)

@@ -6,7 +6,7 @@ their home holds them always. Parameters that several blocks share do not stream
 
 from collections.abc import Iterator
 
-from optimizer.estimate.compiled import TensorList, list_tensors
+from optimizer.estimate.tensors import TensorList, list_tensors
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.profile import Profile
 

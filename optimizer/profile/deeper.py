@@ -39,11 +39,15 @@ def with_depth(profile: Profile, num_blocks: int) -> Profile:
         )
     inner = [1 + index % period for index in range(num_blocks - _ENDS)]
     taken = (0, *inner, profile.num_blocks - 1)
+    return replace(take_blocks(profile, taken), model_fingerprint=f"{profile.model_fingerprint} with {num_blocks} blocks")
+
+
+def take_blocks(profile: Profile, taken: Sequence[int]) -> Profile:
+    """With these of its blocks alone, in this order; a block may come more than once."""
     kinds = profile.tensors.block_kinds
     return replace(
         profile,
-        model_fingerprint=f"{profile.model_fingerprint} with {num_blocks} blocks",
-        num_blocks=num_blocks,
+        num_blocks=len(taken),
         tensors=replace(profile.tensors, block_kinds=tuple(kinds[block] for block in taken)),
         regimes={
             name: tuple(

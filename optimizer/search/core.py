@@ -29,6 +29,8 @@ from optimizer.units import format_bytes
 
 _ACCEPTED = ("fits", "unknown")
 """Unknown is said where something was not modelled, as of a card of unknown kind; a person may still want to try."""
+_ROUNDING = 1e-8
+"""Share by which a bound may be lower because sums of floats are."""
 MAX_SMALLER_BUDGETS = 4
 """Searches under a smaller budget, where a whole process does not fit a card that its tensors fit; each halves what is over or
 better, since gaps grow with what is allocated."""
@@ -43,8 +45,9 @@ class SearchResult:
     """By label, as in ``baselines.list_baselines``."""
     frontier: tuple[PricedPlan, ...]
     """Plans the goal allows of which no other is both smaller and faster, from small to fast; some over the budget."""
-    bound_step_ms: float
-    """No allowed plan that fits is faster."""
+    bound_step_ms: float | None
+    """No allowed plan that fits is faster; None where no bound is known. One above the chosen plan's time is a fault of ours, and
+    is not hidden."""
     unlimited_step_ms: float
     """The fastest allowed plan if device memory were unlimited."""
     explanation: tuple[str, ...]
@@ -53,14 +56,17 @@ class SearchResult:
     """What was allowed and would not pay at this shape."""
 
     @property
-    def gap(self) -> float:
-        """How much slower the chosen plan is than the best can be, at most, as a share; 0 where none is faster."""
-        return max(0.0, self.chosen.prediction.step_ms / self.bound_step_ms - 1)
+    def gap(self) -> float | None:
+        """How much slower the chosen plan is than the best can be, at most, as a share; None where no bound holds."""
+        step_ms = self.chosen.prediction.step_ms
+        if self.bound_step_ms is None or self.bound_step_ms > step_ms:
+            return None
+        return step_ms / self.bound_step_ms - 1
 
     @property
     def is_optimal(self) -> bool:
-        """Whether it is known that no allowed plan is faster."""
-        return self.chosen.prediction.step_ms <= self.bound_step_ms
+        """Whether it is known that no allowed plan is faster, by more than rounding."""
+        return self.gap is not None and self.gap <= _ROUNDING
 
     def to_json(self) -> dict[str, Any]:
         """With ``gap`` and ``is_optimal`` beside the fields."""
@@ -84,7 +90,7 @@ def search(problem: SearchProblem, *, known: Sequence[Plan] = ()) -> SearchResul
         book.price(Setting.of(plan), plan.activations.per_block)
     if not find_best(book):
         raise explain_infeasible(remembering)
-    bound_step_ms = book.best_step_ms if book.is_complete else bound_of(book)
+    bound_step_ms = _bound_of(book)
     unlimited_step_ms = price_spread(book)
     chosen, book = first_on_the_card(book, problem, remembering)
     left_out = list_left_out(remembering, chosen.plan, chosen.prediction)
@@ -92,11 +98,17 @@ def search(problem: SearchProblem, *, known: Sequence[Plan] = ()) -> SearchResul
         chosen=chosen,
         baselines=baselines,
         frontier=frontier_of(book),
-        bound_step_ms=min(bound_step_ms, chosen.prediction.step_ms),
+        bound_step_ms=bound_step_ms,
         unlimited_step_ms=unlimited_step_ms,
         explanation=tuple(_explain(remembering, chosen, baselines["keep_all"], left_out)),
         left_out=left_out,
     )
+
+
+def _bound_of(book: PriceBook) -> float:
+    if book.is_complete:
+        return book.best_step_ms
+    return bound_of(book) if book.floor_ms is None else book.floor_ms
 
 
 def search_budgets(problem: SearchProblem, budgets_bytes: Sequence[int]) -> dict[int, SearchResult]:

@@ -20,8 +20,7 @@ MAX_SETTINGS = 4
 def price_spread(book: PriceBook) -> float:
     """Price plans between smallest and fastest, whatever the budget; the step time of the fastest allowed plan of all."""
     settings = book.problem.settings()
-    for setting in settings:
-        book.price(setting, keep_everything(book.problem.num_blocks))
+    _price_bases(book)
     for setting in _spread_settings(settings):
         _price_along_lines(book, setting)
     for setting in {settings[0]: None, settings[-1]: None}:
@@ -73,6 +72,16 @@ def _label_outside_blocks(plan: Plan) -> Iterator[str]:
         yield f"state on {state.place}" + (f" {100 * state.fraction:.0f} %" if state.fraction < 1 else "")
     if weights.place != "device":
         yield f"weights on {weights.place}"
+
+
+def _price_bases(book: PriceBook) -> None:
+    """Keeping everything in each base; where a base can be bounded, only while it may be the fastest of all."""
+    kept, relax = keep_everything(book.problem.num_blocks), book.problem.relax
+    least_ms = {base: 0.0 if relax is None else relax.base_ms(base) for base in book.problem.settings()}
+    fastest_ms = float("inf")
+    for base in sorted(least_ms, key=lambda base: (least_ms[base], repr(base))):
+        if least_ms[base] < fastest_ms:
+            fastest_ms = min(fastest_ms, book.price(base, kept).step_ms)
 
 
 def _price_along_lines(book: PriceBook, setting: Setting) -> None:

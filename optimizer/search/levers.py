@@ -31,12 +31,16 @@ PREFETCHES: Final = (2, 1, 0)
 
 def homes_of(book: PriceBook, base: Setting) -> list[Setting]:
     """The base and all that the goal, the machine and the host's room allow, from weakest to strongest."""
-    found = []
-    for gradients, state, weights in _HOMES:
-        home = replace(base, gradients=gradients, state_place=state, weights_place=weights)
-        if book.problem.permits_setting(home) and not _has_nearer(book, home):
-            found.append(home)
-    return found
+    return [home for home in all_homes(book, base) if not _has_nearer(book, home)]
+
+
+def all_homes(book: PriceBook, base: Setting) -> list[Setting]:
+    """The same, also where access is slower than the host's room makes it need to be."""
+    homes = (
+        replace(base, gradients=gradients, state_place=state, weights_place=weights)
+        for gradients, state, weights in _HOMES
+    )
+    return [home for home in homes if book.problem.permits_setting(home)]
 
 
 def chunk_counts(base: Setting, *, tokens: int) -> tuple[int, ...]:

@@ -88,7 +88,7 @@ def plain_lines(book: PriceBook) -> list[Line]:
     depth = book.problem.num_blocks
     if book.problem.pinned_blocks is not None:
         return []
-    return [Line(num_blocks=depth, steps=steps) for steps in _ladders(book)]
+    return [Line(num_blocks=depth, steps=steps) for steps in ladders(book)]
 
 
 def pure_offload_lines(book: PriceBook, setting: Setting) -> Iterator[Line]:
@@ -103,7 +103,7 @@ def pure_offload_lines(book: PriceBook, setting: Setting) -> Iterator[Line]:
 
 def mixed_lines(book: PriceBook, setting: Setting) -> Iterator[Line]:
     """A grid over the number of offloaded blocks, for each way of offloading and rebuilding."""
-    for line in _mixtures(book, setting):
+    for line in mixtures(book, setting):
         yield from (replace(line, num_offload=count) for count in offload_grid(line.num_blocks)[1:])
 
 
@@ -128,12 +128,32 @@ def with_compression(book: PriceBook, setting: Setting) -> list[Setting]:
 
 def search_mixtures(book: PriceBook, setting: Setting) -> None:
     for compressed in with_compression(book, setting):
-        for line in _mixtures(book, compressed):
-            if book.problem.num_blocks <= MAX_BLOCKS_FOR_ALL_LINES:
-                for count in range(1, line.num_blocks + 1):
-                    search_line(book, compressed, replace(line, num_offload=count))
-            else:
-                _narrow(book, compressed, line)
+        for line in mixtures(book, compressed):
+            search_mixture(book, compressed, line)
+
+
+def search_around(book: PriceBook, setting: Setting, line: Line, *, num_offload: int) -> None:
+    """With this number of offloaded blocks, and those beside it while that is faster."""
+    depth = line.num_blocks
+
+    def best_ms(count: int) -> float:
+        return search_line(book, setting, replace(line, num_offload=count))
+
+    times = {count: best_ms(count) for count in (num_offload,) if 0 < count <= depth}
+    for step in (-1, 1):
+        count = num_offload + step
+        while 0 < count <= depth and best_ms(count) < min(times.values(), default=INFINITE_MS):
+            times[count] = best_ms(count)
+            count += step
+
+
+def search_mixture(book: PriceBook, setting: Setting, line: Line) -> None:
+    """For every number of offloaded blocks, or those around the best."""
+    if book.problem.num_blocks <= MAX_BLOCKS_FOR_ALL_LINES:
+        for count in range(1, line.num_blocks + 1):
+            search_line(book, setting, replace(line, num_offload=count))
+    else:
+        _narrow(book, setting, line)
 
 
 def offload_grid(num_blocks: int) -> list[int]:
@@ -142,18 +162,19 @@ def offload_grid(num_blocks: int) -> list[int]:
     return sorted({*range(0, num_blocks, cell), num_blocks})
 
 
-def _mixtures(book: PriceBook, setting: Setting) -> Iterator[Line]:
+def mixtures(book: PriceBook, setting: Setting) -> Iterator[Line]:
     """Without a number of offloaded blocks yet."""
     if book.problem.pinned_blocks is not None:
         return
-    ladders = _ladders(book)[:1]
+    steepest = ladders(book)[:1]
     for choice in useful_offloading(book, setting):
         for arrangement in _ARRANGEMENTS:
-            for steps in ladders:
+            for steps in steepest:
                 yield Line(num_blocks=book.problem.num_blocks, arrangement=arrangement, offload=choice, steps=steps)
 
 
-def _ladders(book: PriceBook) -> list[PerBlock]:
+def ladders(book: PriceBook) -> list[PerBlock]:
+    """What blocks that do not move do along a line."""
     if not book.problem.rebuilding:
         return []
     return [("recompute", "keep"), ("recompute", "selective", "keep")]

@@ -4,7 +4,7 @@ Catches what no line holds, such as one odd block, a count of chunks or a share 
 levers that the blocks as chosen do not need.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from optimizer.plan.activations import BlockChoice
@@ -26,16 +26,17 @@ _FASTER: tuple[tuple[BlockChoice, BlockChoice], ...] = (
 )
 """Exchanges that may make a block faster for more bytes, on the device or nearer to it."""
 
-def polish(book: PriceBook) -> None:
-    """Leaves ``book.best`` where no single change improves it."""
+def polish(book: PriceBook, *, is_worth: Callable[[Setting], bool] = lambda _: True) -> None:
+    """Leaves ``book.best`` where no single change improves it. is_worth: whether a setting may hold a faster plan."""
+    book.begin_polishing()
     improved = book.best is not None
     while improved and book.best is not None and not book.is_polished:
         before_ms = book.best_step_ms
         are_blocks_free = book.problem.pinned_blocks is None
-        if are_blocks_free:
+        if are_blocks_free and is_worth(_best(book)[0]):
             _fill(book, *_best(book))
-        _change_levers(book, *_best(book))
-        if are_blocks_free:
+        _change_levers(book, *_best(book), is_worth)
+        if are_blocks_free and is_worth(_best(book)[0]):
             _change_blocks(book, *_best(book))
         improved = book.best_step_ms < before_ms
 
@@ -73,11 +74,15 @@ def _exchange_most(
     return exchanged(low)
 
 
-def _change_levers(book: PriceBook, setting: Setting, per_block: PerBlock) -> None:
+def _change_levers(
+    book: PriceBook, setting: Setting, per_block: PerBlock, is_worth: Callable[[Setting], bool]
+) -> None:
     """With the same blocks, and with those that then fit."""
     for changed in _neighbour_settings(book, setting, per_block):
         if book.is_polished:
             return
+        if not is_worth(changed):
+            continue
         if book.problem.fits(book.price(changed, per_block)):
             _use_room(book, changed, per_block)
 

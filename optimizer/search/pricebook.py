@@ -9,8 +9,8 @@ from optimizer.search.problem import SearchProblem, Setting, techniques_of
 
 MAX_PRICES = 400
 """Where a search stops looking for a better plan: a bound on time that, unlike a clock, is the same on every machine."""
-MAX_POLISH_PRICES = 120
-"""What polishing the plan found may add to that."""
+MAX_POLISH_PRICES = 160
+"""What polishing the plan found may add."""
 
 _Key = tuple[float, bool, int, int, int, int, str, PerBlock]
 
@@ -25,8 +25,11 @@ class PriceBook:
         self._best: tuple[Plan, Prediction] | None = None
         self._permitted: dict[Plan, bool] = {}
         self._keys: dict[Plan, _Key] = {}
+        self._num_before_polishing = 0
         self.is_complete = False
         """Whether no plan that was not priced can be the best: set by who knows."""
+        self.floor_ms: float | None = None
+        """No permitted plan that fits is faster: set by who knows."""
 
     def price(self, setting: Setting, per_block: PerBlock) -> Prediction:
         plan = setting.plan(per_block)
@@ -64,7 +67,10 @@ class PriceBook:
     @property
     def is_polished(self) -> bool:
         """Whether nothing more may be priced to improve the best plan."""
-        return self.num_prices >= MAX_PRICES + MAX_POLISH_PRICES
+        return self.num_prices >= self._num_before_polishing + MAX_POLISH_PRICES
+
+    def begin_polishing(self) -> None:
+        self._num_before_polishing = self.num_prices
 
     def permitted(self) -> list[tuple[Plan, Prediction]]:
         """All priced plans that the goal allows, fitting or not, best first."""

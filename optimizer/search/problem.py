@@ -6,10 +6,13 @@ tested against any function, and what it optimizes is by construction what the e
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from functools import cached_property
+from typing import Any, Final, Literal, Protocol, get_args
 
 from optimizer.errors import InvalidPlan
 from optimizer.estimate.prediction import Prediction, Verdict
+from optimizer.estimate.relaxation import Relaxation
+from optimizer.estimate.relaxed_blocks import Form
 from optimizer.plan.activations import ActivationsPlan, BlockChoice, Compression
 from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.batch import BatchPlan
@@ -118,6 +121,18 @@ class Setting:
         )
 
 
+class Relax(Protocol):
+    """What plans come to at least, without a price."""
+
+    def base_ms(self, base: Setting) -> float:
+        """No plan of the base is faster."""
+
+    def setting(
+        self, setting: Setting, *, forms: tuple[Form, ...], chunk_counts: tuple[int, ...], state_is_free: bool
+    ) -> Relaxation:
+        """state_is_free: any share of the state may leave. The setting's own count of chunks is not looked at."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SearchProblem:
     """Everything the solver may know."""
@@ -147,6 +162,9 @@ class SearchProblem:
     """What an independent replay finds wrong with a plan's prediction; asked of the chosen plan alone."""
     detail: Callable[[Plan, Prediction], Prediction] | None = None
     """Works out what a price leaves out (``Prediction.memory``), too slowly to be asked of every plan."""
+
+    relax: Relax | None = None
+    """What a setting's plans come to at least; asked where there are too many to try them all."""
 
     def allows(self, technique: Technique) -> bool:
         """Whether the goal and the machine permit it."""
@@ -179,6 +197,17 @@ class SearchProblem:
             ("offload_disk", self.allows("disk")),
         )
         return tuple(choice for choice, is_allowed in places if is_allowed)
+
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        """The choices, those that move bytes with every packing that is allowed."""
+        pinned = self.pinned_levers.get("compress")
+        packings: tuple[Compression, ...] = get_args(Compression) if self.allows("compress") else ("none",)
+        if pinned is not None:
+            packings = (pinned,)
+        moved = [(choice, packing) for choice in self.offloading for packing in packings]
+        kept: list[Form] = [(choice, "none") for choice in ("keep", *self.rebuilding)]
+        return (*kept, *moved)
 
     @property
     def pinned_blocks(self) -> PerBlock | None:
@@ -226,7 +255,8 @@ class SearchProblem:
 
     def permits_setting(self, setting: Setting) -> bool:
         """The same for what is decided outside the blocks; False also where that contradicts itself."""
-        per_block = self.pinned_blocks or keep_everything(self.num_blocks)
+        # What cannot go together does not depend on how many blocks there are.
+        per_block = self.pinned_blocks or keep_everything(1)
         try:
             return self.permits(setting.plan(per_block))
         except InvalidPlan:
@@ -238,6 +268,10 @@ class SearchProblem:
         All else in them is as pinned or as in plain training; ``levers.py`` says what can be added. Where gradients, state and
         weights are pinned to live is left to it too.
         """
+        return self._settings
+
+    @cached_property
+    def _settings(self) -> tuple[Setting, ...]:
         free = replace(self, goal=replace(self.goal, pins=_without_homes(self.goal.pins)))
         total = self.workload.global_batch_size
         sizes = divisors(total) if self.allows("accumulate") else [total]

@@ -2,19 +2,23 @@
 of its time."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from optimizer.estimate.prediction import Prediction
 from optimizer.estimate.process import add_memory
+from optimizer.estimate.relaxation import Relaxation, least_compute_ms, relax
+from optimizer.estimate.relaxed_blocks import Form
 from optimizer.estimate.training import estimate_training
 from optimizer.hardware.calibration import calibrated_machine
 from optimizer.hardware.machine import Machine
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
+from optimizer.search.arrangements import keep_everything
 from optimizer.search.core import SearchResult, search
 from optimizer.search.largest import find_largest_micro_batch
 from optimizer.search.ledger import audit_plan
-from optimizer.search.problem import PricedPlan, SearchProblem
+from optimizer.search.problem import PricedPlan, SearchProblem, Setting
 from optimizer.workload import Goal, Technique, TrainingWorkload
 
 
@@ -84,12 +88,41 @@ def training_problem(
         price=price,
         detail=detail,
         audit=audit,
+        relax=_Relax(profile=profile, workload=workload, machine=calibrated),
         unavailable=_unavailable(machine),
         representations=_representations(profile, machine),
         has_sparse_gradients=profile.has_sparse_gradients,
         has_plain_head=profile.has_plain_head,
         clamps_fp16=profile.clamps_fp16,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Relax:
+    """Of the estimator (``Relax``)."""
+
+    profile: Profile
+    workload: TrainingWorkload
+    machine: Machine
+
+    def base_ms(self, base: Setting) -> float:
+        return least_compute_ms(self.profile, plan=self._plan(base), workload=self.workload, machine=self.machine)
+
+    def setting(
+        self, setting: Setting, *, forms: tuple[Form, ...], chunk_counts: tuple[int, ...], state_is_free: bool
+    ) -> Relaxation:
+        return relax(
+            self.profile,
+            plan=self._plan(setting),
+            workload=self.workload,
+            machine=self.machine,
+            forms=forms,
+            chunk_counts=chunk_counts,
+            state_is_free=state_is_free,
+        )
+
+    def _plan(self, setting: Setting) -> Plan:
+        return setting.plan(keep_everything(self.profile.num_blocks))
 
 
 def _representations(profile: Profile, machine: Machine) -> frozenset[str]:

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from optimizer.search.exhaustive import price_all
+from optimizer.search.guided import solve_guided
 from optimizer.search.levers import (
     has_free_fraction,
     homes_of,
@@ -53,7 +54,11 @@ _NEVER = 2**62
 
 def solve(book: PriceBook) -> None:
     """Price what is worth pricing; the answer is ``book.best``. Of small problems everything is."""
-    if not price_all(book):
+    if price_all(book):
+        return
+    if book.problem.relax is not None and book.problem.pinned_blocks is None:
+        solve_guided(book, book.problem.relax)
+    else:
         _Solver(book).solve()
 
 

@@ -94,9 +94,9 @@ class BestAnswer(Schema):
     chosen: PricedPlan
     baselines: dict[str, PricedPlan]
     frontier: list[PricedPlan]
-    bound_step_ms: float
+    bound_step_ms: float | None
     unlimited_step_ms: float
-    gap: float
+    gap: float | None
     is_optimal: bool
     explanation: list[str]
     left_out: list[LeftOut]

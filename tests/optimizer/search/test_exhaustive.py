@@ -94,6 +94,15 @@ def test_a_proven_answer_has_no_gap_and_others_tell_theirs():
     assert deep.to_json()["gap"] == deep.gap
 
 
+def test_a_bound_above_the_answer_is_not_taken_for_a_proof():
+    found = search(synthetic_problem(budget_mib=600, num_blocks=12, copy_ms_per_mib=3.0))
+    for bound_step_ms in (None, found.chosen.prediction.step_ms + 1):
+        unproven = replace(found, bound_step_ms=bound_step_ms)
+        assert unproven.gap is None
+        assert not unproven.is_optimal
+        assert unproven.to_json()["bound_step_ms"] == bound_step_ms
+
+
 def test_the_same_plan_is_kept_when_memory_is_plenty():
     """A budget above everything is no reason to do anything."""
     problem = synthetic_problem(budget_mib=10**6, num_blocks=2, max_grad_norm=None)

@@ -1,0 +1,118 @@
+"""What a part of a step comes to: its bytes, the highest point inside it, its milliseconds on each lane. Torch-free."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optimizer.categories import CATEGORIES, Tier
+from optimizer.estimate.prediction import LANES
+from optimizer.time_kinds import COMPUTE_KINDS
+
+Bytes = NDArray[np.int64]
+Change = tuple[Tier, int, int]
+"""Tier, place of the category, bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartBytes:
+    """Device bytes by category, in the order of CATEGORIES; other tiers as one number each."""
+
+    net: Bytes
+    rise: int
+    """Highest total inside the part above the total at its start; 0 or more."""
+    at_rise: Bytes
+    """Change of each category from the start to that moment."""
+    host_net: int = 0
+    host_rise: int = 0
+    disk_net: int = 0
+    disk_rise: int = 0
+    remote_net: int = 0
+    remote_rise: int = 0
+
+    @cached_property
+    def beyond(self) -> tuple[int, ...]:
+        """Net and rise of host, disk and remote store, for arrays of many."""
+        return self.host_net, self.host_rise, self.disk_net, self.disk_rise, self.remote_net, self.remote_rise
+
+
+NO_KINDS = (0.0,) * len(COMPUTE_KINDS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartTime:
+    """Milliseconds on each lane (``prediction.Lane``), and what compute's are made of."""
+
+    compute_ms: float
+    copy_out_ms: float = 0.0
+    copy_in_ms: float = 0.0
+    host_ms: float = 0.0
+    disk_ms: float = 0.0
+    network_ms: float = 0.0
+    kinds_ms: tuple[float, ...] = NO_KINDS
+    """Of compute, in the order of COMPUTE_KINDS; sums to ``compute_ms``."""
+    kinds_work: tuple[float, ...] = NO_KINDS
+    """What is done in those: FLOPs of products and attention, bytes read and written of the other kinds of op."""
+    recomputed_ms: float = 0.0
+    """Of compute: what is done a second time because it was not kept."""
+
+    @classmethod
+    def spent(cls, **kinds_ms: float) -> "PartTime":
+        """On compute, by kind."""
+        return cls(
+            compute_ms=sum(kinds_ms.values()), kinds_ms=tuple(kinds_ms.get(kind, 0.0) for kind in COMPUTE_KINDS)
+        )
+
+    @cached_property
+    def by_lane(self) -> tuple[float, ...]:
+        """In the order of ``prediction.LANES``, for arrays of many."""
+        return tuple(getattr(self, f"{lane}_ms") for lane in LANES)
+
+    @cached_property
+    def by_kind(self) -> tuple[float, ...]:
+        """Milliseconds of each kind, then the work, then what is recomputed, for arrays of many."""
+        return *self.kinds_ms, *self.kinds_work, self.recomputed_ms
+
+
+def sum_changes(changes: Sequence[Change]) -> PartBytes:
+    """Of changes in order, on any tier."""
+    device = np.zeros((len(changes) + 1, len(CATEGORIES)), dtype=np.int64)
+    level: dict[Tier, int] = {"host": 0, "disk": 0, "remote": 0}
+    highest = dict(level)
+    for row, (tier, slot, num_bytes) in enumerate(changes, start=1):
+        if tier == "device":
+            device[row, slot] = num_bytes
+        else:
+            level[tier] += num_bytes
+            highest[tier] = max(highest[tier], level[tier])
+    levels = device.cumsum(axis=0)
+    totals = levels.sum(axis=1)
+    top = int(totals.argmax())
+    return PartBytes(
+        net=levels[-1],
+        rise=int(totals[top]),
+        at_rise=levels[top],
+        host_net=level["host"],
+        host_rise=highest["host"],
+        disk_net=level["disk"],
+        disk_rise=highest["disk"],
+        remote_net=level["remote"],
+        remote_rise=highest["remote"],
+    )
+
+
+def sum_device_rows(rows: Sequence[Sequence[int]], *, slots: Sequence[int]) -> PartBytes:
+    """The same of rows of changes on the device, each of these categories in this order; for many, without a loop."""
+    table = np.array(rows, dtype=np.int64).reshape(-1, len(slots))
+    totals = np.concatenate([[0], table.ravel().cumsum()])
+    top = int(totals.argmax())
+    net: Bytes = np.zeros(len(CATEGORIES), dtype=np.int64)
+    at_rise = np.zeros_like(net)
+    num_rows, rest = divmod(top, len(slots))
+    net[list(slots)] = table.sum(axis=0)
+    at_rise[list(slots)] = table[:num_rows].sum(axis=0)
+    if rest:
+        at_rise[list(slots[:rest])] += table[num_rows, :rest]
+    return PartBytes(net=net, rise=int(totals[top]), at_rise=at_rise)

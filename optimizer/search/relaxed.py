@@ -1,0 +1,119 @@
+"""The least time of a setting's plans that keep a budget, from below: the dual of choosing for each block, in closed form.
+
+Choosing a form for every block so that bytes fit and the longest of several sums is short is a small linear program once blocks
+may be divided. Any weights of the sums and any price of a byte give a lower bound on it, so nothing has to be solved: bounds are
+taken at a few weights, each with all prices at which some block would change its mind, and the best of them holds.
+"""
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optimizer.estimate.relaxation import Relaxation
+
+Numbers = NDArray[np.float64]
+INFINITE_MS: Final = float("inf")
+_STEPS: Final = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
+"""Weights of two sums that are looked at."""
+_SLACK: Final = 1e-9
+"""Share by which rounding may make a bound too high."""
+
+
+def bound_relaxed(found: Relaxation, *, budget_bytes: int, between: bool = False) -> Numbers:
+    """[chunks]: milliseconds; infinite where nothing fits. between: of each count and all up to the next."""
+    last_bytes, end_bytes = found.last_bytes, found.end_bytes
+    if between:
+        last_bytes, end_bytes = _with_next(last_bytes), _with_next(end_bytes)
+    room_bytes = budget_bytes / (1 + found.margin) - found.fixed_bytes
+    fits = _fits(found, last_bytes, end_bytes, room_bytes)
+    if not fits.any():
+        return np.full(len(fits), INFINITE_MS)
+    sums = _undominated(found)
+    vertices = np.eye(len(sums))
+    bounds = _bounds(found, sums, vertices, last_bytes, room_bytes)
+    if len(sums) > 1:
+        best = int(bounds.max(axis=1).argmax())
+        pairs = [step * vertices[best] + (1 - step) * other for other in np.delete(vertices, best, axis=0) for step in _STEPS]
+        bounds = np.concatenate([bounds, _bounds(found, sums, np.array(pairs), last_bytes, room_bytes)])
+    return np.where(fits, bounds.max(axis=0) * (1 - _SLACK), INFINITE_MS)
+
+
+def count_forms(found: Relaxation, *, budget_bytes: int) -> tuple[int, int] | None:
+    """Of three forms and one count of chunks: how many blocks take the first and the last where the longest sum is shortest and
+    bytes fit, blocks of all kinds as one. No bound; None where nothing fits."""
+    num_blocks = int(found.num_of_kind.sum()) + 1
+    first, last = np.meshgrid(np.arange(num_blocks + 1), np.arange(num_blocks + 1), indexing="ij")
+    counts = np.stack([first, num_blocks - first - last, last])
+    mean_bytes = (found.num_of_kind @ found.kind_bytes + found.last_bytes[0]) / num_blocks
+    mean_ms = (np.tensordot(found.kind_ms, found.num_of_kind, axes=(1, 0)) + found.last_ms) / num_blocks
+    room_bytes = budget_bytes / (1 + found.margin) - found.fixed_bytes
+    step_ms = (np.tensordot(mean_ms, counts, axes=1) + found.fixed_ms[:, :1, None]).max(axis=0)
+    step_ms[(counts[1] < 0) | (np.tensordot(mean_bytes, counts, axes=1) > room_bytes)] = INFINITE_MS
+    best = np.unravel_index(step_ms.argmin(), step_ms.shape)
+    return (int(best[0]), int(best[1])) if np.isfinite(step_ms[best]) else None
+
+
+def _with_next(rows: Numbers) -> Numbers:
+    least: Numbers = np.minimum(rows, np.concatenate([rows[1:], rows[-1:]]))
+    return least
+
+
+def _fits(found: Relaxation, last_bytes: Numbers, end_bytes: Numbers, room_bytes: float) -> NDArray[np.bool_]:
+    """[chunks]: whether the least that blocks could hold has room."""
+    least_bytes = float(found.num_of_kind @ found.kind_bytes.min(axis=1)) if len(found.num_of_kind) else 0.0
+    most_bytes = np.maximum(least_bytes + last_bytes.min(axis=1), end_bytes)
+    fits: NDArray[np.bool_] = most_bytes - found.state_bytes <= room_bytes * (1 + _SLACK)
+    return fits
+
+
+def _undominated(found: Relaxation) -> list[int]:
+    """Sums that no other is at least as long as, whatever is chosen."""
+    rows = np.concatenate(
+        [
+            found.kind_ms.reshape(len(found.kind_ms), -1),
+            found.last_ms,
+            found.fixed_ms,
+            found.fixed_ms + found.state_ms[:, None],
+        ],
+        axis=1,
+    )
+    kept: list[int] = []
+    for index, row in enumerate(rows):
+        others = [*kept, *range(index + 1, len(rows))]
+        if not any((rows[other] >= row).all() for other in others):
+            kept.append(index)
+    return kept
+
+
+def _bounds(
+    found: Relaxation, sums: list[int], weights: Numbers, last_bytes: Numbers, room_bytes: float
+) -> Numbers:
+    """[weights, chunks]: the best over prices of a byte. weights: [.., sum], each row sums to 1."""
+    kind_ms = np.tensordot(weights, found.kind_ms[sums], axes=1)
+    last_ms = weights @ found.last_ms[sums]
+    fixed_ms = weights @ found.fixed_ms[sums]
+    state_ms = weights @ found.state_ms[sums]
+    prices = _list_prices(found, kind_ms, last_ms, last_bytes, state_ms)
+    in_kinds = (kind_ms[:, None] + prices[:, :, None, None] * found.kind_bytes).min(axis=3) @ found.num_of_kind
+    in_last = (last_ms[:, None, None] + prices[:, :, None, None] * last_bytes).min(axis=3)
+    leaving = np.minimum(0.0, state_ms[:, None] - prices * found.state_bytes)
+    best: Numbers = (in_last + (in_kinds + leaving - prices * room_bytes)[:, :, None]).max(axis=1) + fixed_ms
+    return best
+
+
+def _list_prices(
+    found: Relaxation, kind_ms: Numbers, last_ms: Numbers, last_bytes: Numbers, state_ms: Numbers
+) -> Numbers:
+    """[weights, price]: milliseconds a byte at which two forms of a kind cost the same, or the state may leave or stay."""
+    forms_ms, forms_bytes = kind_ms, found.kind_bytes
+    if not len(found.num_of_kind):
+        forms_ms, forms_bytes = last_ms[:, None], last_bytes[:1]
+    one, other = np.triu_indices(forms_bytes.shape[1], k=1)
+    saved_bytes = forms_bytes[:, one] - forms_bytes[:, other]
+    spent_ms = forms_ms[:, :, other] - forms_ms[:, :, one]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        prices = (spent_ms / saved_bytes).reshape(len(spent_ms), -1)
+        moving = (state_ms / found.state_bytes)[:, None] if found.state_bytes else np.zeros((len(state_ms), 1))
+    prices = np.concatenate([np.zeros((len(prices), 1)), moving, prices], axis=1)
+    return np.where(np.isfinite(prices) & (prices > 0), prices, 0.0)
