@@ -13,7 +13,7 @@ from optimizer.search.relaxed import bound_relaxed
 from optimizer.search.search import training_problem
 from optimizer.workload import Goal, TrainingWorkload
 
-NUM_PLANS = 60
+NUM_PLANS = 24
 
 
 def draw_problem(draw: random.Random, name: str) -> SearchProblem:
@@ -54,7 +54,7 @@ def test_no_plan_is_faster_than_its_settings_bound(name):
     problem = draw_problem(draw, name)
     tightness = []
     for index in range(NUM_PLANS):
-        if index % 12 == 0:
+        if index % 8 == 0:
             problem = draw_problem(draw, name)
         setting = draw_setting(draw, problem)
         favourite = draw.choice(problem.choices)
