@@ -41,6 +41,15 @@ def solve_guided(book: PriceBook, relax: Relax) -> None:
     polish(book, is_worth=lambda setting: _is_worth(book, nodes.least_ms(setting)))
 
 
+def bound_guided(book: PriceBook, relax: Relax) -> None:
+    """Only ``book.floor_ms``, of plans that were found otherwise."""
+    nodes = Nodes(book, relax)
+    for node in nodes.in_order():
+        if node.bound_ms >= book.best_step_ms:
+            break
+    book.floor_ms = nodes.floor_ms
+
+
 def _is_worth(book: PriceBook, bound_ms: float) -> bool:
     return bound_ms * (1 + MIN_GAIN) < book.best_step_ms and not book.is_full
 

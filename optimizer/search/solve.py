@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from optimizer.search.exhaustive import price_all
-from optimizer.search.guided import solve_guided
+from optimizer.search.guided import bound_guided, solve_guided
 from optimizer.search.levers import (
     has_free_fraction,
     homes_of,
@@ -32,6 +32,7 @@ from optimizer.search.levers import (
 )
 from optimizer.search.lines import (
     INFINITE_MS,
+    MAX_BLOCKS_FOR_ALL_LINES,
     lightest_bytes,
     mixed_lines,
     plain_lines,
@@ -56,10 +57,13 @@ def solve(book: PriceBook) -> None:
     """Price what is worth pricing; the answer is ``book.best``. Of small problems everything is."""
     if price_all(book):
         return
-    if book.problem.relax is not None and book.problem.pinned_blocks is None:
-        solve_guided(book, book.problem.relax)
-    else:
-        _Solver(book).solve()
+    relax = None if book.problem.pinned_blocks is not None else book.problem.relax
+    if relax is not None and book.problem.num_blocks > MAX_BLOCKS_FOR_ALL_LINES:
+        solve_guided(book, relax)
+        return
+    _Solver(book).solve()
+    if relax is not None:
+        bound_guided(book, relax)
 
 
 def price_lightest(book: PriceBook, setting: Setting) -> int:
