@@ -18,6 +18,7 @@ from optimizer.reports import (
     plans_table,
 )
 from optimizer.search.knobs import Knob
+from optimizer.time_kinds import PRODUCTS
 from optimizer.units import format_bytes
 
 _CHART_COLUMNS = 72
@@ -189,7 +190,7 @@ def _attained(prediction: Prediction, kind: str) -> str:
     rate = prediction.attained_by_kind.get(kind)
     if not rate:
         return ""
-    return f"{rate / 1e12:.1f} TFLOP/s" if kind in ("matmul", "attention") else f"{format_bytes(round(rate))}/s"
+    return f"{rate / 1e12:.1f} TFLOP/s" if kind in PRODUCTS else f"{format_bytes(round(rate))}/s"
 
 
 def _knobs_table(knobs: Sequence[Knob]) -> str:

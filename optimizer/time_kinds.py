@@ -9,9 +9,19 @@ from typing import Literal, get_args
 from optimizer.profile.profile import OpKind
 
 ComputeKind = Literal[
-    "matmul", "attention", "elementwise", "reduction", "gather", "quantization", "dispatch", "hooks", "optimizer"
+    "matmul",
+    "attention",
+    "matmul_16",
+    "elementwise",
+    "reduction",
+    "gather",
+    "quantization",
+    "dispatch",
+    "hooks",
+    "optimizer",
 ]
-"""On the compute lane. ``dispatch`` is what ops cost beside their kernels; ``hooks`` is the techniques' own Python: entering
+"""On the compute lane. ``matmul_16`` is products and attention in 16 bits: another unit of the processor, or none, does them, so
+that what is learnt of fp32 says nothing of them. ``dispatch`` is what ops cost beside their kernels; ``hooks`` is the techniques' own Python: entering
 a block again, packing and unpacking what goes away."""
 COMPUTE_KINDS: tuple[ComputeKind, ...] = get_args(ComputeKind)
 KINDS: tuple[str, ...] = (*COMPUTE_KINDS, "allocation", "copy_in", "copy_out", "host", "disk", "network")
@@ -19,6 +29,10 @@ KINDS: tuple[str, ...] = (*COMPUTE_KINDS, "allocation", "copy_in", "copy_out", "
 
 _REDUCTIONS = ("softmax", "norm", "sum", "mean", "var", "amax", "max", "logsumexp", "argmax", "cumsum", "topk", "sort")
 _GATHERS = ("embedding", "index", "gather", "scatter", "nll_loss", "select_backward", "slice_backward", "one_hot", "histc")
+
+
+PRODUCTS: tuple[ComputeKind, ...] = ("matmul", "attention", "matmul_16")
+"""Kinds whose work is counted in FLOPs; that of the others in bytes."""
 
 
 def kind_of(op_kind: OpKind, name: str) -> ComputeKind:

@@ -351,8 +351,9 @@ class _Clock:
         """A product ``[rows, inner] @ [inner, columns]``."""
         flops = 2.0 * rows * inner * columns
         seconds = self._times.kernel_s("matmul", "aten.mm", flops=flops, read_bytes=moved_bytes, form=form)
-        self._seconds["matmul"] += times * seconds
-        self._work["matmul"] += times * flops
+        kind = self._times.charged_to("matmul")
+        self._seconds[kind] += times * seconds
+        self._work[kind] += times * flops
         self.add_small(times)
 
     def add_pass(self, kind: ComputeKind, name: str, num_bytes: int, *, times: int = 1) -> None:

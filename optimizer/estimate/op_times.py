@@ -85,7 +85,12 @@ class OpTimes:
             # What gathers rows reads as much as it writes, however large the table.
             counted_bytes = 2 * written_bytes if kind == "gather" else moved_bytes
             seconds = flat_s if curve is None else seconds_by_bytes(counted_bytes, curve)
-        return seconds * self.factors[kind]
+        return seconds * self.factors[self.charged_to(kind, dtype)]
+
+    def charged_to(self, kind: ComputeKind, dtype: str = "") -> ComputeKind:
+        """Under which kind the time of an op is shown and corrected. dtype: its own, where it is known."""
+        is_product = kind == "matmul" or kind == "attention"
+        return "matmul_16" if is_product and (dtype or self._dtype) in _HALVES else kind
 
     def kernel_s(
         self,

@@ -107,7 +107,7 @@ class OpSizes:
                 form=form,
             )
             work[indices] = flops if op_kind in ("matmul", "attention") else read_bytes + written_bytes
-            slots[indices] = KIND_SLOT[kind]
+            slots[indices] = KIND_SLOT[times.charged_to(kind, dtype)]
         return PricedOps(times=times, seconds=seconds, work=work, slots=slots)
 
 
