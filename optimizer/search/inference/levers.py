@@ -19,6 +19,8 @@ _MAX_PREFETCH = 8
 _MICRO_BATCHES = (2, 4, 8, 16, 32)
 _MAX_PREFETCH_SHARED = 2
 """Where several micro-batches run while a block's weights are there, there is more time for the next ones to come."""
+_CACHE_PREFETCHES = (0, 1)
+"""Blocks whose keys and values come ahead; more gains nothing that one does not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,14 +90,16 @@ def _micro_batches(plan: InferencePlan) -> Iterator[InferencePlan]:
 
 
 def _caches(plan: InferencePlan) -> Iterator[InferencePlan]:
-    """How keys and values are held, and where: one block's ahead, as one block's weights are, for more gains nothing."""
+    """How keys and values are held, and where. Those that come go as far ahead as the weights that come: what one of the two has to
+    wait for, the other would wait for as well.
+    """
     yield plan
-    if plan.weights.place != "device" and plan.weights.prefetch != 1:
-        return
+    ahead = _CACHE_PREFETCHES if plan.weights.place == "device" else (plan.weights.prefetch,)
     for place, dtype in product(get_args(KvPlace), get_args(KvDtype)):
-        cache = KvCachePlan(place=place, dtype=dtype)
-        if not cache.is_plain:
-            yield replace(plan, kv_cache=cache)
+        for prefetch in ahead if place != "device" else (KvCachePlan().prefetch,):
+            cache = KvCachePlan(place=place, dtype=dtype, prefetch=prefetch)
+            if not cache.is_plain and prefetch in _CACHE_PREFETCHES:
+                yield replace(plan, kv_cache=cache)
 
 
 LEVERS: Final = (
