@@ -82,7 +82,7 @@ def full_setup() -> Setup:
 
 def quick_setup() -> Setup:
     return Setup(
-        subjects=(_subject("opt", opt(128, 6, 512), prompt_length=16, num_new_tokens=12, num_sequences=32, num_larger=8),),
+        subjects=(_subject("opt", opt(128, 24, 256), prompt_length=16, num_new_tokens=12, num_sequences=32, num_larger=32),),
         calibration_subjects=(
             _subject(
                 "llama", rotary("llama", 96, 4, 512), prompt_length=16, num_new_tokens=12, num_sequences=16, num_larger=8
