@@ -38,6 +38,14 @@ class Job:
     """Folder of what goes to the disk."""
 
 
+class DataMeter(Meter):  # type: ignore[no-untyped-call]
+    """Leaves out tensors without data: what accelerate puts in the place of weights that are away."""
+
+    def _see(self, tensor: torch.Tensor, slot: int) -> None:
+        if not tensor.is_meta:
+            super()._see(tensor, slot)
+
+
 class Contender(Protocol):
     def generate(self, prompts: torch.Tensor) -> torch.Tensor:
         """[batch, new tokens] for one batch [batch, prompt length]; both int64, on the host."""

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from benchmarks.alternatives import DoesNotRun
-from benchmarks.inference.alternatives import Factory, Job, Ours, list_alternatives
+from benchmarks.inference.alternatives import DataMeter, Factory, Job, Ours, list_alternatives
 from benchmarks.inference.subjects import Subject, setup_of
 from benchmarks.parts import Options, Part
 from benchmarks.record import Row, clear, goal
@@ -150,7 +150,7 @@ def fit_batch(name: str, make: Factory, job: Job, *, budget_bytes: int) -> Fitte
 
 def measure_peak(make: Factory, job: Job, *, batch_size: int) -> tuple[int, int]:
     """Of one batch: device and host bytes."""
-    meter = Meter(device=job.device)
+    meter = DataMeter(device=job.device)
     with meter.translating():
         contender = make(meter)
     try:
