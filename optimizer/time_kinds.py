@@ -21,8 +21,8 @@ ComputeKind = Literal[
     "optimizer",
 ]
 """On the compute lane. ``matmul_16`` is products and attention in 16 bits: another unit of the processor, or none, does them, so
-that what is learnt of fp32 says nothing of them. ``dispatch`` is what ops cost beside their kernels; ``hooks`` is the techniques' own Python: entering
-a block again, packing and unpacking what goes away."""
+that what is learnt of fp32 says nothing of them. ``dispatch`` is what ops cost beside their kernels; ``hooks`` is the techniques'
+own Python: entering a block again, packing and unpacking what goes away."""
 COMPUTE_KINDS: tuple[ComputeKind, ...] = get_args(ComputeKind)
 KINDS: tuple[str, ...] = (*COMPUTE_KINDS, "allocation", "copy_in", "copy_out", "host", "disk", "network")
 """All of them; ``allocation`` is memory touched for the first time, the rest are the other lanes (``prediction.Lane``)."""

@@ -90,8 +90,8 @@ def _micro_batches(plan: InferencePlan) -> Iterator[InferencePlan]:
 
 
 def _caches(plan: InferencePlan) -> Iterator[InferencePlan]:
-    """How keys and values are held, and where. Those that come go as far ahead as the weights that come: what one of the two has to
-    wait for, the other would wait for as well.
+    """How keys and values are held, and where. They come as far ahead as weights that come do: what has to wait for one of the
+    two would wait for the other as well.
     """
     yield plan
     ahead = _CACHE_PREFETCHES if plan.weights.place == "device" else (plan.weights.prefetch,)
