@@ -75,8 +75,10 @@ def measure_cpu(journal: Journal, arguments: argparse.Namespace) -> None:
     """The parts that were asked for, over the cases that were asked for."""
     cases = [case for case in list_cases() if is_wanted(case, arguments.case, quick=arguments.quick)]
     bench = Bench(find_machine(journal, probe_s=2.0 if arguments.quick else PROBE_S), cases)
-    run(journal, bench, cases, parts=arguments.only or PARTS, num_rounds=1 if arguments.quick else NUM_ROUNDS)
-    conclude(journal, bench, cases, is_whole=not arguments.quick and not arguments.case)
+    parts = arguments.only or PARTS
+    run(journal, bench, cases, parts=parts, num_rounds=1 if arguments.quick else NUM_ROUNDS)
+    is_whole = not arguments.quick and not arguments.case and "memory" in parts
+    conclude(journal, bench, cases, is_whole=is_whole)
 
 
 def is_wanted(case: Case, words: Sequence[str] | None, *, quick: bool) -> bool:
