@@ -5,7 +5,7 @@ import json
 import pytest
 
 from optimizer.errors import InvalidModel
-from optimizer.profile.profile import Profile
+from optimizer.profile.profile import PROFILE_VERSION, Profile
 
 
 @pytest.fixture(scope="module")
@@ -42,5 +42,5 @@ def test_an_index_that_points_to_nothing_is_refused_by_name(document, place, mes
 
 
 def test_a_profile_of_an_earlier_version_is_refused(document):
-    with pytest.raises(InvalidModel, match="profile.version is 1; allowed: 4"):
+    with pytest.raises(InvalidModel, match=f"profile.version is 1; allowed: {PROFILE_VERSION}"):
         Profile.from_json({**json.loads(document), "version": 1})
