@@ -7,6 +7,8 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 from urllib.error import URLError
@@ -135,6 +137,49 @@ class Stack:
             )
         self._processes[name] = process
         return process
+
+
+@contextmanager
+def running_stack(*, database_url: str | None = None) -> Iterator[Stack]:
+    """All of it but the web, at work; ended and removed afterwards."""
+    stack = Stack(database_url=database_url)
+    try:
+        stack.prepare()
+        stack.start_valkey()
+        stack.start_reconciler()
+        stack.start_worker()
+        yield stack
+    finally:
+        stack.close()
+
+
+class Jobs:
+    """What a test asks of any job of a stack."""
+
+    end_within_s = 180
+
+    def __init__(self, stack: Stack) -> None:
+        self.stack = stack
+
+    def show(self, job: str) -> dict:
+        return self.stack.ask("show", job=job)
+
+    def attempts(self, job: str) -> list[dict]:
+        return self.stack.ask("attempts", job=job)
+
+    def wait_for_process(self, job: str) -> int:
+        """Of the newest attempt."""
+        return wait_for(lambda: self.attempts(job)[-1]["pid"], what=f"the process of {job}")
+
+    def wait_for_end(self, job: str) -> dict:
+        wait_for(lambda: self.show(job)["is_terminal"], what=f"the end of {job}", timeout_s=self.end_within_s)
+        return self.show(job)
+
+    def wait_for_event(self, job: str, kind: str, *, count: int = 1) -> None:
+        def seen():
+            return sum(event["kind"] == kind for event in self.stack.ask("events", job=job)) >= count
+
+        wait_for(seen, what=f"event {kind} of {job}", timeout_s=60)
 
 
 def is_up(url: str) -> bool:

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from tests.end_to_end.stack import Stack
+from tests.end_to_end.stack import Jobs, Stack, running_stack
 from tests.end_to_end.writer import CONFIG, write_weights
 from tests.worker.processes import is_alive, wait_for
 
@@ -22,11 +22,13 @@ PLAN = {"batch_size": BATCH_SIZE}
 ROOMY_BYTES = 1 << 30
 
 
-class Jobs:
+class GenerateJobs(Jobs):
     """The stack, one model and its prompts, and what a test asks of a job."""
 
+    end_within_s = 300
+
     def __init__(self, stack: Stack) -> None:
-        self.stack = stack
+        super().__init__(stack)
         write_weights(stack.home / "models" / "writer")
         self.model = stack.ask("create_model", config=CONFIG, folder="models/writer", has_weights=True)
         self.prompts = stack.ask("create_prompts", text=PROMPTS)
@@ -43,12 +45,6 @@ class Jobs:
             num_steps=NUM_PROMPTS,
         )
 
-    def show(self, job: str) -> dict:
-        return self.stack.ask("show", job=job)
-
-    def attempts(self, job: str) -> list[dict]:
-        return self.stack.ask("attempts", job=job)
-
     def parts(self, job: str) -> list[dict]:
         """Every finished line that is on the disk, of all attempts; a torn one is none."""
         files = sorted((self.stack.home / "jobs" / job / "results").glob("part-*.jsonl"))
@@ -58,17 +54,7 @@ class Jobs:
     def wait_until_written(self, job: str) -> int:
         """Until some lines are done, still far from the end; the process that generates."""
         wait_for(lambda: len(self.parts(job)) >= ENOUGH, what=f"{ENOUGH} lines of {job}", timeout_s=180)
-        return wait_for(lambda: self.attempts(job)[-1]["pid"], what=f"the process of {job}")
-
-    def wait_for_end(self, job: str) -> dict:
-        wait_for(lambda: self.show(job)["is_terminal"], what=f"the end of {job}", timeout_s=300)
-        return self.show(job)
-
-    def wait_for_event(self, job: str, kind: str) -> None:
-        def seen():
-            return any(event["kind"] == kind for event in self.stack.ask("events", job=job))
-
-        wait_for(seen, what=f"event {kind} of {job}", timeout_s=60)
+        return self.wait_for_process(job)
 
     def texts(self, job: str) -> list[str]:
         [results] = self.stack.ask("artifacts", job=job)
@@ -78,15 +64,8 @@ class Jobs:
 
 @pytest.fixture(scope="module")
 def jobs():
-    stack = Stack()
-    try:
-        stack.prepare()
-        stack.start_valkey()
-        stack.start_reconciler()
-        stack.start_worker()
-        yield Jobs(stack)
-    finally:
-        stack.close()
+    with running_stack() as stack:
+        yield GenerateJobs(stack)
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from tests.end_to_end.stack import Stack
+from tests.end_to_end.stack import running_stack
 from tests.end_to_end.writer import CONFIG, write_weights
 from tests.worker.processes import wait_for
 
@@ -26,15 +26,8 @@ def request(custom_id, **changes):
 
 @pytest.fixture(scope="module")
 def stack():
-    stack = Stack()
-    try:
-        stack.prepare()
-        stack.start_valkey()
-        stack.start_reconciler()
-        stack.start_worker()
+    with running_stack() as stack:
         yield stack
-    finally:
-        stack.close()
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from optimizer.search.baselines import BASELINES
-from tests.end_to_end.stack import Stack
+from tests.end_to_end.stack import Stack, running_stack
 from tests.end_to_end.test_survival import CONFIG, TEXT
 from tests.worker.processes import wait_for
 
@@ -86,16 +86,9 @@ class Story:
 @pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
 def stack(request):
     is_postgresql = request.param == "postgresql"
-    stack = Stack(database_url=request.getfixturevalue("postgresql_url") if is_postgresql else None)
-    try:
-        stack.prepare()
+    with running_stack(database_url=request.getfixturevalue("postgresql_url") if is_postgresql else None) as stack:
         assert stack.ask("database") == request.param
-        stack.start_valkey()
-        stack.start_reconciler()
-        stack.start_worker()
         yield stack
-    finally:
-        stack.close()
 
 
 @pytest.fixture(scope="module")

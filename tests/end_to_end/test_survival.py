@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from tests.end_to_end.stack import Stack
+from tests.end_to_end.stack import Jobs, Stack, running_stack
 from tests.worker.processes import is_alive, wait_for
 
 pytestmark = pytest.mark.slow
@@ -45,11 +45,11 @@ TIGHT_BYTES = 8 << 20
 """Holds the weights, and not a step."""
 
 
-class Jobs:
+class TrainJobs(Jobs):
     """The stack, one model and one dataset, and what a test asks of a job."""
 
     def __init__(self, stack: Stack) -> None:
-        self.stack = stack
+        super().__init__(stack)
         self.model = stack.ask("create_model", config=CONFIG)
         self.dataset = stack.ask("create_dataset", text=TEXT)
 
@@ -64,12 +64,6 @@ class Jobs:
             kind="train",
         )
 
-    def show(self, job: str) -> dict:
-        return self.stack.ask("show", job=job)
-
-    def attempts(self, job: str) -> list[dict]:
-        return self.stack.ask("attempts", job=job)
-
     def wait_until_trained(self, job: str, *, step: int) -> int:
         """Until there is a checkpoint of ``step`` or later, still far from the end; the process that trains."""
         folder = self.stack.home / "jobs" / job / "checkpoints"
@@ -78,17 +72,7 @@ class Jobs:
             return any(int(path.name.split("-")[1]) >= step for path in folder.glob("step-*"))
 
         wait_for(has_trained, what=f"a checkpoint of step {step} of {job}", timeout_s=90)
-        return wait_for(lambda: self.attempts(job)[-1]["pid"], what=f"the process of {job}")
-
-    def wait_for_end(self, job: str) -> dict:
-        wait_for(lambda: self.show(job)["is_terminal"], what=f"the end of {job}", timeout_s=180)
-        return self.show(job)
-
-    def wait_for_event(self, job: str, kind: str, *, count: int = 1) -> None:
-        def seen():
-            return sum(event["kind"] == kind for event in self.stack.ask("events", job=job)) >= count
-
-        wait_for(seen, what=f"event {kind} of {job}", timeout_s=60)
+        return self.wait_for_process(job)
 
     def log(self, job: str) -> str:
         """What the processes of all attempts printed, for the message of a failed assertion."""
@@ -102,15 +86,8 @@ class Jobs:
 
 @pytest.fixture(scope="module")
 def jobs():
-    stack = Stack()
-    try:
-        stack.prepare()
-        stack.start_valkey()
-        stack.start_reconciler()
-        stack.start_worker()
-        yield Jobs(stack)
-    finally:
-        stack.close()
+    with running_stack() as stack:
+        yield TrainJobs(stack)
 
 
 @pytest.fixture(autouse=True)

@@ -5,29 +5,14 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
 
+from tests.worker.processes import is_alive, wait_for
 from worker.services import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, RunningService, Service, stop_services
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def wait_until(condition, *, limit_s=20.0):
-    deadline = time.monotonic() + limit_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "did not come about"
-        time.sleep(0.01)
-    return value
-
-
-def is_alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @pytest.fixture
@@ -94,7 +79,7 @@ def test_a_service_that_ignores_term_is_killed_at_its_deadline(make_service):
         stop_s=0.2,
     )
     running.tend(0.0)
-    wait_until(lambda: running.log_file.exists() and running.log_file.read_text())
+    wait_for(lambda: running.log_file.exists() and running.log_file.read_text(), what="what it prints")
     stop_services([running])
     assert running.process.returncode == -signal.SIGKILL
 
@@ -113,7 +98,7 @@ def test_services_end_last_to_first_each_before_the_next_is_asked(make_service, 
     services = [make_service(code.replace("{name}", name), name=name) for name in ("first", "second", "third")]
     for running in services:
         running.tend(0.0)
-        wait_until(lambda running=running: running.log_file.exists() and running.log_file.read_text())
+        wait_for(lambda running=running: running.log_file.exists() and running.log_file.read_text(), what="what it prints")
     stop_services(services)
     assert (tmp_path / "order").read_text() == "third second first "
 
@@ -149,16 +134,16 @@ def supervisor(tmp_path):
 
 def test_no_child_outlives_a_supervisor_that_is_killed(supervisor, tmp_path):
     process, pids_of = supervisor
-    wait_until(lambda: (tmp_path / "pids").exists() and len(pids_of()) == 2)
+    wait_for(lambda: (tmp_path / "pids").exists() and len(pids_of()) == 2, what="its two children")
     children = pids_of()
     process.kill()
     process.wait()
-    wait_until(lambda: not any(is_alive(pid) for pid in children))
+    wait_for(lambda: not any(is_alive(pid) for pid in children), what="the end of its children")
 
 
 def test_term_ends_the_supervisor_and_its_children(supervisor, tmp_path):
     process, pids_of = supervisor
-    wait_until(lambda: (tmp_path / "pids").exists() and len(pids_of()) == 2)
+    wait_for(lambda: (tmp_path / "pids").exists() and len(pids_of()) == 2, what="its two children")
     children = pids_of()
     process.terminate()
     assert process.wait(timeout=20) == 0
@@ -167,8 +152,8 @@ def test_term_ends_the_supervisor_and_its_children(supervisor, tmp_path):
 
 def test_a_killed_child_is_replaced_by_another(supervisor, tmp_path):
     _, pids_of = supervisor
-    wait_until(lambda: (tmp_path / "pids").exists() and len(pids_of()) == 2)
+    wait_for(lambda: (tmp_path / "pids").exists() and len(pids_of()) == 2, what="its two children")
     first, second = pids_of()
     os.kill(first, signal.SIGKILL)
-    wait_until(lambda: len(pids_of()) == 2 and first not in pids_of())
+    wait_for(lambda: len(pids_of()) == 2 and first not in pids_of(), what="children in place of those killed")
     assert second in pids_of()

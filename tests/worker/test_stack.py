@@ -10,12 +10,12 @@ import socket
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import httpx
 import pytest
 
+from tests.worker.processes import is_alive, wait_for
 from worker import stack, stack_home, stack_supervisor
 from worker.stack import find_running, main, read_credentials, tail
 from worker.stack_home import LONGEST_SOCKET_PATH, Stack, StackError, check_port, prepare_home, write_private
@@ -190,21 +190,6 @@ def run_stack(*arguments, **environment):
     )
 
 
-def wait_until(condition, *, limit_s=90.0):
-    deadline = time.monotonic() + limit_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "did not come about"
-        time.sleep(0.05)
-    return value
-
-
-def is_alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def pids_of(place):
     return {row["name"]: row["pid"] for row in place.read_state().get("services", [])}
 
@@ -232,11 +217,11 @@ def test_a_whole_stack_starts_restarts_what_dies_and_leaves_no_orphan(place, sta
     before = pids_of(place)
     assert set(before) == {"valkey", "web", "reconciler", "worker"}
     os.kill(before["valkey"], signal.SIGKILL)
-    wait_until(lambda: pids_of(place).get("valkey") not in (None, before["valkey"]))
+    wait_for(lambda: pids_of(place).get("valkey") not in (None, before["valkey"]), what="another Valkey", timeout_s=90)
 
     children = [pid for pid in pids_of(place).values() if pid]
     os.kill(place.read_state()["pid"], signal.SIGKILL)
-    wait_until(lambda: not any(is_alive(pid) for pid in children))
+    wait_for(lambda: not any(is_alive(pid) for pid in children), what="the end of its children", timeout_s=90)
 
     second = run_stack("up")
     assert second.returncode == 0, second.stderr
@@ -251,12 +236,12 @@ def test_a_whole_stack_starts_restarts_what_dies_and_leaves_no_orphan(place, sta
 def test_in_the_foreground_ctrl_c_ends_everything(place):
     process = subprocess.Popen([sys.executable, "-m", "worker.stack", "up", "--foreground"], cwd=ROOT, stdout=subprocess.DEVNULL)
     try:
-        wait_until(lambda: len([pid for pid in pids_of(place).values() if pid]) == 4)
+        wait_for(lambda: len([pid for pid in pids_of(place).values() if pid]) == 4, what="four processes", timeout_s=90)
         children = list(pids_of(place).values())
-        wait_until(lambda: _answers(place))
+        wait_for(lambda: _answers(place), what="the web to answer", timeout_s=90)
         process.send_signal(signal.SIGINT)
         process.wait(timeout=60)
-        wait_until(lambda: not any(is_alive(pid) for pid in children))
+        wait_for(lambda: not any(is_alive(pid) for pid in children), what="the end of its children", timeout_s=90)
     finally:
         process.kill()
         process.wait()

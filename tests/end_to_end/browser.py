@@ -1,0 +1,70 @@
+"""A real Chromium and its tabs: every complaint and every request of a page is kept, and pictures when they are wanted."""
+
+import os
+from urllib.parse import urlparse
+
+from tests.end_to_end.site import ROOT
+
+CHROMIUM = "/usr/bin/chromium"
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+WIDTHS = (1280, 390)
+PATIENCE_MS = 30_000
+PICTURES = ROOT / "docs" / "screenshots"
+# What htmx says of a request on its way when the page is left for another, as a click on "Start the job" leaves a form being priced.
+GIVEN_UP = ("htmx:sendAbort", "htmx:afterRequest")
+WATCH_POLICY = """
+window.violations = [];
+document.addEventListener("securitypolicyviolation", (event) => {
+  window.violations.push(`${event.violatedDirective} ${event.blockedURI}`);
+});
+"""
+
+
+class Watched:
+    """A tab whose every complaint and every request is kept."""
+
+    def __init__(self, page, host):
+        self.page = page
+        self.complaints = []
+        self.foreign = []
+        page.set_default_timeout(PATIENCE_MS)
+        page.add_init_script(WATCH_POLICY)
+        page.on("console", lambda message: self._hear(message))
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("request", lambda request: self._see(request.url, host))
+
+    def _hear(self, message):
+        if message.type in ("error", "warning") and not message.text.startswith(GIVEN_UP):
+            self.complaints.append(f"{message.text} {message.location.get('url', '')}")
+
+    def _see(self, url, host):
+        parts = urlparse(url)
+        if parts.scheme not in ("data", "blob") and parts.netloc != host:
+            self.foreign.append(url)
+
+    def check(self):
+        assert self.complaints == [], self.complaints
+        assert self.foreign == [], self.foreign
+        violations = self.page.evaluate("window.violations")
+        assert violations == [], violations
+
+
+def wait_for_points(tab, count):
+    """The chart itself, not only the page's memory of it, holds that many points."""
+    tab.page.wait_for_function(
+        "count => document.getElementById('chart-memory').data?.[0]?.x?.length === count", arg=count
+    )
+
+
+def take_picture(tab, name):
+    if os.environ.get("HEADROOM_SCREENSHOTS") == "1":
+        PICTURES.mkdir(parents=True, exist_ok=True)
+        tab.page.screenshot(path=PICTURES / f"{name}.png", full_page=True)

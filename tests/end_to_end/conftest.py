@@ -1,0 +1,71 @@
+"""What the browser tests share: one site for all of them, one Chromium for each file, one log-in."""
+
+from urllib.parse import urlparse
+
+import pytest
+from playwright.sync_api import expect, sync_playwright
+
+from tests.end_to_end.browser import ARGUMENTS, CHROMIUM, PATIENCE_MS, Watched
+from tests.end_to_end.site import Site
+
+
+@pytest.fixture(scope="session")
+def site():
+    running = Site()
+    running.ask("seed")
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    expect.set_options(timeout=PATIENCE_MS)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def signed_in(site, chromium):
+    """The cookies of one log-in, through the form."""
+    context = chromium.new_context()
+    page = context.new_page()
+    page.goto(f"{site.url}/jobs/")
+    page.get_by_label("Username").fill("ada")
+    page.get_by_label("Password").fill("correct horse battery")
+    page.get_by_role("button", name="Log in").click()
+    expect(page).to_have_url(f"{site.url}/jobs/")
+    state = context.storage_state()
+    context.close()
+    return state
+
+
+@pytest.fixture
+def open_tab(site, chromium, signed_in):
+    contexts = []
+
+    def open_(path, *, width=1280, scheme="light", storage=signed_in):
+        context = chromium.new_context(
+            viewport={"width": width, "height": 900},
+            color_scheme=scheme,
+            storage_state=storage,
+            reduced_motion="reduce",
+        )
+        contexts.append(context)
+        tab = Watched(context.new_page(), urlparse(site.url).netloc)
+        tab.page.goto(site.url + path)
+        return tab
+
+    yield open_
+    for context in contexts:
+        context.close()
+    print(site.log())  # shown where the test failed
+
+
+@pytest.fixture
+def running_job(site):
+    job_id = site.ask("new_job", name="kjv-demo")
+    site.ask("begin", job_id=job_id)
+    site.ask("measure", job_id=job_id, first=1, last=30)
+    return job_id

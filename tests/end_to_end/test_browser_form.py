@@ -1,0 +1,116 @@
+"""The form of a new job in a real Chromium: priced as it is edited, and nothing typed is ever lost."""
+
+import re
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import expect
+
+from optimizer.search.baselines import BASELINES
+from tests.end_to_end.browser import WIDTHS
+
+pytestmark = pytest.mark.browser
+
+
+def test_an_edit_is_priced_again_and_keeps_what_was_typed(open_tab):
+    tab = open_tab("/jobs/new/")
+    name = tab.page.locator("#id_name")
+    budget = tab.page.get_by_label("Device memory budget")
+    name.fill("typed words")
+    budget.fill("a lot")
+    expect(tab.page.locator("#id_device_budget_error")).to_contain_text("size 'a lot' is not understood")
+    expect(budget).to_have_attribute("aria-invalid", "true")
+    budget.fill("360 MiB")
+    expect(tab.page.locator("#id_device_budget_error")).to_be_empty()
+    expect(budget).not_to_have_attribute("aria-invalid", "true")
+    expect(name).to_have_value("typed words")
+    expect(budget).to_be_focused()
+    tab.check()
+
+
+def test_a_dataset_uploaded_beside_the_form_is_selected(open_tab, tmp_path):
+    text = tmp_path / "verse.txt"
+    text.write_text("In the beginning God created the heaven and the earth.\n" * 40)
+    tab = open_tab("/jobs/new/")
+    name = tab.page.locator("#id_name")
+    name.fill("typed words")
+    tab.page.get_by_text("Upload a dataset").click()
+    tab.page.locator("#dataset_upload_name").fill("verse")
+    tab.page.locator("#dataset_upload_file").set_input_files(text)
+    tab.page.locator("#dataset-section").get_by_role("button", name="Upload").click()
+    expect(tab.page.locator("#id_dataset option:checked")).to_have_text("verse")
+    expect(name).to_have_value("typed words")
+    tab.check()
+
+
+@pytest.fixture(scope="module")
+def priced_path(site, llama_folder):
+    """The form with a model whose profile is known."""
+    model = site.ask("add_llama", profile_file=str(llama_folder / "profile.json"))
+    return f"/jobs/new/?model={model}"
+
+
+def verdict_of(tab):
+    return tab.page.locator("#verdict .verdict-word")
+
+
+def take(tab, label):
+    tab.page.get_by_role("radio", name=f"Take {label} on workbench").check()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_priced_form_shows_its_verdict_its_bytes_and_every_plan(site, open_tab, priced_path, width):
+    tab = open_tab(priced_path, width=width)
+    expect(verdict_of(tab)).to_have_text("fits")
+    expect(tab.page.locator("#verdict")).to_contain_text("in 360 MiB: needs")
+    bar = tab.page.locator("#verdict").get_by_role("img", name=re.compile(r"of a budget of 360 MiB: weights .* activations "))
+    assert bar.locator("rect.edge").count() >= 4
+    table = tab.page.get_by_role("region", name="Plans to choose from")
+    expect(table.get_by_role("row")).to_have_count(2 + len(BASELINES))
+    expect(table.get_by_role("radio", checked=True)).to_have_count(1)
+    expect(table.get_by_role("radio", name="Take chosen on workbench")).to_be_checked()
+    found = Axe().run(tab.page)
+    assert found.violations_count == 0, found.generate_report()
+    assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
+    assert not site.has_torch()
+    tab.check()
+
+
+def test_another_budget_changes_the_verdict_and_loses_nothing_that_was_typed(open_tab, priced_path):
+    tab = open_tab(priced_path)
+    expect(verdict_of(tab)).to_have_text("fits")
+    tab.page.locator("#id_name").fill("typed words")
+    tab.page.get_by_label("Steps", exact=True).fill("77")
+    budget = tab.page.get_by_label("Device memory budget")
+    budget.fill("1 MiB")
+    expect(verdict_of(tab)).to_have_text("does not fit")
+    expect(tab.page.locator("#verdict")).to_contain_text("The smallest budget that would do is")
+    expect(tab.page.get_by_role("radio", name="Take chosen on workbench")).to_have_count(0)
+    tab.page.get_by_role("button", name="Use a budget of").click()
+    expect(verdict_of(tab)).to_have_text("fits")
+    expect(tab.page.get_by_role("radio", name="Take chosen on workbench")).to_be_checked()
+    expect(budget).not_to_have_value("1 MiB")
+    expect(tab.page.locator("#id_name")).to_have_value("typed words")
+    expect(tab.page.get_by_label("Steps", exact=True)).to_have_value("77")
+    tab.check()
+
+
+def test_a_plan_that_does_not_fit_starts_only_when_that_is_insisted_on(site, open_tab, priced_path):
+    tab = open_tab(priced_path)
+    tab.page.locator("#id_name").fill("insisted")
+    tab.page.get_by_label("Device memory budget").fill("20 MiB")
+    expect(tab.page.locator("#verdict")).to_contain_text("in 20.0 MiB")
+    take(tab, "keep all")
+    tab.page.get_by_role("button", name="Start the job").click()
+    expect(tab.page.get_by_role("alert")).to_contain_text("plan keep_all needs up to")
+    expect(tab.page.locator("#id_name")).to_have_value("insisted")
+    expect(tab.page.get_by_role("radio", name="Take keep all on workbench")).to_be_checked()
+    tab.page.get_by_label("Start it even if it does not fit").check()
+    tab.page.get_by_role("button", name="Start the job").click()
+    expect(tab.page.locator("#job-head .state")).to_have_text("queued")
+    job = site.ask("newest_job")
+    assert tab.page.url.endswith(f"/jobs/{job['id']}/")
+    assert (job["name"], job["spec"]["plan"]) == ("insisted", "keep_all")
+    assert job["plan"]["activations"]["per_block"] == ["keep"] * 4
+    assert job["spec"]["goal"]["device_budget_bytes"] == 20 * 1024**2 < job["prediction"]["device_peak_bytes"]
+    tab.check()

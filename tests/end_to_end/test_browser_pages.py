@@ -1,0 +1,134 @@
+"""Every page in a real Chromium: accessible, as wide as its window, light and dark, and without JavaScript.
+
+``HEADROOM_SCREENSHOTS=1`` also writes the pictures that the documentation shows.
+"""
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import expect
+
+from tests.end_to_end.browser import WIDTHS, take_picture, wait_for_points
+
+pytestmark = pytest.mark.browser
+
+
+def test_shortcuts_are_listed_and_can_be_turned_off(site, open_tab):
+    tab = open_tab("/machines/")
+    tab.page.keyboard.press("?")
+    dialog = tab.page.get_by_role("dialog", name="Keyboard shortcuts")
+    expect(dialog).to_be_visible()
+    dialog.get_by_label("single-key shortcuts on").uncheck()
+    tab.page.keyboard.press("Escape")
+    tab.page.keyboard.press("n")
+    expect(tab.page).to_have_url(f"{site.url}/machines/")
+    tab.page.get_by_role("button", name="Keyboard shortcuts").click()
+    dialog.get_by_label("single-key shortcuts on").check()
+    tab.page.keyboard.press("Escape")
+    tab.page.keyboard.press("j")
+    expect(tab.page).to_have_url(f"{site.url}/jobs/")
+    tab.check()
+
+
+@pytest.fixture(scope="module")
+def shown_jobs(site):
+    """One job at work and one that ran out of memory, for the pages that are looked at."""
+    running, failed = (site.ask("new_job", name=name) for name in ("kjv-demo", "plain-training"))
+    site.ask("begin", job_id=running)
+    site.ask("measure", job_id=running, first=1, last=82)
+    site.ask("keep_checkpoint", job_id=running, step=50)
+    site.ask("begin", job_id=failed)
+    site.ask("measure", job_id=failed, first=1, last=2)
+    site.ask("run_out_of_memory", job_id=failed)
+    site.ask("new_job", name="waits-here")
+    return {"job": running, "failed-job": failed}
+
+
+# the name of a page's pictures -> its address; ``{job}`` and ``{failed-job}`` stand for the runs of ``shown_jobs``
+PAGES = {
+    "login": "/login/",
+    "jobs": "/jobs/",
+    "job": "/jobs/{job}/",
+    "failed-job": "/jobs/{failed-job}/",
+    "compare": "/jobs/compare/?job={job}&job={failed-job}",
+    "queue": "/queue/",
+    "job-new": "/jobs/new/",
+    "models": "/models/",
+    "datasets": "/datasets/",
+    "machines": "/machines/",
+    "tokens": "/tokens/",
+}
+# what JavaScript still has to bring once a page has loaded
+READY = {
+    "job": lambda tab: wait_for_points(tab, 82),
+    "failed-job": lambda tab: wait_for_points(tab, 2),
+    "compare": lambda tab: expect(tab.page.locator("#compare-status")).to_have_text("84 points of 2 runs."),
+    "job-new": lambda tab: tab.page.get_by_text("being profiled").or_(tab.page.locator(".verdict-fits")).first.wait_for(),
+}
+
+
+def open_page(open_tab, name, shown_jobs, **how):
+    if name == "login":
+        how["storage"] = None
+    tab = open_tab(PAGES[name].format_map(shown_jobs), **how)
+    READY.get(name, lambda tab: None)(tab)
+    return tab
+
+
+def assert_accessible(tab):
+    found = Axe().run(tab.page)
+    assert found.violations_count == 0, found.generate_report()
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_accessible_and_as_wide_as_its_window(open_tab, shown_jobs, name):
+    tab = open_page(open_tab, name, shown_jobs)
+    for width in WIDTHS:
+        tab.page.set_viewport_size({"width": width, "height": 900})
+        # charts follow their window a moment later
+        tab.page.wait_for_function("width => document.documentElement.scrollWidth <= width", arg=width)
+        assert_accessible(tab)
+        take_picture(tab, f"{name}-{width}")
+    tab.check()
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_accessible_in_the_dark(open_tab, shown_jobs, name):
+    tab = open_page(open_tab, name, shown_jobs, scheme="dark")
+    assert_accessible(tab)
+    take_picture(tab, f"{name}-dark")
+    tab.check()
+
+
+def test_runs_chosen_in_the_list_stay_chosen_as_it_refreshes_and_are_compared(open_tab, shown_jobs):
+    tab = open_page(open_tab, "jobs", shown_jobs)
+    for name in ("kjv-demo", "plain-training"):
+        tab.page.get_by_label(f"Compare {name}").first.check()
+    with tab.page.expect_response(lambda answer: answer.request.headers.get("hx-request") == "true"):
+        pass
+    expect(tab.page.get_by_label("Compare plain-training").first).to_be_checked()
+    tab.page.get_by_role("button", name="Compare the chosen runs").click()
+    expect(tab.page.locator("#compare-status")).to_contain_text("of 2 runs.")
+    tab.page.get_by_role("button", name="over minutes").click()
+    expect(tab.page.locator("#compare-loss")).to_contain_text("minutes since the first step")
+    tab.check()
+
+
+def test_every_chart_has_the_cloud_turned_off(open_tab, shown_jobs):
+    tab = open_page(open_tab, "job", shown_jobs)
+    configs = tab.page.evaluate(
+        "[...document.querySelectorAll('.js-plotly-plot')].map(chart => chart._context)"
+        ".map(c => [c.showSendToCloud, c.plotlyServerURL, c.displaylogo, c.responsive])"
+    )
+    assert configs == [[False, "", False, True]] * 4
+
+
+def test_a_page_works_without_javascript(site, chromium, signed_in, shown_jobs):
+    context = chromium.new_context(java_script_enabled=False, storage_state=signed_in)
+    page = context.new_page()
+    page.goto(f"{site.url}/jobs/{shown_jobs['job']}/")
+    page.get_by_role("link", name="Events").click()
+    expect(page.get_by_role("region", name="Events")).to_contain_text("claimed")
+    page.get_by_label("Loss as a table").click()
+    page.locator("details[open]").get_by_role("link", name="Open the table").click()
+    expect(page.get_by_role("region", name="Loss").get_by_role("row")).to_have_count(84)
+    context.close()

@@ -1,0 +1,139 @@
+"""A run's page in a real Chromium: live charts, lost connections, restarts of the server."""
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.end_to_end.browser import wait_for_points
+from tests.webapp.pages import rows
+
+pytestmark = pytest.mark.browser
+
+
+def steps_drawn(tab):
+    return tab.page.evaluate("document.getElementById('chart-memory').data[0].x")
+
+
+def named_traces(tab, chart="chart-memory"):
+    return tab.page.evaluate("id => document.getElementById(id).data.map(trace => trace.name)", chart)
+
+
+def test_charts_grow_while_the_job_runs(site, open_tab, running_job):
+    tab = open_tab(f"/jobs/{running_job}/")
+    wait_for_points(tab, 30)
+    assert site.ask("measure", job_id=running_job, first=31, last=80) == 0
+    wait_for_points(tab, 80)
+    assert steps_drawn(tab) == list(range(1, 81))
+    expect(tab.page.locator('[data-live="step"]')).to_have_text("80")
+    tab.check()
+
+
+def test_prediction_and_budget_are_drawn_over_the_stack(open_tab, running_job):
+    tab = open_tab(f"/jobs/{running_job}/")
+    wait_for_points(tab, 30)
+    names = ["weights", "gradients", "optimizer state", "activations", "logits and loss", "temporaries"]
+    assert named_traces(tab) == [*names, "predicted", "budget"]
+    traces = tab.page.evaluate("document.getElementById('chart-memory').data.map(t => [t.name, t.y[0], t.line.dash])")
+    lines = {name: (value, dash) for name, value, dash in traces}
+    assert lines["predicted"] == (409, "dash")
+    assert lines["budget"][0] == 480
+    assert tab.page.evaluate("document.getElementById('chart-memory').data[1].fillpattern.shape") == "/"
+    expect(
+        tab.page.get_by_role("group", name="measured peak 411 MiB, predicted 409 MiB, budget 480 MiB")
+    ).to_be_visible()
+    tab.check()
+
+
+def test_a_step_is_shown_from_within_with_its_prediction(open_tab, running_job):
+    tab = open_tab(f"/jobs/{running_job}/")
+    wait_for_points(tab, 30)
+    tab.page.get_by_role("button", name="within a step").click()
+    tab.page.wait_for_function("() => document.getElementById('chart-memory').data[0].x.length === 60")
+    ends = tab.page.evaluate(
+        "document.getElementById('chart-memory').data.filter(t => t.name === 'weights' || t.name === 'predicted')"
+        ".map(t => t.x.at(-1))"
+    )
+    assert ends == [100, 100]
+    expect(tab.page.get_by_role("button", name="within a step")).to_have_attribute("aria-pressed", "true")
+    tab.check()
+
+
+def test_a_reload_and_a_second_tab_show_every_point(site, open_tab, running_job):
+    tab = open_tab(f"/jobs/{running_job}/")
+    wait_for_points(tab, 30)
+    site.ask("measure", job_id=running_job, first=31, last=60)
+    wait_for_points(tab, 60)
+    tab.page.reload()
+    wait_for_points(tab, 60)
+    second = open_tab(f"/jobs/{running_job}/")
+    wait_for_points(second, 60)
+    site.ask("measure", job_id=running_job, first=61, last=64)
+    for each in (tab, second):
+        wait_for_points(each, 64)
+        assert steps_drawn(each) == list(range(1, 65))
+        each.check()
+
+
+def test_a_restart_of_the_web_process_loses_no_point(site, open_tab, running_job):
+    tab = open_tab(f"/jobs/{running_job}/")
+    wait_for_points(tab, 30)
+    site.kill_web()
+    tab.page.wait_for_function("() => document.getElementById('job-page').dataset.connection === 'reconnecting'")
+    expect(tab.page.locator('[data-live="connection"]')).to_contain_text("waiting for the server since")
+    site.ask("measure", job_id=running_job, first=31, last=45)
+    site.start_web()
+    wait_for_points(tab, 45)
+    site.ask("measure", job_id=running_job, first=46, last=50)
+    wait_for_points(tab, 50)
+    assert steps_drawn(tab) == list(range(1, 51))
+    # the browser itself reports each connection that was refused meanwhile
+    tab.complaints = [text for text in tab.complaints if "net::ERR_" not in text]
+    tab.check()
+
+
+def test_the_end_of_a_job_arrives_by_itself(site, open_tab, running_job):
+    tab = open_tab(f"/jobs/{running_job}/")
+    wait_for_points(tab, 30)
+    site.ask("measure", job_id=running_job, first=31, last=rows.NUM_STEPS)
+    site.ask("keep_checkpoint", job_id=running_job, step=100)
+    assert site.ask("succeed", job_id=running_job) == "succeeded"
+    expect(tab.page.locator("#job-head .state")).to_have_text("succeeded")
+    expect(tab.page.get_by_role("region", name="How it ended")).to_contain_text("Finished 120 steps; the measured peak")
+    expect(tab.page.get_by_role("status").filter(has_text="The job is succeeded")).to_be_attached()
+    wait_for_points(tab, rows.NUM_STEPS)
+    assert tab.page.evaluate("document.getElementById('job-page').dataset.connection") == "ended"
+    tab.page.get_by_role("link", name="Checkpoints").click()
+    expect(tab.page.get_by_role("row", name="100")).to_be_visible()
+    assert tab.page.url.endswith("?tab=checkpoints")
+    tab.check()
+
+
+def test_a_burst_of_samples_is_drawn_at_most_twice_a_second(site, open_tab, running_job):
+    tab = open_tab(f"/jobs/{running_job}/")
+    wait_for_points(tab, 30)
+    before, began_ms = tab.page.evaluate(
+        "[Number(document.getElementById('job-page').dataset.draws), performance.now()]"
+    )
+    for step in range(31, 71):
+        site.ask("measure", job_id=running_job, first=step, last=step)
+    wait_for_points(tab, 70)
+    after, ended_ms = tab.page.evaluate(
+        "[Number(document.getElementById('job-page').dataset.draws), performance.now()]"
+    )
+    assert after - before <= (ended_ms - began_ms) / 500 + 1
+    tab.check()
+
+
+def test_stop_and_save_is_one_click(site, open_tab, running_job):
+    tab = open_tab(f"/jobs/{running_job}/")
+    tab.page.get_by_role("button", name="Stop and save").click()
+    expect(tab.page.locator("#job-head .state")).to_have_text("stopping")
+    expect(tab.page.get_by_role("button", name="Stop and save")).to_be_disabled()
+    tab.check()
+
+
+def test_the_table_behind_a_chart_opens_in_place(open_tab, running_job):
+    tab = open_tab(f"/jobs/{running_job}/")
+    wait_for_points(tab, 30)
+    tab.page.get_by_label("Loss as a table").click()
+    expect(tab.page.get_by_role("region", name="Loss").get_by_role("row")).to_have_count(32)
+    tab.check()
