@@ -28,6 +28,7 @@ from optimizer.search.core import search
 from optimizer.search.elsewhere import Obtain, add_ways_out
 from optimizer.search.objectives import Answer, answer_goal, sizes_looked_at
 from optimizer.search.problem import SearchProblem
+from optimizer.search.remembered import PriceMemory
 from optimizer.search.search import training_problem
 from optimizer.workload import Goal, TrainingWorkload
 
@@ -68,15 +69,20 @@ def plan_profiled(
     prices: PriceList | None = None,
     obtain: Obtain | None = None,
     with_ways_out: bool = True,
+    memory: PriceMemory | None = None,
 ) -> Answer:
     """``plan_model`` with a profile at hand.
 
     with_ways_out: where nothing fits, price what would. obtain: for that, more of the model's profile, or the one with adapters;
-    without it only what this profile holds is priced.
+    without it only what this profile holds is priced. memory: of this profile on this machine with this calibration.
     """
+    here = profile, machine
 
     def pose(profile: Profile, workload: TrainingWorkload, goal: Goal = goal, machine: Machine = machine) -> SearchProblem:
-        return training_problem(profile, workload=workload, goal=goal, machine=machine, calibration=calibration)
+        problem = training_problem(profile, workload=workload, goal=goal, machine=machine, calibration=calibration)
+        if memory is None or profile is not here[0] or machine is not here[1]:
+            return problem
+        return memory.bind(problem)
 
     try:
         return answer_goal(pose, profile, workload)

@@ -1,5 +1,6 @@
 """What the estimator returns for one plan on one machine, and the verdict drawn from it. Torch-free, JSON-able."""
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -181,6 +182,15 @@ class Prediction:
             del self.__dict__[name]
         self.__dict__[_WORK_OUT] = work_out
         return self
+
+    def over(self, num_steps: int) -> "Prediction":
+        """The same step in a run of so many."""
+        total_s = self.step_ms * num_steps / 1000
+        if total_s == self.total_s:
+            return self
+        other = copy.copy(self)  # replace() would read every field, and so work out the details
+        other.__dict__["total_s"] = total_s
+        return other
 
     if not TYPE_CHECKING:
 

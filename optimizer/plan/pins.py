@@ -190,9 +190,9 @@ def read_pins(texts: typing.Iterable[str]) -> Pins:
     document: dict[str, dict[str, Any]] = {}
     for text in texts:
         path, is_given, written = text.partition("=")
-        kind = _kinds().get(path.strip())
+        kind = knob_kinds().get(path.strip())
         if kind is None or not is_given:
-            allowed = list(_kinds())
+            allowed = list(knob_kinds())
             raise InvalidWorkload(
                 f"pin {text[:80]!r} is not understood; allowed: KNOB=VALUE with one of {', '.join(allowed)}",
                 field="goal.pins",
@@ -204,12 +204,28 @@ def read_pins(texts: typing.Iterable[str]) -> Pins:
     return from_json(Pins, document, path="goal.pins", error=InvalidWorkload)
 
 
+def pins_of_change(before: "Plan", after: "Plan") -> dict[str, Any]:
+    """What to pin so that the one plan becomes the other, as JSON: the knobs on which they differ.
+
+    Of the batch only the size of a micro-batch: their number follows.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for path in knob_kinds():
+        category, _, knob = path.partition(".")
+        value = getattr(getattr(after, category), knob)
+        if value == getattr(getattr(before, category), knob) or knob == "accumulation_steps":
+            continue
+        alike = knob == _EVERY_BLOCK and len(set(value)) == 1
+        found.setdefault(category, {})[knob] = to_json(value[:1] if alike else value)
+    return found
+
+
 def list_knobs_to_pin() -> tuple[str, ...]:
     """``optimizer_state.bits`` and so on, in the order of the plan."""
-    return tuple(_kinds())
+    return tuple(knob_kinds())
 
 
-def _kinds() -> dict[str, Any]:
+def knob_kinds() -> dict[str, Any]:
     """By path, what a knob's value is."""
     return {
         f"{category.name}.{knob.name}": kind

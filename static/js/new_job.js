@@ -1,6 +1,7 @@
 // Prices the form again after each edit. Only the verdict pane is swapped, so nothing that was typed is touched.
 
-const REPRICE_AFTER_MS = 400;
+const REPRICE_AFTER_MS = 250;
+const GLANCE_MS = 400;
 const form = document.getElementById("job-form");
 let timer = 0;
 
@@ -17,13 +18,35 @@ document.addEventListener("input", (event) => {
 // a model or dataset that was just uploaded is now selected in the form
 document.body.addEventListener("uploaded", repriceSoon);
 
+// a button that asks for something else fills its fields; without this script it is a link to the filled form
 document.addEventListener("click", (event) => {
-  const button = event.target.closest("[data-set-budget]");
-  if (!button) return;
-  const field = document.getElementById("id_device_budget");
-  field.value = button.dataset.setBudget;
-  field.focus();
+  const link = event.target.closest("[data-fill]");
+  if (!link) return;
+  event.preventDefault();
+  const fields = Object.entries(JSON.parse(link.dataset.fill)).map(([name, text]) => [form.elements[name], text]);
+  for (const [field, text] of fields) {
+    if (field.type === "checkbox") field.checked = text === "on";
+    else field.value = text;
+    const closed = field.closest("details:not([open])");
+    if (closed) closed.open = true;
+  }
+  fields[0][0].focus();
   repriceSoon();
+});
+
+// what is being waited for, and since when, where it takes longer than a glance
+const since = document.getElementById("pricing-since");
+let glance = 0;
+
+form.addEventListener("htmx:beforeRequest", () => {
+  const began = new Date().toLocaleTimeString("en-GB");
+  clearTimeout(glance);
+  glance = setTimeout(() => { since.textContent = `Looking for the best plan since ${began}; below is the last answer.`; }, GLANCE_MS);
+});
+
+form.addEventListener("htmx:afterRequest", () => {
+  clearTimeout(glance);
+  since.textContent = "";
 });
 
 document.addEventListener("change", (event) => {

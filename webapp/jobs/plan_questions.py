@@ -4,20 +4,22 @@ Torch-free; nothing is kept. A model that was never profiled is asked of a worke
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from optimizer.errors import InvalidPlan
-from optimizer.hardware.machine import Machine as MachineSpec
 from optimizer.plan.pins import Pins
 from optimizer.plan.plan import Plan
-from optimizer.profile.profile import Profile
 from optimizer.serialize import from_json, to_json
 from optimizer.workload import Goal, TrainingWorkload
 from webapp.catalog.models import Model
 from webapp.catalog.queries import models_visible_to
+from webapp.jobs import searches
 from webapp.jobs.estimates import read_machine
-from webapp.jobs.planning import known_profile_of, profile_of
+from webapp.jobs.planning import known_profiles_of, profile_of, read_profile, ready_profile
 from webapp.jobs.spec import check_against_model, find_visible, read_goal, read_workload
+
+if TYPE_CHECKING:
+    from optimizer.search.objectives import Answer
 
 UNLIMITED_BYTES = 2**60
 """The largest budget of a goal."""
@@ -35,24 +37,25 @@ class Question:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Asked:
-    """The question read."""
+class Asked:
+    """The question read: what is searched, and of which model."""
 
     model: Model
-    profile: Profile
-    workload: TrainingWorkload
-    goal: Goal
-    machine: MachineSpec
-    calibration: dict[str, Any] | None
+    question: searches.Question
 
     @property
     def here(self) -> dict[str, Any]:
+        asked = self.question
         return {
-            "machine": self.machine,
-            "workload": self.workload,
-            "goal": self.goal,
-            "calibration": self.calibration,
+            "machine": asked.machine,
+            "workload": asked.workload,
+            "goal": asked.goal,
+            "calibration": asked.calibration,
         }
+
+    def answer(self) -> "Answer":
+        """The best plan, from memory where it was asked for before. Raises NoFeasiblePlan with what would fit."""
+        return searches.find_answer(self.question, obtain=known_profiles_of(self.model, self.question))
 
 
 def find_best(user: Any, question: Question) -> dict[str, Any] | None:
@@ -60,29 +63,23 @@ def find_best(user: Any, question: Question) -> dict[str, Any] | None:
 
     Raises InvalidInput for the first field that is wrong, ProfileFailed, and NoFeasiblePlan with what would fit.
     """
-    # here and below, so that numpy and scipy are loaded with the first price and not with every process that knows of jobs
-    from optimizer.planning import plan_profiled
-
-    asked = _read(user, question)
+    asked = read_question(user, question)
     if asked is None:
         return None
-
-    def obtain(workload: TrainingWorkload, goal: Goal) -> Profile | None:
-        return asked.profile if workload.adapter == asked.workload.adapter else known_profile_of(asked.model, workload.adapter)
-
-    answer = plan_profiled(asked.profile, obtain=obtain, **asked.here).to_json()
-    return {"profile": "ready", "machine": asked.machine.to_json(), **answer.pop("result"), **answer}
+    answer = asked.answer().to_json()
+    return {"profile": "ready", "machine": asked.question.machine.to_json(), **answer.pop("result"), **answer}
 
 
 def compare(user: Any, question: Question, plans: dict[str, Any]) -> dict[str, Any] | None:
     """plans: by the name to show, a plan, a baseline's label or ``best``."""
+    # here and below, so that numpy and scipy are loaded with the first price and not with every process that knows of jobs
     from optimizer.planning import compare_profiled
 
     read = {name: Plan.from_json(plan) if isinstance(plan, dict) else plan for name, plan in plans.items()}
-    asked = _read(user, question)
+    asked = read_question(user, question)
     if asked is None:
         return None
-    return {"profile": "ready", **compare_profiled(asked.profile, read, **asked.here).to_json()}
+    return {"profile": "ready", **compare_profiled(asked.question.profile, read, **asked.here).to_json()}
 
 
 def rank_cards(user: Any, question: Question, cards: list[str], *, by_money: bool) -> dict[str, Any] | None:
@@ -106,22 +103,29 @@ def price_change(user: Any, question: Question, plan: dict[str, Any], change: di
     from optimizer.planning import reprice_profiled
 
     read, pins = Plan.from_json(plan), from_json(Pins, change, path="change", error=InvalidPlan)
-    asked = _read(user, question)
+    asked = read_question(user, question)
     if asked is None:
         return None
-    return {"profile": "ready", **reprice_profiled(asked.profile, read, change=pins, **asked.here).to_json()}
+    return {"profile": "ready", **reprice_profiled(asked.question.profile, read, change=pins, **asked.here).to_json()}
 
 
-def _read(user: Any, question: Question) -> _Asked | None:
+def read_question(user: Any, question: Question) -> Asked | None:
+    """None while the model is being profiled, which this asks for."""
     model, workload = _read_work(user, question)
     machine, calibration = read_machine(user, machine=question.machine, gpu=question.gpu)
     goal = Goal(device_budget_bytes=machine.device.memory_bytes) if question.goal is None else read_goal(question.goal)
-    profile = profile_of(model, adapter=workload.adapter)
-    if profile is None:
+    row = ready_profile(model, adapter=workload.adapter)
+    if row is None:
         return None
-    return _Asked(
-        model=model, profile=profile, workload=workload, goal=goal, machine=machine, calibration=calibration
+    found = searches.Question(
+        profile=read_profile(row.pk, row.document_sha256),
+        profile_sha256=row.document_sha256,
+        workload=workload,
+        goal=goal,
+        machine=machine,
+        calibration=calibration,
     )
+    return Asked(model=model, question=found)
 
 
 def _read_work(user: Any, question: Question) -> tuple[Model, TrainingWorkload]:

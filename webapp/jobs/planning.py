@@ -23,6 +23,7 @@ from optimizer.profile.inference import InferenceProfile
 from optimizer.profile.profile import PROFILE_VERSION, profile_fingerprint
 from optimizer.profile.profile import Profile as ModelProfile
 from optimizer.search.problem import PricedPlan
+from optimizer.serialize import to_json
 from optimizer.workload import Adapter, Goal, InferenceWorkload, TrainingWorkload
 from webapp.catalog.models import Machine, Model, Profile
 from webapp.catalog.queries import machines_visible_to
@@ -32,10 +33,14 @@ from webapp.jobs.generation_spec import GenerateSpec, inference_workload, read_j
 from webapp.jobs.models import Job, PlanOffer
 from webapp.jobs.profiles import request_profile
 from webapp.jobs.queries import offers_visible_to
+from webapp.jobs.searches import Question, find_answer, problem_of
 from webapp.jobs.spec import JobSpec
 
 if TYPE_CHECKING:
+    from optimizer.hardware.prices import Cost, PriceList
+    from optimizer.search.elsewhere import Obtain
     from optimizer.search.inference.problem import InferenceProblem, PricedInferencePlan
+    from optimizer.search.objectives import Answer
 
 _PRICE_AGAIN = "Price the spec again and take one of its offers."
 
@@ -60,6 +65,8 @@ class Offer:
     is_chosen: bool
     is_lossless: bool
     explanation: list[str]
+    costs: "tuple[Cost, ...]" = ()
+    """Of the whole run on the machine's device; empty where no price of it is known."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -72,6 +79,7 @@ class Offer:
             "prediction": self.row.prediction,
             "explanation": self.explanation,
             "lossless": self.is_lossless,
+            "costs": [to_json(cost) for cost in self.costs],
         }
 
 
@@ -100,11 +108,13 @@ def price_spec(user: Any, spec: dict[str, Any]) -> PlanAnswer:
 
 
 def price_job_spec(user: Any, spec: JobSpec | GenerateSpec) -> PlanAnswer:
+    from optimizer.hardware.prices import read_prices
+
     if isinstance(spec, JobSpec):
         _check_objective(spec.goal)
-        profile = _ready_profile(spec.model, adapter=spec.workload.adapter)
+        profile = ready_profile(spec.model, adapter=spec.workload.adapter)
     else:
-        profile = _ready_profile(spec.model, generates=True)
+        profile = ready_profile(spec.model, generates=True)
     if profile is None:
         return PlanAnswer(profile="pending", waiting_for="profile")
     machines = list(machines_visible_to(user).order_by("name"))
@@ -115,8 +125,9 @@ def price_job_spec(user: Any, spec: JobSpec | GenerateSpec) -> PlanAnswer:
     else:
         workload = inference_workload(spec)
         priced = [_search_generation(spec, workload, profile, machine) for machine in machines]
+    prices = read_prices()
     with transaction.atomic():
-        offers = [_keep(user, spec, profile, found) for result in priced for found in result.found]
+        offers = [_keep(user, spec, profile, found, prices) for result in priced for found in result.found]
     fitting = [offer for offer in offers if offer.row.label == "chosen"]
     chosen = min(fitting, key=_order_of(spec), default=None)
     if chosen is None:
@@ -140,25 +151,52 @@ def _order_of(spec: JobSpec | GenerateSpec) -> Callable[[Offer], tuple[bool, flo
     """By time; for the cheapest run by rent, machines without a price after those with one."""
     if not isinstance(spec, JobSpec):
         return lambda offer: (False, 0.0, float(offer.row.prediction["total_s"]))
-    from optimizer.hardware.prices import price_run, read_prices
-
-    prices = read_prices()
 
     def order(offer: Offer) -> tuple[bool, float, float]:
         step_ms = float(offer.row.prediction["step_ms"])
         if spec.goal.objective != "cheapest_run":
             return False, 0.0, step_ms
-        device = str(offer.row.machine.document["device"]["name"])
-        costs = price_run(prices, device=device, total_s=float(offer.row.prediction["total_s"]))
-        rent = next((cost.amount for cost in costs if cost.kind == "rented"), None)
+        rent = next((cost.amount for cost in offer.costs if cost.kind == "rented"), None)
         return rent is None, rent or 0.0, step_ms
 
     return order
 
 
+@dataclass(frozen=True, kw_only=True)
+class Most:
+    """The largest batch or the longest sequence, on the machine where it is largest."""
+
+    machine: Machine
+    answer: "Answer"
+
+
+def find_most(user: Any, spec: JobSpec) -> Most | PlanAnswer:
+    """For an objective that looks for the work; a pending answer where nothing can be priced yet. Nothing is kept.
+
+    Raises NoFeasiblePlan where not even the smallest size fits on any machine.
+    """
+    profile = ready_profile(spec.model, adapter=spec.workload.adapter)
+    machines = list(machines_visible_to(user).order_by("name"))
+    if profile is None or not machines:
+        return PlanAnswer(profile="pending", waiting_for="profile" if profile is None else "machine")
+    found: list[Most] = []
+    refused: list[NoFeasiblePlan] = []
+    for machine in machines:
+        question = question_of(spec, profile, machine)
+        try:
+            answer = find_answer(question, obtain=known_profiles_of(spec.model, question))
+        except NoFeasiblePlan as error:
+            refused.append(error)
+        else:
+            found.append(Most(machine=machine, answer=answer))
+    if not found:
+        raise _nothing_fits(refused, [])
+    return max(found, key=lambda most: 0 if most.answer.limit is None else most.answer.limit.largest)
+
+
 def profile_of(model: Model, *, adapter: Adapter | None) -> ModelProfile | None:
     """None while it is being made, which this asks for. Raises ProfileFailed."""
-    row = _ready_profile(model, adapter=adapter)
+    row = ready_profile(model, adapter=adapter)
     return None if row is None else read_profile(row.pk, row.document_sha256)
 
 
@@ -171,11 +209,12 @@ def known_profile_of(model: Model, adapter: Adapter | None) -> ModelProfile | No
 
 def inference_profile_of(model: Model) -> InferenceProfile | None:
     """Of a model that generates; None while it is being made, which this asks for. Raises ProfileFailed."""
-    row = _ready_profile(model, generates=True)
+    row = ready_profile(model, generates=True)
     return None if row is None else read_inference_profile(row.pk, row.document_sha256)
 
 
-def _ready_profile(model: Model, *, adapter: Adapter | None = None, generates: bool = False) -> Profile | None:
+def ready_profile(model: Model, *, adapter: Adapter | None = None, generates: bool = False) -> Profile | None:
+    """Its row, without the document; None while it is being made, which this asks for. Raises ProfileFailed."""
     profile = request_profile(model, adapter=adapter, generates=generates)
     if profile.error is not None and not profile.document_sha256:
         raise ProfileFailed(str(profile.error.get("message")), hint=str(profile.error.get("hint") or ""))
@@ -242,34 +281,36 @@ class _Searched:
 
 def _search(spec: JobSpec, profile: Profile, machine: Machine) -> _Searched:
     # here, so that numpy and scipy are loaded with the first price and not with every process that knows of jobs
-    from optimizer.planning import plan_profiled
     from optimizer.search.baselines import price_baselines
-    from optimizer.search.search import training_problem
 
-    model_profile = read_profile(profile.pk, profile.document_sha256)
-    target = MachineSpec.from_json(machine.document)
-
-    def obtain(workload: TrainingWorkload, goal: Goal) -> ModelProfile | None:
-        same = workload.adapter == spec.workload.adapter
-        return model_profile if same else known_profile_of(spec.model, workload.adapter)
-
+    question = question_of(spec, profile, machine)
     try:
-        result = plan_profiled(
-            model_profile,
-            workload=spec.workload,
-            goal=spec.goal,
-            machine=target,
-            calibration=machine.calibration,
-            obtain=obtain,
-        ).result
+        result = find_answer(question, obtain=known_profiles_of(spec.model, question)).result
     except NoFeasiblePlan as error:
-        problem = training_problem(
-            model_profile, workload=spec.workload, goal=spec.goal, machine=target, calibration=machine.calibration
-        )
-        baselines = price_baselines(problem)
-        return _Searched(found=_explained(baselines, machine), infeasible=error)
+        return _Searched(found=_explained(price_baselines(problem_of(question)), machine), infeasible=error)
     chosen = _Found(priced=result.chosen, machine=machine, explanation=list(result.explanation))
     return _Searched(found=[chosen, *_explained(result.baselines, machine)])
+
+
+def question_of(spec: JobSpec, profile: Profile, machine: Machine) -> Question:
+    return Question(
+        profile=read_profile(profile.pk, profile.document_sha256),
+        profile_sha256=profile.document_sha256,
+        workload=spec.workload,
+        goal=spec.goal,
+        machine=MachineSpec.from_json(machine.document),
+        calibration=machine.calibration,
+    )
+
+
+def known_profiles_of(model: Model, question: Question) -> "Obtain":
+    """For what would fit instead: the model's profile, and that with other adapters where it was made already."""
+
+    def obtain(workload: TrainingWorkload, goal: Goal) -> ModelProfile | None:
+        same = workload.adapter == question.workload.adapter
+        return question.profile if same else known_profile_of(model, workload.adapter)
+
+    return obtain
 
 
 def _search_generation(
@@ -334,7 +375,11 @@ def _explained(baselines: dict[str, PricedPlan], machine: Machine) -> list[_Foun
     ]
 
 
-def _keep(user: Any, spec: JobSpec | GenerateSpec, profile: Profile, found: _Found) -> Offer:
+def _keep(
+    user: Any, spec: JobSpec | GenerateSpec, profile: Profile, found: _Found, prices: "PriceList"
+) -> Offer:
+    from optimizer.hardware.prices import price_run
+
     row = PlanOffer.objects.create(
         owner=user,
         spec=spec.to_json(),
@@ -345,11 +390,19 @@ def _keep(user: Any, spec: JobSpec | GenerateSpec, profile: Profile, found: _Fou
         verdict=found.priced.verdict,
         basis=basis_of(profile, found.machine),
     )
-    return Offer(row=row, is_chosen=False, is_lossless=found.priced.plan.is_lossless, explanation=found.explanation)
+    device, total_s = str(found.machine.document["device"]["name"]), found.priced.prediction.total_s
+    num_tokens = spec.workload.num_steps * spec.workload.tokens_per_step if isinstance(spec, JobSpec) else None
+    return Offer(
+        row=row,
+        is_chosen=False,
+        is_lossless=found.priced.plan.is_lossless,
+        explanation=found.explanation,
+        costs=price_run(prices, device=device, total_s=total_s, num_tokens=num_tokens),
+    )
 
 
 def _marked(offer: Offer, *, is_chosen: bool) -> Offer:
-    return Offer(row=offer.row, is_chosen=is_chosen, is_lossless=offer.is_lossless, explanation=offer.explanation)
+    return replace(offer, is_chosen=is_chosen)
 
 
 def _nothing_fits(errors: list[NoFeasiblePlan], offers: list[Offer]) -> NoFeasiblePlan:

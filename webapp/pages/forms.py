@@ -1,22 +1,18 @@
-"""What people type, and how it becomes a job spec. Ranges live in ``optimizer/workload.py``; here is only the reading of text.
+"""What people type for a training job, and how it becomes a job spec; and the forms of uploads and tokens.
 
-A value that does not parse is kept as typed, with the reason beside its field.
+Ranges live in ``optimizer/workload.py``; here is only the reading of text.
 """
 
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any
 
 from django import forms
 
-from optimizer.errors import HeadroomError
 from optimizer.serialize import to_json
-from optimizer.techniques import TECHNIQUE_GROUPS, TECHNIQUE_LABELS
-from optimizer.units import format_bytes, parse_bytes
 from optimizer.workload import Adapter, TrainingWorkload
 from webapp.catalog.models import Dataset, Model
-
-FORM_ID = "job-form"
-"""Fields stand outside the form element, because upload forms stand between them and forms cannot nest."""
+from webapp.pages.pin_fields import clean_pins, pin_fields, pin_groups, typed_pins, written_pins
+from webapp.pages.work_form import WorkForm, initial_goal
 
 WORKLOAD_FIELDS = (
     "mode",
@@ -40,24 +36,24 @@ _DEFAULTS = TrainingWorkload()
 _ADAPTER_DEFAULTS = Adapter()
 
 
-class BytesField(forms.CharField):
-    """A size as people write it: ``480 MiB``."""
-
-    def to_python(self, value: Any) -> Any:
-        text = super().to_python(value)
-        if not text:
-            return None
-        try:
-            return parse_bytes(text)
-        except ValueError as error:
-            raise forms.ValidationError(str(error)) from error
+OBJECTIVES = (
+    ("fastest_step", "the fastest step"),
+    ("cheapest_run", "the run that costs least"),
+    ("largest_batch", "the largest batch that fits"),
+    ("longest_sequence", "the longest sequence that fits"),
+)
 
 
-class JobForm(forms.Form):
-    """One job spec. ``model`` and ``dataset`` offer only what the user may see."""
+class JobForm(WorkForm):
+    """One spec of a training job. ``model`` and ``dataset`` offer only what the user may see."""
+
+    decimals = ("learning_rate", "momentum", "weight_decay", "max_grad_norm", "alpha", "dropout")
 
     name = forms.CharField(max_length=200, initial="my-job")
-    model = forms.ChoiceField()
+    objective = forms.ChoiceField(label="Best is", choices=OBJECTIVES, initial="fastest_step", required=False)
+    allow_lossy = forms.BooleanField(
+        label="Allow choices that change the numbers (16-bit weights, 8-bit state, compression)", required=False
+    )
     dataset = forms.ChoiceField()
     mode = forms.ChoiceField(
         label="Kind of training",
@@ -121,40 +117,23 @@ class JobForm(forms.Form):
         initial=_DEFAULTS.export.dtype,
         required=False,
     )
-    device_budget = BytesField(label="Device memory budget", help_text="such as 360 MiB or 12 GiB", initial="360 MiB")
-    host_budget = BytesField(label="Host memory budget", help_text="empty: what the machine has free", required=False)
-    disk_budget = BytesField(label="Disk budget", help_text="empty: what the machine has free", required=False)
-    allow_lossy = forms.BooleanField(
-        label="Allow choices that change the numbers (16-bit weights, 8-bit state, compression)", required=False
-    )
-    forbid = forms.MultipleChoiceField(
-        label="Never use", choices=list(TECHNIQUE_LABELS.items()), required=False, widget=forms.CheckboxSelectMultiple
-    )
 
     def __init__(self, *args: Any, models: Iterable[Model], datasets: Iterable[Dataset], **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        _choices(self, "model", [(row.pk, row.name) for row in models], nothing="no model yet: upload one")
-        _choices(self, "dataset", [(row.pk, row.name) for row in datasets], nothing="no dataset yet: upload one")
-        for field in self.fields.values():
-            field.widget.attrs["form"] = FORM_ID
-        for name in ("learning_rate", "momentum", "weight_decay", "max_grad_norm", "alpha", "dropout"):
-            # a text field: the browser's number field drops what it cannot parse, and people write 1e-3
-            self.fields[name].widget = forms.TextInput(attrs={"form": FORM_ID, "inputmode": "decimal"})
+        super().__init__(*args, more=pin_fields(), **kwargs)
+        self.offer_rows("model", models, nothing="no model yet: upload one")
+        self.offer_rows("dataset", datasets, nothing="no dataset yet: upload one")
 
-    def technique_groups(self) -> list[tuple[str, list[Any]]]:
-        """The boxes of ``forbid`` under their headings."""
-        boxes = {box.data["value"]: box for box in self["forbid"]}
-        return [(heading, [boxes[name] for name in names]) for heading, names in TECHNIQUE_GROUPS]
+    def clean(self) -> None:
+        clean_pins(self)
+
+    def pin_groups(self) -> list[tuple[str, list[Any]]]:
+        """The fields of the plan's decisions under its categories."""
+        return pin_groups(self)
 
     def spec(self) -> dict[str, Any]:
         """The job spec as the API takes it. Only after ``is_valid()``."""
         data = self.cleaned_data
-        goal: dict[str, Any] = {"device_budget_bytes": data["device_budget"], "allow_lossy": data["allow_lossy"]}
-        for tier in ("host", "disk"):
-            if data[f"{tier}_budget"] is not None:
-                goal[f"{tier}_budget_bytes"] = data[f"{tier}_budget"]
-        if data["forbid"]:
-            goal["forbid"] = data["forbid"]
+        pins = typed_pins(data)
         return {
             "name": data["name"],
             "model": data["model"],
@@ -164,7 +143,7 @@ class JobForm(forms.Form):
                 "adapter": self._adapter() if data["use_adapters"] else None,
                 "export": self._export(),
             },
-            "goal": goal,
+            "goal": {**self.goal(), "pins": pins} if pins else self.goal(),
             "plan": "chosen",
         }
 
@@ -179,14 +158,6 @@ class JobForm(forms.Form):
         data = self.cleaned_data
         return {name: data[f"export_{name}"] for name in ("dtype", "adapter") if data[f"export_{name}"]}
 
-    def put_error(self, error: HeadroomError) -> bool:
-        """Put an error of the library beside the field it names. False when it names none of this form's."""
-        name = field_of(str(error.fields.get("field", "")))
-        if name not in self.fields:
-            return False
-        self.add_error(name, error.message)
-        return True
-
 
 def initial_from_spec(spec: dict[str, Any]) -> dict[str, Any]:
     """What the form shows for a spec: a clone of a job."""
@@ -195,30 +166,7 @@ def initial_from_spec(spec: dict[str, Any]) -> dict[str, Any]:
     if (adapter := workload.get("adapter")) is not None:
         initial |= {**adapter, "use_adapters": True, "targets": ", ".join(adapter.get("targets", ()))}
     initial |= {f"export_{name}": value for name, value in workload.get("export", {}).items()}
-    for tier in ("device", "host", "disk"):
-        if (budget_bytes := goal.get(f"{tier}_budget_bytes")) is not None:
-            initial[f"{tier}_budget"] = exact_bytes(budget_bytes)
-    initial["allow_lossy"] = goal.get("allow_lossy", False)
-    initial["forbid"] = list(goal.get("forbid", ()))
-    return initial
-
-
-def exact_bytes(num_bytes: int) -> str:
-    """The rounded form where it reads back to the same number, else plain bytes."""
-    rounded = format_bytes(num_bytes)
-    return rounded if parse_bytes(rounded) == num_bytes else f"{num_bytes} B"
-
-
-def field_of(path: str) -> str:
-    """The form's field for one of the API: ``workload.adapter.rank``, ``goal.device_budget_bytes``, ``workload.export.dtype``."""
-    if ".export." in path:
-        return f"export_{path.rsplit('.', 1)[-1]}"
-    return path.rsplit(".", 1)[-1].removesuffix("_bytes")
-
-
-def _choices(form: forms.Form, name: str, choices: list[tuple[str, str]], *, nothing: str) -> None:
-    field = cast(forms.ChoiceField, form.fields[name])
-    field.choices = choices or [("", nothing)]
+    return {**initial, **initial_goal(goal), **written_pins(goal.get("pins") or {})}
 
 
 class SeveralFilesInput(forms.ClearableFileInput):

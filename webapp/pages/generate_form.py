@@ -1,15 +1,13 @@
 """What people type for a generate job, and how it becomes a job spec; as ``forms.py`` has it for training."""
 
 from collections.abc import Iterable
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from django import forms
 
-from optimizer.errors import HeadroomError
-from optimizer.techniques import TECHNIQUE_LABELS
 from optimizer.workload import GenerationWorkload, Technique
 from webapp.catalog.models import Dataset, Model
-from webapp.pages.forms import FORM_ID, BytesField, exact_bytes, field_of
+from webapp.pages.work_form import BytesField, WorkForm, initial_goal
 
 SAMPLING_FIELDS: Final = ("max_new_tokens", "temperature", "top_k", "top_p", "seed")
 FORBIDDEN: Final[tuple[Technique, ...]] = (
@@ -22,14 +20,26 @@ FORBIDDEN: Final[tuple[Technique, ...]] = (
     "quantize_kv",
 )
 """Techniques that a generation may use."""
+OBJECTIVES: Final = (
+    ("throughput", "all prompts in the least time"),
+    ("first_token", "the first token after the least time"),
+    ("largest_batch", "most prompts at once"),
+)
 _DEFAULTS: Final = GenerationWorkload()
 
 
-class GenerateForm(forms.Form):
+class GenerateForm(WorkForm):
     """One spec of a generate job. ``model`` and ``prompts`` offer only what the user may see and what can be used."""
 
+    techniques = FORBIDDEN
+    decimals = ("temperature", "top_p")
+
     name = forms.CharField(max_length=200, initial="my-prompts")
-    model = forms.ChoiceField()
+    objective = forms.ChoiceField(label="Best is", choices=OBJECTIVES, initial="throughput", required=False)
+    device_budget = BytesField(label="Device memory budget", help_text="such as 360 MiB or 12 GiB", initial="2 GiB")
+    allow_lossy = forms.BooleanField(
+        label="Allow choices that change the numbers (16-bit weights, packed weights)", required=False
+    )
     prompts = forms.ChoiceField()
     max_new_tokens = forms.IntegerField(
         label="New tokens", help_text="at most, after each prompt", initial=_DEFAULTS.max_new_tokens
@@ -45,54 +55,15 @@ class GenerateForm(forms.Form):
         strip=False,
         widget=forms.Textarea(attrs={"rows": 2}),
     )
-    objective = forms.ChoiceField(
-        label="Best is",
-        choices=[
-            ("throughput", "all prompts in the least time"),
-            ("first_token", "the first token after the least time"),
-            ("largest_batch", "most prompts at once"),
-        ],
-        initial="throughput",
-    )
-    device_budget = BytesField(label="Device memory budget", help_text="such as 360 MiB or 12 GiB", initial="2 GiB")
-    host_budget = BytesField(label="Host memory budget", help_text="empty: what the machine has free", required=False)
-    disk_budget = BytesField(label="Disk budget", help_text="empty: what the machine has free", required=False)
-    allow_lossy = forms.BooleanField(
-        label="Allow choices that change the numbers (16-bit weights, packed weights)", required=False
-    )
-    forbid = forms.MultipleChoiceField(
-        label="Never use",
-        choices=[(name, TECHNIQUE_LABELS[name]) for name in FORBIDDEN],
-        required=False,
-        widget=forms.CheckboxSelectMultiple,
-    )
 
     def __init__(self, *args: Any, models: Iterable[Model], prompts: Iterable[Dataset], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        offered = (
-            ("model", [(row.pk, row.name) for row in models], "no model with weights yet: upload one"),
-            ("prompts", [(row.pk, row.name) for row in prompts], "no prompts yet: upload some"),
-        )
-        for name, choices, nothing in offered:
-            cast(forms.ChoiceField, self.fields[name]).choices = choices or [("", nothing)]
-        for field in self.fields.values():
-            field.widget.attrs["form"] = FORM_ID
-        for name in ("temperature", "top_p"):
-            self.fields[name].widget = forms.TextInput(attrs={"form": FORM_ID, "inputmode": "decimal"})
+        self.offer_rows("model", models, nothing="no model with weights yet: upload one")
+        self.offer_rows("prompts", prompts, nothing="no prompts yet: upload some")
 
     def spec(self) -> dict[str, Any]:
         """The job spec as the API takes it. Only after ``is_valid()``."""
         data = self.cleaned_data
-        goal: dict[str, Any] = {
-            "device_budget_bytes": data["device_budget"],
-            "allow_lossy": data["allow_lossy"],
-            "objective": data["objective"],
-        }
-        for tier in ("host", "disk"):
-            if data[f"{tier}_budget"] is not None:
-                goal[f"{tier}_budget_bytes"] = data[f"{tier}_budget"]
-        if data["forbid"]:
-            goal["forbid"] = data["forbid"]
         return {
             "kind": "generate",
             "name": data["name"],
@@ -102,17 +73,9 @@ class GenerateForm(forms.Form):
                 **{name: data[name] for name in SAMPLING_FIELDS},
                 "stop": [line for line in data["stop"].splitlines() if line],
             },
-            "goal": goal,
+            "goal": self.goal(),
             "plan": "chosen",
         }
-
-    def put_error(self, error: HeadroomError) -> bool:
-        """Put an error of the library beside the field it names. False when it names none of this form's."""
-        name = field_of(str(error.fields.get("field", "")))
-        if name not in self.fields:
-            return False
-        self.add_error(name, error.message)
-        return True
 
 
 def initial_from_generate_spec(spec: dict[str, Any]) -> dict[str, Any]:
@@ -121,14 +84,7 @@ def initial_from_generate_spec(spec: dict[str, Any]) -> dict[str, Any]:
     initial = {name: spec.get(name) for name in ("name", "model", "prompts")}
     initial |= {name: workload[name] for name in SAMPLING_FIELDS if name in workload}
     initial["stop"] = "\n".join(workload.get("stop", ()))
-    for tier in ("device", "host", "disk"):
-        if (budget_bytes := goal.get(f"{tier}_budget_bytes")) is not None:
-            initial[f"{tier}_budget"] = exact_bytes(budget_bytes)
-    return initial | {
-        "objective": goal.get("objective", "throughput"),
-        "allow_lossy": goal.get("allow_lossy", False),
-        "forbid": list(goal.get("forbid", ())),
-    }
+    return {**initial, **initial_goal(goal)}
 
 
 class PromptsUploadForm(forms.Form):

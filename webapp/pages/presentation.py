@@ -258,6 +258,17 @@ def _compare_time(name: str, key: str, prediction: Mapping[str, Any], found: Map
     )
 
 
+def signed_bytes(num_bytes: int) -> str:
+    """``−7.1 GiB``."""
+    return f"{'−' if num_bytes < 0 else '+'}{format_bytes(abs(num_bytes))}"
+
+
+def signed_percent(share: float) -> str:
+    """``+19 %``; what rounds to nothing is said to be none."""
+    percent = round(100 * share)
+    return f"{percent:+d} %".replace("-", "−") if percent else "no more"
+
+
 def signed_error(predicted: float, *, measured: float | None) -> str:
     """How far the prediction lay from the measurement: ``-0.7 %`` is a prediction that was too low."""
     if not measured:

@@ -1,6 +1,6 @@
-"""What the new-job page says of a priced spec: a verdict in words, the chosen plan's bytes, and the table of plans.
+"""What the new-job page says of a priced spec: a verdict in words, the chosen plan's bytes, its levers, and the table of plans.
 
-Shapes what ``webapp.jobs.planning`` answers; computes no price itself.
+Shapes what ``webapp.jobs`` answers; computes no price itself.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,12 +10,23 @@ from typing import Any, Literal
 
 from optimizer.categories import CATEGORIES, CATEGORY_LABELS
 from optimizer.errors import HeadroomError, NoFeasiblePlan
-from optimizer.units import MIB
+from optimizer.plan.plan import Plan
+from optimizer.units import MIB, format_bytes
 from webapp.catalog.models import Profile
-from webapp.jobs.generation_spec import read_job_spec
-from webapp.jobs.planning import PlanAnswer, price_spec
-from webapp.pages.forms import exact_bytes, field_of
-from webapp.pages.presentation import BLOCK_CHOICES, StackedBar, largest_part, stacked_bar
+from webapp.jobs.generation_spec import GenerateSpec, read_job_spec
+from webapp.jobs.levers import Lever, list_levers
+from webapp.jobs.planning import PlanAnswer, find_most, price_job_spec, question_of, ready_profile
+from webapp.jobs.spec import JobSpec
+from webapp.pages.pin_fields import written_pins
+from webapp.pages.presentation import (
+    BLOCK_CHOICES,
+    StackedBar,
+    largest_part,
+    signed_bytes,
+    signed_percent,
+    stacked_bar,
+)
+from webapp.pages.work_form import exact_bytes, field_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,13 +64,30 @@ class OfferRow:
     batch: str
     first_token_ms: float | None = None
     """Of a generation, whose ``step_ms`` is that of each later token of a pass."""
+    costs: tuple[str, ...] = ()
+    """In words, with the date of the price."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suggestion:
+    """Something else to ask for, as a button that fills fields of the form."""
+
+    words: str
+    changes: dict[str, str]
+    """Text of fields, by name."""
+    gained: str = ""
+    """What it comes to: ``−7.1 GiB, +19 % time``."""
+    part: str = ""
+    """The category that it is a lever of, with its bytes."""
+    card: str = ""
+    """A card of the table instead, to be looked at on the page of plans."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pricing:
     """The state of the verdict pane. Only the fields of its kind are set."""
 
-    kind: Literal["priced", "does_not_fit", "pending", "incomplete", "refused"]
+    kind: Literal["priced", "does_not_fit", "largest", "pending", "incomplete", "refused"]
     budget_bytes: int | None = None
     best: OfferRow | None = None
     offers: tuple[OfferRow, ...] = ()
@@ -67,13 +95,14 @@ class Pricing:
     several_machines: bool = False
     any_over: bool = False
     smallest_bytes: int | None = None
-    smallest_text: str = ""
     largest: tuple[str, int] | None = None
     bar: StackedBar | None = None
     since: datetime | None = None
     problems: tuple[str, ...] = ()
     message: str = ""
     hint: str = ""
+    suggestions: tuple[Suggestion, ...] = ()
+    """Levers of the largest parts, or what would fit instead."""
 
     @property
     def is_generation(self) -> bool:
@@ -92,34 +121,101 @@ def price_for_page(user: Any, spec: dict[str, Any], *, selected: str = "") -> tu
     """Price a spec for the page; an error that names a field comes back beside the pane."""
     budget_bytes = spec["goal"]["device_budget_bytes"]
     try:
-        answer = price_spec(user, spec)
+        read = read_job_spec(user, spec)
+        if isinstance(read, JobSpec) and read.goal.objective in LOOKS_FOR:
+            return _most(user, read, budget_bytes=budget_bytes), None
+        answer = price_job_spec(user, read)
     except NoFeasiblePlan as error:
         return _nothing_fits(error, budget_bytes=budget_bytes, selected=selected), None
     except HeadroomError as error:
         field = field_of(str(error.fields.get("field", "")))
         pricing = Pricing(kind="refused", message=error.message, hint=error.hint)
         return pricing, FieldProblem(field=field, error=error) if field else None
+    if answer.profile == "pending":
+        return _pending(answer, read), None
     pricing = _answered(answer, budget_bytes=budget_bytes, selected=selected)
-    if pricing.kind == "pending":
-        pricing = replace(pricing, since=_asked_at(user, spec))
-    return pricing, None
+    return replace(pricing, suggestions=_levers(read, answer)) if isinstance(read, JobSpec) else pricing, None
 
 
-def _asked_at(user: Any, spec: dict[str, Any]) -> datetime | None:
-    """Since when the profile that the spec needs has been waited for."""
-    rows = Profile.objects.filter(fingerprint=read_job_spec(user, spec).profile_fingerprint)
-    return rows.values_list("created_at", flat=True).first()
+LOOKS_FOR = {"largest_batch": "global_batch_size", "longest_sequence": "sequence_length"}
+"""Objectives that look for the work, with the field that they find."""
 
 
-def _answered(answer: PlanAnswer, *, budget_bytes: int, selected: str) -> Pricing:
-    if answer.profile == "pending" and answer.waiting_for == "machine":
+def _most(user: Any, read: JobSpec, *, budget_bytes: int) -> Pricing:
+    """The most that fits, and a button that asks for just that."""
+    found = find_most(user, read)
+    if isinstance(found, PlanAnswer):
+        return _pending(found, read)
+    answer = found.answer
+    field = LOOKS_FOR[answer.objective]
+    size = getattr(answer.workload, field)
+    unit = "sequences" if field == "global_batch_size" else "tokens"
+    chosen = answer.result.chosen.prediction
+    return Pricing(
+        kind="largest",
+        budget_bytes=budget_bytes,
+        largest=largest_part(chosen.device_bytes_by_category),
+        bar=stacked_bar(chosen.device_bytes_by_category, budget_bytes=budget_bytes),
+        message=f"{size:,} {unit} on {found.machine.name}",
+        hint="" if answer.limit is None else answer.limit.reason,
+        suggestions=(
+            Suggestion(words=f"Use {size:,} {unit}", changes={field: str(size), "objective": "fastest_step"}),
+        ),
+    )
+
+
+def _levers(read: JobSpec, answer: PlanAnswer) -> tuple[Suggestion, ...]:
+    """Of the chosen plan, on its machine."""
+    chosen = next(offer for offer in answer.offers if offer.is_chosen)
+    profile = ready_profile(read.model, adapter=read.workload.adapter)
+    if profile is None:  # it is being made anew since the plan was found
+        return ()
+    question = question_of(read, profile, chosen.row.machine)
+    levers = list_levers(question, Plan.from_json(chosen.row.plan), chosen.row.prediction["device_bytes_by_category"])
+    return tuple(_lever(lever) for lever in levers)
+
+
+def _lever(lever: Lever) -> Suggestion:
+    allowed = {} if lever.is_lossless else {"allow_lossy": "on"}
+    return Suggestion(
+        words=lever.change + ("" if lever.is_lossless else ", which changes the numbers"),
+        changes={**written_pins(lever.pins), **allowed},
+        gained=f"{signed_bytes(lever.device_change_bytes)}, {signed_percent(lever.step_share)} time",
+        part=f"{CATEGORY_LABELS[lever.category]} {format_bytes(lever.num_bytes)}",
+    )
+
+
+def _ways_out(error: NoFeasiblePlan) -> tuple[Suggestion, ...]:
+    """What would fit instead, each of which was priced."""
+    return tuple(
+        Suggestion(words=str(way["sentence"]), changes=_fields_of(way["change"]), card=str(way["change"].get("gpu", "")))
+        for way in error.fields.get("ways_out", ())
+    )
+
+
+def _fields_of(change: Mapping[str, Any]) -> dict[str, str]:
+    """A change in the words of a job spec as text of the form's fields."""
+    workload = dict(change.get("workload", {}))
+    adapter = workload.pop("adapter", None)
+    fields = {name: str(value) for name, value in workload.items()}
+    if adapter is not None:
+        fields |= {"use_adapters": "on", "rank": str(adapter["rank"])}
+    return {**fields, "allow_lossy": "on"} if change.get("goal", {}).get("allow_lossy") else fields
+
+
+def _pending(answer: PlanAnswer, read: JobSpec | GenerateSpec) -> Pricing:
+    if answer.waiting_for == "machine":
         return Pricing(
             kind="refused",
             message="No machine has registered yet, so there is nothing to price the job on.",
             hint="Start a worker; this page prices the job again with the next edit.",
         )
-    if answer.profile == "pending":
-        return Pricing(kind="pending")
+    # since when the profile that the spec needs has been waited for
+    rows = Profile.objects.filter(fingerprint=read.profile_fingerprint)
+    return Pricing(kind="pending", since=rows.values_list("created_at", flat=True).first())
+
+
+def _answered(answer: PlanAnswer, *, budget_bytes: int, selected: str) -> Pricing:
     # a plan that was taken stays taken while its label is still offered; prices were made anew, so ids are new
     documents = [offer.to_json() for offer in answer.offers]
     rows = _rows(documents, budget_bytes=budget_bytes, selected=selected)
@@ -132,14 +228,14 @@ def _nothing_fits(error: NoFeasiblePlan, *, budget_bytes: int, selected: str) ->
     rows = _rows(fields.get("offers", []), budget_bytes=budget_bytes, selected=selected)
     # rounded up to whole MiB, so that the offered budget is enough
     smallest_bytes = -(-int(fields["smallest_feasible_bytes"]) // MIB) * MIB
+    budget = _whole_mib(smallest_bytes)
     pricing = Pricing(
         kind="does_not_fit",
         budget_bytes=budget_bytes,
         smallest_bytes=smallest_bytes,
-        smallest_text=_whole_mib(smallest_bytes),
+        suggestions=(Suggestion(words=f"a budget of {budget}", changes={"device_budget": budget}), *_ways_out(error)),
         largest=largest_part(sizes),
         bar=stacked_bar(sizes, budget_bytes=budget_bytes) if sizes else None,
-        hint=error.hint,
     )
     return _with_table(pricing, rows)
 
@@ -206,7 +302,13 @@ def _row(offer: Mapping[str, Any], *, budget_bytes: int, selected: bool) -> Offe
         largest=largest_part(sizes),
         blocks=weights_words(plan["weights"]) if is_generation else block_letters(plan["activations"]["per_block"]),
         batch=_batch_words(plan),
+        costs=tuple(_cost_words(cost) for cost in offer["costs"]),
     )
+
+
+def _cost_words(cost: Mapping[str, Any]) -> str:
+    what = "to rent" if cost["kind"] == "rented" else "of energy, at most"
+    return f"{cost['currency']} {cost['amount']:,.2f} {what} (price of {cost['price_date']})"
 
 
 def weights_words(weights: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from webapp.catalog.models import Machine, Profile
 from webapp.jobs.models import Job
 
 WORKLOAD = {"sequence_length": 128, "global_batch_size": 4, "num_steps": 10}
-OFFER_KEYS = ["chosen", "explanation", "id", "label", "lossless", "machine", "plan", "prediction", "verdict"]
+OFFER_KEYS = ["chosen", "costs", "explanation", "id", "label", "lossless", "machine", "plan", "prediction", "verdict"]
 TOO_SMALL_BYTES = 100_000
 
 

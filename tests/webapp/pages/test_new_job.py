@@ -11,7 +11,8 @@ from webapp.catalog.models import Dataset, Model
 from webapp.jobs.models import Job, PlanOffer
 from webapp.jobs.planning import Offer, PlanAnswer
 from webapp.pages import pricing
-from webapp.pages.forms import exact_bytes, initial_from_spec
+from webapp.pages.forms import JobForm, initial_from_spec
+from webapp.pages.work_form import exact_bytes
 
 pytestmark = pytest.mark.django_db
 
@@ -159,9 +160,8 @@ def offer_of(user, machine, *, label, chosen=False, verdict="fits", step_ms=1650
 def shown(found):
     from django.template.loader import render_to_string
 
-    return render_to_string("jobs/verdict.html", {"pricing": found}), render_to_string(
-        "jobs/plans.html", {"pricing": found}
-    )
+    context = {"pricing": found, "form": JobForm(models=[], datasets=[]), "form_url": "/form/"}
+    return render_to_string("jobs/verdict.html", context), render_to_string("jobs/plans.html", context)
 
 
 def test_the_verdict_is_a_word_with_bytes_by_category_and_times(ada, machine):
@@ -203,7 +203,7 @@ def test_what_does_not_fit_shows_the_smallest_budget_and_the_largest_part(ada, m
     verdict, plans = shown(found)
     assert ">does not fit</span>" in verdict
     assert "the largest part is activations" in verdict
-    assert 'data-set-budget="208 MiB"' in verdict
+    assert 'href="/form/?device_budget=208+MiB"' in verdict
     assert "keep all" in plans
 
 

@@ -6,7 +6,8 @@ from django.urls import reverse
 from tests.webapp.pages import rows
 from tests.webapp.pages.test_new_job import errors_beside, typed  # noqa: F401 (a fixture)
 from webapp.jobs.models import Job
-from webapp.pages.forms import field_of, initial_from_spec
+from webapp.pages.forms import initial_from_spec
+from webapp.pages.work_form import field_of
 
 pytestmark = pytest.mark.django_db
 

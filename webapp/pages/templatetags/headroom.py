@@ -3,16 +3,19 @@
 Nothing here reads the database; ``presentation.py`` shapes what these write.
 """
 
+import json
 from datetime import datetime
 from typing import Any
 
 from django import template
+from django.forms import BaseForm
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from optimizer.categories import CATEGORY_LABELS
 from optimizer.units import format_bytes, format_duration
+from webapp.pages.work_form import form_query
 
 register = template.Library()
 
@@ -85,6 +88,18 @@ def setting_value(name: str, value: Any) -> str | SafeString:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
+
+
+@register.simple_tag
+def form_address(form: BaseForm, changes: dict[str, str]) -> str:
+    """The form with some fields changed, as a query string."""
+    return form_query(form, changes)
+
+
+@register.filter
+def as_json(document: Any) -> str:
+    """For a data attribute that a script reads."""
+    return json.dumps(document)
 
 
 @register.filter

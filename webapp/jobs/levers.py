@@ -1,0 +1,82 @@
+"""The lever of each large part of a plan: the one change that lowers the peak and belongs to that category of memory, priced.
+
+What is listed is one change from the plan (``search/knobs.py``), as pins to be held in a goal: a search fills in the rest.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from optimizer.categories import Category
+from optimizer.plan.pins import pins_of_change
+from optimizer.plan.plan import Plan
+from optimizer.workload import Technique
+from webapp.jobs.searches import Question, problem_of
+
+TECHNIQUES_OF: Final[dict[Category, tuple[Technique, ...]]] = {
+    "weights": ("stream_weights", "bf16", "fp16", "quantize_frozen"),
+    "gradients": ("consume_gradients", "offload_gradients"),
+    "optimizer_state": ("offload_optimizer", "8bit_optimizer"),
+    "activations": ("recompute", "offload", "accumulate"),
+    "logits_and_loss": ("chunked_loss", "accumulate"),
+}
+"""Which changes make a category smaller."""
+MAX_PARTS: Final = 2
+"""Of the largest categories that have a lever at all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lever:
+    """One change that makes the peak lower."""
+
+    category: Category
+    num_bytes: int
+    """Of the category, at the plan's peak."""
+    change: str
+    """For people: ``recompute every block``."""
+    pins: dict[str, Any]
+    """What to hold so that it is made."""
+    is_lossless: bool
+    device_change_bytes: int
+    step_change_ms: float
+    step_share: float
+    """Of the plan's own step."""
+
+
+def list_levers(question: Question, plan: Plan, bytes_by_category: Mapping[str, int]) -> tuple[Lever, ...]:
+    """Of the plan's largest parts, the largest first: the changes that take least time for what they save, one lossless and one
+    that changes the numbers. A part without such a change has no lever, and the next one is looked at."""
+    # here, so that numpy and scipy are loaded with the first price and not with every process that knows of jobs
+    from optimizer.search.knobs import list_knobs
+
+    wanted = {technique for techniques in TECHNIQUES_OF.values() for technique in techniques}
+    problem = problem_of(question)
+    here = problem.price(plan)
+    knobs = list_knobs(problem, plan, prediction=here, is_wanted=lambda technique, _: technique in wanted)
+    saving = [knob for knob in knobs if knob.device_change_bytes < 0]
+    found: list[Lever] = []
+    for category in sorted(TECHNIQUES_OF, key=lambda name: -bytes_by_category.get(name, 0)):
+        of_category = [knob for knob in saving if knob.technique in TECHNIQUES_OF[category]]
+        for is_lossless in (True, False):
+            best = min(
+                (knob for knob in of_category if knob.is_lossless == is_lossless),
+                key=lambda knob: max(knob.step_change_ms, 0.0) / -knob.device_change_bytes,
+                default=None,
+            )
+            if best is None:
+                continue
+            found.append(
+                Lever(
+                    category=category,
+                    num_bytes=bytes_by_category.get(category, 0),
+                    change=best.change,
+                    pins=pins_of_change(plan, best.plan),
+                    is_lossless=best.is_lossless,
+                    device_change_bytes=best.device_change_bytes,
+                    step_change_ms=best.step_change_ms,
+                    step_share=best.step_change_ms / here.step_ms,
+                )
+            )
+        if len({lever.category for lever in found}) == MAX_PARTS:
+            break
+    return tuple(found)

@@ -1,0 +1,149 @@
+"""What the forms of all workloads share: a name, a model, an objective, budgets, and what a plan may and may not do.
+
+A value that does not parse is kept as typed, with the reason beside its field. ``form_query`` writes a form as an address, which
+fills the same form again.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, cast
+from urllib.parse import urlencode
+
+from django import forms
+from django.db.models import Model as Row
+from django.http import QueryDict
+
+from optimizer.errors import HeadroomError
+from optimizer.techniques import TECHNIQUE_GROUPS, TECHNIQUE_LABELS
+from optimizer.units import format_bytes, parse_bytes
+from optimizer.workload import Technique
+
+FORM_ID = "job-form"
+"""Fields stand outside the form element, because upload forms stand between them and forms cannot nest."""
+TIERS = ("device", "host", "disk")
+PIN_PREFIX = "pin_"
+
+
+class BytesField(forms.CharField):
+    """A size as people write it: ``480 MiB``."""
+
+    def to_python(self, value: Any) -> Any:
+        text = super().to_python(value)
+        if not text:
+            return None
+        try:
+            return parse_bytes(text)
+        except ValueError as error:
+            raise forms.ValidationError(str(error)) from error
+
+
+class WorkForm(forms.Form):
+    """One job spec. Whoever inherits adds the fields of its workload and writes ``spec``."""
+
+    techniques: ClassVar[tuple[Technique, ...]] = tuple(TECHNIQUE_LABELS)
+    """Those that may be forbidden here."""
+    decimals: ClassVar[tuple[str, ...]] = ()
+    """Text fields for numbers: the browser's number field drops what it cannot parse, and people write 1e-3."""
+
+    name = forms.CharField(max_length=200)
+    model = forms.ChoiceField()
+    objective = forms.ChoiceField(label="Best is", required=False)
+    device_budget = BytesField(label="Device memory budget", help_text="such as 360 MiB or 12 GiB", initial="360 MiB")
+    host_budget = BytesField(label="Host memory budget", help_text="empty: what the machine has free", required=False)
+    disk_budget = BytesField(label="Disk budget", help_text="empty: what the machine has free", required=False)
+    allow_lossy = forms.BooleanField(required=False)
+    forbid = forms.MultipleChoiceField(label="Never use", required=False, widget=forms.CheckboxSelectMultiple)
+
+    def __init__(self, *args: Any, more: Mapping[str, forms.Field] | None = None, **kwargs: Any) -> None:
+        """more: fields that no class names."""
+        super().__init__(*args, **kwargs)
+        self.fields.update(more or {})
+        cast(forms.ChoiceField, self.fields["forbid"]).choices = [(name, TECHNIQUE_LABELS[name]) for name in self.techniques]
+        for name in self.decimals:
+            self.fields[name].widget = forms.TextInput(attrs={"inputmode": "decimal"})
+        for field in self.fields.values():
+            field.widget.attrs["form"] = FORM_ID
+
+    def offer_rows(self, name: str, rows: Iterable[Row], *, nothing: str) -> None:
+        """What a choice offers; ``nothing`` says what to do where there is none."""
+        choices = [(row.pk, str(row.name)) for row in cast(Iterable[Any], rows)]
+        cast(forms.ChoiceField, self.fields[name]).choices = choices or [("", nothing)]
+
+    def technique_groups(self) -> list[tuple[str, list[Any]]]:
+        """The boxes of ``forbid`` under their headings; headings without a box are left out."""
+        boxes = {box.data["value"]: box for box in self["forbid"]}
+        groups = [(heading, [boxes[name] for name in names if name in boxes]) for heading, names in TECHNIQUE_GROUPS]
+        return [(heading, found) for heading, found in groups if found]
+
+    def spec(self) -> dict[str, Any]:
+        """The job spec as the API takes it. Only after ``is_valid()``."""
+        raise NotImplementedError
+
+    def goal(self) -> dict[str, Any]:
+        data = self.cleaned_data
+        budgets = {f"{tier}_budget_bytes": data[f"{tier}_budget"] for tier in TIERS if data[f"{tier}_budget"] is not None}
+        goal = {**budgets, "allow_lossy": data["allow_lossy"], "objective": data["objective"] or self.fields["objective"].initial}
+        return {**goal, "forbid": data["forbid"]} if data["forbid"] else goal
+
+    def put_error(self, error: HeadroomError) -> bool:
+        """Put an error of the library beside the field it names. False when it names none of this form's."""
+        name = field_of(str(error.fields.get("field", "")))
+        if name not in self.fields:
+            return False
+        self.add_error(name, error.message)
+        return True
+
+
+def initial_goal(goal: Mapping[str, Any]) -> dict[str, Any]:
+    """What the fields of every form show for a spec's goal."""
+    budgets = {
+        f"{tier}_budget": exact_bytes(goal[f"{tier}_budget_bytes"])
+        for tier in TIERS
+        if goal.get(f"{tier}_budget_bytes") is not None
+    }
+    initial = {**budgets, "allow_lossy": goal.get("allow_lossy", False), "forbid": list(goal.get("forbid", ()))}
+    return {**initial, "objective": goal["objective"]} if goal.get("objective") else initial
+
+
+def initial_from_query(query: QueryDict) -> dict[str, Any]:
+    """What an address that ``form_query`` wrote fills in."""
+    return {name: query.getlist(name) if name == "forbid" else query[name] for name in query}
+
+
+def form_query(form: forms.BaseForm, changes: Mapping[str, Any] | None = None) -> str:
+    """The form as a query string: what differs from an empty one, with some fields changed."""
+    values = {name: form[name].value() for name in form.fields} | dict(changes or {})
+    pairs = [
+        (name, typed)
+        for name, value in values.items()
+        if (typed := _typed(value)) != (_typed(form.fields[name].initial) if name in form.fields else [])
+    ]
+    return urlencode([(name, text) for name, typed in pairs for text in typed or [""]])
+
+
+def _typed(value: Any) -> list[str]:
+    """As a browser would send it."""
+    if isinstance(value, list | tuple):
+        return [str(each) for each in value]
+    if value in (None, "", False):
+        return []
+    return ["on"] if value is True else [str(value)]
+
+
+def exact_bytes(num_bytes: int) -> str:
+    """The rounded form where it reads back to the same number, else plain bytes."""
+    rounded = format_bytes(num_bytes)
+    return rounded if parse_bytes(rounded) == num_bytes else f"{num_bytes} B"
+
+
+def field_of(path: str) -> str:
+    """The form's field for one of the API: ``workload.adapter.rank``, ``goal.disk_budget_bytes``, ``goal.pins.weights.dtype``."""
+    if ".export." in path:
+        return f"export_{path.rsplit('.', 1)[-1]}"
+    if ".pins." in path:
+        return pin_field(path.partition(".pins.")[2].partition("[")[0])
+    return path.rsplit(".", 1)[-1].removesuffix("_bytes")
+
+
+def pin_field(knob: str) -> str:
+    """The field that holds a knob: ``pin_weights_dtype`` for ``weights.dtype``."""
+    return PIN_PREFIX + knob.replace(".", "_")
