@@ -75,6 +75,11 @@ def rank_cards(
     order: by tokens per second, or by the rent of a million tokens, cards without a price after those with one.
     """
     answers = [_answer(pose, card, goal=goal, workload=workload, prices=prices) for card in cards]
+    return in_order(answers, order)
+
+
+def in_order(answers: Sequence[CardAnswer], order: Order) -> tuple[CardAnswer, ...]:
+    """Best first, those on which nothing fits last."""
     return tuple(sorted(answers, key=_key_of[order]))
 
 

@@ -128,7 +128,7 @@ export function drawSpeed(element, { series, prediction, numSteps, unit: point, 
   return last ? `${formatCount(last.tokens_per_s)} tokens per second at step ${last.step}.` : "No speed measured yet.";
 }
 
-function stack(bytesList, x, categories, unit, shape, where, customdata) {
+export function stack(bytesList, x, categories, unit, shape, where, customdata) {
   const present = categories.filter(({ key }) => bytesList.some((bytes) => (bytes[key] ?? 0) > 0));
   return present.map(({ key, label }) => {
     const style = fill(key);
@@ -148,14 +148,14 @@ function predictionTrace(x, bytes, unit, where, shape = "linear", text = undefin
   };
 }
 
-function budgetTrace(x, budgetBytes, unit) {
+export function budgetTrace(x, budgetBytes, unit) {
   return {
     type: "scatter", mode: "lines", name: "budget", x, y: [budgetBytes / unit.bytes, budgetBytes / unit.bytes],
     line: { color: ink().budget, width: 2.5 }, hovertemplate: `budget ${formatBytes(budgetBytes)}<extra></extra>`,
   };
 }
 
-function memoryLayout({ unit, highest, budgetBytes, uirevision }) {
+export function memoryLayout({ unit, highest, budgetBytes, uirevision }) {
   const colours = ink();
   const layout = baseLayout(uirevision);
   layout.yaxis = { ...layout.yaxis, title: axisTitle(unit.name), range: [0, (highest / unit.bytes) * 1.12] };

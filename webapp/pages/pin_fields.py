@@ -8,7 +8,7 @@ from django import forms
 
 from optimizer.categories import CATEGORY_LABELS
 from optimizer.errors import InvalidInput
-from optimizer.plan.pins import knob_kinds, list_knobs_to_pin, read_pins
+from optimizer.plan.pins import Pins, knob_kinds, list_knobs_to_pin, read_pins
 from webapp.pages.work_form import pin_field
 
 _LABELS: Final[dict[str, tuple[str, str]]] = {
@@ -106,3 +106,31 @@ def _runs(choices: list[str]) -> list[str]:
     return [choice if length == 1 else f"{choice}*{length}" for choice, length in runs]
 
 
+
+
+class EditForm(forms.Form):
+    """One plan, decision by decision; what differs from it afterwards is the edit."""
+
+    def __init__(self, data: Mapping[str, Any] | None, *, plan: Mapping[str, Any], prefix: str) -> None:
+        self._before = written_pins({name: plan[name] for name in {knob.partition(".")[0] for knob in list_knobs_to_pin()}})
+        super().__init__({f"{prefix}-{name}": text for name, text in self._before.items()} | dict(data or {}), prefix=prefix)
+        self.fields.update(pin_fields())
+        for field in self.fields.values():
+            if isinstance(field, forms.ChoiceField):
+                field.choices = [choice for choice in field.choices if choice != ("", FREE)]
+
+    def clean(self) -> None:
+        clean_pins(self)
+
+    def groups(self) -> list[tuple[str, list[Any]]]:
+        return pin_groups(self)
+
+    def change(self) -> Pins | None:
+        """None where nothing was changed. Only after ``is_valid()``."""
+        texts = {
+            knob: str(self.cleaned_data.get(pin_field(knob)) or "").strip()
+            for knob in list_knobs_to_pin()
+            if pin_field(knob) in self.cleaned_data
+        }
+        edited = [f"{knob}={text}" for knob, text in texts.items() if text and text != self._before.get(pin_field(knob))]
+        return read_pins(edited) if edited else None

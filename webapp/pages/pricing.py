@@ -185,7 +185,7 @@ def _lever(lever: Lever) -> Suggestion:
     )
 
 
-def _ways_out(error: NoFeasiblePlan) -> tuple[Suggestion, ...]:
+def ways_out(error: NoFeasiblePlan) -> tuple[Suggestion, ...]:
     """What would fit instead, each of which was priced."""
     return tuple(
         Suggestion(words=str(way["sentence"]), changes=_fields_of(way["change"]), card=str(way["change"].get("gpu", "")))
@@ -233,7 +233,7 @@ def _nothing_fits(error: NoFeasiblePlan, *, budget_bytes: int, selected: str) ->
         kind="does_not_fit",
         budget_bytes=budget_bytes,
         smallest_bytes=smallest_bytes,
-        suggestions=(Suggestion(words=f"a budget of {budget}", changes={"device_budget": budget}), *_ways_out(error)),
+        suggestions=(Suggestion(words=f"a budget of {budget}", changes={"device_budget": budget}), *ways_out(error)),
         largest=largest_part(sizes),
         bar=stacked_bar(sizes, budget_bytes=budget_bytes) if sizes else None,
     )

@@ -3,7 +3,7 @@
 from django.contrib.auth.views import LoginView, LogoutView
 from django.urls import path
 
-from webapp.pages.views import catalog, compare, generate, job, jobs, new_job, queue, tokens
+from webapp.pages.views import catalog, compare, generate, job, jobs, new_job, plans, queue, tokens
 
 urlpatterns = [
     path("", jobs.home, name="home"),
@@ -15,6 +15,9 @@ urlpatterns = [
     path("jobs/new/model/", new_job.upload_model_here, name="job_new_model"),
     path("jobs/new/dataset/", new_job.upload_dataset_here, name="job_new_dataset"),
     path("jobs/compare/", compare.compare_page, name="job_compare"),
+    path("plans/", plans.plans_page, name="plans"),
+    path("plans/cards/", plans.plans_cards, name="plans_cards"),
+    path("plans/step/", plans.plans_step, name="plans_step"),
     path("jobs/new/generate/", generate.new_generate, name="generate_new"),
     path("jobs/new/generate/price/", generate.price_generate, name="generate_price"),
     path("jobs/new/generate/prompts/", generate.upload_prompts_here, name="generate_prompts"),

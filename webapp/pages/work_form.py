@@ -124,7 +124,7 @@ def _typed(value: Any) -> list[str]:
     """As a browser would send it."""
     if isinstance(value, list | tuple):
         return [str(each) for each in value]
-    if value in (None, "", False):
+    if value is None or value is False or value == "":
         return []
     return ["on"] if value is True else [str(value)]
 
@@ -147,3 +147,12 @@ def field_of(path: str) -> str:
 def pin_field(knob: str) -> str:
     """The field that holds a knob: ``pin_weights_dtype`` for ``weights.dtype``."""
     return PIN_PREFIX + knob.replace(".", "_")
+
+
+def typed_of(form: forms.BaseForm) -> QueryDict:
+    """What a browser would send of the form as it stands, so that an address can be read as if it had been typed."""
+    data = QueryDict(mutable=True)
+    for name in form.fields:
+        if texts := _typed(form[name].value()):
+            data.setlist(name, texts)
+    return data

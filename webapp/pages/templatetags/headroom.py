@@ -4,6 +4,7 @@ Nothing here reads the database; ``presentation.py`` shapes what these write.
 """
 
 import json
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -14,6 +15,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from optimizer.categories import CATEGORY_LABELS
+from optimizer.hardware.prices import Cost
 from optimizer.units import format_bytes, format_duration
 from webapp.pages.work_form import form_query
 
@@ -94,6 +96,23 @@ def setting_value(name: str, value: Any) -> str | SafeString:
 def form_address(form: BaseForm, changes: dict[str, str]) -> str:
     """The form with some fields changed, as a query string."""
     return form_query(form, changes)
+
+
+@register.filter
+def rented(costs: Sequence[Cost]) -> Cost | None:
+    """Of a run's costs what it takes to rent the card."""
+    return next((cost for cost in costs if cost.kind == "rented"), None)
+
+
+@register.simple_tag
+def money(cost: Cost) -> str:
+    """Of a million tokens."""
+    return f"{cost.currency} {cost.per_million_tokens:,.3g}"
+
+
+@register.filter
+def percent(share: float) -> str:
+    return f"{100 * share:.2g} %"
 
 
 @register.filter

@@ -1,0 +1,238 @@
+"""What the page Plans shows of a search's answer: every plan as a point, some of them side by side, and each one's step.
+
+Pure functions from the library's values to rows; reads no database and writes no HTML.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from optimizer.categories import CATEGORIES, CATEGORY_LABELS
+from optimizer.plan.plan import Plan
+from optimizer.units import format_bytes, format_duration
+from webapp.pages.presentation import CategoryRow, plan_rows
+
+if TYPE_CHECKING:  # numpy and scipy are loaded with the first price
+    from optimizer.search.objectives import Answer
+    from optimizer.search.problem import PricedPlan
+
+CHOSEN = "chosen"
+YOURS = "yours"
+MAX_COMPARED = 6
+LETTERS = "ABCDEF"
+Sort = Literal["chosen", "baseline", "frontier", "yours"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One plan of the chart and of the table behind it."""
+
+    key: str
+    """What the address calls it: ``chosen``, a baseline's label, the fingerprint of a plan of the frontier, ``yours``."""
+    label: str
+    sort: Sort
+    priced: "PricedPlan"
+    is_compared: bool = False
+    letter: str = ""
+
+    @property
+    def peak_bytes(self) -> int:
+        """Upper end, which the budget is held to."""
+        return self.priced.prediction.device_peak_high_bytes
+
+
+def list_points(answer: "Answer", *, yours: "PricedPlan | None") -> tuple[Point, ...]:
+    """Each plan once: the chosen one, one's own, then from small to fast. Baselines that are the same plan share a point."""
+    found: dict[Plan, Point] = {}
+    if yours is not None:
+        found[yours.plan] = Point(key=YOURS, label="your edit of it", sort="yours", priced=yours)
+    chosen = answer.result.chosen
+    found[chosen.plan] = Point(key=CHOSEN, label="chosen by Headroom", sort="chosen", priced=chosen)
+    for label, priced in answer.result.baselines.items():
+        known = found.get(priced.plan)
+        words = label.replace("_", " ")
+        if known is None:
+            found[priced.plan] = Point(key=label, label=words, sort="baseline", priced=priced)
+        else:
+            found[priced.plan] = replace(known, label=f"{known.label}, {words}")
+    for priced in answer.result.frontier:
+        found.setdefault(
+            priced.plan, Point(key=priced.plan.fingerprint, label=priced.label, sort="frontier", priced=priced)
+        )
+    first = {"chosen": 0, "yours": 1}
+    return tuple(sorted(found.values(), key=lambda point: (first.get(point.sort, 2), point.peak_bytes, point.label)))
+
+
+def choose_points(points: Sequence[Point], wanted: Iterable[str]) -> tuple[Point, ...]:
+    """The same with those that are compared marked and lettered: the chosen, one's own, and what was asked for."""
+    always = [point.key for point in points if point.sort in ("chosen", "yours")]
+    keys = list(dict.fromkeys([*always, *wanted]))
+    known = [key for key in keys if any(point.key == key for point in points)][:MAX_COMPARED]
+    letters = dict(zip(known, LETTERS, strict=False))
+    return tuple(
+        replace(point, is_compared=True, letter=letters[point.key]) if point.key in letters else point for point in points
+    )
+
+
+def compared_points(points: Sequence[Point]) -> list[Point]:
+    """By their letters."""
+    return sorted((point for point in points if point.is_compared), key=lambda point: point.letter)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Value:
+    """One cell of the comparison; of sizes the bytes as well."""
+
+    text: str
+    num_bytes: int | None = None
+    differs: bool = False
+    """From the first column."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One aspect of the plans."""
+
+    name: str
+    values: tuple[Value, ...]
+
+    @property
+    def differs(self) -> bool:
+        return any(value.differs for value in self.values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """A category with its aspects, or the plan as a whole."""
+
+    label: str
+    lines: tuple[Line, ...]
+
+
+def side_by_side(points: Sequence[Point], *, num_steps: int) -> tuple[Group, ...]:
+    """The plans as a whole, then category by category."""
+    tables = [
+        {row.category: row for row in _rows(point.priced)} for point in points
+    ]
+    groups = [_whole(points, num_steps=num_steps)]
+    for category in CATEGORIES:
+        rows = [table.get(category) for table in tables]
+        if any(rows):
+            groups.append(Group(label=CATEGORY_LABELS[category], lines=tuple(_category_lines(rows))))
+    return tuple(groups)
+
+
+def _rows(priced: "PricedPlan") -> list[CategoryRow]:
+    sizes = {"device_bytes_by_category": priced.prediction.device_bytes_by_category}
+    return plan_rows(priced.plan.to_json(), prediction=sizes, measured=None)
+
+
+def _category_lines(rows: Sequence[CategoryRow | None]) -> Iterable[Line]:
+    for name, aspect in (("place", "place"), ("bits", "representation"), ("lifetime", "lifetime")):
+        texts = ["" if row is None else str(getattr(row, aspect)) for row in rows]
+        if any(texts):
+            yield _line(name, [Value(text=text or "none") for text in texts])
+    sizes = [0 if row is None else row.predicted_bytes or 0 for row in rows]
+    yield _line("bytes at the peak", [Value(text=format_bytes(size), num_bytes=size) for size in sizes])
+
+
+def _whole(points: Sequence[Point], *, num_steps: int) -> Group:
+    found = [(point.priced, point.priced.prediction, point.priced.plan.batch) for point in points]
+    lines = (
+        ("verdict", [Value(text=priced.verdict.replace("_", " ")) for priced, _, _ in found]),
+        ("peak, at most", [_size(here.device_peak_high_bytes) for _, here, _ in found]),
+        ("host memory", [_size(here.host_peak_bytes) for _, here, _ in found]),
+        ("a step", [Value(text=_step_words(here.step_ms)) for _, here, _ in found]),
+        ("tokens/s", [Value(text=f"{here.tokens_per_s:,.0f}") for _, here, _ in found]),
+        (f"{num_steps:,} steps", [Value(text=format_duration(here.total_s)) for _, here, _ in found]),
+        ("micro-batch", [Value(text=f"{batch.micro_batch_size} × {batch.accumulation_steps}") for _, _, batch in found]),
+        ("numbers", [Value(text="as plain training's" if priced.plan.is_lossless else "changed") for priced, _, _ in found]),
+    )
+    return Group(label="the plan", lines=tuple(_line(name, values) for name, values in lines))
+
+
+def _line(name: str, values: Sequence[Value]) -> Line:
+    first = values[0]
+    return Line(
+        name=name,
+        values=tuple(
+            replace(value, differs=(value.text, value.num_bytes) != (first.text, first.num_bytes)) for value in values
+        ),
+    )
+
+
+def _size(num_bytes: int) -> Value:
+    return Value(text=format_bytes(num_bytes), num_bytes=num_bytes)
+
+
+def _step_words(step_ms: float) -> str:
+    return f"{step_ms:.3g} ms" if step_ms < 1000 else f"{step_ms / 1000:.3g} s"
+
+
+def chart_facts(points: Sequence[Point], *, budget_bytes: int) -> dict[str, Any]:
+    """What the charts are drawn from: every point, and the step of each plan that is compared."""
+    return {
+        "budget_bytes": budget_bytes,
+        "categories": [{"key": category, "label": CATEGORY_LABELS[category]} for category in CATEGORIES],
+        "points": [
+            {
+                "key": point.key,
+                "label": point.label,
+                "sort": point.sort,
+                "letter": point.letter,
+                "step_ms": point.priced.prediction.step_ms,
+                "peak_bytes": point.peak_bytes,
+                "verdict": point.priced.verdict,
+            }
+            for point in points
+        ],
+        "steps": [
+            {
+                "letter": point.letter,
+                "label": point.label,
+                "peak_bytes": point.priced.prediction.device_peak_bytes,
+                "timeline": [
+                    {"offset_ms": moment.offset_ms, "phase": moment.phase, "bytes": moment.bytes_by_category}
+                    for moment in point.priced.prediction.timeline
+                ],
+            }
+            for point in compared_points(points)
+        ],
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimelineTable:
+    """The table behind a step's chart."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    """Offset in milliseconds, phase, bytes of each column, their sum."""
+
+
+def timeline_table(priced: "PricedPlan") -> TimelineTable:
+    timeline = priced.prediction.timeline
+    shown = [category for category in CATEGORIES if any(moment.bytes_by_category.get(category) for moment in timeline)]
+    return TimelineTable(
+        columns=tuple(CATEGORY_LABELS[category] for category in shown),
+        rows=tuple(
+            (
+                f"{moment.offset_ms:,.2f}",
+                moment.phase,
+                tuple(moment.bytes_by_category.get(category, 0) for category in shown),
+                sum(moment.bytes_by_category.values()),
+            )
+            for moment in timeline
+        ),
+    )
+
+
+def find_point(points: Sequence[Point], key: str) -> Point | None:
+    return next((point for point in points if point.key == key), None)
+
+
+def edited_words(differences: Iterable[Any]) -> list[str]:
+    """``optimizer state bits: 32 → 8``."""
+    return [f"{each.path.replace('.', ' ').replace('_', ' ')}: {each.a} → {each.b}" for each in differences]
+
+
