@@ -52,9 +52,8 @@ def for_run(answer: Answer, workload: TrainingWorkload) -> Answer:
         baselines={label: over(priced) for label, priced in answer.result.baselines.items()},
         frontier=tuple(over(priced) for priced in answer.result.frontier),
     )
-    found = answer.workload
-    sizes = {"sequence_length": found.sequence_length, "global_batch_size": found.global_batch_size}
-    return replace(answer, result=result, workload=replace(workload, **sizes))
+    length, size = answer.workload.sequence_length, answer.workload.global_batch_size
+    return replace(answer, result=result, workload=replace(workload, sequence_length=length, global_batch_size=size))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,21 +37,22 @@ _WORDS: Final[dict[str, dict[object, str]]] = {
     "allocator.expandable_segments": {True: "yes", False: "no"},
 }
 FREE: Final = "free"
-_HEADINGS: Final = {**CATEGORY_LABELS, "batch": "batch", "allocator": "allocator"}
+_HEADINGS: Final[dict[str, str]] = {**dict(CATEGORY_LABELS.items()), "batch": "batch", "allocator": "allocator"}
 
 
-def pin_fields() -> dict[str, forms.Field]:
-    """One for each knob of the plan's table, by the name of its field; empty leaves the knob to the search."""
-    return {pin_field(knob): _field(knob, kind) for knob, kind in knob_kinds().items()}
+def pin_fields(*, may_be_free: bool = True) -> dict[str, forms.Field]:
+    """One for each knob of the plan's table, by the name of its field; what is free is left to the search."""
+    return {pin_field(knob): _field(knob, kind, may_be_free=may_be_free) for knob, kind in knob_kinds().items()}
 
 
-def _field(knob: str, kind: Any) -> forms.Field:
+def _field(knob: str, kind: Any, *, may_be_free: bool) -> forms.Field:
     label, help_text = _LABELS[knob]
     values = (True, False) if kind is bool else typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
     if not values:
         return forms.CharField(label=label, help_text=help_text, max_length=4000, required=False)
     words = _WORDS.get(knob, {})
-    choices = [("", FREE), *((_text(value), words.get(value, _text(value))) for value in values)]
+    free = [("", FREE)] if may_be_free else []
+    choices = [*free, *((_text(value), words.get(value, _text(value))) for value in values)]
     return forms.ChoiceField(label=label, help_text=help_text, choices=choices, required=False)
 
 
@@ -60,7 +61,7 @@ def pin_groups(form: forms.Form) -> list[tuple[str, list[Any]]]:
     groups: dict[str, list[Any]] = {}
     for knob in list_knobs_to_pin():
         category = knob.partition(".")[0]
-        groups.setdefault(_HEADINGS[category].capitalize(), []).append(form[pin_field(knob)])  # type: ignore[index]
+        groups.setdefault(_HEADINGS[category].capitalize(), []).append(form[pin_field(knob)])
     return list(groups.items())
 
 
@@ -114,10 +115,7 @@ class EditForm(forms.Form):
     def __init__(self, data: Mapping[str, Any] | None, *, plan: Mapping[str, Any], prefix: str) -> None:
         self._before = written_pins({name: plan[name] for name in {knob.partition(".")[0] for knob in list_knobs_to_pin()}})
         super().__init__({f"{prefix}-{name}": text for name, text in self._before.items()} | dict(data or {}), prefix=prefix)
-        self.fields.update(pin_fields())
-        for field in self.fields.values():
-            if isinstance(field, forms.ChoiceField):
-                field.choices = [choice for choice in field.choices if choice != ("", FREE)]
+        self.fields.update(pin_fields(may_be_free=False))
 
     def clean(self) -> None:
         clean_pins(self)

@@ -8,12 +8,15 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal
 
+from django.utils import timezone
+
 from optimizer.categories import CATEGORIES, CATEGORY_LABELS
 from optimizer.errors import HeadroomError, NoFeasiblePlan
 from optimizer.plan.plan import Plan
 from optimizer.units import MIB, format_bytes
 from webapp.catalog.models import Profile
 from webapp.jobs.generation_spec import GenerateSpec, read_job_spec
+from webapp.jobs.glance import glance_at
 from webapp.jobs.levers import Lever, list_levers
 from webapp.jobs.planning import PlanAnswer, find_most, price_job_spec, question_of, ready_profile
 from webapp.jobs.spec import JobSpec
@@ -87,7 +90,7 @@ class Suggestion:
 class Pricing:
     """The state of the verdict pane. Only the fields of its kind are set."""
 
-    kind: Literal["priced", "does_not_fit", "largest", "pending", "incomplete", "refused"]
+    kind: Literal["priced", "does_not_fit", "largest", "glance", "pending", "incomplete", "refused"]
     budget_bytes: int | None = None
     best: OfferRow | None = None
     offers: tuple[OfferRow, ...] = ()
@@ -95,6 +98,9 @@ class Pricing:
     several_machines: bool = False
     any_over: bool = False
     smallest_bytes: int | None = None
+    peak_bytes: int | None = None
+    """This and the next of a first answer's plan."""
+    step_ms: float | None = None
     largest: tuple[str, int] | None = None
     bar: StackedBar | None = None
     since: datetime | None = None
@@ -135,6 +141,37 @@ def price_for_page(user: Any, spec: dict[str, Any], *, selected: str = "") -> tu
         return _pending(answer, read), None
     pricing = _answered(answer, budget_bytes=budget_bytes, selected=selected)
     return replace(pricing, suggestions=_levers(read, answer)) if isinstance(read, JobSpec) else pricing, None
+
+
+def glance_for_page(user: Any, spec: dict[str, Any], *, taken: Mapping[str, Any] | None) -> Pricing | None:
+    """A first answer, where the search for the best plan would take longer than a glance; None where it would not, and where
+    the spec is wrong, which ``price_for_page`` says.
+
+    taken: the plan of the offer that was taken before the edit.
+    """
+    try:
+        read = read_job_spec(user, spec)
+        if not isinstance(read, JobSpec) or read.goal.objective in LOOKS_FOR:
+            return None
+        found = glance_at(user, read, taken=Plan.from_json(dict(taken)) if taken and "activations" in taken else None)
+    except HeadroomError:
+        return None
+    if found is None:
+        return None
+    budget_bytes = read.goal.device_budget_bytes
+    if found.priced is None:
+        return Pricing(kind="glance", budget_bytes=budget_bytes, since=timezone.now())
+    prediction = found.priced.prediction
+    return Pricing(
+        kind="glance",
+        budget_bytes=budget_bytes,
+        since=timezone.now(),
+        message=found.priced.label.replace("_", " "),
+        peak_bytes=prediction.device_peak_high_bytes,
+        step_ms=prediction.step_ms,
+        largest=largest_part(prediction.device_bytes_by_category),
+        bar=stacked_bar(prediction.device_bytes_by_category, budget_bytes=budget_bytes),
+    )
 
 
 LOOKS_FOR = {"largest_batch": "global_batch_size", "longest_sequence": "sequence_length"}

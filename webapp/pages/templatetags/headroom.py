@@ -93,7 +93,7 @@ def setting_value(name: str, value: Any) -> str | SafeString:
 
 
 @register.simple_tag
-def form_address(form: BaseForm, changes: dict[str, str]) -> str:
+def form_address(form: BaseForm, changes: dict[str, str] | None = None) -> str:
     """The form with some fields changed, as a query string."""
     return form_query(form, changes)
 

@@ -1,7 +1,8 @@
 """The page Plans: every plan that a search found, some side by side, any of them edited, and the same work on other cards.
 
 All of the question is in the address, in the words of the new-job form, so that it can be sent to somebody else:
-``on`` is a machine's id or a card (``gpu:T4``), ``with`` names plans to show beside the chosen one, ``try-...`` edits that one.
+``on`` is a machine's id or a card (``gpu:T4``), ``with`` names plans to show beside the chosen one, ``try-...`` edits that one;
+``from`` a job leads to the address of what it asked for.
 """
 
 from dataclasses import dataclass
@@ -11,8 +12,9 @@ from urllib.parse import urlencode
 
 from django.contrib.auth.decorators import login_required
 from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import render
+from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
+from django.utils import timezone
 from django.views.decorators.http import require_GET
 
 from optimizer.errors import HeadroomError, NoFeasiblePlan
@@ -22,10 +24,12 @@ from optimizer.plan.plan import Plan
 from webapp.catalog.models import Profile
 from webapp.catalog.queries import machines_visible_to, models_visible_to
 from webapp.jobs.cards import rank_some_cards
+from webapp.jobs.models import Kind
 from webapp.jobs.plan_questions import Asked, Question, read_question
+from webapp.jobs.queries import jobs_visible_to
 from webapp.jobs.searches import problem_of
 from webapp.pages import plans
-from webapp.pages.forms import JobForm
+from webapp.pages.forms import JobForm, initial_from_spec
 from webapp.pages.pin_fields import EditForm, written_pins
 from webapp.pages.presentation import largest_part
 from webapp.pages.pricing import ways_out
@@ -50,6 +54,8 @@ class _Place:
 @require_GET
 @login_required
 def plans_page(request: HttpRequest) -> HttpResponse:
+    if job_id := request.GET.get("from"):
+        return redirect(f"{reverse('plans')}?{_address_of_job(request, job_id)}")
     form, places, on = _read(request)
     context: dict[str, Any] = {
         "form": form,
@@ -81,15 +87,15 @@ def plans_cards(request: HttpRequest) -> HttpResponse:
     asked = _asked(request)
     order: Literal["speed", "money"] = "money" if request.GET.get("order") == "money" else "speed"
     found = rank_some_cards(asked.question, order=order)
-    addresses = {name: f"?{_with(request, order=name)}" for name in ("speed", "money")}
+    since = request.GET.get("since") or timezone.localtime().strftime("%H:%M:%S")
     context = {
         "found": found,
         "order": order,
-        "addresses": addresses,
-        "since": request.GET.get("since") or datetime.now().astimezone().strftime("%H:%M:%S"),
+        "addresses": {name: f"?{_with(request, order=name)}" for name in ("speed", "money")},
+        "since": since,
+        "again": f"{reverse('plans_cards')}?{_with(request, since=since)}",
         "page_base": "fragment.html" if request.headers.get("HX-Request") else "base.html",
     }
-    context["again"] = f"{reverse('plans_cards')}?{_with(request, since=context['since'])}"
     return render(request, "plans/cards.html", context)
 
 
@@ -108,6 +114,13 @@ def plans_step(request: HttpRequest) -> HttpResponse:
         "page_base": "fragment.html" if request.headers.get("HX-Request") else "base.html",
     }
     return render(request, "plans/step.html", context)
+
+
+def _address_of_job(request: HttpRequest, job_id: str) -> str:
+    """All that a training job asked for, and the machine that it was priced on."""
+    job = get_object_or_404(jobs_visible_to(request.user), pk=job_id, kind=Kind.TRAIN)
+    query = form_query(make_job_form(request, None, initial_from_spec(job.spec)))
+    return f"{query}&{urlencode({'on': job.machine_id})}" if job.machine_id else query
 
 
 def _read(request: HttpRequest) -> tuple[JobForm, list[_Place], str]:

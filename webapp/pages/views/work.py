@@ -13,10 +13,10 @@ from django.urls import reverse
 
 from optimizer.errors import HeadroomError
 from webapp.catalog.models import Model
-from webapp.jobs.models import Kind
+from webapp.jobs.models import Kind, PlanOffer
 from webapp.jobs.planning import submit_job
 from webapp.jobs.queries import jobs_visible_to, offers_visible_to
-from webapp.pages.pricing import Pricing, price_for_page
+from webapp.pages.pricing import Pricing, glance_for_page, price_for_page
 from webapp.pages.work_form import WorkForm, initial_from_query
 
 
@@ -81,10 +81,22 @@ def answer_form(request: HttpRequest, page: FormPage) -> HttpResponse:
 
 
 def answer_price(request: HttpRequest, page: FormPage) -> HttpResponse:
-    """The verdict, the plans and the errors for what stands in the form now; its fields are not sent back."""
+    """The verdict, the plans and the errors for what stands in the form now; its fields are not sent back.
+
+    With ``glance`` a first answer may come, which asks for the search's by itself.
+    """
     form = page.make_form(request, request.POST, {})
-    pricing = priced(request, form) if form.is_valid() else incomplete(form)
+    pricing = _looked_at(request, form) if form.is_valid() else incomplete(form)
     return render(request, "jobs/price.html", {"form": form, "pricing": pricing, **_addresses(page)})
+
+
+def _looked_at(request: HttpRequest, form: WorkForm) -> Pricing:
+    if request.POST.get("glance") == "yes":
+        offer = _taken(request)
+        first = glance_for_page(request.user, form.spec(), taken=offer.plan if offer else None)
+        if first is not None:
+            return first
+    return priced(request, form)
 
 
 def priced(request: HttpRequest, form: WorkForm) -> Pricing:
@@ -158,6 +170,10 @@ def has_errors(form: forms.Form, names: tuple[str, ...]) -> bool:
 
 def selected_offer(request: HttpRequest) -> str:
     """``label@machine`` of the offer that was taken, so that it stays taken when prices are made anew."""
-    plan_id = request.POST.get("plan_id", "")
-    offer = offers_visible_to(request.user).filter(pk=plan_id).first() if plan_id.isprintable() else None
+    offer = _taken(request)
     return f"{offer.label}@{offer.machine_id}" if offer else ""
+
+
+def _taken(request: HttpRequest) -> PlanOffer | None:
+    plan_id = request.POST.get("plan_id", "")
+    return offers_visible_to(request.user).filter(pk=plan_id).first() if plan_id.isprintable() else None
