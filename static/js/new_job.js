@@ -49,8 +49,12 @@ form.addEventListener("htmx:afterRequest", () => {
   since.textContent = "";
 });
 
+// prices that were asked for before a plan was taken must not take it back
+let taken = "";
+
 document.addEventListener("change", (event) => {
   if (event.target.name !== "plan_id") return;
+  taken = event.target.getAttribute("aria-label");
   for (const row of document.querySelectorAll(".plans tbody tr")) {
     row.classList.toggle("picked", row.contains(event.target));
   }
@@ -71,7 +75,15 @@ function markInvalidFields() {
   }
 }
 
-document.body.addEventListener("htmx:oobAfterSwap", markInvalidFields);
+function keepTaken() {
+  const again = [...document.querySelectorAll('.plans input[name="plan_id"]')].find((radio) => radio.getAttribute("aria-label") === taken);
+  if (again) again.checked = true;
+}
+
+document.body.addEventListener("htmx:oobAfterSwap", () => {
+  markInvalidFields();
+  keepTaken();
+});
 
 htmx.onLoad(() => {
   const picked = document.querySelector('.plans input[name="plan_id"]:checked');

@@ -86,7 +86,7 @@ def test_another_budget_changes_the_verdict_and_loses_nothing_that_was_typed(ope
     expect(verdict_of(tab)).to_have_text("does not fit")
     expect(tab.page.locator("#verdict")).to_contain_text("The smallest budget that would do is")
     expect(tab.page.get_by_role("radio", name="Take chosen on workbench")).to_have_count(0)
-    tab.page.get_by_role("button", name="Use a budget of").click()
+    tab.page.get_by_role("link", name="A budget of").click()
     expect(verdict_of(tab)).to_have_text("fits")
     expect(tab.page.get_by_role("radio", name="Take chosen on workbench")).to_be_checked()
     expect(budget).not_to_have_value("1 MiB")

@@ -30,8 +30,8 @@ def test_shortcuts_are_listed_and_can_be_turned_off(site, open_tab):
 
 
 @pytest.fixture(scope="module")
-def shown_jobs(site):
-    """One job at work and one that ran out of memory, for the pages that are looked at."""
+def shown_jobs(site, llama_folder):
+    """One job at work, one that ran out of memory, and a model whose plans are known, for the pages that are looked at."""
     running, failed = (site.ask("new_job", name=name) for name in ("kjv-demo", "plain-training"))
     site.ask("begin", job_id=running)
     site.ask("measure", job_id=running, first=1, last=82)
@@ -40,10 +40,11 @@ def shown_jobs(site):
     site.ask("measure", job_id=failed, first=1, last=2)
     site.ask("run_out_of_memory", job_id=failed)
     site.ask("new_job", name="waits-here")
-    return {"job": running, "failed-job": failed}
+    llama = site.ask("add_llama", profile_file=str(llama_folder / "profile.json"))
+    return {"job": running, "failed-job": failed, "llama": llama}
 
 
-# the name of a page's pictures -> its address; ``{job}`` and ``{failed-job}`` stand for the runs of ``shown_jobs``
+# the name of a page's pictures -> its address; ``{job}``, ``{failed-job}`` and ``{llama}`` stand for what ``shown_jobs`` made
 PAGES = {
     "login": "/login/",
     "jobs": "/jobs/",
@@ -52,6 +53,8 @@ PAGES = {
     "compare": "/jobs/compare/?job={job}&job={failed-job}",
     "queue": "/queue/",
     "job-new": "/jobs/new/",
+    "generate-new": "/jobs/new/generate/",
+    "plans": "/plans/?model={llama}&device_budget=20+MiB&try-pin_activations_per_block=recompute",
     "models": "/models/",
     "datasets": "/datasets/",
     "machines": "/machines/",
@@ -62,6 +65,7 @@ READY = {
     "job": lambda tab: wait_for_points(tab, 82),
     "failed-job": lambda tab: wait_for_points(tab, 2),
     "compare": lambda tab: expect(tab.page.locator("#compare-status")).to_have_text("84 points of 2 runs."),
+    "plans": lambda tab: tab.page.wait_for_function("() => document.querySelectorAll('.js-plotly-plot').length >= 3"),
     "job-new": lambda tab: tab.page.get_by_text("being profiled").or_(tab.page.locator(".verdict-fits")).first.wait_for(),
 }
 
