@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from optimizer.hardware.devices import known_devices
 from optimizer.recent import Recent
 from webapp.jobs.searches import Question
 
@@ -56,11 +57,10 @@ def rank_some_cards(question: Question, *, order: Literal["speed", "money"]) -> 
     question: its machine is not looked at; each card has all its memory, and the goal's other wishes hold.
     """
     # here and below, so that numpy and scipy are loaded with the first price and not with every process that knows of jobs
-    from optimizer.hardware.devices import known_devices
     from optimizer.search.cards import in_order
 
     began_s, found, left = time.monotonic(), [], []
-    for name in known_devices():
+    for name in card_names():
         key = (*_asked(question), name)
         known = _known.get(key)
         if known is None and (time.monotonic() - began_s < LOOK_FOR_S):
@@ -70,6 +70,11 @@ def rank_some_cards(question: Question, *, order: Literal["speed", "money"]) -> 
         else:
             found.append(known)
     return CardsSoFar(answers=in_order(found, order), num_left=len(left), next_card=left[0] if left else "")
+
+
+def card_names() -> list[str]:
+    """All of the table, in its order."""
+    return list(known_devices())
 
 
 def _asked(question: Question) -> tuple[object, ...]:

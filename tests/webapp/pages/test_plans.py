@@ -137,7 +137,7 @@ def test_the_step_behind_a_chart_is_a_table_of_its_moments(look):
 
 
 def test_cards_come_a_few_at_a_time_until_all_are_ranked(look, monkeypatch):
-    monkeypatch.setattr("optimizer.hardware.devices.known_devices", lambda: {"T4": None, "RTX 4090": None})
+    monkeypatch.setattr(cards, "card_names", lambda: ["T4", "RTX 4090"])
     monkeypatch.setattr(cards, "LOOK_FOR_S", 0.0)
     first = look("plans_cards")
     assert (len(first.context["found"].answers), first.context["found"].num_left) == (0, 2)
