@@ -15,6 +15,8 @@ from django.conf import settings
 from django.contrib.auth import get_user
 from django.http import HttpRequest
 
+from webapp.accounts.access import acting_of, has_scope
+from webapp.accounts.models import Scope
 from webapp.accounts.tokens import find_token_user
 from webapp.live.record import from_database
 
@@ -127,11 +129,12 @@ def _declared_bytes(scope: MutableMapping[str, Any]) -> int | None:
 
 
 def _is_known(scope: MutableMapping[str, Any]) -> bool:
-    """Whether a token or, without one, a session names an active user. The same rule as the API's own."""
+    """Whether a token that may write or, without one, a session names an active user. What else it needs the API asks."""
     authorization = _header(scope, b"authorization")
     if authorization:
         scheme, _, token = authorization.partition(" ")
-        return scheme.lower() == "bearer" and find_token_user(token.strip()) is not None
+        user = find_token_user(token.strip()) if scheme.lower() == "bearer" else None
+        return user is not None and has_scope(acting_of(user).scope, Scope.WRITE)
     request = HttpRequest()
     try:
         morsel = SimpleCookie(_header(scope, b"cookie")).get(settings.SESSION_COOKIE_NAME)

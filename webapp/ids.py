@@ -42,3 +42,19 @@ def new_artifact_id() -> str:
 
 def new_plan_id() -> str:
     return new_id("plan")
+
+
+def new_project_id() -> str:
+    return new_id("project")
+
+
+def new_webhook_id() -> str:
+    return new_id("webhook")
+
+
+def new_delivery_id() -> str:
+    return new_id("delivery")
+
+
+def new_audit_id() -> str:
+    return new_id("audit")

@@ -52,6 +52,7 @@ INSTALLED_APPS = [
     "django_htmx",
     "ninja",
     "webapp.accounts",
+    "webapp.webhooks",
     "webapp.catalog",
     "webapp.jobs",
     "webapp.batches",
@@ -61,7 +62,8 @@ INSTALLED_APPS = [
 ]
 
 MIDDLEWARE = [
-    "webapp.api.middleware.problem_middleware",  # outermost: it also words what the others refuse
+    "webapp.monitoring.requests.count_requests",
+    "webapp.api.middleware.problem_middleware",  # around the rest: it also words what the others refuse
     "django.middleware.security.SecurityMiddleware",
     "servestatic.middleware.ServeStaticMiddleware",
     "csp.middleware.CSPMiddleware",
@@ -72,6 +74,7 @@ MIDDLEWARE = [
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
+    "webapp.accounts.middleware.AccessMiddleware",
 ]
 
 ROOT_URLCONF = "webapp.urls"
@@ -86,6 +89,7 @@ TEMPLATES = [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
+                "webapp.pages.context.work_in",
             ],
         },
     }
@@ -119,6 +123,11 @@ HEADROOM_RETRY_BASE_S = env.float("HEADROOM_RETRY_BASE_S", default=10.0)
 """Delay before the first retry of a lost attempt; each further one doubles it, up to 36 times this."""
 HEADROOM_MAX_UPLOAD_BYTES = env.int("HEADROOM_MAX_UPLOAD_BYTES", default=8 * 1024**3)
 """Largest body of an upload of a model or dataset; every other body ends at 1 MiB."""
+
+HEADROOM_WEBHOOK_NETWORKS = env.list("HEADROOM_WEBHOOK_NETWORKS", default=[])
+"""Private networks that webhooks may be sent into, such as 10.1.0.0/16; by themselves they go to public addresses only."""
+HEADROOM_METRICS_TOKEN = env.str("HEADROOM_METRICS_TOKEN", default="")
+"""What a scraper of /metrics sends as its bearer token; without one only administrators' API tokens open it."""
 
 AUTHENTICATION_BACKENDS = ["webapp.accounts.backends.ThrottledBackend"]
 AUTH_PASSWORD_VALIDATORS = [

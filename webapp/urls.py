@@ -4,10 +4,12 @@ from django.urls import URLPattern, URLResolver, include, path
 
 from webapp.api.health import healthz, readyz
 from webapp.api.urls import urlpatterns as api_urlpatterns
+from webapp.monitoring.view import metrics
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("healthz", healthz, name="healthz"),
     path("readyz", readyz, name="readyz"),
+    path("metrics", metrics, name="metrics"),
     path("api/v1/", include(api_urlpatterns)),
     path("v1/", include("webapp.batches.urls")),
     path("", include("webapp.pages.urls")),

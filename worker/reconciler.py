@@ -72,6 +72,7 @@ class Reconciler:
     def run(self, *, pause: Callable[[float], bool]) -> None:
         """Pass after pass until ``pause`` answers that it is time to end."""
         threading.Thread(target=self._keep_batches, name="batches", daemon=True).start()
+        threading.Thread(target=self._keep_webhooks, name="webhooks", daemon=True).start()
         try:
             self._run(pause)
         finally:
@@ -81,15 +82,29 @@ class Reconciler:
         """A thread of its own: pricing a batch takes seconds, counting a large file's tokens minutes; leases must not wait."""
         from webapp.batches.actions import advance_batches
 
+        self._keep(advance_batches, what="batches", told_as="moved on")
+
+    def _keep_webhooks(self) -> None:
+        """A thread of its own: an address that does not answer takes seconds."""
+        from webapp.webhooks.sending import forget_old, send_due
+
+        def pass_once() -> list[str]:
+            forget_old()
+            return send_due()
+
+        self._keep(pass_once, what="webhooks", told_as="delivered")
+
+    def _keep(self, pass_once: Callable[[], list[str]], *, what: str, told_as: str) -> None:
+        """Pass after pass while this process leads."""
         while not self._has_ended.wait(self._config.reconcile_s):
             if self._leading_since is None:
                 continue
             try:
-                _tell("moved on", advance_batches())
+                _tell(told_as, pass_once())
             except DatabaseError as error:
-                logger.warning("batches wait, the database cannot be used: %s", error)
+                logger.warning("%s wait, the database cannot be used: %s", what, error)
             except Exception:
-                logger.exception("batches wait; a fault of the program")
+                logger.exception("%s wait; a fault of the program", what)
             finally:
                 connection.close()
 

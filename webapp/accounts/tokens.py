@@ -17,7 +17,8 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from optimizer.errors import InvalidInput
-from webapp.accounts.models import ApiToken
+from webapp.accounts.access import Acting, act_as
+from webapp.accounts.models import ApiToken, Project, Scope
 
 DEFAULT_DAYS = 90
 MAX_DAYS = 365
@@ -27,8 +28,10 @@ _USED_AGAIN = timedelta(minutes=1)
 """``last_used_at`` is for people; writing it with each request would make reads into writes."""
 
 
-def create_token(*, user: User, name: str, days: int = DEFAULT_DAYS) -> tuple[ApiToken, str]:
-    """The row and the token's text, which cannot be had again."""
+def create_token(
+    *, user: User, name: str, days: int = DEFAULT_DAYS, scope: Scope = Scope.WRITE, project: Project | None = None
+) -> tuple[ApiToken, str]:
+    """The row and the token's text, which cannot be had again. project: the only one that it opens."""
     if not 1 <= days <= MAX_DAYS:
         raise InvalidInput(
             f"days is {days}; allowed: 1 to {MAX_DAYS}", field="days", value=days, allowed={"minimum": 1, "maximum": MAX_DAYS}
@@ -42,6 +45,8 @@ def create_token(*, user: User, name: str, days: int = DEFAULT_DAYS) -> tuple[Ap
         token_id=token_id,
         user=user,
         name=name,
+        scope=scope,
+        project=project,
         secret_hmac=_hash(secret),
         expires_at=timezone.now() + timedelta(days=days),
     )
@@ -49,25 +54,40 @@ def create_token(*, user: User, name: str, days: int = DEFAULT_DAYS) -> tuple[Ap
 
 
 def find_token_user(text: str) -> User | None:
-    """Whose token this is; None for anything malformed, unknown, expired, revoked, or of an inactive user."""
+    """Whose token this is, at work with its scope and in its project; None for anything malformed, unknown, expired, revoked,
+    or of an inactive user."""
     match = _PATTERN.fullmatch(text)
     if match is None or match.group(3) != _crc(match.group(1), match.group(2)):
         return None
     row = ApiToken.objects.select_related("user").filter(token_id=match.group(1)).first()
     # the comparison runs for unknown ids too, so that time does not tell which ids exist
     matches = secrets.compare_digest(row.secret_hmac if row else "0" * 64, _hash(match.group(2)))
-    if row is None or not matches or row.revoked_at is not None or row.expires_at <= timezone.now():
-        return None
-    if not row.user.is_active:
+    if row is None or not matches or not _is_valid(row):
         return None
     if row.last_used_at is None or timezone.now() - row.last_used_at > _USED_AGAIN:
         ApiToken.objects.filter(pk=row.pk).update(last_used_at=Now())
+    act_as(
+        row.user,
+        Acting(
+            scope=Scope(row.scope), token_id=row.pk, project_id=row.project_id or "", is_bound=row.project_id is not None
+        ),
+    )
     return row.user
+
+
+def is_still_valid(token_id: str) -> bool:
+    """Of a token that was found before: whether it would be found again."""
+    row = ApiToken.objects.select_related("user").filter(pk=token_id).first()
+    return row is not None and _is_valid(row)
 
 
 def revoke_token(token: ApiToken) -> bool:
     """False when it was revoked before."""
     return bool(ApiToken.objects.filter(pk=token.pk, revoked_at__isnull=True).update(revoked_at=Now()))
+
+
+def _is_valid(row: ApiToken) -> bool:
+    return row.revoked_at is None and row.expires_at > timezone.now() and row.user.is_active
 
 
 def _hash(secret: str) -> str:

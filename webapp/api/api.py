@@ -12,6 +12,7 @@ from ninja import NinjaAPI
 from ninja.errors import AuthenticationError, HttpError, Throttled, ValidationError
 
 from optimizer.errors import HeadroomError
+from webapp.accounts import routes as account_routes
 from webapp.api import (
     catalog_routes,
     compare_routes,
@@ -22,9 +23,11 @@ from webapp.api import (
     queue_routes,
 )
 from webapp.api.auth import CsrfFailedError, TokenOrSession
+from webapp.api.openapi import complete_document
 from webapp.api.parsing import JsonParser
 from webapp.api.problems import csrf_failed, field_problems, not_found, problem, problem_of, unauthorized
 from webapp.live import routes as live_routes
+from webapp.webhooks import routes as webhook_routes
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +41,8 @@ api = NinjaAPI(
     openapi_url=None,
 )
 _ROUTERS = (
+    account_routes.router,
+    webhook_routes.router,
     catalog_routes.router,
     job_routes.router,
     compare_routes.router,
@@ -123,4 +128,4 @@ def _fault(request: HttpRequest, error: Exception) -> HttpResponse:
 
 
 def openapi_document() -> Any:
-    return api.get_openapi_schema(path_prefix="/api/v1/")
+    return complete_document(api, path_prefix="/api/v1/")

@@ -8,9 +8,16 @@ from django.http import HttpRequest
 from ninja.security.base import AuthBase
 from ninja.utils import check_csrf
 
+from webapp.accounts.errors import Forbidden
+from webapp.accounts.middleware import act_in_session
+from webapp.accounts.permissions import admit, choose_project
 from webapp.accounts.tokens import find_token_user
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+PROJECT_HEADER = "Headroom-Project"
+"""Id or name of the project to work in: lists show it alone, and what is made goes there."""
 
 
 class CsrfFailedError(Exception):
@@ -44,16 +51,27 @@ def owner_of(request: HttpRequest) -> User:
 
 
 def authenticate(request: HttpRequest) -> Any:
-    """The user, or None. Raises CsrfFailedError."""
+    """The user, or None. Raises CsrfFailedError, and what the permission table raises: Forbidden, Http404."""
     authorization = request.headers.get("Authorization", "")
     if authorization:
         scheme, _, token = authorization.partition(" ")
         user = find_token_user(token.strip()) if scheme.lower() == "bearer" else None
-        if user is not None:
-            request.user = user
-        return user
+        return _admitted(request, user) if user is not None else None
     if not request.user.is_authenticated:
         return None
     if request.method not in _SAFE_METHODS and check_csrf(request) is not None:
         raise CsrfFailedError
-    return request.user
+    act_in_session(request)
+    return _admitted(request, request.user)
+
+
+def _admitted(request: HttpRequest, user: Any) -> Any:
+    request.user = user
+    try:
+        if wanted := request.headers.get(PROJECT_HEADER, ""):
+            choose_project(user, wanted)
+        admit(request, user)
+    except Forbidden as error:
+        request.was_refused = error.message  # type: ignore[attr-defined]
+        raise
+    return user

@@ -6,6 +6,7 @@ from django.db import transaction
 from django.http import Http404, HttpRequest, HttpResponse
 from ninja import File, Form, Router, UploadedFile
 
+from webapp.accounts.access import acting_of
 from webapp.api.auth import owner_of
 from webapp.api.idempotency import idempotent, remember
 from webapp.api.paging import page_of
@@ -19,8 +20,15 @@ router = Router()
 
 @router.get("/me", response=dict[str, Any], tags=["account"])
 def get_me(request: HttpRequest) -> dict[str, Any]:
-    """Who the token or session belongs to, and the program's version."""
-    return {"user": request.user.get_username(), "is_admin": request.user.is_superuser, "version": program_version()}
+    """Who the token or session belongs to, what it may do, and the program's version."""
+    acting = acting_of(request.user)
+    return {
+        "user": request.user.get_username(),
+        "is_admin": request.user.is_superuser,
+        "scope": acting.scope,
+        "project": acting.project_id or None,
+        "version": program_version(),
+    }
 
 
 @router.get("/models", response=dict[str, Any], tags=["models"])

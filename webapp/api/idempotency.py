@@ -15,6 +15,7 @@ from django.db import IntegrityError, transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.utils import timezone
 
+from webapp.accounts.access import acting_of
 from webapp.api.auth import owner_of
 from webapp.api.problems import problem
 from webapp.jobs.models import IdempotencyKey
@@ -50,6 +51,7 @@ def idempotent(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]
             IdempotencyKey.objects.filter(pk=row.pk, status__isnull=True).delete()
         return response
 
+    guarded.is_idempotent = True  # type: ignore[attr-defined]  # the description of the API tells of it
     return guarded
 
 
@@ -101,7 +103,8 @@ def _answer(status: int, body: Any, location: str) -> HttpResponse:
 
 
 def _request_sha256(request: HttpRequest) -> str:
-    digest = hashlib.sha256(f"{request.method} {request.get_full_path()}\n".encode())
+    project_id = acting_of(request.user).project_id
+    digest = hashlib.sha256(f"{request.method} {request.get_full_path()} {project_id}\n".encode())
     if request.content_type != "multipart/form-data":
         digest.update(request.body)
         return digest.hexdigest()

@@ -8,6 +8,7 @@ from typing import Any
 from django.http import HttpResponse
 
 from optimizer.errors import DiskFull, HeadroomError, InvalidInput, NoFeasiblePlan, PlanStale
+from webapp.accounts.errors import Forbidden
 from webapp.jobs.errors import JobConflict
 
 CONTENT_TYPE = "application/problem+json"
@@ -50,7 +51,7 @@ def problem_of(error: HeadroomError) -> HttpResponse:
     if isinstance(error, JobConflict | PlanStale):
         headers = {"Retry-After": "2"} if error.code == "profile_pending" else None
         return problem(409, code=error.code, detail=error.message, hint=error.hint, extra=error.fields, headers=headers)
-    status = 507 if isinstance(error, DiskFull) else 422
+    status = 403 if isinstance(error, Forbidden) else 507 if isinstance(error, DiskFull) else 422
     return problem(status, code=error.code, detail=error.message, hint=error.hint, extra=error.fields)
 
 

@@ -7,6 +7,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from ninja import Router, Schema
 from pydantic import Field
 
+from webapp.accounts.access import is_service_admin
 from webapp.api.idempotency import idempotent, remember
 from webapp.jobs import actions, documents
 from webapp.jobs.queries import jobs_visible_to
@@ -93,6 +94,6 @@ def set_priority(request: HttpRequest, job_id: str, body: PriorityBody) -> HttpR
             job,
             body.priority,
             actor=f"user:{request.user.get_username()}",
-            may_overtake=bool(request.user.is_superuser),
+            may_overtake=is_service_admin(request.user),
         )
         return remember(request, status=200, body=documents.job_document(moved))

@@ -18,6 +18,7 @@ from django.utils import timezone
 
 from optimizer.data.prompts import ENVELOPE_PROBLEMS, URLS
 from optimizer.errors import HeadroomError, InvalidInput
+from webapp.accounts.access import act_in, project_of_job
 from webapp.batches.answers import RequestRefused
 from webapp.batches.models import OPEN_STATUSES, Batch, BatchFile, Status
 from webapp.batches.queries import files_visible_to
@@ -49,7 +50,7 @@ def upload_file(*, owner: User, file: "UploadedFile[Any]", purpose: str) -> Batc
     filename = filename if filename.isprintable() and filename else "batch.jsonl"
     dataset = create_dataset(owner=owner, name=filename[:200], file=file, purpose="prompts")
     return BatchFile.objects.create(
-        owner=owner, filename=filename, purpose="batch", dataset=dataset, num_bytes=dataset.num_bytes
+        owner=owner, project=dataset.project, filename=filename, purpose="batch", dataset=dataset, num_bytes=dataset.num_bytes
     )
 
 
@@ -64,7 +65,7 @@ def delete_file(file: BatchFile) -> None:
 def create_batch(
     user: User, *, input_file_id: str, endpoint: str, completion_window: str, metadata: dict[str, Any] | None
 ) -> Batch:
-    """Recorded, to be validated. Raises RequestRefused."""
+    """Recorded, to be validated. Raises RequestRefused, and Forbidden for who may only look at the file."""
     file = files_visible_to(user).filter(pk=input_file_id, purpose="batch").first() if input_file_id.isprintable() else None
     if file is None or file.dataset is None:
         raise RequestRefused(
@@ -79,6 +80,7 @@ def create_batch(
     _check_metadata(metadata)
     return Batch.objects.create(
         owner=user,
+        project=project_of_job(user, (file.dataset,)),
         dataset=file.dataset,
         input_file=file.pk,
         endpoint=endpoint,
@@ -102,7 +104,8 @@ def cancel_batch(batch: Batch) -> bool:
 def advance_batches() -> list[str]:
     """Move every open batch as far as it goes now; the ids of those that moved."""
     moved = []
-    for batch in Batch.objects.filter(status__in=OPEN_STATUSES).select_related("job", "owner", "dataset").order_by("pk"):
+    open_ones = Batch.objects.filter(status__in=OPEN_STATUSES)
+    for batch in open_ones.select_related("job", "owner", "dataset", "project").order_by("pk"):
         before = batch.status
         try:
             _advance(batch)
@@ -192,6 +195,7 @@ def find_problems(dataset: Dataset, *, endpoint: str) -> list[dict[str, Any]]:
 
 def _start(batch: Batch) -> None:
     """Raises NotPricedYet, and what pricing raises."""
+    act_in(batch.owner, batch.project)
     [model_name] = batch.dataset.facts["models"]
     model = find_visible(models_visible_to(batch.owner), model_name, field="model")
     spec = {
@@ -247,6 +251,7 @@ def _output_files(batch: Batch, job: Job) -> dict[str, str]:
         if artifact is not None:
             found[column] = BatchFile.objects.create(
                 owner=batch.owner,
+                project=batch.project,
                 filename=f"{batch.pk}_{word}.jsonl",
                 purpose="batch_output",
                 artifact=artifact,

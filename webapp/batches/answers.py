@@ -5,6 +5,7 @@ from typing import Any
 from django.http import HttpResponse, JsonResponse
 
 from optimizer.errors import DiskFull, HeadroomError, InvalidInput
+from webapp.accounts.errors import Forbidden
 from webapp.jobs.errors import JobConflict
 
 
@@ -35,7 +36,8 @@ def answer_of(error: HeadroomError) -> HttpResponse:
     message = f"{error.message}. {error.hint}".rstrip(". ") if error.hint else error.message
     if isinstance(error, InvalidInput):
         return error_answer(400, message, param=str(error.fields.get("field") or "") or None, code=error.code)
-    status = 409 if isinstance(error, JobConflict) else 507 if isinstance(error, DiskFull) else 400
+    kinds = ((Forbidden, 403), (JobConflict, 409), (DiskFull, 507))
+    status = next((status for kind, status in kinds if isinstance(error, kind)), 400)
     return error_answer(status, message, code=error.code)
 
 

@@ -3,6 +3,7 @@
 from django.conf import settings
 from django.db import models
 
+from webapp.accounts.in_project import InProject
 from webapp.catalog.models import Dataset, Model
 from webapp.ids import new_batch_id, new_file_id
 from webapp.jobs.models import Artifact, Job
@@ -22,7 +23,7 @@ class Status(models.TextChoices):
 OPEN_STATUSES = (Status.VALIDATING, Status.IN_PROGRESS, Status.FINALIZING, Status.CANCELLING)
 
 
-class BatchFile(models.Model):
+class BatchFile(InProject):
     """An uploaded file of requests, or the file of a batch's results or errors."""
 
     id = models.CharField(primary_key=True, max_length=48, default=new_file_id)
@@ -43,7 +44,7 @@ class BatchFile(models.Model):
         return self.filename
 
 
-class Batch(models.Model):
+class Batch(InProject):
     """Requests of one file, all to one model."""
 
     id = models.CharField(primary_key=True, max_length=48, default=new_batch_id)

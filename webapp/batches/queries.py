@@ -1,21 +1,17 @@
-"""The only way to read this app's rows: a person's own, all of them for administrators."""
+"""The only way to read this app's rows: those of a person's projects, all of them for administrators."""
 
 from typing import Any
 
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 
+from webapp.accounts.access import visible_rows
 from webapp.batches.models import Batch, BatchFile
 
 
 def files_visible_to(user: Any) -> QuerySet[BatchFile]:
-    return BatchFile.objects.filter(_visible(user))
+    return BatchFile.objects.filter(visible_rows(user))
 
 
 def batches_visible_to(user: Any) -> QuerySet[Batch]:
-    return Batch.objects.filter(_visible(user)).select_related("job", "model", "dataset")
+    return Batch.objects.filter(visible_rows(user)).select_related("job", "model", "dataset")
 
-
-def _visible(user: Any) -> Q:
-    if not user.is_authenticated:
-        return Q(pk__isnull=True)
-    return Q() if user.is_superuser else Q(owner=user)

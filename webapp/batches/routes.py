@@ -12,6 +12,7 @@ from django.http.response import HttpResponseBase
 from ninja import File, Form, Query, Router, Schema, UploadedFile
 from pydantic import Field
 
+from webapp.accounts.audit import note_target
 from webapp.api.auth import owner_of
 from webapp.api.file_routes import stream_file
 from webapp.batches import actions
@@ -38,7 +39,9 @@ class BatchRequest(Schema, extra="forbid"):
 @router.post("/files", response=Document)
 def create_file(request: HttpRequest, purpose: Form[str], file: File[UploadedFile]) -> Document:
     """Upload requests, one JSON object a line, with ``purpose=batch``."""
-    return file_document(actions.upload_file(owner=owner_of(request), file=file, purpose=purpose))
+    made = actions.upload_file(owner=owner_of(request), file=file, purpose=purpose)
+    note_target(request, made.pk)
+    return file_document(made)
 
 
 @router.get("/files", response=Document)
@@ -87,6 +90,7 @@ def create_batch(request: HttpRequest, body: BatchRequest) -> Document:
         completion_window=body.completion_window,
         metadata=body.metadata,
     )
+    note_target(request, batch.pk)
     return batch_document(batch)
 
 

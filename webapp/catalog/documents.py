@@ -19,6 +19,7 @@ def model_documents(models: list[Model]) -> list[dict[str, Any]]:
         {
             "id": model.pk,
             "name": model.name,
+            "project": model.project_id,
             "preset": model.preset,
             "model_type": model.model_type,
             "num_parameters": model.num_parameters,
@@ -37,6 +38,7 @@ def dataset_documents(datasets: list[Dataset]) -> list[dict[str, Any]]:
         {
             "id": dataset.pk,
             "name": dataset.name,
+            "project": dataset.project_id,
             "format": dataset.format,
             "num_bytes": dataset.num_bytes,
             "num_documents": dataset.num_documents,

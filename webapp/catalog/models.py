@@ -3,10 +3,11 @@
 from django.conf import settings
 from django.db import models
 
+from webapp.accounts.in_project import InProject
 from webapp.ids import new_dataset_id, new_machine_id, new_model_id
 
 
-class Model(models.Model):
+class Model(InProject):
     """A submitted model: a validated config, perhaps with weights and a tokenizer, in its own folder."""
 
     id = models.CharField(primary_key=True, max_length=48, default=new_model_id)
@@ -63,7 +64,7 @@ class Profile(models.Model):
         return self.fingerprint[:12]
 
 
-class Dataset(models.Model):
+class Dataset(InProject):
     """A submitted text dataset, kept as the file that was sent."""
 
     id = models.CharField(primary_key=True, max_length=48, default=new_dataset_id)

@@ -1,9 +1,10 @@
-"""The only way to read this app's rows: what ships with the program is everyone's, the rest its owner's and administrators'."""
+"""The only way to read this app's rows: what ships with the program is everyone's, the rest its project's people's."""
 
 from typing import Any
 
 from django.db.models import Q, QuerySet
 
+from webapp.accounts.access import visible_rows
 from webapp.catalog.models import Dataset, Machine, Model, Profile
 
 
@@ -36,8 +37,4 @@ def profile_states(rows: list[Model]) -> dict[str, str]:
 
 
 def _visible(user: Any) -> Q:
-    if not user.is_authenticated:
-        return Q(pk__isnull=True)
-    if user.is_superuser:
-        return Q()
-    return Q(owner=user) | Q(owner__isnull=True)
+    return visible_rows(user) | Q(project__isnull=True, owner__isnull=True) if user.is_authenticated else Q(pk__isnull=True)

@@ -15,6 +15,7 @@ from django.db.models import Case, F, Q, When
 from django.db.models.functions import Coalesce, Now
 
 from optimizer.errors import InvalidInput
+from webapp.accounts.models import Project
 from webapp.catalog.models import Dataset, Machine, Model
 from webapp.jobs.claiming import claim_job
 from webapp.jobs.errors import WrongState
@@ -33,7 +34,7 @@ from webapp.jobs.models import (
     Sample,
     State,
 )
-from webapp.jobs.moves import from_now, held_by, move_job
+from webapp.jobs.moves import from_now, held_by, move_job, tell_webhooks
 from webapp.jobs.reconciling import enforce_deadlines, expire_leases, forget_old_offers, resend_hints
 from webapp.live.publish import publish
 
@@ -78,6 +79,7 @@ class LeaseAnswer:
 def create_job(
     *,
     owner: User | None,
+    project: Project | None = None,
     spec: dict[str, Any],
     model: Model,
     dataset: Dataset | None,
@@ -92,11 +94,13 @@ def create_job(
 ) -> Job:
     """Job, first event and hint in one transaction; the hint goes out after the commit.
 
-    num_steps: what the job counts its progress to; of training the workload's steps, and not given.
+    project: whose it is; the one its owner works in unless given. num_steps: what the job counts its progress to; of training
+    the workload's steps, and not given.
     """
     with transaction.atomic():
         job = Job.objects.create(
             owner=owner,
+            project=project,
             name=spec.get("name") or model.name,
             kind=kind,
             model=model,
@@ -113,6 +117,7 @@ def create_job(
             event_seq=1,
         )
         Event.objects.create(job=job, seq=1, actor=actor, kind="created", to_state=State.QUEUED)
+        tell_webhooks(job, "created")
         _hint_on_commit(job.pk)
     return job
 
@@ -205,6 +210,7 @@ def retry_job(job: Job, *, actor: str) -> Job:
         return _refuse(job, "retry", allowed="failed or cancelled")
     return create_job(
         owner=job.owner,
+        project=job.project,
         spec=job.spec,
         model=job.model,
         dataset=job.dataset,

@@ -12,6 +12,7 @@ def job_document(job: Job) -> dict[str, Any]:
     """A job as ``GET /api/v1/jobs/{id}`` shows it. Select ``machine`` with it, or pay one query."""
     return {
         **state_document(job),
+        "project": job.project_id,
         "spec": job.spec,
         "plan": job.plan,
         "prediction": job.prediction,

@@ -8,6 +8,7 @@ from django.conf import settings
 from django.db import models
 from django.db.models import Q
 
+from webapp.accounts.in_project import InProject
 from webapp.catalog.models import Dataset, Machine, Model
 from webapp.ids import new_artifact_id, new_job_id, new_plan_id
 
@@ -78,7 +79,7 @@ class PlanOffer(models.Model):
         return f"{self.label} ({self.id})"
 
 
-class Job(models.Model):
+class Job(InProject):
     """One piece of work, with its frozen spec and plan and its present state."""
 
     id = models.CharField(primary_key=True, max_length=48, default=new_job_id)
@@ -144,6 +145,7 @@ class Job(models.Model):
         indexes = [
             models.Index(fields=["state", "-priority", "created_at"]),  # claim: the next queued job
             models.Index(fields=["owner", "-created_at"]),  # a person's list of jobs
+            models.Index(fields=["project", "-id"]),  # a project's list of jobs
         ]
         constraints = [
             models.CheckConstraint(

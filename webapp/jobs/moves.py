@@ -12,8 +12,9 @@ from django.db.models.expressions import Combinable
 from django.db.models.functions import Now
 
 from webapp.jobs.documents import state_document
-from webapp.jobs.models import LIVE_STATES, Attempt, Event, Job, State
+from webapp.jobs.models import LIVE_STATES, PEOPLES_KINDS, Attempt, Event, Job, State
 from webapp.live.publish import publish
+from webapp.webhooks.actions import queue_job_event
 
 
 def move_job(
@@ -47,8 +48,15 @@ def move_job(
             reason=reason,
             message=message,
         )
+        tell_webhooks(job, kind)
         transaction.on_commit(lambda: announce(job), robust=True)
     return job
+
+
+def tell_webhooks(job: Job, kind: str) -> None:
+    """In the transaction of the move. Profiling jobs are the program's own and nobody's news."""
+    if job.kind in PEOPLES_KINDS:
+        queue_job_event(project_id=job.project_id, event=f"job.{kind}", data=state_document(job))
 
 
 def announce(job: Job) -> None:

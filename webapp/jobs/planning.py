@@ -25,6 +25,7 @@ from optimizer.profile.profile import Profile as ModelProfile
 from optimizer.search.problem import PricedPlan
 from optimizer.serialize import to_json
 from optimizer.workload import Adapter, Goal, InferenceWorkload, TrainingWorkload
+from webapp.accounts.access import project_of_job
 from webapp.catalog.models import Machine, Model, Profile
 from webapp.catalog.queries import machines_visible_to
 from webapp.jobs.actions import create_job
@@ -235,9 +236,11 @@ def submit_job(
 
     and_then: called with the job in the transaction that makes it. max_duration_s: after so long it is asked to stop.
 
-    Raises PlanStale, PlanDoesNotFit (unless ``override``), NotPricedYet, and what ``price_spec`` raises.
+    Raises Forbidden for who may not run jobs in the project of the spec's model and dataset, PlanStale, PlanDoesNotFit (unless
+    ``override``), NotPricedYet, and what ``price_spec`` raises.
     """
     read = read_job_spec(user, spec)
+    project = project_of_job(user, (read.model, read.dataset))
     offer = _given_offer(user, read, plan_id) if plan_id else _fresh_offer(user, read, override=override)
     if offer.verdict == "does_not_fit" and not override:
         peak, budget = offer.prediction["device_peak_high_bytes"], read.goal.device_budget_bytes
@@ -250,6 +253,7 @@ def submit_job(
     with transaction.atomic():
         job = create_job(
             owner=user,
+            project=project,
             spec={**read.to_json(), "plan": offer.label},
             model=read.model,
             dataset=read.dataset,

@@ -40,6 +40,7 @@ def request_profile(model: Model, *, adapter: Adapter | None = None, generates: 
             return profile
         job = create_job(
             owner=model.owner,
+            project=model.project,
             spec=_spec(model, adapter, generates=generates),
             model=model,
             dataset=None,

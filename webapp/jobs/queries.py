@@ -1,14 +1,15 @@
-"""The only way to read this app's rows: a person's own, all of them for administrators. Profiling jobs are not listed."""
+"""The only way to read this app's rows: those of a person's projects, all for administrators. Profiling jobs are not listed."""
 
 from typing import Any
 
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 
+from webapp.accounts.access import visible_rows
 from webapp.jobs.models import PEOPLES_KINDS, Artifact, Checkpoint, Event, Job, PlanOffer
 
 
 def jobs_visible_to(user: Any) -> QuerySet[Job]:
-    return Job.objects.filter(_visible(user), kind__in=PEOPLES_KINDS).select_related("machine")
+    return Job.objects.filter(visible_rows(user), kind__in=PEOPLES_KINDS).select_related("machine")
 
 
 def offers_visible_to(user: Any) -> QuerySet[PlanOffer]:
@@ -27,8 +28,3 @@ def checkpoints_visible_to(user: Any) -> QuerySet[Checkpoint]:
 def events_visible_to(user: Any) -> QuerySet[Event]:
     return Event.objects.filter(job__in=jobs_visible_to(user).values("pk"))
 
-
-def _visible(user: Any) -> Q:
-    if not user.is_authenticated:
-        return Q(pk__isnull=True)
-    return Q() if user.is_superuser else Q(owner=user)

@@ -11,6 +11,8 @@ from asgiref.sync import sync_to_async
 from django.db import connections
 from django.db.models import Q
 
+from webapp.accounts.access import acting_of
+from webapp.accounts.tokens import is_still_valid
 from webapp.jobs.documents import job_document, state_document
 from webapp.jobs.metrics import job_metrics
 from webapp.jobs.models import Checkpoint, Job, Sample
@@ -82,9 +84,11 @@ def read_news(job_id: str, seen: Seen) -> News:
 
 
 def may_still_watch(user: Any, job_id: str) -> bool:
-    """Asked again during a stream: the user may have been deactivated, the job given to someone else."""
+    """Asked again during a stream: the user may have been deactivated, their token revoked, their role taken away."""
     user.refresh_from_db()
-    return bool(user.is_active) and jobs_visible_to(user).filter(pk=job_id).exists()
+    token_id = acting_of(user).token_id
+    is_known = is_still_valid(token_id) if token_id else bool(user.is_active)
+    return is_known and jobs_visible_to(user).filter(pk=job_id).exists()
 
 
 def ended_state(job_id: str) -> dict[str, Any] | None:

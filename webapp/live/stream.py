@@ -47,6 +47,11 @@ def has_free_slot(user: Any) -> bool:
     return _open_streams.total() < MAX_STREAMS and _open_streams[user.pk] < MAX_STREAMS_PER_USER
 
 
+def num_viewers() -> int:
+    """Streams that are open on this process."""
+    return _open_streams.total()
+
+
 async def job_events(user: Any, job_id: str, *, last_event_id: str = "") -> AsyncIterator[bytes]:
     """The bytes of the stream. Holds no database connection; ends after ``done`` or when the user may no longer watch."""
     if not has_free_slot(user):

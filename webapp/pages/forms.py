@@ -207,8 +207,3 @@ class DatasetUploadForm(forms.Form):
     name = forms.CharField(max_length=200)
     file = forms.FileField(label="File", help_text=".txt, .jsonl or .parquet")
     fallback_field = "file"
-
-
-class TokenForm(forms.Form):
-    name = forms.CharField(max_length=100, help_text="what will use it, such as: my laptop")
-    days = forms.IntegerField(label="Valid for", help_text="days, at most 365", initial=90)

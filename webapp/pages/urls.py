@@ -3,7 +3,24 @@
 from django.contrib.auth.views import LoginView, LogoutView
 from django.urls import path
 
+<<<<<<< HEAD
 from webapp.pages.views import catalog, compare, generate, job, jobs, new_job, plans, queue, tokens
+=======
+from webapp.pages.views import (
+    audit,
+    catalog,
+    compare,
+    generate,
+    job,
+    jobs,
+    new_job,
+    people,
+    projects,
+    queue,
+    tokens,
+    webhooks,
+)
+>>>>>>> 429e01a (Projects, roles, token scopes, one permission table, an audit trail, webhooks and metrics)
 
 urlpatterns = [
     path("", jobs.home, name="home"),
@@ -37,4 +54,20 @@ urlpatterns = [
     path("machines/", catalog.machine_list, name="machines"),
     path("tokens/", tokens.token_list, name="tokens"),
     path("tokens/<slug:token_id>/revoke/", tokens.token_revoke, name="token_revoke"),
+    path("projects/", projects.project_list, name="projects"),
+    path("projects/work-in/", projects.work_in, name="work_in"),
+    path("projects/<slug:project_id>/", projects.project_page, name="project"),
+    path("projects/<slug:project_id>/members/", projects.member_set, name="member_set"),
+    path("projects/<slug:project_id>/members/remove/", projects.member_remove, name="member_remove"),
+    path("projects/<slug:project_id>/audit/", audit.project_audit, name="project_audit"),
+    path("projects/<slug:project_id>/webhooks/", webhooks.webhook_list, name="webhooks"),
+    path("webhooks/<slug:webhook_id>/", webhooks.webhook_page, name="webhook"),
+    path("webhooks/<slug:webhook_id>/secret/", webhooks.webhook_secret, name="webhook_secret"),
+    path("webhooks/<slug:webhook_id>/test/", webhooks.webhook_test, name="webhook_test"),
+    path("webhooks/<slug:webhook_id>/switch/", webhooks.webhook_switch, name="webhook_switch"),
+    path("webhooks/<slug:webhook_id>/delete/", webhooks.webhook_delete, name="webhook_delete"),
+    path("deliveries/<slug:delivery_id>/replay/", webhooks.delivery_replay, name="delivery_replay"),
+    path("audit/", audit.audit_page, name="audit"),
+    path("people/", people.people_list, name="people"),
+    path("people/change/", people.people_change, name="people_change"),
 ]

@@ -20,7 +20,7 @@ DONE = {
     "artifacts": [],
 }
 JOB_KEYS = """id name kind state phase reason message error is_terminal cancel_requested paused priority attempt step num_steps
-eta_s summary spec plan prediction machine created_at started_at finished_at links"""
+eta_s summary project spec plan prediction machine created_at started_at finished_at links"""
 
 
 def post(client, path, body=None, **headers):

@@ -11,6 +11,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_GET, require_http_methods
 
 from optimizer.errors import HeadroomError
+from webapp.accounts.audit import note_target
 from webapp.catalog.actions import create_dataset, create_model
 from webapp.catalog.documents import ONLINE_WITHIN
 from webapp.catalog.models import Machine
@@ -54,24 +55,28 @@ def upload_model(request: HttpRequest, form: ModelUploadForm) -> str:
     """The new model's id; empty, with the reason beside its field, when the files were refused."""
     data = form.cleaned_data
     try:
-        return create_model(
+        model = create_model(
             owner=request.user,  # type: ignore[arg-type]
             name=data["name"],
             config=data["config"],
             tokenizer=data["tokenizer"],
             weights=data["weights"],
             tokenizer_config=data["tokenizer_config"],
-        ).pk
+        )
     except HeadroomError as error:
         return refuse_upload(form, error, fallback=form.fallback_field)
+    note_target(request, model.pk, detail=model.name)
+    return model.pk
 
 
 def upload_dataset(request: HttpRequest, form: DatasetUploadForm) -> str:
     """The new dataset's id; empty, with the reason beside its field, when the file was refused."""
     try:
-        return create_dataset(owner=request.user, name=form.cleaned_data["name"], file=form.cleaned_data["file"]).pk  # type: ignore[arg-type]
+        dataset = create_dataset(owner=request.user, name=form.cleaned_data["name"], file=form.cleaned_data["file"])  # type: ignore[arg-type]
     except HeadroomError as error:
         return refuse_upload(form, error, fallback=form.fallback_field)
+    note_target(request, dataset.pk, detail=dataset.name)
+    return dataset.pk
 
 
 def refuse_upload(form: forms.Form, error: HeadroomError, *, fallback: str) -> str:

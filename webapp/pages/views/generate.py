@@ -8,6 +8,7 @@ from django.http import HttpRequest, HttpResponse, QueryDict
 from django.views.decorators.http import require_http_methods, require_POST
 
 from optimizer.errors import HeadroomError
+from webapp.accounts.audit import note_target
 from webapp.catalog.actions import create_dataset
 from webapp.catalog.models import Model
 from webapp.catalog.queries import datasets_visible_to, models_visible_to
@@ -76,6 +77,8 @@ def upload_prompts_here(request: HttpRequest) -> HttpResponse:
 def _upload(request: HttpRequest, upload: PromptsUploadForm) -> str:
     data = upload.cleaned_data
     try:
-        return create_dataset(owner=request.user, name=data["name"], file=data["file"], purpose="prompts").pk  # type: ignore[arg-type]
+        dataset = create_dataset(owner=request.user, name=data["name"], file=data["file"], purpose="prompts")  # type: ignore[arg-type]
     except HeadroomError as error:
         return refuse_upload(upload, error, fallback=upload.fallback_field)
+    note_target(request, dataset.pk, detail=dataset.name)
+    return dataset.pk

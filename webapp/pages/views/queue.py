@@ -7,6 +7,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_GET, require_POST
 
 from optimizer.errors import HeadroomError
+from webapp.accounts.access import is_service_admin
 from webapp.jobs.actions import set_priority
 from webapp.jobs.queries import jobs_visible_to
 from webapp.jobs.queue import read_queue
@@ -26,7 +27,7 @@ def queue_page(request: HttpRequest) -> HttpResponse:
         "live": [
             {"job": job, "words": state_words(job), "eta": eta_words(job.eta_s, state=job.state)} for job in queue.live
         ],
-        "may_overtake": request.user.is_superuser,
+        "may_overtake": is_service_admin(request.user),
     }
     return render(request, "jobs/queue_rows.html" if request.htmx else "jobs/queue.html", context)  # type: ignore[attr-defined]
 
@@ -42,7 +43,7 @@ def queue_move(request: HttpRequest, job_id: str) -> HttpResponse:
             job,
             job.priority + step,
             actor=f"user:{request.user.get_username()}",
-            may_overtake=bool(request.user.is_superuser),
+            may_overtake=is_service_admin(request.user),
         )
     except HeadroomError as error:
         messages.error(request, f"{error.message}. {error.hint}".strip())

@@ -10,6 +10,7 @@ from django.core.management import call_command
 from django.core.management.base import BaseCommand
 from django.db import transaction
 
+from webapp.accounts.models import Scope
 from webapp.accounts.tokens import create_token
 from webapp.catalog.bundled import ensure_bundled
 
@@ -39,5 +40,5 @@ def _make_admin_once() -> dict[str, str]:
             return {}
         password = secrets.token_urlsafe(15)
         admin = User.objects.create_superuser(ADMIN_NAME, password=password)
-        _, token = create_token(user=admin, name="made at set-up", days=365)
+        _, token = create_token(user=admin, name="made at set-up", days=365, scope=Scope.ADMIN)
     return {"user": ADMIN_NAME, "password": password, "token": token}

@@ -1,0 +1,123 @@
+"""The audit trail: what is in it, what is not, and that nothing in it changes."""
+
+import pytest
+from django.db import DatabaseError, transaction
+from django.test import Client
+
+from webapp.accounts.audit import FAILED_LOGINS_PER_MINUTE, record
+from webapp.accounts.models import AuditRecord, Scope
+from webapp.accounts.projects import create_project, set_member
+from webapp.accounts.tokens import create_token
+
+
+@pytest.fixture
+def browser(client, ada):
+    client.force_login(ada)
+    return client
+
+
+def newest():
+    return AuditRecord.objects.order_by("-pk").first()
+
+
+def test_what_somebody_does_is_recorded_with_who_what_where_and_from_where(browser, ada, make_job):
+    job = make_job()
+    browser.post(f"/jobs/{job.pk}/cancel/", REMOTE_ADDR="192.0.2.7")
+    row = newest()
+    assert (row.actor, row.action, row.target, row.outcome) == ("ada", "job.cancel", job.pk, "done")
+    assert (row.address, row.project_id, row.token_id) == ("192.0.2.7", ada.home_project.pk, "")
+
+
+def test_a_request_by_token_names_the_token(ada, make_job):
+    token, text = create_token(user=ada, name="laptop")
+    job = make_job()
+    Client(headers={"Authorization": f"Bearer {text}"}).post(f"/api/v1/jobs/{job.pk}/pause")
+    assert (newest().action, newest().token_id, newest().target) == ("job.pause", token.pk, job.pk)
+
+
+def test_a_refusal_is_recorded_with_its_reason(eve, ada, make_job):
+    project = create_project(ada, name="summaries")
+    set_member(project, username="eve", role="viewer")
+    job = make_job(project=project)
+    client = Client()
+    client.force_login(eve)
+    assert client.post(f"/jobs/{job.pk}/cancel/").status_code == 403
+    row = newest()
+    assert (row.actor, row.action, row.outcome, row.project_id) == ("eve", "job.cancel", "refused", project.pk)
+    assert row.detail == "this needs the role member in project summaries; you are a viewer"
+
+
+def test_reading_asking_and_what_went_wrong_leave_no_record(browser, make_job):
+    before = AuditRecord.objects.count()
+    browser.get("/jobs/")
+    browser.post("/api/v1/plans", "{}", content_type="application/json")
+    browser.post("/projects/", {"name": ""})
+    browser.post("/api/v1/jobs", "{}", content_type="application/json")
+    assert AuditRecord.objects.count() == before
+
+
+def test_a_new_token_is_recorded_without_its_secret(browser):
+    page = browser.post("/tokens/", {"name": "laptop", "days": 9, "scope": "read", "project": ""}).content.decode()
+    secret = page.split('id="new-token" class="mono">')[1].split("<")[0].split("_", 2)[2]
+    row = newest()
+    assert (row.action, row.detail) == ("token.create", "laptop, read, all projects")
+    assert secret[:20] not in str(AuditRecord.objects.values())
+
+
+def test_log_ins_and_their_failures_are_recorded(ada, client):
+    client.post("/login/", {"username": "ada", "password": "wrong"})
+    assert (newest().action, newest().actor, newest().outcome) == ("login", "ada", "refused")
+    client.post("/login/", {"username": "ada", "password": "correct horse battery"})
+    assert (newest().action, newest().actor, newest().outcome) == ("login", "ada", "done")
+    client.post("/logout/")
+    assert newest().action == "logout"
+
+
+def test_strangers_cannot_fill_the_trail(db, settings, client):
+    from django.core.cache import cache
+
+    cache.clear()
+    for number in range(FAILED_LOGINS_PER_MINUTE + 5):
+        client.post("/login/", {"username": f"name{number}", "password": "x"})
+    assert AuditRecord.objects.count() == FAILED_LOGINS_PER_MINUTE
+    cache.clear()
+
+
+def test_a_record_is_never_changed(db):
+    row = record(None, actor="ada", action="job.cancel")
+    with pytest.raises(DatabaseError, match="append-only"), transaction.atomic():
+        AuditRecord.objects.update(actor="eve")
+    with pytest.raises(DatabaseError), transaction.atomic():
+        row.save()
+
+
+def test_a_name_cannot_forge_a_line(db):
+    assert record(None, actor="ada\njob.cancel by eve", action="login").actor == "ada�job.cancel by eve"
+
+
+def test_administrators_read_all_of_it_and_a_projects_own_its_part(ada, admin, make_job):
+    project = create_project(ada, name="summaries")
+    record(None, actor="ada", action="job.cancel", project_id=project.pk)
+    record(None, actor="eve", action="job.pause", project_id="project_other")
+    tokens = {person: create_token(user=person, name="t", scope=Scope.ADMIN)[1] for person in (ada, admin)}
+
+    def read(person, path):
+        answer = Client(headers={"Authorization": f"Bearer {tokens[person]}"}).get(path)
+        return [row["action"] for row in answer.json()["results"]] if answer.status_code == 200 else answer.status_code
+
+    assert read(admin, "/api/v1/audit") == ["job.pause", "job.cancel"]
+    assert read(admin, "/api/v1/audit?actor=eve") == ["job.pause"]
+    assert read(ada, "/api/v1/audit") == 403
+    assert read(ada, f"/api/v1/projects/{project.pk}/audit") == ["job.cancel"]
+
+
+def test_the_page_shows_it_a_page_at_a_time(admin):
+    for number in range(60):
+        record(None, actor="ada", action="job.cancel", target=f"target-{number:02}")
+    client = Client()
+    client.force_login(admin)
+    first = client.get("/audit/?who=ada").content.decode()
+    assert "target-59" in first
+    assert "target-05" not in first
+    older = first.split('href="?')[-1].split('"')[0].replace("&amp;", "&")
+    assert "target-05" in client.get(f"/audit/?{older}").content.decode()

@@ -1,0 +1,214 @@
+"""Every address of the service as a stranger, as someone else, in every role, with tokens of every kind.
+
+An address that is not in the permission table fails here, and opens for nobody.
+"""
+
+import pytest
+from django.db import transaction
+from django.test import Client
+from django.utils import timezone
+
+from tests.webapp.accounts.table import KNOWN_KWARGS, Address, addresses, make_owned, operations, routes
+from tests.webapp.conftest import make_person
+from webapp.accounts.models import ApiToken, Membership, Role, Scope
+from webapp.accounts.permissions import TABLE, Rule, methods_of
+from webapp.accounts.projects import create_project, set_account_role, set_member
+from webapp.accounts.tokens import create_token
+
+ADDRESSES = addresses()
+REFUSALS = (401, 403, 404)
+READS_ELSEWHERE = "api/v1/jobs/<job_id>/events"
+"""Through a connection of its own, which sees nothing that a test has not committed; whom it opens to tests of streams show."""
+
+
+@pytest.fixture
+def project(ada):
+    return create_project(ada, name="summaries")
+
+
+@pytest.fixture
+def ids(ada, project, headroom_home):
+    return make_owned(ada, project, headroom_home)
+
+
+@pytest.fixture
+def join(project):
+    def make(name, role):
+        person = make_person(name)
+        set_member(project, username=name, role=role)
+        return person
+
+    return make
+
+
+def session(person):
+    client = Client(raise_request_exception=False)
+    client.force_login(person)
+    return client
+
+
+def bearer(person, **limits):
+    _, text = create_token(user=person, name="test", **limits)
+    return Client(headers={"Authorization": f"Bearer {text}"}, raise_request_exception=False)
+
+
+def clients(person):
+    """By what an address takes: a token of every right, or a session."""
+    token, page = bearer(person, scope=Scope.ADMIN), session(person)
+    return lambda address: token if address.route.startswith("v1/") else page
+
+
+def statuses(ids, client_for, wanted=lambda address: True):
+    """Each address that is wanted, and its status; nothing that was asked stays done."""
+    found = {}
+    for address in filter(wanted, ADDRESSES):
+        with transaction.atomic():
+            response = address.ask(client_for(address), ids)
+            transaction.set_rollback(True)
+        is_login = response.headers.get("Location", "").startswith("/login/?next=")
+        found[address] = 401 if is_login else response.status_code
+    return found
+
+
+def differing(found, expected):
+    """What was answered otherwise; expected: a status, or None for whatever is no refusal."""
+    return {
+        str(address): status
+        for address, status in found.items()
+        if (status in REFUSALS if expected(address) is None else status != expected(address))
+        and not (expected(address) is None and address.route == READS_ELSEWHERE)
+    }
+
+
+def is_closed(address: Address):
+    return address.rule.who != "anyone"
+
+
+def as_role(role):
+    """What somebody of a role in ada's project meets, whose own project they may only look at."""
+
+    def expected(address: Address):
+        rule: Rule = address.rule
+        if rule.who == "service_admin":
+            return 403
+        if address.names_personal:
+            return 404
+        order = list(Role)
+        return 403 if rule.who == "role" and order.index(role) < order.index(rule.role) else None
+
+    return expected
+
+
+def test_every_address_is_in_the_table():
+    missing = [route for route in routes() if not methods_of(route)] + sorted(operations() - set(TABLE))
+    assert not missing, "say in webapp/accounts/permissions.py what these need"
+
+
+def test_the_table_names_no_address_that_is_not_there():
+    known = set(routes())
+    assert [key for key in TABLE if key.partition(" ")[2] not in known] == []
+    api = {key for key in TABLE if key.partition(" ")[2].startswith(("api/v1/", "v1/")) and TABLE[key].who != "anyone"}
+    assert sorted(api - operations()) == []
+
+
+def test_every_part_of_an_address_is_known_to_name_a_projects_row_a_persons_or_none():
+    assert {kwarg for address in ADDRESSES for kwarg in address.kwargs} <= KNOWN_KWARGS
+
+
+def test_what_changes_something_needs_more_than_looking_and_is_audited():
+    asks = ("plans", "estimates", "price/", "work-in/", "login/", "logout/")
+    changing = [one for one in ADDRESSES if one.method != "GET" and not any(word in one.route for word in asks)]
+    assert [str(one) for one in changing if one.rule.scope == Scope.READ or not one.rule.action] == []
+
+
+def test_a_stranger_gets_in_nowhere(ids):
+    nobody = Client(raise_request_exception=False)
+    assert differing(statuses(ids, lambda _: nobody, is_closed), lambda _: 401) == {}
+
+
+def test_an_expired_token_is_nobody_even_beside_a_good_session(ids, ada):
+    client = bearer(ada)
+    ApiToken.objects.update(expires_at=timezone.now())
+    client.force_login(ada)
+    found = statuses(ids, lambda _: client, lambda address: address.is_api and is_closed(address))
+    assert differing(found, lambda _: 401) == {}
+
+
+def test_for_someone_else_what_a_project_owns_is_not_there(ids, eve):
+    def expected(address):
+        if address.rule.who == "service_admin":
+            return 403
+        return 404 if address.names_owned or address.names_personal else None
+
+    assert differing(statuses(ids, clients(eve), is_closed), expected) == {}
+
+
+@pytest.mark.parametrize("role", [Role.VIEWER, Role.MEMBER, Role.ADMIN])
+def test_a_role_opens_what_the_table_says(ids, join, role):
+    person = join("mia", role)
+    if role == Role.VIEWER:
+        set_account_role(person, "viewer")
+    found = statuses(ids, clients(person), is_closed)
+    # their own project is theirs to run jobs in, whatever they are elsewhere
+    assert differing(found, as_role(role)) == {}
+
+
+def test_an_administrator_of_the_service_is_refused_nothing(ids, admin):
+    def expected(address):
+        return 404 if address.names_personal else None
+
+    assert differing(statuses(ids, clients(admin), is_closed), expected) == {}
+
+
+@pytest.mark.parametrize("scope", [Scope.READ, Scope.WRITE])
+def test_a_token_opens_no_more_than_its_scope(ids, admin, scope):
+    client = bearer(admin, scope=scope)
+    order = list(Scope)
+
+    def expected(address):
+        too_small = order.index(scope) < order.index(address.rule.scope) or address.rule.session_only
+        return 403 if too_small else 404 if address.names_personal else None
+
+    found = statuses(ids, lambda _: client, lambda address: address.is_api and is_closed(address))
+    assert differing(found, expected) == {}
+
+
+def test_for_a_token_of_another_project_nothing_else_is_there(ids, ada):
+    client = bearer(ada, scope=Scope.ADMIN, project=create_project(ada, name="other"))
+    found = statuses(ids, lambda _: client, lambda address: address.is_api and address.names_owned)
+    assert differing(found, lambda _: 404) == {}
+
+
+def test_a_method_that_the_table_does_not_know_is_not_allowed(ids, ada):
+    answer = session(ada).put("/tokens/")
+    assert (answer.status_code, answer["Allow"]) == (405, "GET, POST")
+
+
+def test_a_refusal_says_what_is_missing_and_who_can_allow_it(ids, join):
+    client = session(join("vera", Role.VIEWER))
+    answer = client.post(f"/api/v1/jobs/{ids['job_id']}/cancel", content_type="application/json")
+    assert answer.json()["code"] == "forbidden"
+    assert answer.json()["detail"] == "this needs the role member in project summaries; you are a viewer"
+    assert answer.json()["hint"] == "Ask ada."
+    page = client.post(f"/jobs/{ids['job_id']}/cancel/").content.decode()
+    assert "This needs the role member in project summaries; you are a viewer." in page
+    assert "Ask ada." in page
+
+
+def test_a_session_needs_its_csrf_token_to_change_anything_and_none_to_read(ids, ada):
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(ada)
+    assert client.get(f"/api/v1/jobs/{ids['job_id']}").status_code == 200
+    address, json_type = f"/api/v1/jobs/{ids['job_id']}/cancel", "application/json"
+    response = client.post(address, content_type=json_type)
+    assert (response.status_code, response.json()["code"]) == (403, "csrf_failed")
+    client.cookies["csrftoken"] = "a" * 32
+    response = client.post(address, content_type=json_type, headers={"X-CSRFToken": "a" * 32})
+    assert response.status_code == 202
+
+
+def test_who_leaves_a_project_sees_it_no_longer(ids, join, project):
+    client = session(join("mia", Role.MEMBER))
+    assert client.get(f"/jobs/{ids['job_id']}/").status_code == 200
+    Membership.objects.filter(project=project, user__username="mia").delete()
+    assert client.get(f"/jobs/{ids['job_id']}/").status_code == 404

@@ -1,0 +1,99 @@
+"""schemathesis over every operation that the API describes, in process, on a real database: whatever is sent, no answer is a
+fault of the server, and each is one that the description names, of the media type and shape that it says.
+"""
+
+import re
+
+import pytest
+import schemathesis
+from django.core.signals import request_finished, request_started
+from django.core.wsgi import get_wsgi_application
+from django.db import close_old_connections, transaction
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from tests.webapp.accounts.table import make_owned
+from webapp.accounts.models import Scope
+from webapp.accounts.projects import create_project
+from webapp.accounts.tokens import create_token
+from webapp.api.api import openapi_document
+
+EXAMPLES = 5
+"""For each operation; drawn afresh by the same seed, so that a failure comes again."""
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
+
+
+@pytest.fixture
+def ids(admin, headroom_home, db):
+    return make_owned(admin, create_project(admin, name="summaries"), headroom_home)
+
+
+@pytest.fixture(autouse=True)
+def _one_connection():
+    """As Django's own test client does: a request's end must not close the connection that the test's transaction is on."""
+    for signal in (request_started, request_finished):
+        signal.disconnect(close_old_connections)
+    yield
+    for signal in (request_started, request_finished):
+        signal.connect(close_old_connections)
+
+
+@pytest.fixture
+def token(admin):
+    return create_token(user=admin, name="t", scope=Scope.ADMIN)[1]
+
+
+def operations():
+    schema = schemathesis.openapi.from_dict(openapi_document())
+    schema.app = get_wsgi_application()
+    return [found.ok() for found in schema.get_all_operations()]
+
+
+OPERATIONS = operations()
+# files are streamed by asynchronous iterators, and the app is called here as a WSGI one
+pytestmark = pytest.mark.filterwarnings("ignore:StreamingHttpResponse must consume asynchronous iterators")
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=[operation.label for operation in OPERATIONS])
+def test_no_answer_is_a_fault_or_undocumented(operation, ids, token):
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=operation.as_strategy(), is_there=st.booleans(), names_project=st.booleans())
+    def check(case, is_there, names_project):
+        if is_there:  # a drawn id never names a row
+            case.path_parameters = {name: ids[name] for name in re.findall(r"{(\w+)}", operation.path)}
+        if not names_project:  # nor does a drawn project
+            case.headers.pop("Headroom-Project", None)
+        with transaction.atomic():
+            case.call_and_validate(headers={"Authorization": f"Bearer {token}"}, checks=CHECKS)
+            transaction.set_rollback(True)
+
+    check()
+
+
+def test_the_description_is_of_openapi_3_1_and_says_what_each_operation_needs():
+    document = openapi_document()
+    assert document["openapi"].startswith("3.1")
+    cancel = document["paths"]["/api/v1/jobs/{job_id}/cancel"]["post"]
+    assert cancel["description"].endswith("Needs the scope write, and the role member.")
+    assert {"200", "202", "400", "401", "403", "404", "409", "422"} <= set(cancel["responses"])
+    assert [one["name"] for one in cancel["parameters"]] == ["job_id", "Headroom-Project", "Idempotency-Key"]

@@ -1,0 +1,342 @@
+"""The permission table: each address and method, and what somebody needs for it. The only place that decides.
+
+API, pages and streams ask ``admit`` before they do anything. An address that is not in the table opens for nobody. What an
+address names decides which project counts: its kwarg (``job_id``, …) is looked up here, so that a row of a project that somebody
+does not belong to answers 404, and one where their role is too small 403 with who can allow it.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+from django.apps import apps
+from django.http import Http404, HttpRequest
+
+from webapp.accounts.access import (
+    act_as,
+    acting_of,
+    best_role,
+    has_role,
+    has_scope,
+    project_for_new,
+    reachable_projects,
+    require_role,
+    role_in,
+)
+from webapp.accounts.errors import Forbidden, NotSignedInError
+from webapp.accounts.models import Role, Scope
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """What one address asks for one method."""
+
+    who: Literal["anyone", "signed_in", "role", "service_admin"]
+    role: Role = Role.VIEWER
+    """In the project of what the address names; where it names nothing, in the project where a new row goes."""
+    scope: Scope = Scope.READ
+    action: str = ""
+    """What the audit trail calls it; empty for what changes nothing."""
+    anywhere: bool = False
+    """Names nothing, and the project follows from the body: the role is needed somewhere, and what acts looks again."""
+    session_only: bool = False
+    """Not for tokens: a stolen one must not make itself others."""
+
+
+OPEN: Final = Rule(who="anyone")
+SIGNED_IN: Final = Rule(who="signed_in")
+LOOK: Final = Rule(who="role")
+ASK: Final = Rule(who="role", anywhere=True)
+"""A question about plans: it changes nothing but what is worked out."""
+
+
+def _runs(action: str, *, anywhere: bool = False) -> Rule:
+    return Rule(who="role", role=Role.MEMBER, scope=Scope.WRITE, action=action, anywhere=anywhere)
+
+
+def _own(action: str, *, session_only: bool = False) -> Rule:
+    return Rule(who="signed_in", scope=Scope.ADMIN, action=action, session_only=session_only)
+
+
+def _manages(action: str = "") -> Rule:
+    return Rule(who="role", role=Role.ADMIN, scope=Scope.ADMIN, action=action)
+
+
+def _serves(action: str = "") -> Rule:
+    return Rule(who="service_admin", scope=Scope.ADMIN, action=action)
+
+
+_JOB: Final = "api/v1/jobs/<job_id>"
+_JOB_PAGE: Final = "jobs/<slug:job_id>/"
+
+TABLE: Final[dict[str, Rule]] = {
+    # the service itself
+    "GET healthz": OPEN,
+    "GET readyz": OPEN,
+    "GET metrics": Rule(who="service_admin"),
+    "GET api/v1/openapi.json": OPEN,
+    "GET api/v1/docs": OPEN,
+    "GET api/v1/": OPEN,
+    "GET v1/": OPEN,
+    "* api/v1/^(?P<rest>.*)$": OPEN,
+    "* v1/^(?P<rest>.*)$": OPEN,
+    "GET ": OPEN,
+    "GET login/": OPEN,
+    "POST login/": OPEN,
+    "POST logout/": OPEN,
+    # API: accounts
+    "GET api/v1/me": SIGNED_IN,
+    "GET api/v1/tokens": Rule(who="signed_in", scope=Scope.ADMIN),
+    "POST api/v1/tokens": _own("token.create", session_only=True),
+    "DELETE api/v1/tokens/<token_id>": _own("token.revoke"),
+    "GET api/v1/projects": SIGNED_IN,
+    "POST api/v1/projects": _own("project.create"),
+    "GET api/v1/projects/<project_id>": LOOK,
+    "GET api/v1/projects/<project_id>/members": LOOK,
+    "PUT api/v1/projects/<project_id>/members/<username>": _manages("member.set"),
+    "DELETE api/v1/projects/<project_id>/members/<username>": _manages("member.remove"),
+    "GET api/v1/projects/<project_id>/audit": _manages(),
+    "GET api/v1/audit": _serves(),
+    "GET api/v1/people": _serves(),
+    "POST api/v1/people": _serves("account.create"),
+    "PATCH api/v1/people/<username>": _serves("account.change"),
+    # API: webhooks
+    "GET api/v1/projects/<project_id>/webhooks": _manages(),
+    "POST api/v1/projects/<project_id>/webhooks": _manages("webhook.create"),
+    "GET api/v1/webhooks/<webhook_id>": _manages(),
+    "PATCH api/v1/webhooks/<webhook_id>": _manages("webhook.change"),
+    "DELETE api/v1/webhooks/<webhook_id>": _manages("webhook.delete"),
+    "POST api/v1/webhooks/<webhook_id>/secret": _manages("webhook.secret"),
+    "POST api/v1/webhooks/<webhook_id>/test": _manages("webhook.test"),
+    "GET api/v1/webhooks/<webhook_id>/deliveries": _manages(),
+    "POST api/v1/deliveries/<delivery_id>/replay": _manages("webhook.replay"),
+    # API: what jobs are made of
+    "GET api/v1/models": SIGNED_IN,
+    "POST api/v1/models": _runs("model.create"),
+    "GET api/v1/models/<model_id>": LOOK,
+    "GET api/v1/datasets": SIGNED_IN,
+    "POST api/v1/datasets": _runs("dataset.create"),
+    "GET api/v1/datasets/<dataset_id>": LOOK,
+    "GET api/v1/machines": SIGNED_IN,
+    # API: questions
+    "POST api/v1/plans": ASK,
+    "POST api/v1/plans/best": ASK,
+    "POST api/v1/plans/compare": ASK,
+    "POST api/v1/plans/cards": ASK,
+    "POST api/v1/plans/price": ASK,
+    "POST api/v1/estimates": ASK,
+    # API: jobs
+    "GET api/v1/jobs": SIGNED_IN,
+    "POST api/v1/jobs": _runs("job.create", anywhere=True),
+    f"GET {_JOB}": LOOK,
+    f"POST {_JOB}/cancel": _runs("job.cancel"),
+    f"POST {_JOB}/pause": _runs("job.pause"),
+    f"POST {_JOB}/resume": _runs("job.resume"),
+    f"POST {_JOB}/retry": _runs("job.retry"),
+    f"POST {_JOB}/priority": _runs("job.move"),
+    f"GET {_JOB}/metrics": LOOK,
+    f"GET {_JOB}/artifacts": LOOK,
+    f"GET {_JOB}/checkpoints": LOOK,
+    f"GET {_JOB}/results": LOOK,
+    f"GET {_JOB}/logs": LOOK,
+    f"GET {_JOB}/events": LOOK,
+    "GET api/v1/artifacts/<artifact_id>/download": LOOK,
+    "GET api/v1/compare": SIGNED_IN,
+    "GET api/v1/queue": SIGNED_IN,
+    # after OpenAI's API
+    "GET v1/models": SIGNED_IN,
+    "GET v1/files": SIGNED_IN,
+    "POST v1/files": _runs("file.create"),
+    "GET v1/files/<file_id>": LOOK,
+    "DELETE v1/files/<file_id>": _runs("file.delete"),
+    "GET v1/files/<file_id>/content": LOOK,
+    "GET v1/batches": SIGNED_IN,
+    "POST v1/batches": _runs("batch.create", anywhere=True),
+    "GET v1/batches/<batch_id>": LOOK,
+    "POST v1/batches/<batch_id>/cancel": _runs("batch.cancel"),
+    # pages: accounts
+    "GET tokens/": SIGNED_IN,
+    "POST tokens/": _own("token.create", session_only=True),
+    "POST tokens/<slug:token_id>/revoke/": _own("token.revoke"),
+    "GET projects/": SIGNED_IN,
+    "POST projects/": _own("project.create"),
+    "POST projects/work-in/": SIGNED_IN,
+    "GET projects/<slug:project_id>/": LOOK,
+    "POST projects/<slug:project_id>/members/": _manages("member.set"),
+    "POST projects/<slug:project_id>/members/remove/": _manages("member.remove"),
+    "GET projects/<slug:project_id>/audit/": _manages(),
+    "GET audit/": _serves(),
+    "GET people/": _serves(),
+    "POST people/": _serves("account.create"),
+    "POST people/change/": _serves("account.change"),
+    "GET projects/<slug:project_id>/webhooks/": _manages(),
+    "POST projects/<slug:project_id>/webhooks/": _manages("webhook.create"),
+    "GET webhooks/<slug:webhook_id>/": _manages(),
+    "POST webhooks/<slug:webhook_id>/secret/": _manages("webhook.secret"),
+    "POST webhooks/<slug:webhook_id>/test/": _manages("webhook.test"),
+    "POST webhooks/<slug:webhook_id>/switch/": _manages("webhook.change"),
+    "POST webhooks/<slug:webhook_id>/delete/": _manages("webhook.delete"),
+    "POST deliveries/<slug:delivery_id>/replay/": _manages("webhook.replay"),
+    # pages: jobs
+    "GET jobs/": SIGNED_IN,
+    "GET jobs/new/": SIGNED_IN,
+    "POST jobs/new/": _runs("job.create", anywhere=True),
+    "POST jobs/new/price/": ASK,
+    "POST jobs/new/model/": _runs("model.create"),
+    "POST jobs/new/dataset/": _runs("dataset.create"),
+    "GET jobs/new/generate/": SIGNED_IN,
+    "POST jobs/new/generate/": _runs("job.create", anywhere=True),
+    "POST jobs/new/generate/price/": ASK,
+    "POST jobs/new/generate/prompts/": _runs("dataset.create"),
+    "GET jobs/compare/": SIGNED_IN,
+    f"GET {_JOB_PAGE}": LOOK,
+    f"GET {_JOB_PAGE}head/": LOOK,
+    f"GET {_JOB_PAGE}tabs/<slug:tab>/": LOOK,
+    f"GET {_JOB_PAGE}tables/<slug:chart>/": LOOK,
+    f"GET {_JOB_PAGE}tables/<slug:chart>.csv": LOOK,
+    f"POST {_JOB_PAGE}cancel/": _runs("job.cancel"),
+    f"POST {_JOB_PAGE}pause/": _runs("job.pause"),
+    f"POST {_JOB_PAGE}resume/": _runs("job.resume"),
+    f"POST {_JOB_PAGE}retry/": _runs("job.retry"),
+    f"POST {_JOB_PAGE}move/": _runs("job.move"),
+    "GET queue/": SIGNED_IN,
+    # pages: what jobs are made of
+    "GET models/": SIGNED_IN,
+    "POST models/": _runs("model.create"),
+    "GET datasets/": SIGNED_IN,
+    "POST datasets/": _runs("dataset.create"),
+    "GET machines/": SIGNED_IN,
+}
+"""``METHOD route`` as Django's resolver writes the route; HEAD is asked as GET."""
+
+OWNED: Final = {
+    "project_id": ("accounts.Project", "pk"),
+    "job_id": ("jobs.Job", "project"),
+    "artifact_id": ("jobs.Artifact", "job__project"),
+    "model_id": ("catalog.Model", "project"),
+    "dataset_id": ("catalog.Dataset", "project"),
+    "file_id": ("batches.BatchFile", "project"),
+    "batch_id": ("batches.Batch", "project"),
+    "webhook_id": ("webhooks.Webhook", "project"),
+    "delivery_id": ("webhooks.Delivery", "webhook__project"),
+}
+"""Kwargs of addresses that name what a project owns: the table of rows, and where it says whose they are."""
+PERSONAL: Final = frozenset({"token_id"})
+"""Kwargs that name what one person owns: only they may look, which the view's query sees to."""
+PLAIN: Final = frozenset({"tab", "chart", "rest", "username"})
+"""Kwargs that name no row of anybody's."""
+
+
+def route_of(request: HttpRequest) -> tuple[str, str]:
+    """The method and route under which a request stands in the table."""
+    match = request.resolver_match
+    method = "GET" if request.method == "HEAD" else str(request.method)
+    return method, match.route if match is not None else ""
+
+
+def rule_of(method: str, route: str) -> Rule | None:
+    return TABLE.get(f"{method} {route}") or TABLE.get(f"* {route}")
+
+
+def methods_of(route: str) -> list[str]:
+    """That the table knows of an address; empty for one that is not in it."""
+    return sorted(key.partition(" ")[0] for key in TABLE if key.partition(" ")[2] == route)
+
+
+def admit(request: HttpRequest, user: Any) -> Rule:
+    """The rule that was met. Raises NotSignedInError, Forbidden, or Http404 for what is not there for this user.
+
+    Opening something of another project of one's own works there, for this request.
+    """
+    method, route = route_of(request)
+    rule = rule_of(method, route)
+    if rule is None:
+        raise Forbidden(f"{method} /{route} is not in the permission table (webapp/accounts/permissions.py)")
+    request.permission_rule = rule  # type: ignore[attr-defined]
+    if rule.who == "anyone":
+        return rule
+    if not user.is_authenticated:
+        raise NotSignedInError
+    _check_scope(user, rule)
+    if rule.who == "service_admin":
+        _check_service_admin(user)
+    elif rule.who == "role":
+        _check_role(request, user, rule)
+    return rule
+
+
+def _check_scope(user: Any, rule: Rule) -> None:
+    acting = acting_of(user)
+    if rule.session_only and acting.token_id:
+        raise Forbidden("a token cannot do this", hint="Log in, and do it on the page API tokens.", needed="session")
+    if not has_scope(acting.scope, rule.scope):
+        raise Forbidden(
+            f"this token's scope is {acting.scope}; this needs {rule.scope}",
+            hint="Make a token with that scope on the page API tokens.",
+            needed=str(rule.scope),
+            scope=str(acting.scope),
+        )
+
+
+def _check_service_admin(user: Any) -> None:
+    if not user.is_superuser or acting_of(user).is_bound:
+        raise Forbidden(
+            "this needs an administrator of the service", hint="Ask one of them, or use a token that is not one project's."
+        )
+
+
+def _check_role(request: HttpRequest, user: Any, rule: Rule) -> None:
+    kwargs = request.resolver_match.kwargs or {} if request.resolver_match else {}
+    named = next((name for name in kwargs if name in OWNED), None)
+    if named is not None:
+        _check_named(request, user, rule, kwarg=named)
+    elif rule.anywhere:
+        if not has_role(best_role(user), rule.role):
+            raise Forbidden(
+                f"this needs the role {rule.role} in a project", hint="Ask an administrator of one to give it to you."
+            )
+    else:
+        project = project_for_new(user)
+        if project is None:
+            raise Forbidden("you have no project of your own", hint="Choose a project to work in.")
+        request.audit_project_id = project.pk  # type: ignore[attr-defined]
+        require_role(user, project.pk, rule.role)
+
+
+def _check_named(request: HttpRequest, user: Any, rule: Rule, *, kwarg: str) -> None:
+    table, path = OWNED[kwarg]
+    key = request.resolver_match.kwargs[kwarg] if request.resolver_match else ""
+    found = apps.get_model(table).objects.filter(pk=key).values_list(path, flat=True)[:1]
+    if not found:
+        raise Http404
+    project_id = found[0]
+    if project_id is None:
+        # everyone's to look at, changed by who administers the service
+        if rule.role != Role.VIEWER:
+            _check_service_admin(user)
+        return
+    if role_in(user, project_id) is None:
+        raise Http404
+    request.audit_project_id = project_id  # type: ignore[attr-defined]
+    require_role(user, project_id, rule.role)
+    acting = acting_of(user)
+    if acting.project_id and not acting.is_bound:
+        act_as(user, replace(acting, project_id=project_id))
+
+
+def project_of_row(key: str) -> str:
+    """The project of the row with this id, whatever it is; empty where there is none."""
+    kwarg = key.partition("-" if key.startswith("file-") else "_")[0] + "_id"
+    if kwarg not in OWNED:
+        return ""
+    table, path = OWNED[kwarg]
+    return str(apps.get_model(table).objects.filter(pk=key).values_list(path, flat=True).first() or "")
+
+
+def choose_project(user: Any, wanted: str) -> None:
+    """Work in a project, by id or by name, for this request. Raises Forbidden for one that is not theirs."""
+    rows = reachable_projects(user)
+    found = list(rows.filter(pk=wanted)[:1]) or list(rows.filter(name=wanted)[:2])
+    if len(found) != 1:
+        names = ", ".join(sorted(set(rows.values_list("name", flat=True)[:20])))
+        raise Forbidden(f"project {wanted[:80]!r} is not one of yours: {names}", hint="Name it by its id, or leave it out.")
+    act_as(user, replace(acting_of(user), project_id=found[0].pk))

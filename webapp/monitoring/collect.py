@@ -1,0 +1,103 @@
+"""What ``/metrics`` tells beside requests: read from the database when it is asked, so that nothing has to be kept in step.
+
+Of every process the same, but for the viewers of streams, which are this process's own.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from django.db.models import Count, Max, Min, Q
+from django.utils import timezone
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from webapp.batches.models import OPEN_STATUSES, Batch
+from webapp.catalog.documents import ONLINE_WITHIN
+from webapp.catalog.models import Machine
+from webapp.jobs.claiming import free_bytes
+from webapp.jobs.models import PEOPLES_KINDS, Job, Kind, Sample, State
+from webapp.live.stream import num_viewers
+from webapp.webhooks.models import Delivery
+from webapp.webhooks.models import State as DeliveryState
+
+
+class ServiceCollector:
+    """Of the Prometheus library's kind; it asks ``collect`` of it."""
+
+    def collect(self) -> Iterator[Metric]:
+        yield from _jobs()
+        yield from _queue()
+        yield from _machines()
+        yield _samples()
+        yield _viewers()
+        yield _batches()
+        yield _deliveries()
+
+
+def _gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"headroom_{name}", text, labels=labels)
+
+
+def _jobs() -> Iterator[Metric]:
+    found = _gauge("jobs", "Jobs by kind and state.", ("kind", "state"))
+    counted = {
+        (row["kind"], row["state"]): row["number"]
+        for row in Job.objects.order_by().values("kind", "state").annotate(number=Count("pk"))
+    }
+    for kind in Kind.values:
+        for state in State.values:
+            found.add_metric((kind, state), counted.get((kind, state), 0))
+    yield found
+
+
+def _queue() -> Iterator[Metric]:
+    waiting = Q(state=State.QUEUED, kind__in=PEOPLES_KINDS)
+    seen: dict[str, Any] = Job.objects.filter(waiting).aggregate(number=Count("pk"), oldest=Min("created_at"))
+    depth = _gauge("queue_depth", "Jobs that wait, paused ones too.")
+    depth.add_metric((), seen["number"])
+    yield depth
+    age = _gauge("queue_oldest_age_seconds", "Age of the job that has waited longest; 0 where none waits.")
+    age.add_metric((), (timezone.now() - seen["oldest"]).total_seconds() if seen["oldest"] else 0.0)
+    yield age
+
+
+def _machines() -> Iterator[Metric]:
+    labels = ("machine", "device")
+    online = _gauge("worker_online", "1 while the machine's worker is heard of and takes jobs.", labels)
+    total = _gauge("device_memory_bytes", "Memory of the machine's device.", labels)
+    taken = _gauge("device_memory_reserved_bytes", "Of it, what jobs at work were given.", labels)
+    now = timezone.now()
+    for machine in Machine.objects.order_by("name"):
+        device = machine.document["device"]
+        who = (machine.name, str(device["kind"]))
+        online.add_metric(who, float(now - machine.last_seen_at < ONLINE_WITHIN and not machine.draining))
+        total.add_metric(who, device["memory_bytes"])
+        taken.add_metric(who, int(device["memory_bytes"]) - free_bytes(machine))
+    yield from (online, total, taken)
+
+
+def _samples() -> Metric:
+    """The highest number, not a count of rows: of millions a count would take seconds."""
+    found = CounterMetricFamily("headroom_samples_stored", "Telemetry samples numbered by the database so far.")
+    found.add_metric((), Sample.objects.aggregate(highest=Max("pk"))["highest"] or 0)
+    return found
+
+
+def _viewers() -> Metric:
+    found = _gauge("stream_viewers", "Event streams open on this web process.")
+    found.add_metric((), num_viewers())
+    return found
+
+
+def _batches() -> Metric:
+    found = _gauge("batches_open", "Batches of the OpenAI API that are not done.")
+    found.add_metric((), Batch.objects.filter(status__in=OPEN_STATUSES).count())
+    return found
+
+
+def _deliveries() -> Metric:
+    found = _gauge("webhook_deliveries", "Messages to webhooks of the last 30 days, by state.", ("state",))
+    rows = Delivery.objects.order_by().values("state").annotate(number=Count("pk"))
+    counted = {row["state"]: row["number"] for row in rows}
+    for state in DeliveryState.values:
+        found.add_metric((state,), counted.get(state, 0))
+    return found

@@ -1,0 +1,131 @@
+"""Where a webhook may be sent: to public addresses by https, and into networks that the settings name.
+
+The host is resolved once and the connection goes to that very address, so that a name cannot point elsewhere between the check
+and the call (DNS rebinding). Redirects are not followed: where they lead would not have been checked.
+"""
+
+import ipaddress
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from django.conf import settings
+
+from optimizer.errors import InvalidInput
+
+MAX_URL_CHARACTERS = 500
+Resolve = Callable[[str, int], Sequence[str]]
+"""Host and port to network addresses."""
+_ALLOWED = "https://host/path, a public address, port 443"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """An address that may be called."""
+
+    connect_url: str
+    """With the checked network address in place of the name."""
+    host: str
+    """The name, for the Host header and the certificate."""
+    host_header: str
+
+
+def check_url(url: str) -> None:
+    """Raises InvalidInput for what cannot be a target, without asking any name server."""
+    parts = _split(url)
+    if _literal(parts.host) is not None:
+        find_target(url, resolve=lambda host, port: [host])
+    elif parts.scheme == "http" and not settings.HEADROOM_WEBHOOK_NETWORKS:
+        raise _refused(url, "http is for networks that HEADROOM_WEBHOOK_NETWORKS names")
+
+
+def find_target(url: str, *, resolve: Resolve | None = None) -> Target:
+    """The address to connect to now. Raises InvalidInput where the name is not there, or one of its addresses is not allowed."""
+    parts = _split(url)
+    found = (resolve or resolve_host)(parts.host, parts.port)
+    if not found:
+        raise _refused(url, f"the host {parts.host} has no address")
+    for text in found:
+        _check_address(url, parts, text)
+    shown = f"[{found[0]}]" if ":" in found[0] else found[0]
+    named = f"[{parts.host}]" if ":" in parts.host else parts.host
+    usual = {"https": 443, "http": 80}[parts.scheme]
+    return Target(
+        connect_url=f"{parts.scheme}://{shown}:{parts.port}{parts.rest}",
+        host=parts.host,
+        host_header=named if parts.port == usual else f"{named}:{parts.port}",
+    )
+
+
+def resolve_host(host: str, port: int) -> Sequence[str]:
+    """All network addresses of a name; none where there is no such name."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return []
+    return list(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in found))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Parts:
+    scheme: str
+    host: str
+    port: int
+    rest: str
+
+
+def _split(url: str) -> _Parts:
+    if len(url) > MAX_URL_CHARACTERS or not url.isascii() or not url.isprintable() or any(letter in url for letter in ' \\"<>'):
+        raise _refused(url, f"it is longer than {MAX_URL_CHARACTERS} characters, or holds what an address does not")
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise _refused(url, str(error)) from error
+    if parts.scheme not in ("https", "http") or not parts.hostname:
+        raise _refused(url, "it is not an https address")
+    if parts.username is not None or parts.password is not None:
+        raise _refused(url, "it holds a name or password; they would be in every log")
+    rest = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    return _Parts(scheme=parts.scheme, host=parts.hostname, port=port or (443 if parts.scheme == "https" else 80), rest=rest)
+
+
+def _check_address(url: str, parts: _Parts, text: str) -> None:
+    address = _literal(text)
+    if address is None:
+        raise _refused(url, f"{text} is no network address")
+    if any(address in ipaddress.ip_network(network) for network in settings.HEADROOM_WEBHOOK_NETWORKS):
+        return
+    if not _is_public(address):
+        raise _refused(url, f"{parts.host} is {address}, which is not a public address")
+    if parts.scheme != "https" or parts.port != 443:
+        raise _refused(url, "public addresses are called by https on port 443")
+
+
+def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    """Not the one inside another either: an IPv6 address may carry a private IPv4 one."""
+    inner: list[ipaddress.IPv4Address | None] = []
+    if isinstance(address, ipaddress.IPv6Address):
+        inner = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
+        if int(address) >> 32 == 0x0064_FF9B << 64:  # NAT64, 64:ff9b::/96
+            inner.append(ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF))
+    return all(one.is_global and not one.is_multicast for one in (address, *inner) if one is not None)
+
+
+def _literal(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Of an address that is written out; 127.1 and 0x7f000001 are names here, and resolved."""
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
+
+
+def _refused(url: str, why: str) -> InvalidInput:
+    return InvalidInput(
+        f"url {url[:120]!r} cannot be called: {why}",
+        field="url",
+        value=url[:120],
+        allowed=_ALLOWED,
+        hint="An administrator of the service can allow a private network by HEADROOM_WEBHOOK_NETWORKS.",
+    )
