@@ -27,6 +27,8 @@ ADVISORY_LOCK_KEY = 0x4845_4144
 """``HEAD``; one number per program that shares the database."""
 SPOOL_AGE_S = 24 * 3600
 """An upload that has not grown for a day is given up."""
+FORGET_EVERY_S = 3600
+"""Between two looks for old messages to webhooks."""
 _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _STAGED = re.compile(r"\.tmp-step-\d+-f(?P<fence>\d+)")
 
@@ -88,8 +90,13 @@ class Reconciler:
         """A thread of its own: an address that does not answer takes seconds."""
         from webapp.webhooks.sending import forget_old, send_due
 
+        forgotten_at_s = float("-inf")
+
         def pass_once() -> list[str]:
-            forget_old()
+            nonlocal forgotten_at_s
+            if time.monotonic() - forgotten_at_s > FORGET_EVERY_S:
+                forget_old()
+                forgotten_at_s = time.monotonic()
             return send_due()
 
         self._keep(pass_once, what="webhooks", told_as="delivered")

@@ -157,6 +157,8 @@ TABLE: Final[dict[str, Rule]] = {
     "GET tokens/": SIGNED_IN,
     "POST tokens/": _own("token.create", session_only=True),
     "POST tokens/<slug:token_id>/revoke/": _own("token.revoke"),
+    "GET password/": SIGNED_IN,
+    "POST password/": _own("password.change", session_only=True),
     "GET projects/": SIGNED_IN,
     "POST projects/": _own("project.create"),
     "POST projects/work-in/": SIGNED_IN,
@@ -335,7 +337,7 @@ def project_of_row(key: str) -> str:
 def choose_project(user: Any, wanted: str) -> None:
     """Work in a project, by id or by name, for this request. Raises Forbidden for one that is not theirs."""
     rows = reachable_projects(user)
-    found = list(rows.filter(pk=wanted)[:1]) or list(rows.filter(name=wanted)[:2])
+    found = list(rows.filter(pk=wanted)[:1]) or list(rows.filter(name=wanted)[:2]) if wanted.isprintable() else []
     if len(found) != 1:
         names = ", ".join(sorted(set(rows.values_list("name", flat=True)[:20])))
         raise Forbidden(f"project {wanted[:80]!r} is not one of yours: {names}", hint="Name it by its id, or leave it out.")

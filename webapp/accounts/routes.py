@@ -286,10 +286,11 @@ def change_person(request: HttpRequest, username: str, body: PersonChange) -> di
     person = User.objects.filter(username=username).first()
     if person is None:
         raise Http404
-    if body.role is not None:
-        set_account_role(person, body.role)
-    if body.is_active is not None:
-        set_active(person, is_active=body.is_active)
+    with transaction.atomic():
+        if body.role is not None:
+            set_account_role(person, body.role)
+        if body.is_active is not None:
+            set_active(person, is_active=body.is_active)
     changes = body.dict(exclude_none=True)
     note_target(request, username, detail=", ".join(f"{name}: {value}" for name, value in changes.items()))
     return _person(person)

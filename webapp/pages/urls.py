@@ -1,7 +1,7 @@
 """Addresses of the pages."""
 
-from django.contrib.auth.views import LoginView, LogoutView
-from django.urls import path
+from django.contrib.auth.views import LoginView, LogoutView, PasswordChangeView
+from django.urls import path, reverse_lazy
 
 <<<<<<< HEAD
 from webapp.pages.views import catalog, compare, generate, job, jobs, new_job, plans, queue, tokens
@@ -26,6 +26,11 @@ urlpatterns = [
     path("", jobs.home, name="home"),
     path("login/", LoginView.as_view(template_name="login.html", redirect_authenticated_user=True), name="login"),
     path("logout/", LogoutView.as_view(), name="logout"),
+    path(
+        "password/",
+        PasswordChangeView.as_view(template_name="accounts/password.html", success_url=reverse_lazy("jobs")),
+        name="password",
+    ),
     path("jobs/", jobs.job_list, name="jobs"),
     path("jobs/new/", new_job.new_job, name="job_new"),
     path("jobs/new/price/", new_job.price, name="job_price"),

@@ -236,3 +236,13 @@ def test_people_of_a_page_are_named_with_their_roles(ada, project):
     assert page.index(">ada<") < page.index(">eve<") < page.index(">zoe<")
     client.post(f"/projects/{project.pk}/members/remove/", {"username": "zoe"})
     assert ">zoe<" not in client.get(f"/projects/{project.pk}/").content.decode()
+
+
+def test_a_password_is_changed_by_who_knows_it_and_other_sessions_end(ada):
+    here, elsewhere = session(ada), session(ada)
+    new = {"old_password": "correct horse battery", "new_password1": "a quite new one 7", "new_password2": "a quite new one 7"}
+    assert here.post("/password/", {**new, "old_password": "wrong"}).status_code == 200
+    assert here.post("/password/", new)["Location"] == "/jobs/"
+    assert here.get("/jobs/").status_code == 200
+    assert elsewhere.get("/jobs/").status_code == 302
+    assert Client().login(username="ada", password="a quite new one 7")
