@@ -3,9 +3,6 @@
 from django.contrib.auth.views import LoginView, LogoutView, PasswordChangeView
 from django.urls import path, reverse_lazy
 
-<<<<<<< HEAD
-from webapp.pages.views import catalog, compare, generate, job, jobs, new_job, plans, queue, tokens
-=======
 from webapp.pages.views import (
     audit,
     catalog,
@@ -15,12 +12,12 @@ from webapp.pages.views import (
     jobs,
     new_job,
     people,
+    plans,
     projects,
     queue,
     tokens,
     webhooks,
 )
->>>>>>> 429e01a (Projects, roles, token scopes, one permission table, an audit trail, webhooks and metrics)
 
 urlpatterns = [
     path("", jobs.home, name="home"),
