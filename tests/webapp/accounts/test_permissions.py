@@ -18,8 +18,8 @@ from webapp.accounts.tokens import create_token
 ADDRESSES = addresses()
 REFUSALS = (401, 403, 404)
 NOTHING_HERE = ("api/v1/jobs/<job_id>/events", "plans/cards/", "plans/step/")
-"""404 for whom they let in: the stream's own connection sees nothing that a test has not committed; the others are parts of a page
-that have their question in the address. Whom they keep out is asked of them too.
+"""404 for whom they let in: the stream's own connection sees nothing that a test has not committed; the others are parts of a
+page that have their question in the address. Whom they keep out is asked of them too.
 """
 
 
