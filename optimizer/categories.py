@@ -16,12 +16,16 @@ Link = Literal[
     "device_to_host", "host_to_device", "host_to_disk", "disk_to_host", "host_to_remote", "remote_to_host"
 ]
 """A direction in which bytes move between tiers; nothing goes from the device further than the host without a copy there."""
+Lane = Literal["compute", "copy_in", "copy_out", "host", "disk", "network"]
+"""What can be busy at once: the device, its copies from and to the host, the host's own work (updates, sums of gradients), the
+scratch disk, the remote store. Top to bottom in every picture."""
 
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 """Bottom to top in every stack. ``temporaries`` also holds inputs, slack and whatever is not decided but counted."""
 
 TIERS: tuple[Tier, ...] = get_args(Tier)
 LINKS: tuple[Link, ...] = get_args(Link)
+LANES: tuple[Lane, ...] = get_args(Lane)
 
 CATEGORY_LABELS: dict[Category, str] = {
     "weights": "weights",

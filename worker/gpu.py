@@ -1,4 +1,4 @@
-"""What the card says of itself: free memory, temperature, power. Empty where there is no NVIDIA card or driver."""
+"""What the card says of itself: its use, free memory, temperature, power. Empty where there is no NVIDIA card or driver."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ class GpuMeter:
         self._facts: dict[str, Any] = {}
 
     def read(self) -> dict[str, Any]:
-        """``total_bytes, free_bytes, temperature_c, power_w``; those the card does not tell are left out."""
+        """``total_bytes, free_bytes, use_percent, temperature_c, power_w``; those the card does not tell are left out."""
         if self._handle is None or time.monotonic() - self._read_at < 1:
             return self._facts
         self._read_at = time.monotonic()
@@ -65,6 +65,8 @@ def _read_card(handle: Any) -> dict[str, Any]:
     with contextlib.suppress(pynvml.NVMLError):
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
         facts |= {"total_bytes": int(memory.total), "free_bytes": int(memory.free)}
+    with contextlib.suppress(pynvml.NVMLError):
+        facts["use_percent"] = int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
     with contextlib.suppress(pynvml.NVMLError):
         facts["temperature_c"] = int(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))
     with contextlib.suppress(pynvml.NVMLError):

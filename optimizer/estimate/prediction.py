@@ -3,17 +3,15 @@
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
+from optimizer.categories import LANES as LANES
 from optimizer.categories import Category
+from optimizer.categories import Lane as Lane
 from optimizer.intervals import ByteInterval
 from optimizer.serialize import from_json, to_json
 
 Verdict = Literal["fits", "tight", "does_not_fit", "unknown"]
-Lane = Literal["compute", "copy_in", "copy_out", "host", "disk", "network"]
-"""What can be busy at once: the device, its copies from and to the host, the host's own work (updates, sums of gradients), the
-scratch disk, the remote store."""
-LANES: tuple[Lane, ...] = get_args(Lane)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from optimizer.plan.inference import InferencePlan
 from optimizer.plan.passes import arrange_passes
 from optimizer.runtime.device import check_dtype, prepared_device
 from optimizer.runtime.inference import Generator, PassTimes, build_for_inference
+from optimizer.runtime.lanes import lane_fields
 from optimizer.runtime.meter import Meter
 from optimizer.runtime.micro_batch import FinishReason, MicroBatch
 from optimizer.sampling import Sampling
@@ -26,7 +27,7 @@ from optimizer.sampling import Sampling
 Sample = Mapping[str, Any]
 """``prompts_done``, ``num_prompts``, ``num_new_tokens`` and ``tokens_per_s`` (since the start), ``prefill_ms`` and ``decode_ms``
 (of one token; both of the last pass that ended, None before), ``device_bytes`` (by category, between two steps),
-``device_peak_bytes`` and ``host_bytes``."""
+``device_peak_bytes`` and ``host_bytes``; since the start ``run_ms``, ``copied_bytes`` by link, and what ``lane_fields`` tells."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,13 +185,14 @@ class _Run:
         self._current: list[tuple[MicroBatch, Sequence[Request]]] = []
         """Of the pass under way."""
         self._start_s = self._reported_s = time.perf_counter()
+        self._before_bytes = dict(generator.tiers.copied_bytes)
 
     def run(self) -> GenerationResult:
         generator = self._generator
         if generator.meter is not None:
             generator.meter.reset_peak()
         generator.tiers.reset_peak()
-        before_bytes = dict(generator.tiers.copied_bytes)
+        generator.tiers.lanes.begin()
         was_stopped = self._run_passes()
         total_s = time.perf_counter() - self._start_s
         peak = generator.meter.peak() if generator.meter is not None else None
@@ -210,11 +212,7 @@ class _Run:
             peak_moment=peak.moment if peak is not None else "",
             host_peak_bytes=peak.host_bytes if peak is not None else 0,
             disk_peak_bytes=generator.tiers.disk_peak_bytes,
-            copied_bytes={
-                link: num_bytes - before_bytes[link]
-                for link, num_bytes in generator.tiers.copied_bytes.items()
-                if num_bytes > before_bytes[link]
-            },
+            copied_bytes=self._copied_bytes(),
         )
 
     def _run_passes(self) -> bool:
@@ -272,9 +270,15 @@ class _Run:
             self._tell()
         return self._should_stop()
 
+    def _copied_bytes(self) -> dict[str, int]:
+        """By this run so far."""
+        moved = self._generator.tiers.copied_bytes
+        return {link: moved[link] - before for link, before in self._before_bytes.items() if moved[link] > before}
+
     def _tell(self) -> None:
         now_s = self._reported_s = time.perf_counter()
-        meter = self._generator.meter
+        generator, meter = self._generator, self._generator.meter
+        run_ms = (now_s - self._start_s) * 1000
         last = self._passes[-1] if self._passes else None
         num_new_tokens = self._num_new_tokens + sum(micro_batch.num_generated for micro_batch, _ in self._current)
         self._report(
@@ -288,5 +292,8 @@ class _Run:
                 "device_bytes": meter.bytes_by_category() if meter is not None else {},
                 "device_peak_bytes": meter.peak().device_bytes if meter is not None else 0,
                 "host_bytes": meter.host_bytes if meter is not None else 0,
+                "run_ms": round(run_ms, 1),
+                "copied_bytes": self._copied_bytes(),
+                **lane_fields(generator.tiers.lanes.take(), total_ms=run_ms, device=generator.device),
             }
         )

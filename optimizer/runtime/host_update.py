@@ -128,7 +128,10 @@ class HostState:
     def wait(self, name: str) -> None:
         """Until the tensor's update is done on the host: its home is new, its gradient no longer needed."""
         future = self._under_way.get(name)
-        if future is not None:
+        if future is not None and not future.done():
+            with self._tiers.lanes.waiting("host"):
+                future.result()
+        elif future is not None:
             future.result()
 
     def require(self, name: str) -> None:
@@ -226,8 +229,10 @@ class HostState:
             arriving = reading
             if index + 1 < len(work):
                 reading = self._begin_reading(work[index + 1], next_slot)
-            for transfer in arriving:
-                transfer.wait()
+            if arriving:
+                with self._tiers.lanes.waiting("disk"):
+                    for transfer in arriving:
+                        transfer.wait()
             self._update_piece(piece, slot, gradient_of(piece.tensor.name), facts)
             if piece.is_last:
                 self._under_way[piece.tensor.name].set_result(None)

@@ -97,7 +97,9 @@ class Trainer:
         self.precision = Precision(plan.weights, device=device)
         self.tiers = Tiers(device=device, meter=meter, scratch=scratch)
         is_threaded = device.type == "cuda" if updates_on_thread is None else updates_on_thread
-        self._worker = Worker(name="host-update", device=device, is_threaded=is_threaded)
+        self._worker = Worker(
+            name="host-update", device=device, is_threaded=is_threaded, lanes=self.tiers.lanes
+        )
         self._undo_activations: Callable[[], None] = lambda: None
         self._handles: list[RemovableHandle] = []
         self._has_failed = self._is_closed = False

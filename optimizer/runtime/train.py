@@ -35,6 +35,7 @@ from optimizer.runtime.optimizer_state import learning_rate_at
 from optimizer.runtime.prepare import build_prepared
 from optimizer.runtime.resume import export_trainer, import_trainer
 from optimizer.runtime.step import StepResult, Trainer
+from optimizer.runtime.telemetry import StepWatch
 from optimizer.serialize import to_json
 from optimizer.units import format_bytes
 from optimizer.workload import Goal, TrainingWorkload
@@ -152,6 +153,7 @@ class _Job:
         token_file = TokenFile.open(run.token_file)
         self.batches = Batches(token_file, sequence_length=run.workload.sequence_length, seed=run.workload.seed)
         self.trainer = self._build()
+        self.watch = StepWatch(self.trainer, meter=self.meter, workload=run.workload)
         self.reader = BatchReader(
             self.batches, plan=run.plan.batch, num_steps=run.workload.num_steps, device=self.device
         )
@@ -221,14 +223,13 @@ class _Job:
         self._data_wait_ms.append(self.reader.waited_ms)
         learning_rate = learning_rate_at(self.step, self.workload)
         with_timeline = self._attempt_steps > 0 and time.monotonic() >= self._next_timeline_s
-        if with_timeline:
-            self.meter.start_timeline()
+        self.watch.begin(with_timeline=with_timeline)
         is_counted = with_timeline or self._attempt_steps < NUM_FIRST_COUNTED
         result = self.last = self.trainer.step(batches, learning_rate=learning_rate, is_counted=is_counted)
+        self.watch.end()
         self.step += 1
         if with_timeline:
-            points = [[offset_ms, by_category] for offset_ms, by_category in self.meter.take_timeline()]
-            self._sample("timeline", points=points)
+            self._sample("timeline", **self.watch.timeline(result))
             self._next_timeline_s = time.monotonic() + self.run.timeline_every_s
         self._record(result, learning_rate, is_counted=is_counted)
         self._attempt_steps += 1
@@ -243,23 +244,15 @@ class _Job:
         return every_steps > 0 and self.step % every_steps == 0
 
     def _record(self, result: StepResult, learning_rate: float, *, is_counted: bool) -> None:
-        peak = self.meter.peak()
-        self._sample(
-            "step",
-            loss=result.loss,
-            learning_rate=learning_rate,
-            grad_norm=result.grad_norm,
-            step_ms=result.step_ms,
-            tokens_per_s=self.workload.tokens_per_step / (result.step_ms / 1000),
-            device_peak_bytes=peak.device_bytes,
-            device_bytes=peak.device_bytes_by_category,
-            host_bytes=peak.host_bytes,
-            is_counted=is_counted,
-            **self._scaling_fields(result),
+        wait_ms = self._data_wait_ms[-1]
+        fields = self.watch.fields(
+            result, learning_rate=learning_rate, data_wait_ms=wait_ms, is_counted=is_counted
         )
+        self._sample("step", **fields)
         if self._attempt_steps == 0 and self.workload.num_steps > 1:
             return
         self._step_ms[is_counted].append(result.step_ms)
+        peak = self.meter.peak()
         is_higher = peak.device_bytes > self.measured.device_peak_bytes
         self.measured = Measured(
             device_peak_bytes=max(peak.device_bytes, self.measured.device_peak_bytes),
@@ -272,12 +265,6 @@ class _Job:
             step_ms=statistics.median(self._step_ms[False] or self._step_ms[True]),
             num_steps=self.measured.num_steps + 1,
         )
-
-    def _scaling_fields(self, result: StepResult) -> dict[str, Any]:
-        """Told of runs that scale their loss."""
-        if not self.trainer.precision.scales_loss:
-            return {}
-        return {"loss_scale": result.loss_scale, "is_left_out": result.is_left_out}
 
     def _evaluate(self) -> float:
         self._phase("evaluating", f"validation loss at step {self.step}")

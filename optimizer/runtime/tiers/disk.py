@@ -14,7 +14,7 @@ import weakref
 from pathlib import Path
 from typing import ClassVar
 
-from optimizer.categories import Link, Tier
+from optimizer.categories import Lane, Link, Tier
 from optimizer.errors import DiskFull
 from optimizer.runtime.tiers.stores import Place, Room
 from optimizer.units import MIB, format_bytes
@@ -31,6 +31,7 @@ class DiskStore:
     tier: ClassVar[Tier] = "disk"
     write_link: ClassVar[Link] = "host_to_disk"
     read_link: ClassVar[Link] = "disk_to_host"
+    lane: ClassVar[Lane] = "disk"
 
     def __init__(self, folder: Path, *, growth_bytes: int = GROWTH_BYTES) -> None:
         self.folder = folder

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
-from optimizer.categories import Link, Tier
+from optimizer.categories import Lane, Link, Tier
 from optimizer.errors import InvalidInput, MissingExtra, RemoteStoreFull, RemoteStoreLost
 from optimizer.runtime.tiers.stores import Place, Room
 from optimizer.units import MIB, format_bytes
@@ -39,6 +39,7 @@ class RemoteStore:
     tier: ClassVar[Tier] = "remote"
     write_link: ClassVar[Link] = "host_to_remote"
     read_link: ClassVar[Link] = "remote_to_host"
+    lane: ClassVar[Lane] = "network"
 
     def __init__(self, url: str, *, run_id: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
         self.room = Room()

@@ -6,7 +6,7 @@
 import threading
 from typing import ClassVar, Protocol
 
-from optimizer.categories import Link, Tier
+from optimizer.categories import Lane, Link, Tier
 
 
 class Place:
@@ -26,6 +26,7 @@ class Store(Protocol):
     tier: ClassVar[Tier]
     write_link: ClassVar[Link]
     read_link: ClassVar[Link]
+    lane: ClassVar[Lane]
     room: "Room"
 
     def take(self, num_bytes: int) -> Place:

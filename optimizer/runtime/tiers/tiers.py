@@ -32,6 +32,7 @@ from optimizer.categories import LINKS, Category, Link
 from optimizer.errors import OutOfHostMemory, RemoteStoreLost
 from optimizer.packing import STAGING_BYTES
 from optimizer.plan.activations import Compression
+from optimizer.runtime.lanes import LaneClock
 from optimizer.runtime.meter import Meter
 from optimizer.runtime.tiers.compression import Packing, Scratch
 from optimizer.runtime.tiers.copies import Copy, DeviceCopy, HostCopy, Leaving, OffloadedCopy, as_bytes, bytes_of, typed
@@ -66,6 +67,8 @@ class Tiers:
         self.meter = meter
         self.copied_bytes: dict[Link, int] = dict.fromkeys(LINKS, 0)
         """Moved over each link since the start."""
+        self.lanes = LaneClock()
+        """What copies, stores and waiting for them take, as far as this program's threads see it."""
         self._count_lock = threading.Lock()
         self._scratch_folder = scratch
         self._remote_url = remote_url
@@ -156,7 +159,8 @@ class Tiers:
         data, home = as_bytes(source), as_bytes(target)
         self._count("device_to_host", home.nbytes)
         if self._copy_stream is None:
-            home.copy_(data)
+            with self.lanes.busy("copy_out"):
+                home.copy_(data)
             return Copy(self.device, None, None)
         with self._on_copy_stream():
             home.copy_(data, non_blocking=True)
@@ -174,7 +178,8 @@ class Tiers:
         home, data = as_bytes(source), as_bytes(target)
         self._count("host_to_device", data.nbytes)
         if self._copy_stream is None:
-            data.copy_(home)
+            with self.lanes.busy("copy_in"):
+                data.copy_(home)
             return Copy(self.device, None, None)
         with self._on_copy_stream() if behind_compute else torch.cuda.stream(self._copy_stream):
             data.copy_(home, non_blocking=True)
@@ -287,7 +292,8 @@ class Tiers:
         self._count("host_to_device", packing.packed_bytes)
         if self._copy_stream is None:
             # Whole pieces, of one dtype on both sides where nothing is packed.
-            packing.unpack(copy.pieces, data)
+            with self.lanes.busy("copy_in"):
+                packing.unpack(copy.pieces, data)
             return DeviceCopy(data, None)
         with self._on_copy_stream():
             packing.unpack(copy.pieces, data)
@@ -304,7 +310,8 @@ class Tiers:
             return copy
         with self._region(category, on_host=True):
             data = torch.empty(packing.packed_bytes, dtype=torch.uint8)
-        packing.pack(source, (data,))
+        with self.lanes.busy("copy_out"):
+            packing.pack(source, (data,))
         return HostCopy((data,), packing, None)
 
     def _offload_as_it_is(self, storage: torch.UntypedStorage, packing: Packing, category: Category) -> HostCopy:
@@ -313,19 +320,22 @@ class Tiers:
         source = typed(storage, dtype=packing.dtype, device=self.device)
         with self._region(category, on_host=True):
             data = torch.empty(source.numel(), dtype=source.dtype)
-        data.copy_(source)
+        with self.lanes.busy("copy_out"):
+            data.copy_(source)
         return HostCopy((data,), packing, None)
 
     def _write_units(self, copy: StoredCopy, source: torch.Tensor) -> None:
         """Through the slabs to the store: the device's part here, the store's part in the background."""
         background = self._staged()
         for unit in copy.units:
-            slab = background.slab_to_fill()
+            with self.lanes.waiting(copy.store.lane):
+                slab = background.slab_to_fill()
             num_bytes = unit.packed_end - unit.packed_start
             pieces = (slab.data[:num_bytes],)
             filled: torch.cuda.Event | None = None
             if self._copy_stream is None:
-                copy.packing.pack(source[unit.start : unit.end], pieces)
+                with self.lanes.busy("copy_out"):
+                    copy.packing.pack(source[unit.start : unit.end], pieces)
             else:
                 with self._on_copy_stream():
                     copy.packing.pack(source[unit.start : unit.end], pieces)
@@ -344,14 +354,16 @@ class Tiers:
             after = torch.cuda.current_stream(self.device).record_event()
             return background.fetch(copy, data, stream=self._copy_stream, after=after)
         for unit in copy.units:
-            slab = background.read_now(copy, unit)
-            copy.packing.unpack((slab.data[: unit.packed_end - unit.packed_start],), data[unit.start : unit.end])
+            with self.lanes.waiting(copy.store.lane):
+                slab = background.read_now(copy, unit)
+            with self.lanes.busy("copy_in"):
+                copy.packing.unpack((slab.data[: unit.packed_end - unit.packed_start],), data[unit.start : unit.end])
             background.done_reading(slab)
         return None
 
     def _threads(self) -> Background:
         if self._background is None:
-            self._background = Background(count=self._count)
+            self._background = Background(count=self._count, lanes=self.lanes)
         return self._background
 
     def _staged(self) -> Background:

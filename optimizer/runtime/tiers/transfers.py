@@ -17,6 +17,7 @@ import torch
 
 from optimizer.categories import Link
 from optimizer.packing import SLAB_BYTES
+from optimizer.runtime.lanes import LaneClock
 from optimizer.runtime.tiers.compression import Packing, Unit
 from optimizer.runtime.tiers.host_memory import Slab, Staging, host_view
 from optimizer.runtime.tiers.stores import Place, Store
@@ -189,12 +190,15 @@ class _Use:
 class Background:
     """Two threads that write, two that read, and the slabs between them and the device."""
 
-    def __init__(self, *, count: Callable[[Link, int], None]) -> None:
+    def __init__(self, *, count: Callable[[Link, int], None], lanes: LaneClock) -> None:
         self.staging: Staging | None = None
         """To be set before bytes come from the device or go to it; ranges of host tensors need none."""
         self._count = count
-        self._writers = ThreadPoolExecutor(_NUM_THREADS_EACH_WAY, thread_name_prefix="headroom-write")
-        self._readers = ThreadPoolExecutor(_NUM_THREADS_EACH_WAY, thread_name_prefix="headroom-read")
+        self._lanes = lanes
+        self._writers, self._readers = (
+            ThreadPoolExecutor(_NUM_THREADS_EACH_WAY, thread_name_prefix=name, initializer=lanes.enter_thread)
+            for name in ("headroom-write", "headroom-read")
+        )
         self._failure: BaseException | None = None
         self._to_read: deque[tuple[weakref.ref[StoredCopy], int]] = deque()
         self._ahead: dict[Future[Slab], tuple[weakref.ref[StoredCopy], int]] = {}
@@ -250,7 +254,8 @@ class Background:
             _wait_for(earlier)
             if after is not None:
                 after.synchronize()
-            store.write(place, data, offset=offset)
+            with self._lanes.busy(store.lane):
+                store.write(place, data, offset=offset)
         except BaseException as error:
             self._failure = self._failure or error
             raise
@@ -318,7 +323,8 @@ class Background:
     def _read(self, store: Store, place: Place, base: int, unit: Unit, slab: Slab, writes: Earlier) -> Slab:
         try:
             _wait_for(writes)
-            store.read(place, slab.view[: unit.packed_end - unit.packed_start], offset=base + unit.packed_start)
+            with self._lanes.busy(store.lane):
+                store.read(place, slab.view[: unit.packed_end - unit.packed_start], offset=base + unit.packed_start)
         except BaseException:
             self._slabs.reading.give_back(slab)
             raise
@@ -371,11 +377,16 @@ class Background:
 
     def write_range(self, store: Store, place: Place, data: memoryview, *, offset: int, after: Earlier) -> Future[None]:
         self._count(store.write_link, len(data))
-        return self._writers.submit(_run_after, after, lambda: store.write(place, data, offset=offset))
+        return self._writers.submit(self._run_after, after, store, lambda: store.write(place, data, offset=offset))
 
     def read_range(self, store: Store, place: Place, data: memoryview, *, offset: int, after: Earlier) -> Future[None]:
         self._count(store.read_link, len(data))
-        return self._readers.submit(_run_after, after, lambda: store.read(place, data, offset=offset))
+        return self._readers.submit(self._run_after, after, store, lambda: store.read(place, data, offset=offset))
+
+    def _run_after(self, writes: Earlier, store: Store, run: Callable[[], None]) -> None:
+        _wait_for(writes)
+        with self._lanes.busy(store.lane):
+            run()
 
     def _release(self, copy: StoredCopy) -> None:
         for future in copy.ahead.values():
@@ -397,11 +408,6 @@ class Background:
 def _wait_for(writes: Earlier) -> None:
     for future in writes:
         future.result()
-
-
-def _run_after(writes: Earlier, run: Callable[[], None]) -> None:
-    _wait_for(writes)
-    run()
 
 
 def _give_back_after(pending: Sequence[Future[Any]], store: Store, place: Place) -> None:

@@ -77,6 +77,7 @@ def test_what_is_reported_follows_the_contract(make_run):
     assert set(steps[0]) == {
         *("type", "kind", "attempt", "step", "time_s", "loss", "learning_rate", "grad_norm", "step_ms"),
         *("tokens_per_s", "device_peak_bytes", "device_bytes", "host_bytes", "is_counted"),
+        *("data_wait_ms", "copied_bytes", "lane_ms", "stall_ms"),
     }
     assert all(m["is_counted"] for m in steps)
     assert [m["step"] for m in messages if m.get("kind") == "eval"] == [0, 3, 6]

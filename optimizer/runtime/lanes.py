@@ -1,0 +1,147 @@
+"""Times what a step's lanes really do: how long each was busy, what compute stood still for, and when, within a step.
+
+Measured is what runs on this program's own threads: copies on the CPU device, work of the host, reads and writes of the disk and
+of a remote store. What a card does on its streams is not; nobody waits for it here, and asking each copy would cost the run.
+"""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from optimizer.categories import Lane
+
+MAX_SPANS = 300
+"""Told of one step; neighbours on a lane become one until there are no more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """One stretch of a lane, in milliseconds since ``begin``."""
+
+    lane: Lane
+    begin_ms: float
+    end_ms: float
+    is_stall: bool
+    """Whether compute stood still for it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaneTimes:
+    """Since ``begin``; lanes without work left out."""
+
+    busy_ms: dict[Lane, float] = field(default_factory=dict)
+    stall_ms: dict[Lane, float] = field(default_factory=dict)
+    """Of it, and of waiting for it, what compute stood still for."""
+    spans: tuple[Span, ...] = ()
+    """In order of their begin; empty unless asked for."""
+
+
+class LaneClock:
+    """One for each ``Tiers``. Costs a microsecond or two for each copy, so it always runs."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._thread = threading.local()
+        self._busy_s: dict[Lane, float] = {}
+        self._stall_s: dict[Lane, float] = {}
+        self._spans: list[tuple[Lane, float, float, bool]] | None = None
+        self._begin_s = time.perf_counter()
+
+    def begin(self, *, with_spans: bool = False) -> None:
+        """Forget what was measured."""
+        with self._lock:
+            self._busy_s, self._stall_s = {}, {}
+            self._spans = [] if with_spans else None
+            self._begin_s = time.perf_counter()
+
+    def take(self) -> LaneTimes:
+        """What was measured since ``begin``; goes on measuring."""
+        with self._lock:
+            busy_s, stall_s = dict(self._busy_s), dict(self._stall_s)
+            spans, self._spans = self._spans or [], None
+        found = [
+            Span(
+                lane=lane,
+                begin_ms=(begin_s - self._begin_s) * 1000,
+                end_ms=(end_s - self._begin_s) * 1000,
+                is_stall=is_stall,
+            )
+            for lane, begin_s, end_s, is_stall in sorted(spans, key=lambda span: span[1])
+        ]
+        return LaneTimes(
+            busy_ms={lane: seconds * 1000 for lane, seconds in busy_s.items()},
+            stall_ms={lane: seconds * 1000 for lane, seconds in stall_s.items()},
+            spans=merge_spans(found),
+        )
+
+    def enter_thread(self) -> None:
+        """Say that this thread works beside compute: nothing stands still for what it does."""
+        self._thread.is_beside = True
+
+    @contextmanager
+    def busy(self, lane: Lane) -> Iterator[None]:
+        """The lane works; on compute's own thread compute stands still meanwhile. Of what is nested, each has its own time."""
+        yield from self._timed(lane, works=True)
+
+    @contextmanager
+    def waiting(self, lane: Lane) -> Iterator[None]:
+        """Somebody waits for what the lane does elsewhere."""
+        yield from self._timed(lane, works=False)
+
+    def _timed(self, lane: Lane, *, works: bool) -> Iterator[None]:
+        thread = self._thread
+        outer_s, thread.inner_s = getattr(thread, "inner_s", 0.0), 0.0
+        begin_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            end_s = time.perf_counter()
+            own_s, thread.inner_s = end_s - begin_s - thread.inner_s, outer_s + end_s - begin_s
+            is_stall = not getattr(thread, "is_beside", False)
+            with self._lock:
+                if works:
+                    self._busy_s[lane] = self._busy_s.get(lane, 0.0) + own_s
+                if is_stall:
+                    self._stall_s[lane] = self._stall_s.get(lane, 0.0) + own_s
+                if self._spans is not None and begin_s >= self._begin_s and (works or is_stall):
+                    self._spans.append((lane, begin_s, end_s, is_stall))
+
+
+def lane_fields(lanes: LaneTimes, *, total_ms: float, device: torch.device) -> dict[str, dict[Lane, float]]:
+    """Of a telemetry record over ``total_ms``: ``lane_ms``, what each lane was busy; ``stall_ms``, what compute stood still for.
+
+    Of a card neither compute nor copies nor what they wait for is seen here: only the other lanes are told, and no stalls.
+    """
+    busy_ms = {lane: round(lane_ms, 3) for lane, lane_ms in lanes.busy_ms.items()}
+    if device.type != "cpu":
+        return {"lane_ms": {lane: busy_ms[lane] for lane in ("host", "disk", "network") if lane in busy_ms}}
+    compute_ms = max(0.0, total_ms - sum(lanes.stall_ms.values()))
+    return {
+        "lane_ms": {"compute": round(compute_ms, 3), **busy_ms},
+        "stall_ms": {lane: round(lane_ms, 3) for lane, lane_ms in lanes.stall_ms.items()},
+    }
+
+
+def merge_spans(spans: list[Span], *, limit: int = MAX_SPANS) -> tuple[Span, ...]:
+    """At most about ``limit``: neighbours on one lane and of one kind become one, the closest first."""
+    gap_ms = 0.0
+    while len(spans) > limit:
+        gap_ms = max(gap_ms * 2, (spans[-1].end_ms - spans[0].begin_ms) / 10_000, 1e-6)
+        spans = _joined(spans, gap_ms)
+    return tuple(spans)
+
+
+def _joined(spans: list[Span], gap_ms: float) -> list[Span]:
+    rows: dict[tuple[Lane, bool], list[Span]] = {}
+    for span in spans:
+        row = rows.setdefault((span.lane, span.is_stall), [])
+        if row and span.begin_ms - row[-1].end_ms <= gap_ms:
+            last = row.pop()
+            end_ms = max(last.end_ms, span.end_ms)
+            span = Span(lane=span.lane, begin_ms=last.begin_ms, end_ms=end_ms, is_stall=span.is_stall)
+        row.append(span)
+    return sorted((span for row in rows.values() for span in row), key=lambda span: span.begin_ms)
