@@ -124,9 +124,14 @@ def get_metrics(
     request: HttpRequest,
     job_id: str,
     max_points: Annotated[int, Query(ge=3, le=MAX_POINTS_ALLOWED)] = DEFAULT_MAX_POINTS,
+    fields: Annotated[str, Query(max_length=500)] = "",
 ) -> dict[str, Any]:
-    """What was measured: steps (thinned so that no peak is lost), evaluations, the latest timeline within a step."""
-    return job_metrics(_job(request, job_id).pk, max_points=max_points)
+    """What was measured: steps (thinned so that no peak is lost), evaluations, the latest timeline within a step.
+
+    ``fields``: of steps, parted by commas, beside ``kind``, ``attempt``, ``step`` and ``time_s``; all without it.
+    """
+    wanted = [name for name in fields.split(",") if name] or None
+    return job_metrics(_job(request, job_id).pk, max_points=max_points, fields=wanted)
 
 
 @router.get("/jobs/{job_id}/artifacts", response=dict[str, Any], tags=["jobs"])

@@ -298,16 +298,7 @@ def record_samples(attempt: Attempt, records: list[dict[str, Any]]) -> bool:
     A record that names its attempt is kept under that one: what an earlier attempt measured and its killed supervisor did not
     get to write is written by the next.
     """
-    rows = [
-        Sample(
-            job_id=attempt.job_id,
-            attempt=record.get("attempt", attempt.number),
-            kind=record["kind"],
-            step=record["step"],
-            data=record,
-        )
-        for record in records
-    ]
+    rows = [Sample.of_record(record, job_id=attempt.job_id, attempt=attempt.number) for record in records]
     with transaction.atomic():
         if not Job.objects.select_for_update().filter(held_by(attempt)).exists():
             return False

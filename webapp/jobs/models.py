@@ -4,6 +4,8 @@ States: ``queued -> starting -> running -> succeeded | failed | cancelled``, and
 worker drains or a retry is due. Cancel and pause are requests on the row, not states.
 """
 
+from typing import Any
+
 from django.conf import settings
 from django.db import models
 from django.db.models import Q
@@ -252,9 +254,19 @@ class Sample(models.Model):
     """``step``, ``eval`` or ``timeline``; ``generate`` of a generate job, where ``step`` counts generated tokens."""
     step = models.IntegerField()
     data = models.JSONField()
+    peak_bytes = models.BigIntegerField(null=True)
+    """This and the next two again from ``data``: what decides which points of a long run are drawn, read without parsing it."""
+    loss = models.FloatField(null=True)
+    tokens_per_s = models.FloatField(null=True)
 
     class Meta:
         ordering = ["job", "step", "attempt"]
+        indexes = [
+            # charts: which points of a run to draw, from the index alone; a table of long records is not read for it
+            models.Index(
+                fields=["job", "kind", "attempt", "step", "peak_bytes", "loss", "tokens_per_s", "id"], name="sample_points"
+            )
+        ]
         constraints = [
             # a copy that is sent twice is written once
             models.UniqueConstraint(fields=["job", "attempt", "kind", "step"], name="sample_once")
@@ -262,6 +274,20 @@ class Sample(models.Model):
 
     def __str__(self) -> str:
         return f"{self.job_id} {self.kind} {self.step}"
+
+    @classmethod
+    def of_record(cls, record: dict[str, Any], *, job_id: str, attempt: int) -> "Sample":
+        """A row, not saved, of a telemetry record; one that names its attempt is kept under that."""
+        return cls(
+            job_id=job_id,
+            attempt=record.get("attempt", attempt),
+            kind=record["kind"],
+            step=record["step"],
+            data=record,
+            peak_bytes=record.get("device_peak_bytes"),
+            loss=record.get("loss"),
+            tokens_per_s=record.get("tokens_per_s"),
+        )
 
 
 class Checkpoint(models.Model):

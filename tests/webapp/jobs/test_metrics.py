@@ -9,8 +9,7 @@ pytestmark = pytest.mark.django_db
 
 
 def keep(job, kind, step, *, attempt=1, **fields):
-    data = {"kind": kind, "step": step, "attempt": attempt, **fields}
-    return Sample(job=job, attempt=attempt, kind=kind, step=step, data=data)
+    return Sample.of_record({"kind": kind, "step": step, "attempt": attempt, **fields}, job_id=job.pk, attempt=attempt)
 
 
 @pytest.fixture
@@ -53,3 +52,21 @@ def test_steps_without_a_loss_are_kept_too(make_job):
     job = make_job()
     Sample.objects.bulk_create([keep(job, "step", step, loss=None) for step in range(1, 41)])
     assert job_metrics(job.pk, max_points=5)["steps"][-1] == {"kind": "step", "step": 40, "attempt": 1, "loss": None}
+
+
+def test_of_a_long_run_highest_and_lowest_values_are_kept_wherever_they_are(make_job):
+    job = make_job()
+    odd = {"loss": {333: 9.0, 601: 0.1}, "tokens_per_s": {150: 5.0, 905: 900.0}, "device_peak_bytes": {444: 10, 777: 999}}
+    usual = {"loss": 2.0, "tokens_per_s": 100.0, "device_peak_bytes": 500}
+    values = [{name: odd[name].get(step, value) for name, value in usual.items()} for step in range(1, 1001)]
+    Sample.objects.bulk_create([keep(job, "step", step, **fields) for step, fields in enumerate(values, start=1)])
+    found = {record["step"] for record in job_metrics(job.pk, max_points=100)["steps"]}
+    assert len(found) <= 100
+    assert {step for steps in odd.values() for step in steps} <= found
+
+
+def test_only_the_fields_asked_for_are_told(make_job):
+    job = make_job()
+    Sample.objects.bulk_create([keep(job, "step", 1, loss=2.0, tokens_per_s=5.0, time_s=1.0)])
+    (record,) = job_metrics(job.pk, fields=["loss"])["steps"]
+    assert record == {"kind": "step", "attempt": 1, "step": 1, "time_s": 1.0, "loss": 2.0}
