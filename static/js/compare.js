@@ -54,10 +54,10 @@ function drawField(id, field, { title, unit, write, label }) {
 
 // Each outcome is an axis of its own, from its lowest to its highest value.
 function drawAll() {
-  const axes = facts.outcomes.filter(({ values }) => new Set(values.filter(Number.isFinite)).size > 1);
+  const axes = [...facts.settings, ...facts.outcomes].filter(({ values }) => new Set(values.filter(Number.isFinite)).size > 1);
   const element = document.getElementById("compare-all");
   if (!axes.length) {
-    element.textContent = "No outcome differs yet.";
+    element.textContent = "No number differs yet.";
     element.classList.add("none-yet");
     return;
   }
@@ -81,7 +81,7 @@ function drawAll() {
   layout.hovermode = "closest";
   layout.margin = { ...layout.margin, l: 40, r: 40, t: 32 };
   layout.xaxis = {
-    ...layout.xaxis, tickmode: "array", tickvals: axes.map((_, index) => index), ticktext: axes.map(({ name }) => name),
+    ...layout.xaxis, tickmode: "array", tickvals: axes.map((_, index) => index), ticktext: axes.map(({ name }) => axisName(name)), tickangle: axes.length > 6 ? -30 : 0,
     range: [-0.25, axes.length - 0.75], fixedrange: true,
   };
   layout.yaxis = { ...layout.yaxis, showticklabels: false, zeroline: false, range: [-0.12, 1.12], fixedrange: true };
@@ -91,10 +91,15 @@ function drawAll() {
   Plotly.react(element, traces, layout, CONFIG);
 }
 
+// ``workload.sequence_length`` and ``batch, lifetime`` as people read them, short.
+function axisName(name) {
+  return name.split(".").at(-1).replace(/_bytes$/, "").replaceAll("_", " ");
+}
+
 function draw() {
   const highest = Math.max(1, ...runs.flatMap((run) => run.steps.map((sample) => sample.device_peak_bytes ?? 0)));
   const unit = axisUnit(highest);
-  drawField("compare-loss", "loss", { title: "loss", unit: 1, write: formatFigure, label: "Training loss" });
+  if (document.getElementById("compare-loss")) drawField("compare-loss", "loss", { title: "loss", unit: 1, write: formatFigure, label: "Training loss" });
   drawField("compare-memory", "device_peak_bytes", { title: unit.name, unit: unit.bytes, write: formatBytes, label: "Device memory at the peak" });
   drawField("compare-speed", "tokens_per_s", { title: "tokens per second", unit: 1, write: formatCount, label: "Tokens per second" });
   drawAll();
@@ -103,7 +108,8 @@ function draw() {
 async function load(run) {
   const answer = await fetch(run.metrics, { headers: { Accept: "application/json" } });
   if (!answer.ok) throw new Error(`${run.letter} (${answer.status})`);
-  run.steps = (await answer.json()).steps;
+  const { steps, generated } = await answer.json();
+  run.steps = steps.length ? steps : generated;
 }
 
 for (const button of document.querySelectorAll("[data-over]")) {

@@ -30,7 +30,7 @@ class JobOutcome(Schema):
     """One number of each job; null where it was not measured."""
 
     name: str
-    unit: Literal["bytes", "ms", "s", "per_s", "percent", "number"]
+    unit: Literal["bytes", "ms", "s", "per_s", "number"]
     values: list[float | None]
     lower_is_better: bool | None
 

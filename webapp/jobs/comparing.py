@@ -1,7 +1,7 @@
 """Jobs side by side: what differs in what was asked and decided, what came of it, and what each decision cost.
 
-The first job is what the others are held against. A decision's price is the estimate of the first job's plan with that one
-decision taken from the other job, so prices of several decisions do not add up to the whole difference.
+The first job is what the others are held against. A price is the estimate of the first job with one thing taken from the other:
+a decision of its plan, a number of its work, its machine. So prices of several do not add up to the whole difference.
 """
 
 import re
@@ -10,18 +10,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from optimizer.errors import HeadroomError, InvalidInput
-from optimizer.hardware.machine import Machine as MachineSpec
 from optimizer.plan.diff import different_cells
+from optimizer.plan.inference import InferencePlan
 from optimizer.plan.plan import Plan
-from optimizer.profile.profile import Profile
-from optimizer.workload import TrainingWorkload
-from webapp.jobs.models import Job
-from webapp.jobs.planning import known_profile_of
+from webapp.jobs.comparing_costs import AnyPlan, DecisionCost, price_differences
+from webapp.jobs.models import Job, Kind
 from webapp.jobs.queries import jobs_visible_to
-from webapp.jobs.spec import read_workload
 
 MIN_JOBS, MAX_JOBS = 2, 10
-Unit = Literal["bytes", "ms", "s", "per_s", "percent", "number"]
+Unit = Literal["bytes", "ms", "s", "per_s", "number"]
 Group = Literal["setting", "plan"]
 _ID = re.compile(r"[a-z0-9_]{1,48}")
 
@@ -45,18 +42,6 @@ class Outcome:
     values: tuple[float | None, ...]
     lower_is_better: bool | None
     """None where neither is."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DecisionCost:
-    """What one decision of another job would do to the first job's plan, as predicted."""
-
-    job_index: int
-    decision: str
-    """A row of the plan: ``activations``."""
-    device_change_bytes: int
-    step_change_ms: float
-    tokens_per_s_change: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +79,7 @@ def read_jobs(user: Any, wanted: Sequence[str]) -> list[Job]:
 
 def compare_jobs(jobs: Sequence[Job]) -> Comparison:
     plans = [_plan_of(job) for job in jobs]
-    costs, unpriced = _price(jobs, plans)
+    costs, unpriced = price_differences(jobs, plans)
     return Comparison(
         jobs=tuple(jobs),
         differences=(*_setting_differences(jobs), *_plan_differences(plans)),
@@ -133,18 +118,38 @@ def _flat(document: Mapping[str, Any], *, path: str) -> Iterator[tuple[str, Any]
             yield f"{path}.{key}", value
 
 
-def _plan_differences(plans: Sequence[Plan | None]) -> Iterator[Difference]:
+def _plan_differences(plans: Sequence[AnyPlan | None]) -> Iterator[Difference]:
+    """Of plans of one kind; what trains and what generates decide about different things."""
     known = [plan for plan in plans if plan is not None]
-    for cell in different_cells(known) if known else ():
-        words = iter(cell.values)
-        values = tuple(None if plan is None else next(words) for plan in plans)
-        yield Difference(group="plan", name=f"{cell.category}, {cell.aspect}", values=values)
+    training = [plan for plan in known if isinstance(plan, Plan)]
+    if training and len(training) < len(known):
+        return
+    for category, aspect, cells in _training_cells(training) if training else _generation_cells(known):
+        values = iter(cells)
+        found = tuple(None if plan is None else next(values) for plan in plans)
+        yield Difference(group="plan", name=f"{category}, {aspect}", values=found)
 
 
-def _plan_of(job: Job) -> Plan | None:
+def _training_cells(plans: Sequence[Plan]) -> Iterator[tuple[str, str, tuple[Any, ...]]]:
+    for cell in different_cells(plans):
+        yield cell.category, cell.aspect, cell.values
+
+
+def _generation_cells(plans: Sequence[AnyPlan]) -> Iterator[tuple[str, str, tuple[Any, ...]]]:
+    tables = [dict(_flat(plan.to_json(), path="")) for plan in plans]
+    for name in dict.fromkeys(name for table in tables for name in table):
+        cells = tuple(table.get(name) for table in tables)
+        if len(set(map(str, cells))) > 1:
+            category, _, aspect = name.lstrip(".").partition(".")
+            yield category, aspect.replace("_", " ") or "number", cells
+
+
+def _plan_of(job: Job) -> AnyPlan | None:
     """None where there is none, or it is of a form that this version does not read."""
+    if job.plan is None:
+        return None
     try:
-        return None if job.plan is None else Plan.from_json(job.plan)
+        return InferencePlan.from_json(job.plan) if job.kind == Kind.GENERATE else Plan.from_json(job.plan)
     except HeadroomError:
         return None
 
@@ -159,6 +164,10 @@ def _outcomes(jobs: Sequence[Job]) -> Iterator[Outcome]:
         ("measured peak", "bytes", "summary", "device_peak_bytes", True),
         ("predicted step", "ms", "prediction", "step_ms", True),
         ("measured step", "ms", "summary", "step_ms", True),
+        ("predicted first token", "ms", "prediction", "prefill_ms", True),
+        ("measured first token", "ms", "summary", "prefill_ms", True),
+        ("predicted later token", "ms", "prediction", "decode_ms", True),
+        ("measured later token", "ms", "summary", "decode_ms", True),
         ("tokens per second", "per_s", "summary", "tokens_per_s", False),
         ("training loss", "number", "summary", "loss", True),
         ("validation loss", "number", "summary", "validation_loss", True),
@@ -185,68 +194,3 @@ def _seconds(job: Job) -> float | None:
     if job.started_at is None or job.finished_at is None:
         return None
     return (job.finished_at - job.started_at).total_seconds()
-
-
-# What each decision costs.
-
-
-def _price(jobs: Sequence[Job], plans: Sequence[Plan | None]) -> tuple[tuple[DecisionCost, ...], str]:
-    first, plan = jobs[0], plans[0]
-    if plan is None or first.machine is None:
-        return (), "The first job has no plan for a known machine."
-    workload = read_workload(first.spec["workload"])
-    profile = known_profile_of(first.model, workload.adapter)
-    if profile is None:
-        return (), "The first job's model has no profile of this version; price a job of it to have one made."
-    pricer = _Pricer(
-        profile=profile,
-        workload=workload,
-        machine=MachineSpec.from_json(first.machine.document),
-        calibration=first.machine.calibration,
-    )
-    costs = [cost for index, other in enumerate(plans) if other is not None for cost in pricer.costs(plan, other, index)]
-    return tuple(costs), ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Pricer:
-    """The first job's model, work and machine."""
-
-    profile: Profile
-    workload: TrainingWorkload
-    machine: MachineSpec
-    calibration: dict[str, Any] | None
-
-    def costs(self, plan: Plan, other: Plan, job_index: int) -> Iterator[DecisionCost]:
-        """Decisions that cannot be taken alone, or not in this work, are left out."""
-        mine, theirs = plan.to_json(), other.to_json()
-        before = self._estimate(mine)
-        for decision, wanted in theirs.items():
-            if wanted == mine.get(decision):
-                continue
-            after = self._estimate({**mine, decision: wanted})
-            if before is None or after is None:
-                continue
-            yield DecisionCost(
-                job_index=job_index,
-                decision=decision,
-                device_change_bytes=after[0] - before[0],
-                step_change_ms=after[1] - before[1],
-                tokens_per_s_change=after[2] - before[2],
-            )
-
-    def _estimate(self, document: Mapping[str, Any]) -> tuple[int, float, float] | None:
-        # here, so that numpy and scipy are loaded with the first price and not with every process that knows of jobs
-        from optimizer.estimate.training import estimate_training
-
-        try:
-            found = estimate_training(
-                self.profile,
-                plan=Plan.from_json(document),
-                workload=self.workload,
-                machine=self.machine,
-                calibration=self.calibration,
-            )
-        except HeadroomError:
-            return None
-        return found.device_peak_bytes, found.step_ms, found.tokens_per_s

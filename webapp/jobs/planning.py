@@ -19,7 +19,7 @@ from optimizer.errors import HeadroomError, InvalidInput, InvalidWorkload, NoFea
 from optimizer.hardware.machine import Machine as MachineSpec
 from optimizer.plan.explain import explain_plan
 from optimizer.plan.plan import PLAN_VERSION
-from optimizer.profile.inference import InferenceProfile
+from optimizer.profile.inference import INFERENCE_PROFILE_VERSION, InferenceProfile, inference_fingerprint
 from optimizer.profile.profile import PROFILE_VERSION, profile_fingerprint
 from optimizer.profile.profile import Profile as ModelProfile
 from optimizer.search.problem import PricedPlan
@@ -203,9 +203,19 @@ def profile_of(model: Model, *, adapter: Adapter | None) -> ModelProfile | None:
 
 def known_profile_of(model: Model, adapter: Adapter | None) -> ModelProfile | None:
     """The same without asking for it: None unless it is there."""
-    fingerprint = profile_fingerprint(model.fingerprint, adapter)
-    row = Profile.objects.defer("document").filter(fingerprint=fingerprint, version=PROFILE_VERSION).first()
-    return read_profile(row.pk, row.document_sha256) if row is not None and row.document_sha256 else None
+    row = _known_row(profile_fingerprint(model.fingerprint, adapter), PROFILE_VERSION)
+    return None if row is None else read_profile(row.pk, row.document_sha256)
+
+
+def known_inference_profile_of(model: Model) -> InferenceProfile | None:
+    """The same of a model that generates."""
+    row = _known_row(inference_fingerprint(model.fingerprint), INFERENCE_PROFILE_VERSION)
+    return None if row is None else read_inference_profile(row.pk, row.document_sha256)
+
+
+def _known_row(fingerprint: str, version: int) -> Profile | None:
+    rows = Profile.objects.defer("document").filter(fingerprint=fingerprint, version=version)
+    return rows.exclude(document_sha256="").first()
 
 
 def inference_profile_of(model: Model) -> InferenceProfile | None:

@@ -1,5 +1,6 @@
 """Runs side by side: their curves over each other, what differs, what came of it, what each decision cost."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +11,11 @@ from django.views.decorators.http import require_GET
 
 from optimizer.errors import InvalidInput
 from webapp.jobs.comparing import MAX_JOBS, MIN_JOBS, Comparison, Outcome, compare_jobs, read_jobs
-from webapp.jobs.models import Job
+from webapp.jobs.models import Job, Kind
 
 LETTERS = "ABCDEFGHIJ"
+_FIELDS = "loss,device_peak_bytes,tokens_per_s"
+"""What the curves need of each step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,27 +43,49 @@ def _context(comparison: Comparison) -> dict[str, Any]:
     outcomes = [_marked(outcome) for outcome in comparison.outcomes]
     return {
         "runs": runs,
-        "differences": comparison.differences,
+        "differences": list(_priced(comparison)),
         "outcomes": outcomes,
-        "costs": [
-            {"cost": cost, "letter": runs[cost.job_index].letter, "decision": cost.decision.replace("_", " ")}
-            for cost in comparison.costs
-        ],
         "unpriced": comparison.unpriced,
+        "step_word": "token" if comparison.jobs[0].kind == Kind.GENERATE else "step",
+        "has_loss": any(job.kind != Kind.GENERATE for job in comparison.jobs),
         "facts": {
             "runs": [
                 {
                     "letter": run.letter,
                     "name": run.job.name,
-                    "metrics": f"/api/v1/jobs/{run.job.pk}/metrics?max_points=2000",
+                    "metrics": f"/api/v1/jobs/{run.job.pk}/metrics?max_points=1200&fields={_FIELDS}",
                 }
                 for run in runs
+            ],
+            "settings": [
+                {"name": each.name, "unit": _unit(each.name), "values": list(each.values)}
+                for each in comparison.differences
+                if all(_is_number(value) for value in each.values)
             ],
             "outcomes": [
                 {"name": each.name, "unit": each.unit, "values": list(each.values)} for each in comparison.outcomes
             ],
         },
     }
+
+
+def _priced(comparison: Comparison) -> Iterator[dict[str, Any]]:
+    """Each difference with what every run's value would cost the first; of a decision with several rows the first has it."""
+    costs = {(cost.decision, cost.job_index): cost for cost in comparison.costs}
+    for difference in comparison.differences:
+        thing = difference.name.partition(",")[0] if difference.group == "plan" else difference.name
+        cells = [
+            {"value": value, "cost": costs.pop((thing, index), None)} for index, value in enumerate(difference.values)
+        ]
+        yield {"name": difference.name, "cells": cells}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _unit(name: str) -> str:
+    return "bytes" if name.endswith("_bytes") else "number"
 
 
 def _marked(outcome: Outcome) -> dict[str, Any]:
