@@ -1,0 +1,261 @@
+"""What telemetry costs a run, all of it: its step time with the whole path at work over that with none, goal 1 % at 5 records/s.
+
+Told: a clock on every copy, the record of the step, a counted timeline every ten seconds, the line in ``samples.jsonl``, the
+pipe, and a supervisor in a process of its own that writes rows to the database and publishes them through Valkey. Silent: none
+of this, the supervisor stopped. One trainer takes blocks of steps in turn (A B, B A, ...); the ratio of a pair's mean step times
+is one sample. Where a step is longer than a fifth of a second, several records are sent for it, so that the rate is 5/s whatever
+the machine.
+
+    python -m benchmarks.telemetry [--quick] [--only PLAN] [--json FILE]
+"""
+
+import argparse
+import contextlib
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.record import Record, Row, describe_machine
+from optimizer.models.build import build_model
+from optimizer.models.presets import PRESETS
+from optimizer.models.spec import read_model_spec
+from optimizer.plan.activations import ActivationsPlan, BlockChoice
+from optimizer.plan.batch import BatchPlan
+from optimizer.plan.gradients import GradientsPlan
+from optimizer.plan.optimizer_state import OptimizerStatePlan
+from optimizer.plan.plan import Plan
+from optimizer.runtime.measure import make_synthetic_batches
+from optimizer.runtime.meter import Meter
+from optimizer.runtime.step import MicroBatch, StepResult, Trainer
+from optimizer.runtime.telemetry import StepWatch
+from optimizer.runtime.train import set_num_threads
+from optimizer.workload import TrainingWorkload
+from worker.pipe import PipeWriter
+from worker.reporter import Reporter
+
+MODEL = "headroom-demo-10m"
+WORKLOAD = TrainingWorkload(sequence_length=256, global_batch_size=2, num_steps=1_000_000)
+CPU = torch.device("cpu")
+RECORDS_PER_S = 5.0
+TIMELINE_EVERY_S = 10.0
+GOAL_COST = 0.01
+_MODULE = "benchmarks.telemetry_supervisor"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="few and short blocks, under a minute on two cores")
+    parser.add_argument("--only", choices=list(make_plans()), help="one of the plans")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here as well")
+    arguments = parser.parse_args()
+    set_num_threads()
+    record = Record(file=arguments.json, machine=describe_machine(CPU))
+    for name, plan in make_plans().items():
+        if arguments.only in (None, name):
+            record.add(measure(name, plan, num_pairs=4 if arguments.quick else 24, block_s=1.0 if arguments.quick else 2.5))
+    costs = [row["cost"] for row in record.rows]
+    record.summary["telemetry_share_of_step_time"] = {
+        "value": max(costs),
+        "goal": GOAL_COST,
+        "met": max(costs) <= GOAL_COST,
+    }
+    record.close()
+
+
+def make_plans() -> dict[str, Plan]:
+    """One that copies nothing, and one whose copies, each on the clock, are many."""
+    num_blocks = read_model_spec(PRESETS[MODEL].config).num_blocks
+    batch = BatchPlan(micro_batch_size=WORKLOAD.global_batch_size, accumulation_steps=1)
+    return {
+        "keep": Plan(batch=batch, activations=ActivationsPlan(per_block=_each("keep", num_blocks))),
+        "offload": Plan(
+            batch=batch,
+            activations=ActivationsPlan(per_block=_each("offload", num_blocks)),
+            gradients=GradientsPlan(choice="host"),
+            optimizer_state=OptimizerStatePlan(place="host"),
+        ),
+    }
+
+
+def _each(choice: BlockChoice, num_blocks: int) -> tuple[BlockChoice, ...]:
+    return (choice,) * num_blocks
+
+
+def measure(name: str, plan: Plan, *, num_pairs: int, block_s: float) -> Row:
+    """Wall time of told steps over that of silent ones."""
+    with _subject(plan) as subject:
+        for is_told in (True, False):
+            subject.run_block(block_s, is_told=is_told)
+        subject.forget()
+        ratios, silent_ms = [], []
+        for index in range(num_pairs):
+            found: dict[bool, float] = {}
+            for is_told in (True, False) if index % 2 == 0 else (False, True):
+                found[is_told] = subject.run_block(block_s, is_told=is_told)
+            ratios.append(found[True] / found[False])
+            silent_ms.append(found[False])
+        low, _, high = statistics.quantiles(ratios, n=4)
+        return {
+            "what": "cost",
+            "plan": name,
+            "num_pairs": num_pairs,
+            "block_s": block_s,
+            "silent_step_ms": round(statistics.median(silent_ms), 2),
+            "records_per_s": round(subject.num_records / subject.told_s, 2),
+            "num_copies_per_step": subject.copies_per_step(),
+            "cost": round(statistics.median(ratios) - 1, 5),
+            "cost_quartiles": [round(low - 1, 5), round(high - 1, 5)],
+            "own_ms_per_record": round(statistics.median(subject.own_ms), 4),
+            "rows_in_database": subject.rows_in_database(),
+        }
+
+
+class Subject:
+    """One trainer, told of or silent."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        batches: list[MicroBatch],
+        *,
+        reporter: Reporter,
+        supervisor: "subprocess.Popen[str]",
+    ) -> None:
+        self._trainer = trainer
+        self._batches = batches
+        self._reporter = reporter
+        self._supervisor = supervisor
+        assert trainer.meter is not None
+        self._watch = StepWatch(trainer, meter=trainer.meter, workload=WORKLOAD)
+        self._busy = trainer.tiers.lanes.busy
+        self._step = 0
+        self._next_timeline_s = 0.0
+        self.own_ms: list[float] = []
+        """Of this process for one record, made and sent."""
+        self.forget()
+
+    def forget(self) -> None:
+        self.num_records = 0
+        self.told_s = 0.0
+        self.own_ms.clear()
+
+    def run_block(self, block_s: float, *, is_told: bool) -> float:
+        """Mean milliseconds of a step, over whole steps of at least so long."""
+        self._supervisor.send_signal(signal.SIGCONT if is_told else signal.SIGSTOP)
+        lanes: Any = self._trainer.tiers.lanes
+        lanes.busy = self._busy if is_told else lambda lane: contextlib.nullcontext()
+        start_s, num_steps, num_sent = time.perf_counter(), 0, 0
+        while (now_s := time.perf_counter()) - start_s < block_s:
+            if is_told:
+                num_due = int((now_s - start_s) * RECORDS_PER_S) + 1 - num_sent
+                self._told_step(num_records=num_due)
+                num_sent += num_due
+            else:
+                self._trainer.step(self._batches, learning_rate=1e-4, is_counted=False)
+            num_steps += 1
+        took_s = time.perf_counter() - start_s
+        if is_told:
+            self.num_records += num_sent
+            self.told_s += took_s
+        return took_s / num_steps * 1000
+
+    def copies_per_step(self) -> int:
+        """On the clock."""
+        lanes: Any = self._trainer.tiers.lanes
+        count = 0
+
+        @contextmanager
+        def counted(lane: Any) -> Iterator[None]:
+            nonlocal count
+            count += 1
+            yield
+
+        lanes.busy = counted
+        self._trainer.step(self._batches, learning_rate=1e-4, is_counted=False)
+        lanes.busy = self._busy
+        return count
+
+    def rows_in_database(self) -> int:
+        """What the supervisor says of itself when it ends; shows that it did its part."""
+        self._supervisor.send_signal(signal.SIGCONT)
+        out, _ = self._supervisor.communicate("end\n", timeout=60)
+        return int(out.strip().splitlines()[-1])
+
+    def _told_step(self, *, num_records: int) -> None:
+        with_timeline = num_records > 0 and time.monotonic() >= self._next_timeline_s
+        self._watch.begin(with_timeline=with_timeline)
+        result = self._trainer.step(self._batches, learning_rate=1e-4, is_counted=with_timeline)
+        self._watch.end()
+        if with_timeline:
+            self._tell("timeline", self._watch.timeline(result))
+            self._next_timeline_s = time.monotonic() + TIMELINE_EVERY_S
+        for _ in range(num_records):
+            self._tell_step(result, is_counted=with_timeline)
+
+    def _tell_step(self, result: StepResult, *, is_counted: bool) -> None:
+        start_s = time.perf_counter()
+        fields = self._watch.fields(result, learning_rate=1e-4, data_wait_ms=0.0, is_counted=is_counted)
+        self._tell("step", fields)
+        self.own_ms.append((time.perf_counter() - start_s) * 1000)
+
+    def _tell(self, kind: str, fields: dict[str, Any]) -> None:
+        self._step += 1
+        self._reporter({"type": "sample", "kind": kind, "attempt": 1, "step": self._step, "time_s": time.time(), **fields})
+
+
+@contextmanager
+def _subject(plan: Plan) -> Iterator[Subject]:
+    # short, because the path of a Unix socket may have 107 characters
+    with tempfile.TemporaryDirectory(prefix="hr-") as home, contextlib.ExitStack() as stack:
+        folder = Path(home) / "attempt"
+        folder.mkdir()
+        read_fd, write_fd = os.pipe()
+        os.set_blocking(write_fd, False)
+        environment = {**os.environ, "HEADROOM_HOME": home, "DJANGO_SETTINGS_MODULE": "webapp.settings"}
+        for name in ("DATABASE_URL", "REDIS_URL"):
+            environment.pop(name, None)
+        supervisor = subprocess.Popen(
+            [sys.executable, "-m", _MODULE, str(folder), str(read_fd)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+            pass_fds=[read_fd],
+        )
+        stack.callback(_end, supervisor)
+        os.close(read_fd)
+        assert supervisor.stdout is not None
+        if supervisor.stdout.readline() != "ready\n":
+            raise RuntimeError("the supervisor's process did not start")
+        spec = read_model_spec(PRESETS[MODEL].config)
+        meter = Meter(device=CPU)
+        with meter.translating():
+            trainer = Trainer(build_model(spec, seed=1), plan=plan, workload=WORKLOAD, device=CPU, meter=meter)
+        stack.callback(trainer.close)
+        batches = make_synthetic_batches(trainer.model, plan=plan, workload=WORKLOAD)
+        for _ in range(2):
+            trainer.step(batches, learning_rate=1e-4)
+        reporter = Reporter(folder, pipe=PipeWriter(write_fd))
+        stack.callback(reporter.close)
+        yield Subject(trainer, batches, reporter=reporter, supervisor=supervisor)
+
+
+def _end(supervisor: "subprocess.Popen[str]") -> None:
+    with contextlib.suppress(ProcessLookupError):
+        supervisor.send_signal(signal.SIGCONT)
+        supervisor.terminate()
+    supervisor.wait()
+
+
+if __name__ == "__main__":
+    main()
