@@ -83,32 +83,36 @@ export function drawLoss(element, { series, numSteps, uirevision }) {
   const colours = ink();
   const traces = [
     {
-      type: "scatter", mode: samples.length < 2 ? "markers" : "lines", name: "training", x: samples.map((s) => s.step), y: samples.map((s) => s.loss),
+      ...line("training", samples, (s) => s.loss), mode: samples.length < 2 ? "markers" : "lines",
       line: { color: colours.accent, width: 1.5 }, hovertemplate: "step %{x}: training %{y:.4f}<extra></extra>",
     },
     {
-      type: "scatter", mode: "lines+markers", name: "validation", x: evals.map((s) => s.step), y: evals.map((s) => s.validation_loss),
+      ...line("validation", evals, (s) => s.validation_loss), mode: "lines+markers",
       line: { color: colours.text, width: 1.5, dash: "dot" }, marker: { symbol: "diamond", size: 8, color: colours.text },
       hovertemplate: "step %{x}: validation %{y:.4f}<extra></extra>",
     },
+    {
+      ...line("learning rate", samples, (s) => s.learning_rate), yaxis: "y2",
+      line: { color: colours.muted, width: 1.5, dash: "dash" }, hovertemplate: "step %{x}: learning rate %{y:.3~g}<extra></extra>",
+    },
   ];
-  const layout = baseLayout(uirevision);
-  layout.showlegend = true;
-  layout.legend = { orientation: "h", x: 1, xanchor: "right", y: 1.02, yanchor: "bottom", font: { color: colours.text } };
+  const layout = withLegend(baseLayout(uirevision));
   layout.xaxis = { ...layout.xaxis, title: axisTitle("step"), range: [0, Math.max(numSteps, samples.at(-1)?.step ?? 0, 1)] };
+  layout.yaxis2 = rightAxis(layout, { tickformat: ".1~e" });
   Plotly.react(element, traces, layout, CONFIG);
   const last = samples.at(-1);
   if (!last) return "No loss measured yet.";
   const validation = evals.length ? `, validation ${formatFigure(evals[0].validation_loss)} to ${formatFigure(evals.at(-1).validation_loss)}` : "";
-  return `Training loss went from ${formatFigure(samples[0].loss)} to ${formatFigure(last.loss)} by step ${last.step}${validation}.`;
+  return `Training loss went from ${formatFigure(samples[0].loss)} to ${formatFigure(last.loss)} by step ${last.step}${validation}; the learning rate is at ${formatFigure(last.learning_rate ?? 0)}.`;
 }
 
-export function drawSpeed(element, { series, prediction, numSteps, unit: point, uirevision }) {
-  const samples = thin(series.steps().filter((s) => Number.isFinite(s.tokens_per_s)), MAX_POINTS, (sample) => sample.tokens_per_s);
+// Beside the tokens what part of the time compute stood still (stallShare of a sample, or null), where that was measured.
+export function drawSpeed(element, { series, prediction, numSteps, unit: point, uirevision, stallShare }) {
+  const samples = thin(series.steps().filter((s) => Number.isFinite(s.tokens_per_s)), MAX_POINTS, (sample) => -sample.tokens_per_s);
   const colours = ink();
   const end = Math.max(numSteps, samples.at(-1)?.step ?? 0, 1);
   const traces = [{
-    type: "scatter", mode: samples.length < 2 ? "markers" : "lines", name: "measured", x: samples.map((s) => s.step), y: samples.map((s) => s.tokens_per_s),
+    ...line("measured", samples, (s) => s.tokens_per_s), mode: samples.length < 2 ? "markers" : "lines",
     line: { color: colours.accent, width: 1.5 }, customdata: samples.map((s) => s.step_ms),
     hovertemplate: point === "step" ? "step %{x}: %{y:,.0f} tokens/s, %{customdata:,.0f} ms<extra></extra>" : "token %{x}: %{y:,.0f} tokens/s<extra></extra>",
   }];
@@ -118,14 +122,96 @@ export function drawSpeed(element, { series, prediction, numSteps, unit: point, 
       line: { color: colours.text, width: 1.5, dash: "dash" }, hovertemplate: "predicted %{y:,.0f} tokens/s<extra></extra>",
     });
   }
-  const layout = baseLayout(uirevision);
-  layout.showlegend = Boolean(prediction);
-  layout.legend = { orientation: "h", x: 1, xanchor: "right", y: 1.02, yanchor: "bottom", font: { color: colours.text } };
+  const layout = withLegend(baseLayout(uirevision));
   layout.xaxis = { ...layout.xaxis, title: axisTitle(point), range: [0, end] };
   layout.yaxis = { ...layout.yaxis, rangemode: "tozero", tickformat: ",~s" };
+  const stalled = samples.filter((sample) => stallShare(sample) != null);
+  if (stalled.length) {
+    traces.push({
+      ...line("stalls", stalled, (s) => stallShare(s) * 100), yaxis: "y2", fill: "tozeroy", fillcolor: "#00000000",
+      line: { color: colours.warn, width: 1.5, dash: "dot" }, hovertemplate: `${point} %{x}: compute waits %{y:.1f} % of the time<extra></extra>`,
+    });
+    layout.yaxis2 = rightAxis(layout, { range: [0, 100], ticksuffix: " %" });
+  }
   Plotly.react(element, traces, layout, CONFIG);
   const last = samples.at(-1);
-  return last ? `${formatCount(last.tokens_per_s)} tokens per second at step ${last.step}.` : "No speed measured yet.";
+  if (!last) return "No speed measured yet.";
+  const waits = stallShare(last) == null ? "" : `, compute waits ${Math.round(stallShare(last) * 100)} % of the time`;
+  return `${formatCount(last.tokens_per_s)} tokens per second at ${point} ${last.step}${waits}.`;
+}
+
+const LINK_NAMES = {
+  device_to_host: "device to host", host_to_device: "host to device", host_to_disk: "to disk", disk_to_host: "from disk",
+  host_to_remote: "to remote store", remote_to_host: "from remote store",
+};
+const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"];
+
+// Bytes per second over each link between two points (rates of series.js), against what the prediction comes to.
+export function drawLinks(element, { series, prediction, numSteps, unit: point, uirevision }) {
+  const rates = thin(series.linkRates(), MAX_POINTS, (rate) => Math.max(0, ...Object.values(rate.bytesPerS)));
+  const links = Object.keys(LINK_NAMES).filter((link) => rates.some((rate) => rate.bytesPerS[link] > 0));
+  const predicted = predictedRates(prediction);
+  const highest = Math.max(1024 * 1024, ...rates.flatMap((rate) => Object.values(rate.bytesPerS)), ...links.map((link) => predicted[link] ?? 0));
+  const unit = axisUnit(highest);
+  const end = Math.max(numSteps, rates.at(-1)?.step ?? 0, 1);
+  const colours = ink();
+  const traces = links.flatMap((link, index) => [
+    {
+      ...line(LINK_NAMES[link], rates, (rate) => (rate.bytesPerS[link] ?? 0) / unit.bytes), mode: rates.length < 2 ? "markers" : "lines",
+      line: { color: colours.accent, width: 1.5, dash: DASHES[index] }, hovertemplate: `${point} %{x}: ${LINK_NAMES[link]} %{y:.3~g} ${unit.name}/s<extra></extra>`,
+    },
+    ...(predicted[link] ? [{
+      type: "scatter", mode: "lines", name: `${LINK_NAMES[link]}, predicted`, x: [0, end], y: [predicted[link] / unit.bytes, predicted[link] / unit.bytes],
+      line: { color: colours.text, width: 1.5, dash: DASHES[index] }, hovertemplate: `predicted ${LINK_NAMES[link]} %{y:.3~g} ${unit.name}/s<extra></extra>`,
+    }] : []),
+  ]);
+  const layout = withLegend(baseLayout(uirevision));
+  layout.xaxis = { ...layout.xaxis, title: axisTitle(point), range: [0, end] };
+  layout.yaxis = { ...layout.yaxis, title: axisTitle(`${unit.name}/s`), rangemode: "tozero" };
+  Plotly.react(element, traces, layout, CONFIG);
+  const last = rates.at(-1);
+  return last ? `Over the links: ${links.map((link) => `${LINK_NAMES[link]} ${formatBytes(last.bytesPerS[link] ?? 0)} per second`).join(", ")}.` : "Nothing has moved between tiers yet.";
+}
+
+function predictedRates(prediction) {
+  const seconds = prediction?.copied_bytes_per_pass ? prediction.total_s : (prediction?.step_ms ?? 0) / 1000;
+  if (!(seconds > 0)) return {};
+  return Object.fromEntries(Object.entries(prediction.copied_bytes ?? {}).map(([link, bytes]) => [link, bytes / seconds]));
+}
+
+// What the card's own meters said with each point.
+export function drawCard(element, { series, numSteps, unit: point, uirevision }) {
+  const samples = thin(series.steps().filter((sample) => sample.gpu), MAX_POINTS, (sample) => sample.gpu.power_w ?? 0);
+  const colours = ink();
+  const layout = withLegend(baseLayout(uirevision));
+  const kinds = [["use_percent", "use", "%", "y", "solid", colours.accent], ["temperature_c", "temperature", "°C", "y", "dot", colours.warn], ["power_w", "power", "W", "y2", "dash", colours.text]];
+  const traces = kinds.filter(([key]) => samples.some(({ gpu }) => gpu[key] != null)).map(([key, name, unit, yaxis, dash, color]) => ({
+    ...line(name, samples, (sample) => sample.gpu[key] ?? null), yaxis, line: { color, width: 1.5, dash },
+    hovertemplate: `${point} %{x}: ${name} %{y:.0f} ${unit}<extra></extra>`,
+  }));
+  layout.xaxis = { ...layout.xaxis, title: axisTitle(point), range: [0, Math.max(numSteps, samples.at(-1)?.step ?? 0, 1)] };
+  layout.yaxis = { ...layout.yaxis, title: axisTitle("% and °C"), range: [0, 105] };
+  layout.yaxis2 = rightAxis(layout, { title: axisTitle("W"), rangemode: "tozero" });
+  Plotly.react(element, traces, layout, CONFIG);
+  return samples.length ? `The card: ${cardWords(samples.at(-1).gpu)}.` : "The card tells nothing of itself.";
+}
+
+export function cardWords(gpu) {
+  const free = gpu.free_bytes == null ? null : `${formatBytes(gpu.total_bytes - gpu.free_bytes)} of ${formatBytes(gpu.total_bytes)} taken`;
+  const parts = [gpu.use_percent == null ? null : `${gpu.use_percent} % busy`, gpu.power_w == null ? null : `${Math.round(gpu.power_w)} W`, gpu.temperature_c == null ? null : `${gpu.temperature_c} °C`, free];
+  return parts.filter(Boolean).join(", ");
+}
+
+function line(name, samples, value) {
+  return { type: "scatter", mode: "lines", name, x: samples.map((sample) => sample.step), y: samples.map(value) };
+}
+
+function withLegend(layout) {
+  return { ...layout, showlegend: true, legend: { orientation: "h", x: 1, xanchor: "right", y: 1.02, yanchor: "bottom", font: { color: ink().text } } };
+}
+
+function rightAxis(layout, more) {
+  return { ...layout.yaxis, title: undefined, overlaying: "y", side: "right", showgrid: false, zeroline: false, ...more };
 }
 
 export function stack(bytesList, x, categories, unit, shape, where, customdata) {

@@ -2,6 +2,7 @@
 
 import * as charts from "./charts.js";
 import { formatBytes, formatCount, formatDuration, formatFigure, signedError } from "./format.js";
+import { drawLanes, lanesOf, predictedStallShare, stallShare } from "./lanes.js";
 import { onColourChange } from "./palette.js";
 import { Series } from "./series.js";
 import { follow } from "./stream.js";
@@ -23,7 +24,7 @@ function shared() {
   return {
     series, categories: facts.categories, prediction: job.prediction ?? facts.job.prediction, budgetBytes: facts.budget_bytes,
     // a generate job's points are counted in tokens, of which nobody knows how many there will be
-    numSteps: generates ? 0 : job.num_steps, unit: generates ? "token" : "step", uirevision: job.id,
+    numSteps: generates ? 0 : job.num_steps, unit: generates ? "token" : "step", uirevision: job.id, stallShare,
   };
 }
 
@@ -40,9 +41,24 @@ function draw() {
   describe("chart-host", charts.drawHostBytes(document.getElementById("chart-host"), data));
   if (!generates) describe("chart-loss", charts.drawLoss(document.getElementById("chart-loss"), data));
   describe("chart-speed", charts.drawSpeed(document.getElementById("chart-speed"), data));
+  drawBeside(data);
   showFigures();
   page.dataset.points = String(series.steps().length);
   page.dataset.draws = String(Number(page.dataset.draws ?? 0) + 1);
+}
+
+// Lanes, links and the card; the last two only where there is something to tell.
+function drawBeside(data) {
+  const found = lanesOf({ timeline: series.latestTimeline(), samples: series.steps(), prediction: data.prediction });
+  describe("chart-lanes", drawLanes(document.getElementById("chart-lanes"), { found, unit: generates ? "pass" : "step", uirevision: data.uirevision }));
+  drawWhere("links", series.linkRates().length > 0, charts.drawLinks, data);
+  drawWhere("card", series.steps().some((sample) => sample.gpu), charts.drawCard, data);
+}
+
+function drawWhere(name, isKnown, draw, data) {
+  if (!isKnown) return;
+  document.getElementById(`${name}-panel`).hidden = false;
+  describe(`chart-${name}`, draw(document.getElementById(`chart-${name}`), data));
 }
 
 function scheduleDraw() {
@@ -72,12 +88,22 @@ function showFigures() {
     if (Number.isFinite(last.tokens_per_s)) show("speed", formatCount(last.tokens_per_s));
     if (last.num_errors != null) show("errors", formatCount(last.num_errors));
     if (last.host_bytes != null) show("host", formatBytes(last.host_bytes));
+    if (last.gpu) show("card", charts.cardWords(last.gpu));
+    show("stalls", stallWords(last, prediction));
     for (const { key } of facts.categories) show(`now-${key}`, formatBytes(last.device_bytes?.[key] ?? 0));
   }
   const validated = series.evals().at(-1);
   if (Number.isFinite(validated?.validation_loss)) show("validation-loss", formatFigure(validated.validation_loss));
   const reached = (generates ? last?.prompts_done : last?.step) ?? 0;
   showProgress(Math.max(job.step, job.is_terminal ? 0 : reached));
+}
+
+function stallWords(sample, prediction) {
+  const measured = stallShare(sample);
+  const predicted = predictedStallShare(prediction);
+  const percent = (share) => `${Math.round(share * 100)} %`;
+  if (measured == null) return predicted == null ? "" : `compute waits ${percent(predicted)} of the time, as predicted; not measured here`;
+  return `compute waits ${percent(measured)} of the time${predicted == null ? "" : `, predicted ${percent(predicted)}`}`;
 }
 
 function showProgress(step) {
@@ -119,7 +145,7 @@ function takeState(next) {
   if (!moved) return;
   if (before.state !== job.state || before.phase !== job.phase) announce();
   refresh("job-head", page.dataset.headUrl);
-  if (before.state !== job.state) refreshTab(["plan", "checkpoints", "samples", "logs", "events", "files"]);
+  if (before.state !== job.state) refreshTab(["plan", "checkpoints", "samples", "events", "files"]);
   else refreshTab(["events"]);
 }
 
@@ -138,14 +164,14 @@ const takers = {
   snapshot(data) { takeState(data.job ?? {}); takeMetrics(data.metrics ?? data); scheduleDraw(); },
   sample(data) { if (series.add(asStep(data))) scheduleDraw(); },
   state(data) { takeState(data); scheduleDraw(); },
-  log() { refreshTab(["logs"]); },
+  log() {}, // the log follows its file
   checkpoint() { refreshTab(["checkpoints"]); },
   gap() { fetchMetrics(); },
   reset() { fetchMetrics(); },
   done() {
     stream.close();
     refresh("job-head", page.dataset.headUrl);
-    refreshTab(["plan", "checkpoints", "samples", "logs", "events", "files"]);
+    refreshTab(["plan", "checkpoints", "samples", "events", "files"]);
     fetchMetrics();
   },
 };

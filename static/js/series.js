@@ -28,6 +28,19 @@ export class Series {
   latestStep() { return this.steps().at(-1); }
   latestTimeline() { return this.#inOrder("timeline").at(-1); }
 
+  // Bytes per second over each link: of a step what it moved, of a generate job what moved since the point before.
+  linkRates() {
+    let before = { run_ms: 0, copied_bytes: {}, attempt: null };
+    return this.steps().filter((sample) => sample.copied_bytes).flatMap((sample) => {
+      if (sample.run_ms == null) return sample.step_ms > 0 ? [rate(sample, sample.copied_bytes, sample.step_ms)] : [];
+      if (sample.attempt !== before.attempt) before = { run_ms: 0, copied_bytes: {}, attempt: sample.attempt };
+      const moved = Object.fromEntries(Object.entries(sample.copied_bytes).map(([link, bytes]) => [link, bytes - (before.copied_bytes[link] ?? 0)]));
+      const found = sample.run_ms > before.run_ms ? [rate(sample, moved, sample.run_ms - before.run_ms)] : [];
+      before = sample;
+      return found;
+    });
+  }
+
   peakBytes() {
     return this.steps().reduce((peak, sample) => Math.max(peak, sample.device_peak_bytes ?? 0), 0);
   }
@@ -36,6 +49,10 @@ export class Series {
     this.#sorted[kind] ??= [...this.#byStep[kind].values()].sort((a, b) => a.step - b.step);
     return this.#sorted[kind];
   }
+}
+
+function rate(sample, movedBytes, ms) {
+  return { step: sample.step, bytesPerS: Object.fromEntries(Object.entries(movedBytes).map(([link, bytes]) => [link, (bytes * 1000) / ms])) };
 }
 
 // At most `limit` samples: of each run of neighbours the one with the highest `value`, so that a peak is never thinned away.

@@ -55,6 +55,30 @@ def new_job(*, name):
     return rows.make_job(User.objects.get(username="ada"), name=name).pk
 
 
+def new_generate_job(*, name):
+    """At work, measured for a minute, with two answers."""
+    from django.conf import settings
+    from django.contrib.auth.models import User
+
+    from tests.webapp.pages import rows
+    from webapp.jobs.actions import record_progress, record_samples
+
+    job = rows.make_generate_job(User.objects.get(username="ada"), name=name)
+    attempt = ATTEMPTS[job.pk] = rows.start(job)
+    assert record_samples(attempt, [rows.generate_record(attempt, number) for number in range(1, 61)])
+    summary = {"tokens_per_s": 121.0, "num_errors": 1, "device_peak_bytes": sum(rows.GENERATION_PEAK.values())}
+    assert record_progress(attempt, step=120, eta_s=60.0, summary=summary, num_tokens=7200)
+    folder = settings.HEADROOM_HOME / "jobs" / job.pk / "results"
+    folder.mkdir(parents=True)
+    answers = ["And the earth was without form.", "He called the light Day."]
+    lines = [
+        {"index": index, "record": {"id": f"q{index}", "text": text, "finish_reason": "stop"}, "completion_tokens": 7}
+        for index, text in enumerate(answers)
+    ]
+    (folder / "part-001-f1.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return job.pk
+
+
 def begin(*, job_id):
     from tests.webapp.pages import rows
     from webapp.jobs.models import Job

@@ -123,7 +123,7 @@ def test_every_chart_has_the_cloud_turned_off(open_tab, shown_jobs):
         "[...document.querySelectorAll('.js-plotly-plot')].map(chart => chart._context)"
         ".map(c => [c.showSendToCloud, c.plotlyServerURL, c.displaylogo, c.responsive])"
     )
-    assert configs == [[False, "", False, True]] * 4
+    assert configs == [[False, "", False, True]] * 6
 
 
 def test_a_page_works_without_javascript(site, chromium, signed_in, shown_jobs):

@@ -10,34 +10,19 @@ from typing import Any
 from django.utils import timezone
 
 from optimizer.units import format_bytes, format_duration
-from webapp.jobs.models import LIVE_STATES, Job, Kind, Reason, State
+from webapp.jobs.models import LIVE_STATES, Job, Kind, State
+from webapp.pages.next_steps import NAMES, NextStep, edit_url, next_steps
 from webapp.pages.presentation import StackedBar, eta_words, signed_error, stacked_bar
-
-REASON_SENTENCES = {
-    Reason.DONE: "Finished.",
-    Reason.CANCELLED_BY_USER: "Stopped on request.",
-    Reason.OUT_OF_DEVICE_MEMORY: "Device memory ran out.",
-    Reason.OUT_OF_HOST_MEMORY: "Host memory ran out.",
-    Reason.DISK_FULL: "The disk is full.",
-    Reason.LOSS_NOT_FINITE: "The loss became infinite or not a number.",
-    Reason.BAD_DATASET: "The dataset cannot be used.",
-    Reason.BAD_MODEL: "The model cannot be used.",
-    Reason.WORKER_LOST: "The worker was lost too often.",
-    Reason.NO_PROGRESS: "No new step was seen for too long.",
-    Reason.MAX_DURATION: "The job ran longer than it may.",
-    Reason.PLAN_STALE: "The plan no longer holds on this machine.",
-    Reason.MISSING_EXTRA: "The plan needs a package that this machine lacks.",
-    Reason.REMOTE_STORE_FULL: "The store of the remote tier took no more.",
-    Reason.REMOTE_STORE_LOST: "The store of the remote tier did not answer.",
-    Reason.INTERNAL: "Headroom itself failed; the log says where.",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """How a job ended, cause first."""
 
+    name: str
+    """Of a failure."""
     cause: str
+    """In one sentence."""
     hint: str
     tone: str
     """CSS class: good-end, quiet, or empty for a failure."""
@@ -46,6 +31,8 @@ class Outcome:
     tier: str
     kept: str
     """What of the work is left, as a sentence."""
+    steps: tuple[NextStep, ...]
+    """What to do about a failure, the likeliest first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +50,8 @@ class JobHead:
     can_pause: bool
     can_resume: bool
     can_retry: bool
+    edit_url: str
+    """The form for a new job, filled from this one."""
     stop_loses: str
     outcome: Outcome | None
 
@@ -84,6 +73,7 @@ def describe_job(job: Job, *, last_checkpoint_step: int | None) -> JobHead:
         can_pause=not job.is_terminal and not paused and not stop_asked,
         can_resume=not job.is_terminal and paused,
         can_retry=job.state == State.CANCELLED,
+        edit_url=edit_url(job),
         stop_loses=_stop_loses(job, last_checkpoint_step),
         outcome=_outcome(job, last_checkpoint_step) if job.is_terminal else None,
     )
@@ -147,11 +137,13 @@ def _outcome(job: Job, last_checkpoint_step: int | None) -> Outcome | None:
     fields = error.get("fields", {})
     sizes = fields.get("bytes_by_category") or {}
     failed = job.state == State.FAILED
-    cause = job.message or error.get("message") or REASON_SENTENCES.get(job.reason, job.reason)  # type: ignore[call-overload]
+    name = NAMES.get(job.reason, job.reason)
+    cause = job.message or error.get("message") or f"{name}."
     kept = ""
     if job.state != State.SUCCEEDED and last_checkpoint_step is not None:
         kept = f"The checkpoint at step {last_checkpoint_step} is kept."
     return Outcome(
+        name=name if failed else "",
         cause=cause[:1].upper() + cause[1:],
         hint=error.get("hint", "") if failed else "",
         tone="" if failed else "good-end" if job.state == State.SUCCEEDED else "quiet",
@@ -159,6 +151,7 @@ def _outcome(job: Job, last_checkpoint_step: int | None) -> Outcome | None:
         bar=_bar_at_failure(fields) if failed and sizes else None,
         tier=fields.get("tier", "device"),
         kept=kept,
+        steps=next_steps(job, has_checkpoint=last_checkpoint_step is not None) if failed else (),
     )
 
 

@@ -199,25 +199,6 @@ _CHOICE_PLACES: dict[BlockChoice, str] = {"offload": "host", "offload_disk": "di
 
 
 @dataclass(frozen=True, kw_only=True)
-class Block:
-    """One block of the model in the strip under the memory chart."""
-
-    number: int
-    choice: str
-    letter: str
-    meaning: str
-
-
-def block_strip(plan: Mapping[str, Any] | None) -> list[Block]:
-    if plan is None or "activations" not in plan:
-        return []
-    return [
-        Block(number=number, choice=choice, letter=BLOCK_CHOICES[choice][0], meaning=BLOCK_CHOICES[choice][1])
-        for number, choice in enumerate(plan["activations"]["per_block"], start=1)
-    ]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Comparison:
     """One predicted number beside its measurement."""
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from optimizer.categories import CATEGORIES, CATEGORY_LABELS
+from optimizer.categories import CATEGORIES, CATEGORY_LABELS, LANES, LINKS
 from webapp.jobs.models import Job, Kind
 
 SHOWN_ROWS = 500
@@ -84,15 +84,56 @@ def _host(job: Job) -> Table:
 
 
 def _loss(job: Job) -> Table:
-    training = {sample["step"]: sample.get("loss") for sample in samples(job, "step")}
+    training = {sample["step"]: (sample.get("loss"), sample.get("learning_rate")) for sample in samples(job, "step")}
     validation = {sample["step"]: sample.get("validation_loss") for sample in samples(job, "eval")}
-    rows = tuple((step, training.get(step), validation.get(step)) for step in sorted({*training, *validation}))
-    return Table(title="Loss", columns=("step", "training loss", "validation loss"), rows=rows)
+    rows = []
+    for step in sorted({*training, *validation}):
+        loss, rate = training.get(step, (None, None))
+        rows.append((step, loss, validation.get(step), rate))
+    return Table(title="Loss", columns=("step", "training loss", "validation loss", "learning rate"), rows=tuple(rows))
 
 
 def _speed(job: Job) -> Table:
     rows = tuple((sample["step"], sample.get("tokens_per_s"), sample.get("step_ms")) for sample in _points(job))
     return Table(title="Speed", columns=("step", "tokens per second", "step (ms)"), rows=rows)
+
+
+def _lanes(job: Job) -> Table:
+    """What was predicted comes first; of a generate job times run from its attempt's begin."""
+    predicted = job.prediction or {}
+    rows: list[Row] = []
+    if busy := predicted.get("lane_busy_ms"):
+        rows.append(("predicted", *_by_lane(busy, predicted.get("exposed_ms") or {}), None))
+    for sample in _points(job):
+        if "lane_ms" in sample:
+            rows.append((sample["step"], *_by_lane(sample["lane_ms"], sample.get("stall_ms") or {}), sample.get("data_wait_ms")))
+    names = [lane.replace("_", " ") for lane in LANES]
+    waits = [f"waits for {name} (ms)" for name in (*names[1:], "data")]
+    columns = ("step", *(f"{name} (ms)" for name in names), *waits)
+    return Table(title="Lanes and stalls", columns=columns, rows=tuple(rows))
+
+
+def _by_lane(busy: dict[str, float], waits: dict[str, float]) -> Row:
+    return (*(busy.get(lane) for lane in LANES), *(waits.get(lane) for lane in LANES[1:]))
+
+
+def _links(job: Job) -> Table:
+    """Of a step what it moved; of a generate job all that its attempt has moved."""
+    rows = tuple(
+        (sample["step"], *(sample["copied_bytes"].get(link) for link in LINKS))
+        for sample in _points(job)
+        if sample.get("copied_bytes")
+    )
+    columns = ("step", *(f"{link.replace('_', ' ')} (bytes)" for link in LINKS))
+    return Table(title="Bytes between tiers", columns=columns, rows=rows)
+
+
+_OF_CARD = {"use_percent": "use (%)", "power_w": "power (W)", "temperature_c": "temperature (°C)", "free_bytes": "free (bytes)"}
+
+
+def _card(job: Job) -> Table:
+    rows = tuple((sample["step"], *(sample["gpu"].get(key) for key in _OF_CARD)) for sample in _points(job) if sample.get("gpu"))
+    return Table(title="The card", columns=("step", *_OF_CARD.values()), rows=rows)
 
 
 _BUILDERS: dict[str, Callable[[Job], Table]] = {
@@ -101,5 +142,8 @@ _BUILDERS: dict[str, Callable[[Job], Table]] = {
     "host": _host,
     "loss": _loss,
     "speed": _speed,
+    "lanes": _lanes,
+    "links": _links,
+    "card": _card,
 }
 CHARTS = tuple(_BUILDERS)

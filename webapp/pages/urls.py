@@ -43,6 +43,7 @@ urlpatterns = [
     path("jobs/<slug:job_id>/", job.job_page, name="job"),
     path("jobs/<slug:job_id>/head/", job.job_head, name="job_head"),
     path("jobs/<slug:job_id>/tabs/<slug:tab>/", job.job_tab, name="job_tab"),
+    path("jobs/<slug:job_id>/log/", job.job_log, name="job_log"),
     path("jobs/<slug:job_id>/tables/<slug:chart>/", job.job_table, name="job_table"),
     path("jobs/<slug:job_id>/tables/<slug:chart>.csv", job.job_csv, name="job_csv"),
     path("jobs/<slug:job_id>/cancel/", job.job_cancel, name="job_cancel"),

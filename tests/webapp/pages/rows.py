@@ -7,15 +7,19 @@ from typing import Any
 from django.contrib.auth.models import User
 from django.utils import timezone
 
+from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.estimate.prediction import Prediction, TimelinePoint
 from optimizer.hardware.machine import Device, Machine, Rates
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
+from optimizer.plan.inference import InferencePlan
+from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.plan import Plan
+from optimizer.plan.weights import WeightsPlan
 from optimizer.serialize import to_json
 from optimizer.units import GIB, MIB
-from optimizer.workload import Goal, TrainingWorkload
+from optimizer.workload import GenerationWorkload, Goal, InferenceGoal, TrainingWorkload
 from webapp.catalog.models import Dataset, Model
 from webapp.catalog.models import Machine as MachineRow
 from webapp.jobs.actions import claim_job, create_job, record_phase, record_started
@@ -167,6 +171,10 @@ def step_record(attempt: Attempt, step: int) -> dict[str, Any]:
         "device_peak_bytes": sum(sizes.values()),
         "device_bytes": sizes,
         "host_bytes": 64 * MIB,
+        "data_wait_ms": 0.4,
+        "copied_bytes": {"device_to_host": 64 * MIB, "host_to_device": 64 * MIB},
+        "lane_ms": {"compute": 1548.0, "copy_in": 42.0 + step % 7, "copy_out": 50.0},
+        "stall_ms": {"copy_in": 42.0 + step % 7, "copy_out": 50.0},
     }
 
 
@@ -177,7 +185,109 @@ def eval_record(attempt: Attempt, step: int) -> dict[str, Any]:
 
 def timeline_record(attempt: Attempt, step: int) -> dict[str, Any]:
     points = [[offset_ms, sizes] for offset_ms, _, sizes in step_curve(length_ms=1702.0)]
-    return {"kind": "timeline", "attempt": attempt.number, "step": step, "time_s": time.time(), "points": points}
+    common = {"kind": "timeline", "attempt": attempt.number, "step": step, "time_s": time.time()}
+    return {**common, "points": points, "spans": step_spans(), "step_ms": 1702.0}
+
+
+def step_spans() -> list[list[Any]]:
+    """The lanes of the same step: four blocks leave in forward and come back in backward."""
+    out = [["copy_out", 180.0 + 90 * block, 192.0 + 90 * block, True] for block in range(4)]
+    back = [["copy_in", 760.0 + 120 * block, 771.0 + 120 * block, True] for block in range(4)]
+    return [*out, *back]
+
+
+def make_generate_job(owner: User, *, name: str = "answers") -> Job:
+    """Weights stream from the host, the cache is packed."""
+    plan = InferencePlan(
+        batch_size=8, weights=WeightsPlan(dtype="bf16", place="host", prefetch=1), kv_cache=KvCachePlan(dtype="int8")
+    )
+    model = Model.objects.filter(owner=None).first() or make_model()
+    return create_job(
+        owner=owner,
+        spec={
+            "kind": "generate",
+            "name": name,
+            "model": model.pk,
+            "prompts": make_dataset(name="questions").pk,
+            "workload": to_json(GenerationWorkload(max_new_tokens=64)),
+            "goal": to_json(InferenceGoal(device_budget_bytes=200 * MIB, allow_lossy=True)),
+            "plan": "chosen",
+        },
+        model=model,
+        dataset=Dataset.objects.filter(name="questions").first(),
+        plan=plan.to_json(),
+        prediction=make_generation_prediction().to_json(),
+        machine=MachineRow.objects.first() or make_machine(),
+        actor=f"user:{owner.username}",
+        kind="generate",
+        num_steps=240,
+    )
+
+
+GENERATION_PEAK = {
+    "weights": 60 * MIB,
+    "activations": 12 * MIB,
+    "logits_and_loss": 9 * MIB,
+    "kv_cache": 72 * MIB,
+    "temporaries": 3 * MIB,
+}
+
+
+def make_generation_prediction() -> InferencePrediction:
+    peak = sum(GENERATION_PEAK.values())
+    return InferencePrediction(
+        device_peak_bytes=peak,
+        device_peak_low_bytes=peak,
+        device_peak_high_bytes=peak + 4 * MIB,
+        device_bytes_by_category=GENERATION_PEAK,
+        peak_moment="decode (token 64)",
+        kv_cache_bytes=72 * MIB,
+        host_peak_bytes=320 * MIB,
+        disk_peak_bytes=0,
+        copied_bytes={"host_to_device": 30 * 64 * 320 * MIB},
+        copied_bytes_per_pass={"host_to_device": 64 * 320 * MIB},
+        copied_bytes_per_token={"host_to_device": 320 * MIB},
+        prefill_ms=180.0,
+        prefill_low_ms=160.0,
+        prefill_high_ms=210.0,
+        decode_ms=62.0,
+        decode_low_ms=55.0,
+        decode_high_ms=70.0,
+        decode=(),
+        tokens_per_s=126.0,
+        total_s=122.0,
+        lane_busy_ms={"compute": 2600.0, "copy_in": 3100.0},
+        exposed_ms={"copy_in": 1450.0},
+        prefill_by_kind_ms={},
+        decode_by_kind_ms={},
+        timeline=(),
+        time_source="measured",
+    )
+
+
+def generate_record(attempt: Attempt, number: int) -> dict[str, Any]:
+    """The ``number``-th of one in each second."""
+    sizes = dict(GENERATION_PEAK, kv_cache=min(72, 4 + number % 18 * 4) * MIB)
+    return {
+        "kind": "generate",
+        "attempt": attempt.number,
+        "step": 120 * number,
+        "time_s": 1_700_000_000.0 + number,
+        "prompts_done": number // 4 * 8,
+        "num_prompts": 240,
+        "num_errors": 1,
+        "num_new_tokens": 120 * number,
+        "tokens_per_s": 121.0 + math.sin(number),
+        "prefill_ms": 176.0,
+        "decode_ms": 63.5,
+        "device_peak_bytes": sum(GENERATION_PEAK.values()),
+        "device_bytes": sizes,
+        "host_bytes": 320 * MIB,
+        "run_ms": 1000.0 * number,
+        "copied_bytes": {"host_to_device": 15 * 320 * MIB * number + number % 3 * MIB},
+        "lane_ms": {"compute": 640.0 * number, "copy_in": 360.0 * number},
+        "stall_ms": {"copy_in": 360.0 * number},
+    }
 
 
 def step_curve(*, length_ms: float, num_points: int = 60) -> list[tuple[float, str, dict[str, int]]]:

@@ -162,3 +162,51 @@ def test_what_is_done_so_far_can_be_read(browser, job, headroom_home):
     answer = browser.get(f"/api/v1/jobs/{job.pk}/results")
     assert answer.status_code == 200
     assert answer["Content-Type"].startswith("application/jsonl")
+
+
+def test_two_generations_are_compared_by_their_own_decisions_and_priced(browser, job, prompts, writer):
+    other = submit_job(job.owner, spec=make_generate_spec(writer, prompts), actor="user:ada")
+    other.plan = {**other.plan, "kv_cache": {**other.plan["kv_cache"], "dtype": "int8"}}
+    other.save()
+    text = browser.get("/jobs/compare/", {"job": [job.pk, other.pk]}).content.decode()
+    row = text.partition('<th scope="row">Kv cache, dtype</th>')[2].partition("</tr>")[0]
+    assert "same" in row
+    assert "int8" in row
+    assert "device memory" in row
+    assert "a token</li>" in row
+    assert 'id="compare-loss"' not in text
+
+
+def test_the_newest_answers_are_shown_as_text(browser, job, headroom_home):
+    folder = headroom_home / "jobs" / job.pk / "results"
+    folder.mkdir(parents=True)
+    plain = {"id": "a", "line": 1, "text": "was the <b>Word</b>", "finish_reason": "stop"}
+    chat = {"choices": [{"message": {"content": "Hello."}, "finish_reason": "length"}]}
+    lines = [
+        {"index": 0, "record": plain, "is_error": False, "completion_tokens": 4},
+        {"index": 1, "record": {"custom_id": "q2", "response": {"body": chat}}, "is_error": False, "completion_tokens": 8},
+        {"index": 2, "record": {"id": "c", "error": {"message": "too long"}}, "is_error": True, "completion_tokens": 0},
+    ]
+    torn = '{"index": 3, "rec'
+    (folder / "part-001-f1.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + torn)
+    text = browser.get(reverse("job", args=[job.pk]), {"tab": "samples"}).content.decode()
+    assert "was the &lt;b&gt;Word&lt;/b&gt;" in text
+    assert "8 tokens, cut at its longest" in text
+    assert "too long" in text
+    assert text.index("Line 3: c") < text.index("Line 2: q2") < text.index("Line 1: a")
+
+
+def test_the_page_shows_where_weights_and_cache_are_block_by_block(browser, job):
+    text = browser.get(reverse("job", args=[job.pk])).content.decode()
+    assert 'aria-label="KV cache by block"' in text
+    assert 'id="chart-lanes"' in text
+    assert 'id="chart-links"' in text
+
+
+def test_the_links_table_tells_what_was_moved(browser, job):
+    attempt = job.attempts.get()
+    moved = {"kind": "generate", "step": 9, "run_ms": 1000.0, "copied_bytes": {"host_to_device": 4096}}
+    assert record_samples(attempt, [moved])
+    lines = browser.get(reverse("job_csv", args=[job.pk, "links"])).content.decode().splitlines()
+    assert lines[0].startswith("step,device to host (bytes),host to device (bytes)")
+    assert lines[1].startswith("9,,4096")

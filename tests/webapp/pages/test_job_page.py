@@ -99,7 +99,7 @@ def test_a_failed_job_opens_on_its_cause_sizes_and_next_step(browser, job):
     assert "Device memory ran out at step 3: 96.0 MiB more were needed" in text
     assert 'aria-label="498 MiB of a budget of 480 MiB: weights 44.0 MiB' in text
     assert "more requested 96.0 MiB" in text
-    assert f"/jobs/new/?from={job.pk}&amp;plan=chosen" in text
+    assert f'href="/jobs/new/?from={job.pk}">Run again with another plan</a>' in text
     assert "The checkpoint at step 1 is kept." in text
     assert text.index("Device memory ran out") < text.index("chart-memory")
 
@@ -128,6 +128,26 @@ def test_a_queued_job_is_paused_and_resumed(browser, job):
     assert "action-pause" not in text
     browser.post(reverse("job_resume", args=[job.pk]))
     assert "action-pause" in page_of(browser, job)
+
+
+def test_a_pause_and_a_resume_are_taken_back_by_one_button(browser, job):
+    for did, button in (("job_pause", "job_resume"), ("job_resume", "job_pause")):
+        text = browser.post(reverse(did, args=[job.pk]), follow=True).content.decode()
+        undo = f'<form method="post" action="{reverse(button, args=[job.pk])}" class="inline">'
+        assert undo in text[text.index('role="status"') :]
+        assert ">Undo</button>" in text
+
+
+def test_a_job_that_was_stopped_before_it_began_can_be_put_back(browser, job):
+    text = browser.post(reverse("job_cancel", args=[job.pk]), {"mode": "save"}, follow=True).content.decode()
+    assert "Stopped before it began." in text
+    assert ">Put it back in the queue</button>" in text
+
+
+def test_stopping_a_job_at_work_offers_no_undo(browser, job):
+    rows.start(job)
+    text = browser.post(reverse("job_cancel", args=[job.pk]), {"mode": "save"}, follow=True).content.decode()
+    assert "Put it back" not in text
 
 
 def test_a_retry_leads_to_the_new_job(browser, job):
@@ -167,12 +187,68 @@ def test_the_plan_tab_sets_predicted_beside_measured(browser, job):
     assert shown["activations"].place == "host for 4 of 12 blocks"
 
 
-def test_the_log_tab_shows_the_newest_attempts_log(browser, job, settings):
-    attempt = rows.start(job)
-    folder = settings.HEADROOM_HOME / "jobs" / job.pk / "attempts" / str(attempt.number)
-    folder.mkdir(parents=True)
-    (folder / "log.txt").write_text("step 1 of 120\n")
-    assert "step 1 of 120" in page_of(browser, job, tab="logs")
+@pytest.fixture
+def write_log(job, settings):
+    """Append to an attempt's log."""
+
+    def write(text, *, attempt=1):
+        folder = settings.HEADROOM_HOME / "jobs" / job.pk / "attempts" / str(attempt)
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "log.txt").open("a") as file:
+            file.write(text)
+
+    return write
+
+
+def log_after(browser, job, *, attempt, end):
+    answer = browser.get(reverse("job_log", args=[job.pk]), {"attempt": attempt, "end": end})
+    assert answer.status_code == 200
+    return answer.content.decode()
+
+
+def test_the_log_tab_shows_the_log_and_asks_for_what_follows(browser, job, write_log):
+    rows.start(job)
+    write_log("step 1 of 120\n")
+    text = page_of(browser, job, tab="logs")
+    assert "step 1 of 120" in text
+    assert f'hx-get="{reverse("job_log", args=[job.pk])}?attempt=1&amp;end=14" hx-trigger="every 2s"' in text
+
+
+def test_what_follows_a_log_is_whole_lines_and_the_next_question(browser, job, write_log):
+    rows.start(job)
+    write_log("one\ntwo\nthr")
+    assert log_after(browser, job, attempt=1, end=4).startswith("two\n<span hx-get=")
+    assert "end=8&quot;" not in log_after(browser, job, attempt=1, end=8)
+    write_log("ee\n")
+    assert log_after(browser, job, attempt=1, end=8).startswith("three\n<span")
+
+
+def test_a_log_goes_on_with_the_next_attempts(browser, job, write_log):
+    write_log("first\n")
+    write_log("second\n", attempt=2)
+    Job.objects.filter(pk=job.pk).update(attempt=2)
+    text = log_after(browser, job, attempt=1, end=6)
+    assert "--- attempt 2 ---\nsecond\n" in text
+    assert "attempt=2&amp;end=7" in text
+
+
+def test_the_log_of_an_ended_job_asks_no_more(browser, job, write_log):
+    fail_for_memory(job)
+    write_log("the end\n")
+    assert "hx-trigger=\"every 2s\"" not in page_of(browser, job, tab="logs")
+    assert "the end" in log_after(browser, job, attempt=1, end=0)
+    assert "hx-get" not in log_after(browser, job, attempt=1, end=8)
+
+
+def test_a_log_is_searched_in_any_case_and_through_all_attempts(browser, job, write_log):
+    write_log("loading\nWarning: slow\n")
+    write_log("a warning <b>again</b>\n", attempt=2)
+    Job.objects.filter(pk=job.pk).update(attempt=2)
+    text = page_of(browser, job, tab="logs", q="WARNING")
+    assert "2 lines with “WARNING”" in text
+    assert '<span class="muted">1:2</span> Warning: slow' in text
+    assert '<span class="muted">2:1</span> a warning &lt;b&gt;again&lt;/b&gt;' in text
+    assert "loading</pre>" not in text
 
 
 def test_a_log_that_leads_out_of_the_home_is_not_shown(browser, job, settings, tmp_path):
@@ -211,8 +287,35 @@ def test_of_a_step_measured_twice_the_later_attempt_counts(browser, job):
     second = rows.start(job)
     record_samples(second, [dict(rows.step_record(second, 1), loss=5.0)])
     text = browser.get(reverse("job_csv", args=[job.pk, "loss"])).content.decode()
-    assert text.splitlines()[1] == "1,5.0,"
+    assert text.splitlines()[1] == "1,5.0,,0.001"
 
 
 def test_an_unknown_chart_is_not_there(browser, job):
     assert browser.get(reverse("job_csv", args=[job.pk, "everything"])).status_code == 404
+
+
+def test_the_lanes_table_sets_what_was_predicted_above_what_was_measured(browser, job):
+    attempt = rows.start(job)
+    measured = {"lane_ms": {"compute": 1500.0, "copy_out": 80.0}, "stall_ms": {"copy_out": 80.0}, "data_wait_ms": 2.0}
+    record_samples(attempt, [dict(rows.step_record(attempt, 1), **measured)])
+    answer = browser.get(reverse("job_csv", args=[job.pk, "lanes"]))
+    heads, predicted, first = csv.reader(io.StringIO(answer.content.decode()))
+    assert heads[:4] == ["step", "compute (ms)", "copy in (ms)", "copy out (ms)"]
+    assert predicted[:4] == ["predicted", "1600.0", "", "90.0"]
+    assert dict(zip(heads, first, strict=True))["waits for copy out (ms)"] == "80.0"
+    assert dict(zip(heads, first, strict=True))["waits for data (ms)"] == "2.0"
+
+
+def test_the_cards_own_meters_have_a_table(browser, job):
+    attempt = rows.start(job)
+    card = {"use_percent": 87, "power_w": 141.5, "temperature_c": 61, "free_bytes": 5}
+    record_samples(attempt, [rows.step_record(attempt, 1), dict(rows.step_record(attempt, 2), gpu=card)])
+    text = browser.get(reverse("job_csv", args=[job.pk, "card"])).content.decode()
+    assert text.splitlines() == ["step,use (%),power (W),temperature (°C),free (bytes)", "2,87,141.5,61,5"]
+
+
+def test_a_job_can_be_copied_in_three_forms(browser, job):
+    text = page_of(browser, job)
+    for form in ("yaml", "cli", "curl"):
+        assert f'id="copy-{form}"' in text
+    assert "http://testserver/api/v1/jobs" in text

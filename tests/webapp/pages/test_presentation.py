@@ -17,7 +17,7 @@ from optimizer.units import MIB
 from optimizer.workload import Technique
 from tests.webapp.pages import rows
 from webapp.pages.forms import JobForm
-from webapp.pages.presentation import BLOCK_CHOICES, block_strip, comparisons, plan_rows, signed_error, stacked_bar
+from webapp.pages.presentation import BLOCK_CHOICES, comparisons, plan_rows, signed_error, stacked_bar
 from webapp.pages.pricing import block_letters
 
 
@@ -48,11 +48,6 @@ def test_the_plan_table_leaves_out_what_the_job_does_not_have():
     table = plan_rows(rows.make_plan().to_json(), prediction=rows.make_prediction().to_json(), measured=None)
     assert [row.category for row in table] == [name for name in CATEGORIES if name != "kv_cache"]
     assert table[-1].lifetime == "counted, not decided"
-
-
-def test_blocks_are_numbered_from_one_with_letter_and_meaning():
-    strip = block_strip(rows.make_plan().to_json())
-    assert (strip[0].number, strip[0].letter, strip[-1].letter) == (1, "R", "K")
 
 
 def test_runs_of_blocks_are_shortened():

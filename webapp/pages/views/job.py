@@ -4,31 +4,37 @@ A job of someone else does not exist here: the same 404 as for an unknown id.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
+from django.template.loader import render_to_string
+from django.urls import reverse
 from django.views.decorators.http import require_GET, require_POST
 
 from optimizer.categories import CATEGORIES, CATEGORY_LABELS
 from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.estimate.prediction import Prediction
+from optimizer.models.spec import read_model_spec
 from optimizer.plan.explain import explain_plan
 from optimizer.plan.explain_inference import explain_inference_plan
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.plan import Plan
 from optimizer.units import format_bytes
 from webapp.jobs.actions import CancelMode, cancel_job, pause_job, resume_job, retry_job
+from webapp.jobs.copying import copies_of
 from webapp.jobs.documents import job_document
 from webapp.jobs.errors import JobConflict
 from webapp.jobs.generation_spec import inference_workload, spec_of_job
-from webapp.jobs.models import Job, Kind
+from webapp.jobs.models import Job, Kind, State
 from webapp.jobs.queries import jobs_visible_to
-from webapp.pages.files import log_tail, sample_text
+from webapp.pages.files import find_in_log, log_after, log_tail, newest_answers, sample_text
 from webapp.pages.job_head import budget_bytes, describe_job
-from webapp.pages.presentation import block_strip, comparisons, plan_rows
+from webapp.pages.places import Places, places_of
+from webapp.pages.presentation import comparisons, plan_rows
 from webapp.pages.tables import CHARTS, build_table
 
 TABS = ("plan", "checkpoints", "samples", "logs", "events", "files")
@@ -40,15 +46,15 @@ def job_page(request: HttpRequest, job_id: str) -> HttpResponse:
     job = _get(request, job_id)
     tab = request.GET.get("tab", TABS[0])
     context = {
-        **_head_context(job),
-        **_tab_context(job, tab if tab in TABS else TABS[0]),
+        **_head_context(request, job),
+        **_tab_context(request, job, tab if tab in TABS else TABS[0]),
         "facts": {
             "job": job_document(job),
             "budget_bytes": budget_bytes(job),
             "categories": [{"key": category, "label": CATEGORY_LABELS[category]} for category in CATEGORIES],
         },
         "categories": _categories(job),
-        "blocks": block_strip(job.plan),
+        "places": _places(job),
     }
     return render(request, "jobs/job.html", context)
 
@@ -56,7 +62,7 @@ def job_page(request: HttpRequest, job_id: str) -> HttpResponse:
 @require_GET
 @login_required
 def job_head(request: HttpRequest, job_id: str) -> HttpResponse:
-    return render(request, "jobs/head.html", _head_context(_get(request, job_id)))
+    return render(request, "jobs/head.html", _head_context(request, _get(request, job_id)))
 
 
 @require_GET
@@ -66,7 +72,18 @@ def job_tab(request: HttpRequest, job_id: str, tab: str) -> HttpResponse:
         raise Http404
     if not request.htmx:  # type: ignore[attr-defined]
         return redirect(f"/jobs/{job_id}/?tab={tab}")
-    return render(request, "jobs/tab.html", _tab_context(_get(request, job_id), tab))
+    return render(request, "jobs/tab.html", _tab_context(request, _get(request, job_id), tab))
+
+
+@require_GET
+@login_required
+def job_log(request: HttpRequest, job_id: str) -> HttpResponse:
+    """What was logged since ``?attempt=&end=``: lines, and the next question while there may be more."""
+    job = _get(request, job_id)
+    attempt, end_bytes = (_whole(request.GET.get(name, "")) for name in ("attempt", "end"))
+    part = log_after(job, attempt=attempt, end_bytes=end_bytes)
+    context = {"job": job, "part": part, "is_new_attempt": part.attempt > attempt, "goes_on": not job.is_terminal or part.text}
+    return render(request, "jobs/log_part.html", context)
 
 
 @require_GET
@@ -101,19 +118,19 @@ def job_csv(request: HttpRequest, job_id: str, chart: str) -> HttpResponse:
 @login_required
 def job_cancel(request: HttpRequest, job_id: str) -> HttpResponse:
     mode: CancelMode = "save" if request.POST.get("mode") == "save" else "discard"
-    return _act(request, job_id, lambda job, actor: cancel_job(job, mode=mode, actor=actor))
+    return _act(request, job_id, lambda job, actor: cancel_job(job, mode=mode, actor=actor), undo=_UNDO_STOP)
 
 
 @require_POST
 @login_required
 def job_pause(request: HttpRequest, job_id: str) -> HttpResponse:
-    return _act(request, job_id, lambda job, actor: pause_job(job, actor=actor))
+    return _act(request, job_id, lambda job, actor: pause_job(job, actor=actor), undo=_UNDO_PAUSE)
 
 
 @require_POST
 @login_required
 def job_resume(request: HttpRequest, job_id: str) -> HttpResponse:
-    return _act(request, job_id, lambda job, actor: resume_job(job, actor=actor))
+    return _act(request, job_id, lambda job, actor: resume_job(job, actor=actor), undo=_UNDO_RESUME)
 
 
 @require_POST
@@ -123,13 +140,37 @@ def job_retry(request: HttpRequest, job_id: str) -> HttpResponse:
     return _act(request, job_id, lambda job, actor: retry_job(job, actor=actor))
 
 
-def _act(request: HttpRequest, job_id: str, act: Callable[[Job, str], object]) -> HttpResponse:
+@dataclass(frozen=True, kw_only=True)
+class _Undo:
+    """What takes an action back, told beside the word that it was done."""
+
+    done: str
+    label: str
+    view: str
+    only_from: State | None = None
+    """Given only where the job was in this state; of a job at work it has gone too far."""
+
+
+_UNDO_STOP = _Undo(
+    done="Stopped before it began.", label="Put it back in the queue", view="job_retry", only_from=State.QUEUED
+)
+_UNDO_PAUSE = _Undo(done="Paused.", label="Undo", view="job_resume")
+_UNDO_RESUME = _Undo(done="Resumed.", label="Undo", view="job_pause")
+
+
+def _act(
+    request: HttpRequest, job_id: str, act: Callable[[Job, str], object], *, undo: _Undo | None = None
+) -> HttpResponse:
     job = _get(request, job_id)
+    before = job.state
     try:
         result = act(job, f"user:{request.user.get_username()}")
     except JobConflict as error:
         messages.error(request, f"{error.message}. {error.hint}")
-        result = job
+        return redirect("job", job.pk)
+    if undo is not None and undo.only_from in (None, before):
+        context = {"undo": undo, "url": reverse(undo.view, args=[job.pk])}
+        messages.success(request, render_to_string("jobs/undo.html", context, request=request))
     return redirect("job", result.pk if isinstance(result, Job) else job.pk)
 
 
@@ -137,19 +178,33 @@ def _get(request: HttpRequest, job_id: str) -> Job:
     return get_object_or_404(jobs_visible_to(request.user).select_related("model", "dataset", "machine"), pk=job_id)
 
 
-def _head_context(job: Job) -> dict[str, Any]:
+def _head_context(request: HttpRequest, job: Job) -> dict[str, Any]:
     last_step = job.checkpoints.order_by("-step").values_list("step", flat=True).first()
-    return {"job": job, "view": describe_job(job, last_checkpoint_step=last_step), "api_url": f"/api/v1/jobs/{job.pk}"}
+    return {
+        "job": job,
+        "view": describe_job(job, last_checkpoint_step=last_step),
+        "api_url": f"/api/v1/jobs/{job.pk}",
+        "copies": copies_of(job.spec, url=request.build_absolute_uri("/").rstrip("/")),
+    }
 
 
-def _tab_context(job: Job, tab: str) -> dict[str, Any]:
+def _places(job: Job) -> Places | None:
+    return places_of(job.plan, num_blocks=read_model_spec(job.model.config).num_blocks) if job.plan else None
+
+
+def _whole(text: str) -> int:
+    """A number from an address; 0 for what is none."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else 0
+
+
+def _tab_context(request: HttpRequest, job: Job, tab: str) -> dict[str, Any]:
     return {
         "job": job,
         "tab": tab,
         "tabs": TABS,
         "tab_template": f"jobs/tab_{tab}.html",
         "api_url": f"/api/v1/jobs/{job.pk}",
-        **_TAB_CONTENTS[tab](job),
+        **(_logs_tab(job, request.GET.get("q", "")) if tab == "logs" else _TAB_CONTENTS[tab](job)),
     }
 
 
@@ -192,11 +247,15 @@ def _checkpoints_tab(job: Job) -> dict[str, Any]:
 
 def _samples_tab(job: Job) -> dict[str, Any]:
     found = job.artifacts.filter(kind="sample")
-    return {"texts": [{"title": artifact.name, "body": sample_text(artifact)} for artifact in found]}
+    answers = newest_answers(job) if job.kind == Kind.GENERATE else []
+    return {"texts": [{"title": artifact.name, "body": sample_text(artifact)} for artifact in found], "answers": answers}
 
 
-def _logs_tab(job: Job) -> dict[str, Any]:
-    return {"log": log_tail(job)}
+def _logs_tab(job: Job, wanted: str) -> dict[str, Any]:
+    if not wanted.strip():
+        return {"part": log_tail(job), "goes_on": not job.is_terminal}
+    found, num_found = find_in_log(job, wanted.strip())
+    return {"wanted": wanted, "found": found, "num_found": num_found}
 
 
 def _events_tab(job: Job) -> dict[str, Any]:
@@ -211,7 +270,6 @@ _TAB_CONTENTS: dict[str, Callable[[Job], dict[str, Any]]] = {
     "plan": _plan_tab,
     "checkpoints": _checkpoints_tab,
     "samples": _samples_tab,
-    "logs": _logs_tab,
     "events": _events_tab,
     "files": _files_tab,
 }

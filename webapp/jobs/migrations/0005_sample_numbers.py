@@ -21,7 +21,7 @@ def fill(apps, schema_editor):
 class Migration(migrations.Migration):
 
     dependencies = [
-        ("jobs", "0003_generate"),
+        ("jobs", "0004_projects"),
     ]
 
     operations = [
