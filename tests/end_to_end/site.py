@@ -88,7 +88,7 @@ class Site:
         try:
             with urlopen(f"{self.url}/healthz", timeout=5) as answer:
                 return answer.status == 200
-        except URLError:
+        except (URLError, TimeoutError):
             return False
 
     def _run(self, *arguments):

@@ -41,7 +41,8 @@ def shown_jobs(site, llama_folder):
     site.ask("run_out_of_memory", job_id=failed)
     site.ask("new_job", name="waits-here")
     llama = site.ask("add_llama", profile_file=str(llama_folder / "profile.json"))
-    return {"job": running, "failed-job": failed, "llama": llama}
+    generating = site.ask("new_generate_job", name="answers")
+    return {"job": running, "failed-job": failed, "generate-job": generating, "llama": llama}
 
 
 # the name of a page's pictures -> its address; ``{job}``, ``{failed-job}`` and ``{llama}`` stand for what ``shown_jobs`` made
@@ -50,6 +51,7 @@ PAGES = {
     "jobs": "/jobs/",
     "job": "/jobs/{job}/",
     "failed-job": "/jobs/{failed-job}/",
+    "generate-job": "/jobs/{generate-job}/?tab=samples",
     "compare": "/jobs/compare/?job={job}&job={failed-job}",
     "queue": "/queue/",
     "job-new": "/jobs/new/",
@@ -64,6 +66,7 @@ PAGES = {
 READY = {
     "job": lambda tab: wait_for_points(tab, 82),
     "failed-job": lambda tab: wait_for_points(tab, 2),
+    "generate-job": lambda tab: wait_for_points(tab, 60),
     "compare": lambda tab: expect(tab.page.locator("#compare-status")).to_have_text("84 points of 2 runs."),
     "plans": lambda tab: tab.page.wait_for_function("() => document.querySelectorAll('.js-plotly-plot').length >= 3"),
     "job-new": lambda tab: tab.page.get_by_text("being profiled").or_(tab.page.locator(".verdict-fits")).first.wait_for(),
