@@ -60,6 +60,8 @@ def _follow(attempt: Any, folder: Path, pipe_fd: int) -> None:
 
 def _claim() -> Any:
     """A job at work, as its rows."""
+    from django.utils import timezone
+
     from optimizer.hardware.machine import Device, Machine, Rates
     from optimizer.models.presets import PRESETS
     from optimizer.models.spec import read_model_spec
@@ -83,7 +85,7 @@ def _claim() -> Any:
     )
     device = Device(kind="cpu", name="cpu", memory_bytes=1 << 33)
     document = Machine(name="telemetry", device=device, host_memory_bytes=1 << 34, rates=rates, num_threads=2).to_json()
-    machine = MachineRow.objects.create(name="telemetry", document=document)
+    machine = MachineRow.objects.create(name="telemetry", document=document, last_seen_at=timezone.now())
     actions.create_job(
         owner=None,
         spec={"name": "telemetry", "workload": {"num_steps": 1_000_000}},

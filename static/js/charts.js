@@ -98,7 +98,7 @@ export function drawLoss(element, { series, numSteps, uirevision }) {
   ];
   const layout = withLegend(baseLayout(uirevision));
   layout.xaxis = { ...layout.xaxis, title: axisTitle("step"), range: [0, Math.max(numSteps, samples.at(-1)?.step ?? 0, 1)] };
-  layout.yaxis2 = rightAxis(layout, { tickformat: ".1~e" });
+  layout.yaxis2 = rightAxis(layout, { tickformat: ".1~e", rangemode: "tozero" });
   Plotly.react(element, traces, layout, CONFIG);
   const last = samples.at(-1);
   if (!last) return "No loss measured yet.";
@@ -144,7 +144,7 @@ const LINK_NAMES = {
   device_to_host: "device to host", host_to_device: "host to device", host_to_disk: "to disk", disk_to_host: "from disk",
   host_to_remote: "to remote store", remote_to_host: "from remote store",
 };
-const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"];
+const DASHES = ["solid", "dot", "dashdot", "longdash", "longdashdot", "dash"];
 
 // Bytes per second over each link between two points (rates of series.js), against what the prediction comes to.
 export function drawLinks(element, { series, prediction, numSteps, unit: point, uirevision }) {
@@ -162,7 +162,7 @@ export function drawLinks(element, { series, prediction, numSteps, unit: point, 
     },
     ...(predicted[link] ? [{
       type: "scatter", mode: "lines", name: `${LINK_NAMES[link]}, predicted`, x: [0, end], y: [predicted[link] / unit.bytes, predicted[link] / unit.bytes],
-      line: { color: colours.text, width: 1.5, dash: DASHES[index] }, hovertemplate: `predicted ${LINK_NAMES[link]} %{y:.3~g} ${unit.name}/s<extra></extra>`,
+      line: { color: colours.text, width: 1.5, dash: "dash" }, hovertemplate: `predicted ${LINK_NAMES[link]} %{y:.3~g} ${unit.name}/s<extra></extra>`,
     }] : []),
   ]);
   const layout = withLegend(baseLayout(uirevision));
@@ -211,7 +211,7 @@ function withLegend(layout) {
 }
 
 function rightAxis(layout, more) {
-  return { ...layout.yaxis, title: undefined, overlaying: "y", side: "right", showgrid: false, zeroline: false, ...more };
+  return { ...layout.yaxis, title: undefined, overlaying: "y", side: "right", showgrid: false, zeroline: false, tickmode: "auto", nticks: 5, ...more };
 }
 
 export function stack(bytesList, x, categories, unit, shape, where, customdata) {

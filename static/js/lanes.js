@@ -54,12 +54,16 @@ export function drawLanes(element, { found, unit, uirevision }) {
       marker: { line: { color: colours.text, width: 0.75 }, color: colours.ground, pattern: { shape: "/", fgcolor: colours.text, bgcolor: colours.ground, size: 6, solidity: 0.3 } },
     },
   ].filter(({ x }) => x.length);
+  // long stretches in seconds: an axis of tens of thousands of milliseconds is hard to read
+  const [scale, name] = (found?.lengthMs ?? 0) > 10_000 ? [1000, "s"] : [1, "ms"];
+  for (const each of traces) each.x = each.x.map((value) => value / scale);
+  for (const each of traces) each.base = each.base.map((value) => value / scale);
   const layout = baseLayout(uirevision);
   layout.barmode = "overlay";
   layout.hovermode = "closest";
   layout.showlegend = true;
   layout.legend = { orientation: "h", x: 1, xanchor: "right", y: 1.02, yanchor: "bottom", font: { color: colours.text } };
-  layout.xaxis = { ...layout.xaxis, title: axisTitle(found?.isSpread ? `ms since the ${unit} began` : `ms of ${unit === "pass" ? "all passes so far" : "a step"}, added up by lane`), range: [0, found?.lengthMs ?? 1] };
+  layout.xaxis = { ...layout.xaxis, title: axisTitle(found?.isSpread ? `${name} since the ${unit} began` : `${name}, added up by lane`), range: [0, (found?.lengthMs ?? 1) / scale] };
   layout.yaxis = { ...layout.yaxis, type: "category", categoryorder: "array", categoryarray: [...names].reverse(), fixedrange: true };
   Plotly.react(element, traces, layout, CONFIG);
   return summary(found, unit);

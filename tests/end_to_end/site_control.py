@@ -61,10 +61,11 @@ def new_generate_job(*, name):
     from django.contrib.auth.models import User
 
     from tests.webapp.pages import rows
-    from webapp.jobs.actions import record_progress, record_samples
+    from webapp.jobs.actions import record_phase, record_progress, record_samples
 
     job = rows.make_generate_job(User.objects.get(username="ada"), name=name)
     attempt = ATTEMPTS[job.pk] = rows.start(job)
+    assert record_phase(attempt, "generating")
     assert record_samples(attempt, [rows.generate_record(attempt, number) for number in range(1, 61)])
     summary = {"tokens_per_s": 121.0, "num_errors": 1, "device_peak_bytes": sum(rows.GENERATION_PEAK.values())}
     assert record_progress(attempt, step=120, eta_s=60.0, summary=summary, num_tokens=7200)

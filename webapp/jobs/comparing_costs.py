@@ -91,7 +91,7 @@ def _changed(mine: _Case, job: Job, plan: AnyPlan | None) -> Iterator[tuple[str,
             yield decision, _with(mine, plan={**mine.plan, decision: wanted})
     work = job.spec.get("workload") or {}
     for name in PRICED_SETTINGS:
-        if name in work and name in mine.work and work[name] != mine.work[name]:
+        if name in work and work[name] != mine.work.get(name):
             # a batch is cut into micro-batches, so it takes theirs along
             cut = {"batch": theirs["batch"]} if name == "global_batch_size" and "batch" in theirs else {}
             yield f"workload.{name}", _with(mine, plan={**mine.plan, **cut}, work={**mine.work, name: work[name]})

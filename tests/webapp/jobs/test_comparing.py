@@ -71,21 +71,21 @@ def test_a_decision_costs_what_the_estimate_says_of_it_alone(make_run, llama_doc
 
 
 def test_a_setting_costs_what_the_first_jobs_plan_would_with_it(make_run, llama_document):
-    a, b = make_run(), make_run(workload={"sequence_length": 32, "num_steps": 20})
+    a, b = make_run(), make_run(workload={"sequence_length": 16, "num_steps": 20})
     (cost,) = compare_jobs([a, b]).costs
     profile, machine = Profile.from_json(llama_document), Machine.from_json(a.machine.document)
 
     def price(workload):
         return estimate_training(profile, plan=Plan.from_json(a.plan), workload=read_workload(workload), machine=machine)
 
-    before, after = price(a.spec["workload"]), price({**a.spec["workload"], "sequence_length": 32})
+    before, after = price(a.spec["workload"]), price({**a.spec["workload"], "sequence_length": 16})
     assert cost.decision == "workload.sequence_length"
     assert cost.device_change_bytes == after.device_peak_bytes - before.device_peak_bytes
     assert cost.tokens_per_s_change == after.tokens_per_s - before.tokens_per_s
 
 
 def test_a_larger_batch_is_priced_with_the_cut_that_its_job_gave_it(make_run):
-    batch = {"micro_batch_size": 2, "accumulation_steps": 2, "read_ahead": 1}
+    batch = {"micro_batch_size": 2, "accumulation_steps": 2}
     a, b = make_run(), make_run(workload={"global_batch_size": 4}, batch=batch)
     priced = {cost.decision: cost for cost in compare_jobs([a, b]).costs}
     assert priced["workload.global_batch_size"].step_change_ms > 0
@@ -94,7 +94,7 @@ def test_a_larger_batch_is_priced_with_the_cut_that_its_job_gave_it(make_run):
 def test_another_machine_has_a_price(make_run, machine):
     a, b = make_run(), make_run()
     document = {**machine.document, "rates": {**machine.document["rates"], "memory_bytes_per_s": 1e6}}
-    b.machine = type(machine).objects.create(name="slow", document=document)
+    b.machine = type(machine).objects.create(name="slow", document=document, last_seen_at=machine.last_seen_at)
     b.save()
     (cost,) = compare_jobs([a, b]).costs
     assert cost.decision == "machine"
