@@ -158,7 +158,8 @@ class Progress:
     def _add_generated(self, record: dict[str, Any]) -> None:
         """The job's step is the number of its prompts that are done; the record's counts tokens."""
         self.num_tokens = max(self.num_tokens, record["step"])
-        self._add(record, step=int(record.get("prompts_done") or 0), shown=("tokens_per_s", "num_errors", "prefill_ms", "decode_ms"))
+        shown = ("tokens_per_s", "num_errors", "prefill_ms", "decode_ms")
+        self._add(record, step=int(record.get("prompts_done") or 0), shown=shown)
 
     def _add(self, record: dict[str, Any], *, step: int, shown: tuple[str, ...]) -> None:
         self._is_news = True
