@@ -196,6 +196,7 @@ TABLE: Final[dict[str, Rule]] = {
     f"GET {_JOB_PAGE}": LOOK,
     f"GET {_JOB_PAGE}head/": LOOK,
     f"GET {_JOB_PAGE}tabs/<slug:tab>/": LOOK,
+    f"GET {_JOB_PAGE}log/": LOOK,
     f"GET {_JOB_PAGE}tables/<slug:chart>/": LOOK,
     f"GET {_JOB_PAGE}tables/<slug:chart>.csv": LOOK,
     f"POST {_JOB_PAGE}cancel/": _runs("job.cancel"),

@@ -140,8 +140,9 @@ def test_samples_tell_how_far_it_is(model):
     last = samples[-1]
     assert last.keys() == {
         "prompts_done", "num_prompts", "num_new_tokens", "tokens_per_s", "prefill_ms", "decode_ms", "device_bytes",
-        "device_peak_bytes", "host_bytes",
+        "device_peak_bytes", "host_bytes", "run_ms", "copied_bytes", "lane_ms", "stall_ms",
     }  # fmt: skip
+    assert sum(last["lane_ms"].values()) == pytest.approx(last["run_ms"], abs=0.2)
     assert (last["prompts_done"], last["num_prompts"], last["num_new_tokens"]) == (9, 9, sum(NUM_NEW))
     assert last["tokens_per_s"] > 0
     assert samples[0]["prefill_ms"] is None
