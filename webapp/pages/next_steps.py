@@ -11,7 +11,7 @@ from django.urls import reverse
 
 from optimizer.units import MIB
 from webapp.jobs.models import Job, Kind, Reason
-from webapp.pages.forms import exact_bytes
+from webapp.pages.work_form import exact_bytes
 
 NAMES: dict[str, str] = {
     Reason.DONE: "Finished",
