@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 EXIT_DRAINED = 75
 """EX_TEMPFAIL: stopped as asked, with a checkpoint."""
-_TURN_S = 0.2
+TURN_S = 0.2
 _RETRY_S = 1.0
 
 T = TypeVar("T")
@@ -116,7 +116,7 @@ class _AttemptRun:
         has_ended = False
         while not has_ended:
             has_ended = child.has_ended()  # before reading, so that what it said before it ended is still read
-            for message in reader.read(timeout_s=0 if has_ended else _TURN_S):
+            for message in reader.read(timeout_s=0 if has_ended else TURN_S):
                 self._hear(message, pid=child.pid)
             self._stop.act(child, self._asked_to_stop(), is_fenced_out=self._heartbeat.is_fenced_out)
             self._write_to_database()

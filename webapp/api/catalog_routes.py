@@ -13,6 +13,7 @@ from webapp.api.paging import page_of
 from webapp.catalog import actions
 from webapp.catalog.documents import dataset_documents, machine_documents, model_documents
 from webapp.catalog.queries import datasets_visible_to, machines_visible_to, models_visible_to
+from webapp.jobs.fleet import machine_document
 from webapp.jobs.planning import program_version
 
 router = Router()
@@ -104,3 +105,15 @@ def get_dataset(request: HttpRequest, dataset_id: str) -> dict[str, Any]:
 def list_machines(request: HttpRequest, cursor: str = "", page_size: str = "") -> dict[str, Any]:
     """Machines that have run a worker, and how well their runs were predicted."""
     return page_of(request, machines_visible_to(request.user), machine_documents)
+
+
+@router.get("/machines/{machine_id}", response=dict[str, Any], tags=["machines"])
+def get_machine(request: HttpRequest, machine_id: str) -> dict[str, Any]:
+    """One machine, with who holds its device now (``memory``) and how its latest runs were predicted (``accuracy``).
+
+    Of jobs that are not yours there are bytes and no names.
+    """
+    row = machines_visible_to(request.user).filter(pk=machine_id).first()
+    if row is None:
+        raise Http404
+    return machine_document(request.user, row)

@@ -59,6 +59,7 @@ def machine_documents(machines: list[Machine]) -> list[dict[str, Any]]:
             "device": machine.document.get("device"),
             "last_seen_at": iso(machine.last_seen_at),
             "online": timezone.now() - machine.last_seen_at < ONLINE_WITHIN,
+            "draining": machine.draining,
             "calibration": machine.calibration,
         }
         for machine in machines

@@ -72,8 +72,8 @@ def stacked_bar(bytes_by_category: Mapping[str, int], *, budget_bytes: int | Non
                 category=category,
                 label=CATEGORY_LABELS.get(category, category.replace("_", " ")),  # type: ignore[call-overload]
                 num_bytes=num_bytes,
-                start_percent=_percent(start_bytes, scale_bytes),
-                width_percent=_percent(num_bytes, scale_bytes),
+                start_percent=bar_percent(start_bytes, scale_bytes),
+                width_percent=bar_percent(num_bytes, scale_bytes),
             )
         )
         start_bytes += num_bytes
@@ -83,7 +83,7 @@ def stacked_bar(bytes_by_category: Mapping[str, int], *, budget_bytes: int | Non
         segments=tuple(segments),
         total_bytes=total_bytes,
         budget_bytes=budget_bytes,
-        budget_percent=None if budget_bytes is None else _percent(budget_bytes, scale_bytes),
+        budget_percent=None if budget_bytes is None else bar_percent(budget_bytes, scale_bytes),
         summary=f"{format_bytes(total_bytes)}{against}: {listed or 'nothing yet'}",
     )
 
@@ -274,6 +274,6 @@ def _step_words(step_ms: float) -> str:
     return f"{step_ms:.0f} ms" if step_ms < 10_000 else format_duration(step_ms / 1000)
 
 
-def _percent(part: float, whole: float) -> str:
+def bar_percent(part: float, whole: float) -> str:
     """As an SVG attribute: a point as decimal sign whatever the locale."""
     return f"{part / whole * 100:.3f}%"

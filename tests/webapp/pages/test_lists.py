@@ -1,15 +1,11 @@
-"""The lists: jobs, models, datasets, machines and tokens."""
-
-from datetime import timedelta
+"""The lists: jobs and tokens."""
 
 import pytest
 from django.urls import reverse
-from django.utils import timezone
 
 from tests.webapp.pages import rows
 from webapp.accounts.models import ApiToken
 from webapp.accounts.tokens import find_token_user
-from webapp.catalog.models import Machine
 from webapp.pages.views.jobs import PAGE_SIZE
 
 pytestmark = pytest.mark.django_db
@@ -59,23 +55,6 @@ def test_a_list_of_jobs_takes_as_many_queries_for_many_as_for_one(browser, ada, 
         rows.make_job(ada)
     with django_assert_max_num_queries(4):
         browser.get("/jobs/")
-
-
-def test_a_machine_says_whether_it_is_online_and_how_well_it_was_predicted(browser):
-    machine = rows.make_machine()
-    Machine.objects.filter(pk=machine.pk).update(
-        last_seen_at=timezone.now() - timedelta(hours=1),
-        calibration={
-            "num_runs": 37,
-            "peak_mean_absolute_relative_error": 0.0123,
-            "step_time_mean_absolute_relative_error": 0.08,
-        },
-    )
-    text = text_of(browser, "machines")
-    assert ">offline<" in text
-    assert "90 GFLOP/s" in text
-    assert "over 37 runs" in text
-    assert "1.2 %" in text
 
 
 def test_a_token_is_shown_once_and_works(browser, ada):

@@ -1,24 +1,17 @@
-"""Models, datasets and machines: what jobs are made of, and how well each machine was predicted."""
-
-from typing import Any
+"""Models and datasets: what jobs are made of."""
 
 from django import forms
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
-from django.utils import timezone
-from django.views.decorators.http import require_GET, require_http_methods
+from django.views.decorators.http import require_http_methods
 
 from optimizer.errors import HeadroomError
 from webapp.accounts.audit import note_target
 from webapp.catalog.actions import create_dataset, create_model
-from webapp.catalog.documents import ONLINE_WITHIN
-from webapp.catalog.models import Machine
-from webapp.catalog.queries import datasets_visible_to, machines_visible_to, models_visible_to, profile_states
+from webapp.catalog.queries import datasets_visible_to, models_visible_to, profile_states
 from webapp.pages.forms import DatasetUploadForm, ModelUploadForm
-
-"""A worker beats every few seconds; a minute of silence is more than a slow disk."""
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -42,13 +35,6 @@ def dataset_list(request: HttpRequest) -> HttpResponse:
         messages.success(request, f"Dataset {form.cleaned_data['name']} is ready to use.")
         return redirect("datasets")
     return render(request, "catalog/datasets.html", {"form": form, "datasets": datasets_visible_to(request.user)})
-
-
-@require_GET
-@login_required
-def machine_list(request: HttpRequest) -> HttpResponse:
-    rows = [_machine_row(machine) for machine in machines_visible_to(request.user).order_by("name")]
-    return render(request, "catalog/machines.html", {"rows": rows})
 
 
 def upload_model(request: HttpRequest, form: ModelUploadForm) -> str:
@@ -84,38 +70,3 @@ def refuse_upload(form: forms.Form, error: HeadroomError, *, fallback: str) -> s
     named = str(error.fields.get("field", ""))
     form.add_error(named if named in form.fields else fallback, error.message)
     return ""
-
-
-def _machine_row(machine: Machine) -> dict[str, Any]:
-    document = machine.document
-    rates = document.get("rates", {})
-    return {
-        "machine": machine,
-        "online": timezone.now() - machine.last_seen_at < ONLINE_WITHIN,
-        "device": document.get("device", {}),
-        "host_memory_bytes": document.get("host_memory_bytes"),
-        "source": rates.get("source", ""),
-        "rates": _rate_pairs(rates),
-        "calibration": machine.calibration,
-        "peak_error": _percent(machine.calibration.get("peak_mean_absolute_relative_error")),
-        "step_error": _percent(machine.calibration.get("step_time_mean_absolute_relative_error")),
-    }
-
-
-def _percent(fraction: float | None) -> str:
-    return "" if fraction is None else f"{fraction * 100:.1f} %"
-
-
-def _rate_pairs(rates: dict[str, Any]) -> list[tuple[str, str]]:
-    """The measured rates in the units people compare cards by."""
-    pairs = [
-        (f"{dtype} products", f"{value / 1e9:,.0f} GFLOP/s")
-        for dtype, value in rates.get("matmul_flops_per_s", {}).items()
-    ]
-    named = (
-        ("memory", "memory_bytes_per_s"),
-        ("device to host", "device_to_host_bytes_per_s"),
-        ("host to device", "host_to_device_bytes_per_s"),
-    )
-    pairs += [(label, f"{rates[key] / 1e9:,.1f} GB/s") for label, key in named if rates.get(key)]
-    return pairs

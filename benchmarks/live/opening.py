@@ -1,0 +1,57 @@
+"""A long run's page in Chromium: from the navigation to the drawn memory chart, with what is on the way."""
+
+import statistics
+import time
+
+from playwright.sync_api import Page, sync_playwright
+
+from benchmarks.live.service import LiveService
+from benchmarks.live.writer import PASSWORD
+
+CHROMIUM = "/usr/bin/chromium"
+NUM_POINTS = 100_000
+_IS_DRAWN = "() => (document.getElementById('chart-memory')?.data?.[0]?.x?.length ?? 0) > 100"
+_PARTS = """() => {
+  const page = performance.getEntriesByType('navigation')[0];
+  return { page_ms: page.responseEnd, scripts_ms: page.domContentLoadedEventEnd };
+}"""
+
+
+def measure_opening(service: LiveService, *, is_quick: bool) -> dict[str, object]:
+    num_points, num_rounds = (20_000, 3) if is_quick else (NUM_POINTS, 9)
+    service.ask("add_people", count=1)
+    job_id = service.ask("new_job", name="long")
+    service.ask("fill", job_id=job_id, num_points=num_points)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        context = browser.new_context(viewport={"width": 1280, "height": 900})
+        page = context.new_page()
+        page.goto(f"{service.url}/jobs/")
+        page.get_by_label("Username").fill("viewer-0")
+        page.get_by_label("Password").fill(PASSWORD)
+        page.get_by_role("button", name="Log in").click()
+        page.wait_for_url(f"{service.url}/jobs/")
+        first = _open(page, f"{service.url}/jobs/{job_id}/")
+        rounds = [_open(page, f"{service.url}/jobs/{job_id}/") for _ in range(num_rounds)]
+        browser.close()
+    return {
+        "num_points": num_points,
+        "num_rounds": num_rounds,
+        "first_ms": round(first["drawn_ms"]),
+        "median_ms": round(statistics.median(row["drawn_ms"] for row in rounds)),
+        "worst_ms": round(max(row["drawn_ms"] for row in rounds)),
+        "page_median_ms": round(statistics.median(row["page_ms"] for row in rounds)),
+        "scripts_median_ms": round(statistics.median(row["scripts_ms"] for row in rounds)),
+        "web_peak_bytes": service.memory_bytes("VmHWM"),
+    }
+
+
+def _open(page: Page, url: str) -> dict[str, float]:
+    """first_ms of a new process of Chromium holds what it compiles for the first time; then the cache has it."""
+    page.goto("about:blank")
+    started_at = time.monotonic()
+    page.goto(url, wait_until="commit")
+    page.wait_for_function(_IS_DRAWN, polling="raf", timeout=60_000)
+    drawn_ms = 1000 * (time.monotonic() - started_at)
+    parts: dict[str, float] = page.evaluate(_PARTS)
+    return {"drawn_ms": drawn_ms, **parts}

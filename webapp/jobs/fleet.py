@@ -1,0 +1,179 @@
+"""What machines hold at this moment, and how well their runs were predicted.
+
+Bytes and errors are everyone's to see; the names of jobs only of whoever may see the job.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django.db.models import F, FloatField, Max
+from django.db.models.fields.json import KeyTextTransform
+from django.db.models.functions import Cast
+
+from optimizer.serialize import to_json
+from webapp.catalog.documents import machine_documents
+from webapp.catalog.models import Machine
+from webapp.jobs.documents import iso
+from webapp.jobs.models import LIVE_STATES, Attempt, Job, Sample
+from webapp.jobs.queries import jobs_visible_to
+
+MAX_RUNS_SHOWN = 200
+"""The latest; older ones ran under an older driver and an older calibration."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """One job at work on a machine."""
+
+    job_id: str
+    """Empty where it is not the reader's to see, as is ``name``."""
+    name: str
+    worker: str
+    needs_bytes: int
+    """What was set aside for it."""
+    bytes_by_category: dict[str, int]
+    """On the device at its newest sample's peak; empty before the first one."""
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(self.bytes_by_category.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Occupancy:
+    """A machine's device now."""
+
+    memory_bytes: int
+    free_bytes: int
+    """Beside what is set aside for jobs at work."""
+    holders: tuple[Holder, ...]
+    """In the order in which they began."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """One run, as it was predicted and as it was measured. None where one of the two is not known."""
+
+    job_id: str
+    """Empty where it is not the reader's to see, as is ``name``."""
+    name: str
+    ended_at: datetime | None
+    predicted_bytes: int | None
+    measured_bytes: int | None
+    predicted_ms: float | None
+    measured_ms: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Within:
+    """How far off predictions were, relative to the measurement."""
+
+    num_runs: int
+    nine_of_ten: float
+    worst: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accuracy:
+    """Of the runs that ended on one machine."""
+
+    runs: tuple[Checked, ...]
+    """Newest first."""
+    peak: Within | None
+    step: Within | None
+
+
+def machine_document(user: Any, machine: Machine) -> dict[str, Any]:
+    """What ``GET /machines/{id}`` adds to a row of the list."""
+    occupancy, accuracy = read_occupancy(user, machine), read_accuracy(user, machine)
+    runs = [{**to_json(run), "ended_at": iso(run.ended_at)} for run in accuracy.runs]
+    return {
+        **machine_documents([machine])[0],
+        "memory": to_json(occupancy),
+        "accuracy": {"peak": to_json(accuracy.peak), "step": to_json(accuracy.step), "runs": runs},
+    }
+
+
+def read_occupancy(user: Any, machine: Machine) -> Occupancy:
+    visible = set(jobs_visible_to(user).filter(state__in=LIVE_STATES).values_list("pk", flat=True))
+    live = Job.objects.filter(state__in=LIVE_STATES, attempts__machine=machine, attempts__fence=F("fence"))
+    jobs = list(live.order_by("started_at", "pk"))
+    newest = _newest_bytes(jobs)
+    memory_bytes = int(machine.document["device"]["memory_bytes"])
+    return Occupancy(
+        memory_bytes=memory_bytes,
+        free_bytes=memory_bytes - sum(job.need_device_bytes for job in jobs),
+        holders=tuple(
+            Holder(
+                job_id=job.pk if job.pk in visible else "",
+                name=job.name if job.pk in visible else "",
+                worker=job.worker,
+                needs_bytes=job.need_device_bytes,
+                bytes_by_category=newest.get(job.pk, {}),
+            )
+            for job in jobs
+        ),
+    )
+
+
+def _newest_bytes(jobs: Sequence[Job]) -> dict[str, dict[str, int]]:
+    """By job, of the present attempt's newest sample: one query for the rows' keys and one for the rows."""
+    measured = Sample.objects.filter(job__in=jobs, kind__in=("step", "generate"), attempt=F("job__attempt"))
+    newest = measured.values("job_id").annotate(newest=Max("pk")).order_by().values_list("newest", flat=True)
+    rows = Sample.objects.filter(pk__in=list(newest)).values_list("job_id", "data")
+    return {job_id: data.get("device_bytes") or {} for job_id, data in rows}
+
+
+def read_accuracy(user: Any, machine: Machine) -> Accuracy:
+    """Of the predictions as they were shown before the run, not as a later calibration would make them."""
+    ended = Attempt.objects.filter(
+        machine=machine, prediction__isnull=False, measured__isnull=False, ended_at__isnull=False
+    )
+    rows = list(
+        ended.annotate(
+            predicted_bytes=_number("prediction", "device_peak_bytes"),
+            measured_bytes=_number("measured", "device_peak_bytes"),
+            predicted_ms=_number("prediction", "step_ms"),
+            measured_ms=_number("measured", "step_ms"),
+        )
+        .order_by("-ended_at", "-pk")
+        .values("job_id", "job__name", "ended_at", "predicted_bytes", "measured_bytes", "predicted_ms", "measured_ms")
+    )[:MAX_RUNS_SHOWN]
+    visible = set(jobs_visible_to(user).filter(pk__in={row["job_id"] for row in rows}).values_list("pk", flat=True))
+    runs = tuple(_checked(row, is_visible=row["job_id"] in visible) for row in rows)
+    return Accuracy(
+        runs=runs,
+        peak=_within((run.predicted_bytes, run.measured_bytes) for run in runs),
+        step=_within((run.predicted_ms, run.measured_ms) for run in runs),
+    )
+
+
+def _number(column: str, key: str) -> Cast:
+    """Of a document without reading it whole: a prediction holds a timeline."""
+    return Cast(KeyTextTransform(key, column), FloatField())
+
+
+def _checked(row: Mapping[str, Any], *, is_visible: bool) -> Checked:
+    return Checked(
+        job_id=row["job_id"] if is_visible else "",
+        name=row["job__name"] if is_visible else "",
+        ended_at=row["ended_at"],
+        predicted_bytes=_whole(row["predicted_bytes"]),
+        measured_bytes=_whole(row["measured_bytes"]),
+        predicted_ms=row["predicted_ms"],
+        measured_ms=row["measured_ms"],
+    )
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def _within(pairs: Iterable[tuple[float | None, float | None]]) -> Within | None:
+    errors = sorted(abs(predicted / measured - 1) for predicted, measured in pairs if predicted and measured)
+    if not errors:
+        return None
+    at = -(-len(errors) * 9 // 10) - 1
+    return Within(num_runs=len(errors), nine_of_ten=errors[at], worst=errors[-1])

@@ -1,0 +1,72 @@
+"""Machines: what they are, who holds their memory, and how well their runs were predicted."""
+
+from typing import Any
+
+from django.contrib.auth.decorators import login_required
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, render
+from django.utils import timezone
+from django.views.decorators.http import require_GET
+
+from webapp.catalog.documents import ONLINE_WITHIN
+from webapp.catalog.models import Machine
+from webapp.catalog.queries import machines_visible_to
+from webapp.jobs.fleet import Accuracy, read_accuracy, read_occupancy
+from webapp.pages.device_bar import accuracy_facts, device_bar, holder_rows, within_words
+
+
+@require_GET
+@login_required
+def machine_list(request: HttpRequest) -> HttpResponse:
+    """The sections alone for whoever fetches them again."""
+    machines = machines_visible_to(request.user).order_by("name")
+    context = {"rows": [_row(request.user, machine) for machine in machines]}
+    is_refresh = bool(request.htmx)  # type: ignore[attr-defined]
+    return render(request, "catalog/machine_rows.html" if is_refresh else "catalog/machines.html", context)
+
+
+@require_GET
+@login_required
+def machine_page(request: HttpRequest, machine_id: str) -> HttpResponse:
+    machine = get_object_or_404(machines_visible_to(request.user), pk=machine_id)
+    accuracy = read_accuracy(request.user, machine)
+    context = {**_row(request.user, machine, accuracy), "runs": accuracy.runs, "facts": accuracy_facts(accuracy)}
+    is_refresh = bool(request.htmx)  # type: ignore[attr-defined]
+    return render(request, "catalog/machine_now.html" if is_refresh else "catalog/machine.html", context)
+
+
+def _row(user: Any, machine: Machine, accuracy: Accuracy | None = None) -> dict[str, Any]:
+    accuracy = accuracy or read_accuracy(user, machine)
+    occupancy = read_occupancy(user, machine)
+    document, rates = machine.document, machine.document.get("rates", {})
+    return {
+        "machine": machine,
+        "online": timezone.now() - machine.last_seen_at < ONLINE_WITHIN,
+        "device": document.get("device", {}),
+        "host_memory_bytes": document.get("host_memory_bytes"),
+        "source": rates.get("source", ""),
+        "rates": _rate_pairs(rates),
+        "occupancy": occupancy,
+        "bar": device_bar(occupancy),
+        "holders": holder_rows(occupancy.holders),
+        "calibration": machine.calibration,
+        "calibrated_at": next((run.ended_at for run in accuracy.runs if run.measured_ms), None),
+        "factors": sorted(machine.calibration.get("time_factors", {}).items()),
+        "peak_within": within_words(accuracy.peak),
+        "step_within": within_words(accuracy.step),
+    }
+
+
+def _rate_pairs(rates: dict[str, Any]) -> list[tuple[str, str]]:
+    """The measured rates in the units people compare cards by."""
+    pairs = [
+        (f"{dtype} products", f"{value / 1e9:,.0f} GFLOP/s")
+        for dtype, value in rates.get("matmul_flops_per_s", {}).items()
+    ]
+    named = (
+        ("memory", "memory_bytes_per_s"),
+        ("device to host", "device_to_host_bytes_per_s"),
+        ("host to device", "host_to_device_bytes_per_s"),
+    )
+    pairs += [(label, f"{rates[key] / 1e9:,.1f} GB/s") for label, key in named if rates.get(key)]
+    return pairs
