@@ -18,6 +18,7 @@ from django.http import HttpRequest
 from webapp.accounts.access import acting_of, has_scope
 from webapp.accounts.models import Scope
 from webapp.accounts.tokens import find_token_user
+from webapp.catalog.uploads import MAX_PIECE_BYTES
 from webapp.live.record import from_database
 
 Message = MutableMapping[str, Any]
@@ -40,6 +41,8 @@ UPLOAD_PATHS = frozenset(
         "/jobs/new/generate/prompts/",
     }
 )
+UPLOAD_PIECES = "/api/v1/uploads/"
+"""Below it, by PUT, pieces of an upload (``webapp/catalog/uploads.py``)."""
 PIECE_DEADLINE_S = 30.0
 """A sender that stays silent this long in mid-body is cut off."""
 
@@ -116,6 +119,8 @@ class _WatchedSend:
 def _limit_bytes(scope: MutableMapping[str, Any]) -> int:
     if scope["method"] == "POST" and scope["path"] in UPLOAD_PATHS:
         return int(settings.HEADROOM_MAX_UPLOAD_BYTES) + _FORM_OVERHEAD_BYTES
+    if scope["method"] == "PUT" and scope["path"].startswith(UPLOAD_PIECES):
+        return MAX_PIECE_BYTES
     return SMALL_BODY_BYTES
 
 

@@ -58,3 +58,7 @@ def new_delivery_id() -> str:
 
 def new_audit_id() -> str:
     return new_id("audit")
+
+
+def new_upload_id() -> str:
+    return new_id("upload")

@@ -128,6 +128,8 @@ class Reconciler:
 
     def reconcile_once(self) -> None:
         """Raises the database's error; what is left undone is done by the next pass."""
+        from webapp.catalog.removal import purge_deleted
+        from webapp.catalog.uploads import drop_abandoned
         from webapp.jobs import actions
 
         if not self._leadership.is_held():
@@ -140,6 +142,8 @@ class Reconciler:
         _tell("hinted again", actions.resend_hints())
         _tell("asked to stop at its limit", actions.enforce_deadlines())
         actions.forget_old_offers()
+        _tell("deleted for good", purge_deleted())
+        _tell("abandoned upload removed", drop_abandoned())
         remove_dead_staging(self._config.home)
         remove_old_spool(self._config.home)
 

@@ -1,12 +1,12 @@
-"""``python -m benchmarks.live [--quick] [--only PART ...] [--json FILE]``: a run that many watch, a long run that is opened, cut lines.
+"""``python -m benchmarks.live [--quick] [--only PART ...] [--json FILE]``: a run that many watch, one that is long, cut lines.
 
 - viewers: 200 people follow one run that takes two samples a second; from the sample's line in its file to the event at each of
   them, at most 250 ms for 99 of 100, and what the web process needs for it.
 - opening: a page of a run of 100,000 points in Chromium, from the click to the drawn chart, within a second.
 - cuts: twenty who follow a run over a line that is cut, while the web and Redis are killed and come back; no point is missing.
 
-The server is what ``headroom up`` starts: uvicorn, Valkey, SQLite; samples go the way of a worker (``writer.py``). Parts that are not
-asked for keep the rows that the file has of them.
+The server is what ``headroom up`` starts: uvicorn, Valkey, SQLite; samples go the way of a worker's (``writer.py``). Parts that are
+not asked for keep the rows that the file has of them.
 """
 
 import argparse

@@ -112,12 +112,14 @@ class LiveService:
 
     def tell(self, command: str, /, **arguments: object) -> None:
         """The same without waiting; ``hear`` gives the answer."""
-        assert self._writer is not None and self._writer.stdin is not None
+        assert self._writer is not None
+        assert self._writer.stdin is not None
         self._writer.stdin.write(json.dumps([command, arguments]) + "\n")
         self._writer.stdin.flush()
 
     def hear(self) -> Any:
-        assert self._writer is not None and self._writer.stdout is not None
+        assert self._writer is not None
+        assert self._writer.stdout is not None
         line = self._writer.stdout.readline()
         if not line:
             raise HeadroomError("the writer has ended; its error is above")

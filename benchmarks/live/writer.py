@@ -72,7 +72,8 @@ def measure(*, job_id: str, num_samples: int, per_second: float, first_step: int
     folder = Path(settings.HEADROOM_HOME) / "jobs" / job_id / "attempts" / str(attempt.number)
     folder.mkdir(parents=True, exist_ok=True)
     read_end, write_end = os.pipe()
-    pace = threading.Thread(target=_step, args=(attempt, folder, write_end, range(first_step, first_step + num_samples), 1 / per_second))
+    steps = range(first_step, first_step + num_samples)
+    pace = threading.Thread(target=_step, args=(attempt, folder, write_end, steps, 1 / per_second))
     progress = Progress(num_steps=first_step + num_samples - 1)
     copier = SampleCopier(
         folder / "samples.jsonl",

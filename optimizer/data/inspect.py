@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.data.documents import FORMATS, DatasetFormat, Document, read_documents
+from optimizer.data.texts import Texts
 from optimizer.errors import InvalidDataset
 from optimizer.serialize import to_json
 from optimizer.units import GIB
@@ -34,6 +35,9 @@ class DatasetFacts:
     """Of the text in it, without what parts the documents."""
     preview: str
     """The beginning of the first documents, at most 600 characters, each ended by a line ``---``."""
+    records: tuple[str, ...] = ()
+    """The beginnings of the first documents (``texts.py``), as is the next."""
+    lengths: tuple[tuple[int, int], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         document: dict[str, Any] = to_json(self)
@@ -43,11 +47,12 @@ class DatasetFacts:
 def inspect_dataset(path: str | Path, *, format: DatasetFormat) -> DatasetFacts:
     """Read the whole file once. Raises InvalidDataset that names the line or row, what was found, and what is allowed."""
     num_documents = num_characters = 0
-    preview = ""
+    preview, texts = "", Texts()
     for document in read_documents(path, format=format):
         num_documents += not document.continues
         text = _plain_text(document)
         num_characters += len(text)
+        texts.add(text, continues=document.continues)
         if len(preview) < MAX_PREVIEW_CHARACTERS:
             preview += text[:MAX_PREVIEW_CHARACTERS] + ("" if document.continues else "\n---\n")
     if not num_characters:
@@ -57,6 +62,8 @@ def inspect_dataset(path: str | Path, *, format: DatasetFormat) -> DatasetFacts:
         num_bytes=Path(path).stat().st_size,
         num_characters=num_characters,
         preview=preview[:MAX_PREVIEW_CHARACTERS],
+        records=tuple(texts.records),
+        lengths=texts.lengths(),
     )
 
 

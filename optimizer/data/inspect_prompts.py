@@ -18,6 +18,7 @@ from typing import Any
 from optimizer.data.inspect import MAX_PREVIEW_CHARACTERS, limit_process
 from optimizer.data.prompt_tokens import PromptTokenizer, count_tokens
 from optimizer.data.prompts import PromptLine, read_prompts
+from optimizer.data.texts import Texts
 from optimizer.errors import HeadroomError, InvalidDataset
 from optimizer.serialize import to_json
 from optimizer.units import GIB
@@ -56,6 +57,9 @@ class PromptFacts:
     problems: tuple[LineFinding, ...]
     """The first MAX_PROBLEMS."""
     preview: str
+    records: tuple[str, ...] = ()
+    """The beginnings of the first prompts (``texts.py``), as is the next."""
+    lengths: tuple[tuple[int, int], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         document: dict[str, Any] = to_json(self)
@@ -69,7 +73,7 @@ def inspect_prompts(path: str | Path) -> PromptFacts:
     models: Counter[str] = Counter()
     refused: Counter[str] = Counter()
     problems: list[LineFinding] = []
-    preview = ""
+    preview, texts = "", Texts()
     for line in read_prompts(path):
         num_prompts += 1
         num_batch_lines += line.form == "batch"
@@ -86,8 +90,10 @@ def inspect_prompts(path: str | Path) -> PromptFacts:
             urls[line.url] += 1
             if line.model in models or len(models) < MAX_NAMES:
                 models[line.model] += 1
+        text = _plain_text(line)
+        texts.add(text)
         if len(preview) < MAX_PREVIEW_CHARACTERS:
-            preview += _plain_text(line)[:MAX_PREVIEW_CHARACTERS] + "\n---\n"
+            preview += text[:MAX_PREVIEW_CHARACTERS] + "\n---\n"
     return PromptFacts(
         num_prompts=num_prompts,
         num_refused=refused.total(),
@@ -98,6 +104,8 @@ def inspect_prompts(path: str | Path) -> PromptFacts:
         refused_by_code=dict(refused),
         problems=tuple(problems),
         preview=preview[:MAX_PREVIEW_CHARACTERS],
+        records=tuple(texts.records),
+        lengths=texts.lengths(),
     )
 
 

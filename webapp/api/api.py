@@ -21,6 +21,7 @@ from webapp.api import (
     job_routes,
     plan_routes,
     queue_routes,
+    upload_routes,
 )
 from webapp.api.auth import CsrfFailedError, TokenOrSession
 from webapp.api.openapi import complete_document
@@ -44,6 +45,7 @@ _ROUTERS = (
     account_routes.router,
     webhook_routes.router,
     catalog_routes.router,
+    upload_routes.router,
     job_routes.router,
     compare_routes.router,
     queue_routes.router,

@@ -11,10 +11,20 @@ from webapp.api.auth import owner_of
 from webapp.api.idempotency import idempotent, remember
 from webapp.api.paging import page_of
 from webapp.catalog import actions
-from webapp.catalog.documents import dataset_documents, machine_documents, model_documents
-from webapp.catalog.queries import datasets_visible_to, machines_visible_to, models_visible_to
+from webapp.catalog.documents import dataset_documents, machine_documents, model_document, model_documents
+from webapp.catalog.models import Dataset, Model
+from webapp.catalog.queries import (
+    datasets_visible_to,
+    deleted_datasets_visible_to,
+    deleted_models_visible_to,
+    machines_visible_to,
+    models_visible_to,
+)
+from webapp.catalog.removal import KEPT, delete_row, restore_row
+from webapp.jobs.documents import iso
 from webapp.jobs.fleet import machine_document
 from webapp.jobs.planning import program_version
+from webapp.jobs.reach import ask_for_needs, reach_document
 
 router = Router()
 
@@ -67,9 +77,39 @@ def create_model(
 
 @router.get("/models/{model_id}", response=dict[str, Any], tags=["models"])
 def get_model(request: HttpRequest, model_id: str) -> dict[str, Any]:
-    row = models_visible_to(request.user).filter(pk=model_id).first()
+    return model_document(_model(request, model_id))
+
+
+@router.get("/models/{model_id}/cards", response=dict[str, Any], tags=["models"])
+def get_model_cards(request: HttpRequest, model_id: str) -> dict[str, Any]:
+    """On which cards of the table it can be trained or run: of each method the plain and the smallest peak, of each card a verdict.
+
+    A method whose profile was never made says ``not_asked``; POST here asks for it.
+    """
+    return reach_document(_model(request, model_id))
+
+
+@router.post("/models/{model_id}/cards", response={202: dict[str, Any]}, tags=["models"])
+def ask_for_model_cards(request: HttpRequest, model_id: str) -> tuple[int, dict[str, Any]]:
+    """Have a worker profile it for every method that is not known; GET tells when that is done."""
+    row = _model(request, model_id)
+    ask_for_needs(row)
+    return 202, reach_document(row)
+
+
+@router.delete("/models/{model_id}", response=dict[str, Any], tags=["models"])
+def delete_model(request: HttpRequest, model_id: str) -> dict[str, Any]:
+    """Out of sight at once; until ``restorable_until`` it can be had back. 409 for what ships with the program."""
+    return _deleted(models_visible_to(request.user).filter(pk=model_id).first())
+
+
+@router.post("/models/{model_id}/restore", response=dict[str, Any], tags=["models"])
+def restore_model(request: HttpRequest, model_id: str) -> dict[str, Any]:
+    """Have a deleted one back."""
+    row = deleted_models_visible_to(request.user).filter(pk=model_id).first()
     if row is None:
         raise Http404
+    restore_row(row)
     return model_documents([row])[0]
 
 
@@ -101,6 +141,22 @@ def get_dataset(request: HttpRequest, dataset_id: str) -> dict[str, Any]:
     return dataset_documents([row])[0]
 
 
+@router.delete("/datasets/{dataset_id}", response=dict[str, Any], tags=["datasets"])
+def delete_dataset(request: HttpRequest, dataset_id: str) -> dict[str, Any]:
+    """As of a model."""
+    return _deleted(datasets_visible_to(request.user).filter(pk=dataset_id).first())
+
+
+@router.post("/datasets/{dataset_id}/restore", response=dict[str, Any], tags=["datasets"])
+def restore_dataset(request: HttpRequest, dataset_id: str) -> dict[str, Any]:
+    """Have a deleted one back."""
+    row = deleted_datasets_visible_to(request.user).filter(pk=dataset_id).first()
+    if row is None:
+        raise Http404
+    restore_row(row)
+    return dataset_documents([row])[0]
+
+
 @router.get("/machines", response=dict[str, Any], tags=["machines"])
 def list_machines(request: HttpRequest, cursor: str = "", page_size: str = "") -> dict[str, Any]:
     """Machines that have run a worker, and how well their runs were predicted."""
@@ -117,3 +173,22 @@ def get_machine(request: HttpRequest, machine_id: str) -> dict[str, Any]:
     if row is None:
         raise Http404
     return machine_document(request.user, row)
+
+
+def _model(request: HttpRequest, model_id: str) -> Model:
+    row = models_visible_to(request.user).filter(pk=model_id).first()
+    if row is None:
+        raise Http404
+    return row
+
+
+def _deleted(row: Model | Dataset | None) -> dict[str, Any]:
+    if row is None:
+        raise Http404
+    delete_row(row)
+    deleted_at = row.deleted_at
+    return {
+        "id": row.pk,
+        "deleted_at": iso(deleted_at),
+        "restorable_until": iso(deleted_at + KEPT) if deleted_at is not None else None,
+    }

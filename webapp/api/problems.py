@@ -9,6 +9,7 @@ from django.http import HttpResponse
 
 from optimizer.errors import DiskFull, HeadroomError, InvalidInput, NoFeasiblePlan, PlanStale
 from webapp.accounts.errors import Forbidden
+from webapp.catalog.errors import CatalogConflict
 from webapp.jobs.errors import JobConflict
 
 CONTENT_TYPE = "application/problem+json"
@@ -48,7 +49,7 @@ def problem_of(error: HeadroomError) -> HttpResponse:
         return problem(422, code=error.code, detail=error.message, fields=[field], hint=error.hint)
     if isinstance(error, NoFeasiblePlan):
         return problem(422, code=error.code, detail=error.message, hint=error.hint, extra=error.fields)
-    if isinstance(error, JobConflict | PlanStale):
+    if isinstance(error, JobConflict | CatalogConflict | PlanStale):
         headers = {"Retry-After": "2"} if error.code == "profile_pending" else None
         return problem(409, code=error.code, detail=error.message, hint=error.hint, extra=error.fields, headers=headers)
     status = 403 if isinstance(error, Forbidden) else 507 if isinstance(error, DiskFull) else 422

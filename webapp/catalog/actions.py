@@ -60,7 +60,7 @@ def create_model(
 
     tokenizer_config: of its tokenizer_config.json only the chat template is kept, and the texts that begin and end a text.
     """
-    name = _checked_name(name)
+    name = checked_name(name)
     spec = _read_config(config)
     model_id = new_model_id()
     with _staged(model_id, kind="models") as folder:
@@ -103,7 +103,7 @@ def create_dataset(
     """
     if purpose == "prompts":
         return _create_prompts(owner=owner, name=name, file=file)
-    name = _checked_name(name)
+    name = checked_name(name)
     suffix = Path(file.name or "").suffix.lower()
     if suffix not in FORMATS:
         raise InvalidDataset(
@@ -129,26 +129,35 @@ def create_dataset(
                 sha256=_sha256(kept),
                 num_bytes=kept.stat().st_size,
                 num_documents=facts.get("num_documents"),
-                preview=str(facts.get("preview") or "")[:2000],
+                preview=str(facts.pop("preview", ""))[:2000],
+                facts=facts,
             ),
         )
 
 
+def read_again(dataset: Dataset) -> None:
+    """What is in the file, as of a new upload. Raises InvalidDataset."""
+    path = Path(settings.HEADROOM_HOME) / dataset.file
+    dataset.facts = _inspect_prompts(path) if dataset.format == "prompts" else _inspect(path, dataset.format)
+    dataset.facts.pop("preview", None)
+    dataset.save(update_fields=["facts"])
+
+
+def files_bytes(model: Model) -> int:
+    """What a model takes on the disk."""
+    folder = Path(settings.HEADROOM_HOME) / model.folder
+    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file()) if folder.is_dir() else 0
+
+
 def _create_prompts(*, owner: User | None, name: str, file: "UploadedFile[Any]") -> Dataset:
-    name = _checked_name(name)
+    name = checked_name(name)
     dataset_id = new_dataset_id()
     with _staged(dataset_id, kind="datasets") as folder:
         kept = folder / "prompts.jsonl"
         _keep(file, kept)
         if not kept.stat().st_size:
             raise InvalidDataset("the file is empty", field="file", value=0, allowed="one JSON object a line")
-        facts: dict[str, Any] = run_limited(
-            "optimizer.data.inspect_prompts",
-            [str(kept)],
-            field="file",
-            error=InvalidDataset,
-            timeout_s=_DATASET_TIMEOUT_S,
-        )["facts"]
+        facts = _inspect_prompts(kept)
         return _publish(
             folder,
             kind="datasets",
@@ -262,7 +271,7 @@ def heartbeat_machine(machine: Machine, *, draining: bool = False) -> bool:
     return bool(Machine.objects.filter(pk=machine.pk).update(last_seen_at=Now(), draining=draining))
 
 
-def _checked_name(name: str) -> str:
+def checked_name(name: str) -> str:
     name = " ".join(name.split())
     if not 1 <= len(name) <= MAX_NAME_CHARACTERS or not name.isprintable():
         raise InvalidInput(
@@ -323,6 +332,18 @@ def _inspect(path: Path, data_format: str) -> dict[str, Any]:
     answer = run_limited(
         "optimizer.data.inspect",
         [str(path), "--format", data_format],
+        field="file",
+        error=InvalidDataset,
+        timeout_s=_DATASET_TIMEOUT_S,
+    )
+    facts: dict[str, Any] = answer["facts"]
+    return facts
+
+
+def _inspect_prompts(path: Path) -> dict[str, Any]:
+    answer = run_limited(
+        "optimizer.data.inspect_prompts",
+        [str(path)],
         field="file",
         error=InvalidDataset,
         timeout_s=_DATASET_TIMEOUT_S,

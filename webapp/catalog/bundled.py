@@ -51,7 +51,7 @@ def _ensure_dataset() -> None:
     with TEXT_FILE.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     row = Dataset.objects.filter(owner__isnull=True, name=DATASET_NAME).first()
-    if row is not None and row.sha256 == sha256 and row.file == str(TEXT_FILE):
+    if row is not None and row.sha256 == sha256 and row.file == str(TEXT_FILE) and row.facts:
         return
     facts = inspect_dataset(TEXT_FILE, format="txt")
     Dataset.objects.update_or_create(
@@ -64,5 +64,6 @@ def _ensure_dataset() -> None:
             "num_bytes": facts.num_bytes,
             "num_documents": facts.num_documents,
             "preview": facts.preview,
+            "facts": {key: value for key, value in facts.to_json().items() if key != "preview"},
         },
     )

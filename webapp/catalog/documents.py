@@ -5,6 +5,10 @@ from typing import Any
 
 from django.utils import timezone
 
+from optimizer.models.spec import read_model_spec
+from optimizer.models.structure import describe_structure
+from optimizer.serialize import to_json
+from webapp.catalog.actions import files_bytes
 from webapp.catalog.models import Dataset, Machine, Model
 from webapp.catalog.queries import profile_states
 from webapp.jobs.documents import iso
@@ -31,6 +35,12 @@ def model_documents(models: list[Model]) -> list[dict[str, Any]]:
         }
         for model in models
     ]
+
+
+def model_document(model: Model) -> dict[str, Any]:
+    """A row of the list, with what the model is built of."""
+    structure = to_json(describe_structure(read_model_spec(model.config)))
+    return {**model_documents([model])[0], "config": model.config, "num_bytes": files_bytes(model), "structure": structure}
 
 
 def dataset_documents(datasets: list[Dataset]) -> list[dict[str, Any]]:

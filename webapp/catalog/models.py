@@ -4,7 +4,7 @@ from django.conf import settings
 from django.db import models
 
 from webapp.accounts.in_project import InProject
-from webapp.ids import new_dataset_id, new_machine_id, new_model_id
+from webapp.ids import new_dataset_id, new_machine_id, new_model_id, new_upload_id
 
 
 class Model(InProject):
@@ -30,6 +30,8 @@ class Model(InProject):
     num_parameters = models.BigIntegerField(null=True)
     """Known once profiled."""
     created_at = models.DateTimeField(auto_now_add=True)
+    deleted_at = models.DateTimeField(null=True)
+    """Set: nobody sees it any more; for some days it can be had back (``removal.py``)."""
 
     class Meta:
         ordering = ["-created_at", "-id"]
@@ -83,10 +85,12 @@ class Dataset(InProject):
     num_documents = models.BigIntegerField(null=True)
     """Of prompts their number."""
     facts = models.JSONField(default=dict)
-    """Of prompts what was found in them (``optimizer.data.inspect_prompts.PromptFacts``)."""
+    """What was found in it (``optimizer.data.inspect.DatasetFacts``, of prompts ``inspect_prompts.PromptFacts``)."""
     preview = models.TextField(blank=True)
     """The first 2,000 characters, for people."""
     created_at = models.DateTimeField(auto_now_add=True)
+    deleted_at = models.DateTimeField(null=True)
+    """As of a model."""
 
     class Meta:
         ordering = ["-created_at", "-id"]
@@ -95,6 +99,26 @@ class Dataset(InProject):
                 fields=["name"], condition=models.Q(owner__isnull=True), name="bundled_dataset_name_once"
             )
         ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Upload(InProject):
+    """Files of a model or dataset on their way here, piece by piece (``uploads.py``)."""
+
+    id = models.CharField(primary_key=True, max_length=48, default=new_upload_id)
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE)
+    kind = models.CharField(max_length=10, choices=[("model", "model"), ("dataset", "dataset")])
+    name = models.CharField(max_length=200)
+    """Of the model or dataset that it will be."""
+    purpose = models.CharField(max_length=10, default="text")
+    """Of a dataset: ``text`` or ``prompts``."""
+    files = models.JSONField()
+    """``[{"name", "num_bytes", "sha256"}]``; how much of each is here, the files themselves say."""
+    created_at = models.DateTimeField(auto_now_add=True)
+    updated_at = models.DateTimeField(auto_now=True)
+    """When a piece last came; one that nothing comes for is removed."""
 
     def __str__(self) -> str:
         return self.name

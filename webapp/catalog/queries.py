@@ -5,15 +5,29 @@ from typing import Any
 from django.db.models import Q, QuerySet
 
 from webapp.accounts.access import visible_rows
-from webapp.catalog.models import Dataset, Machine, Model, Profile
+from webapp.catalog.models import Dataset, Machine, Model, Profile, Upload
 
 
 def models_visible_to(user: Any) -> QuerySet[Model]:
-    return Model.objects.filter(_visible(user))
+    return Model.objects.filter(_visible(user), deleted_at__isnull=True)
 
 
 def datasets_visible_to(user: Any) -> QuerySet[Dataset]:
-    return Dataset.objects.filter(_visible(user))
+    return Dataset.objects.filter(_visible(user), deleted_at__isnull=True)
+
+
+def deleted_models_visible_to(user: Any) -> QuerySet[Model]:
+    """What may be had back."""
+    return Model.objects.filter(_visible(user), deleted_at__isnull=False)
+
+
+def deleted_datasets_visible_to(user: Any) -> QuerySet[Dataset]:
+    return Dataset.objects.filter(_visible(user), deleted_at__isnull=False)
+
+
+def uploads_visible_to(user: Any) -> QuerySet[Upload]:
+    """A person's own alone: whoever began one goes on with it."""
+    return Upload.objects.filter(visible_rows(user), owner=user) if user.is_authenticated else Upload.objects.none()
 
 
 def machines_visible_to(user: Any) -> QuerySet[Machine]:

@@ -18,7 +18,7 @@ from optimizer.errors import InvalidInput
 from webapp.accounts.models import Project
 from webapp.catalog.models import Dataset, Machine, Model
 from webapp.jobs.claiming import claim_job
-from webapp.jobs.errors import WrongState
+from webapp.jobs.errors import JobConflict, WrongState
 from webapp.jobs.finishing import finish_attempt
 from webapp.jobs.hints import send_hint
 from webapp.jobs.models import (
@@ -208,6 +208,9 @@ def retry_job(job: Job, *, actor: str) -> Job:
     job.refresh_from_db()
     if job.kind not in PEOPLES_KINDS or job.state not in (State.FAILED, State.CANCELLED):
         return _refuse(job, "retry", allowed="failed or cancelled")
+    for row in (job.model, job.dataset):
+        if row is not None and row.deleted_at is not None:
+            raise JobConflict(f"{row.name} was deleted, and the job needs it", hint="Have it back, or start a new job.")
     return create_job(
         owner=job.owner,
         project=job.project,

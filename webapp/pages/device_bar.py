@@ -1,4 +1,4 @@
-"""A machine's device as one bar: the jobs that hold it side by side, each with its categories; and runs against their predictions.
+"""A machine's device as one bar: the jobs that hold it, each with its categories; and runs beside their predictions.
 
 Pure functions from what ``webapp.jobs.fleet`` reads to what templates and charts draw.
 """

@@ -40,6 +40,8 @@ def test_counts_and_preview_of_a_small_file_are_exact(tmp_path: Path) -> None:
         "num_bytes": path.stat().st_size,
         "num_characters": len("héllo") + len("user: hi\nbot: yo"),
         "preview": "héllo\n---\nuser: hi\nbot: yo\n---\n",
+            "records": ["héllo", "user: hi\nbot: yo"],
+            "lengths": [[8, 1], [32, 1]],
     }
 
 
@@ -54,7 +56,14 @@ def test_the_process_prints_the_facts(tmp_path: Path) -> None:
     code, answer = _run(tmp_path / "d.txt", "txt")
     assert code == 0
     assert answer == {
-        "facts": {"num_documents": 2, "num_bytes": 9, "num_characters": 6, "preview": "one\n---\ntwo\n---\n"}
+        "facts": {
+            "num_documents": 2,
+            "num_bytes": 9,
+            "num_characters": 6,
+            "preview": "one\n---\ntwo\n---\n",
+            "records": ["one", "two"],
+            "lengths": [[4, 2]],
+        }
     }
 
 

@@ -4,14 +4,31 @@ from django import forms
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect, render
-from django.views.decorators.http import require_http_methods
+from django.shortcuts import get_object_or_404, redirect, render
+from django.urls import reverse
+from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from optimizer.errors import HeadroomError
+from optimizer.models.spec import read_model_spec
+from optimizer.models.structure import describe_structure
 from webapp.accounts.audit import note_target
-from webapp.catalog.actions import create_dataset, create_model
-from webapp.catalog.queries import datasets_visible_to, models_visible_to, profile_states
+from webapp.catalog.actions import create_dataset, create_model, files_bytes, read_again
+from webapp.catalog.models import Dataset, Model
+from webapp.catalog.queries import (
+    datasets_visible_to,
+    deleted_datasets_visible_to,
+    deleted_models_visible_to,
+    models_visible_to,
+    profile_states,
+)
+from webapp.catalog.removal import delete_row, restore_row
+from webapp.jobs.queries import jobs_visible_to
+from webapp.jobs.reach import ask_for_needs, read_cards, read_needs
+from webapp.pages.catalog_words import fold_cards, length_facts, structure_rows
 from webapp.pages.forms import DatasetUploadForm, ModelUploadForm
+
+SHOWN_JOBS = 10
+"""That used a model or dataset, the newest."""
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -24,7 +41,59 @@ def model_list(request: HttpRequest) -> HttpResponse:
     models = list(models_visible_to(request.user))
     states = profile_states(models)
     rows = [{"model": model, "profile": states[model.fingerprint]} for model in models]
-    return render(request, "catalog/models.html", {"form": form, "rows": rows})
+    deleted = deleted_models_visible_to(request.user).filter(pk=request.GET.get("deleted", "")).first()
+    return render(request, "catalog/models.html", {"form": form, "rows": rows, "deleted": deleted})
+
+
+@require_GET
+@login_required
+def model_page(request: HttpRequest, model_id: str) -> HttpResponse:
+    model = get_object_or_404(models_visible_to(request.user), pk=model_id)
+    structure = describe_structure(read_model_spec(model.config))
+    context = {
+        "model": model,
+        "profile": profile_states([model])[model.fingerprint],
+        "structure": structure,
+        "stacks": structure_rows(structure),
+        "files_bytes": files_bytes(model),
+        "jobs": jobs_visible_to(request.user).filter(model=model).order_by("-created_at")[:SHOWN_JOBS],
+    }
+    return render(request, "catalog/model.html", context)
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@login_required
+def model_cards(request: HttpRequest, model_id: str) -> HttpResponse:
+    """On which cards it runs: a part of its page, a page of its own without JavaScript. POST asks for what is not known yet."""
+    model = get_object_or_404(models_visible_to(request.user), pk=model_id)
+    if request.method == "POST":
+        ask_for_needs(model)
+        return redirect("model_cards", model.pk)
+    needs = read_needs(model)
+    fragment = bool(request.htmx)  # type: ignore[attr-defined]
+    context = {
+        "model": model,
+        "needs": needs,
+        "cards": fold_cards(read_cards(needs)),
+        "is_pending": any(need.state == "pending" for need in needs),
+        "can_ask": any(need.state == "not_asked" for need in needs),
+        "fragment": fragment,
+        "page_base": "fragment.html" if fragment else "base.html",
+    }
+    return render(request, "catalog/model_cards.html", context)
+
+
+@require_POST
+@login_required
+def model_delete(request: HttpRequest, model_id: str) -> HttpResponse:
+    return _delete(request, get_object_or_404(models_visible_to(request.user), pk=model_id), to="models")
+
+
+@require_POST
+@login_required
+def model_restore(request: HttpRequest, model_id: str) -> HttpResponse:
+    row = get_object_or_404(deleted_models_visible_to(request.user), pk=model_id)
+    return _restore(request, row, to="model", otherwise="models")
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -34,7 +103,47 @@ def dataset_list(request: HttpRequest) -> HttpResponse:
     if request.method == "POST" and form.is_valid() and upload_dataset(request, form):
         messages.success(request, f"Dataset {form.cleaned_data['name']} is ready to use.")
         return redirect("datasets")
-    return render(request, "catalog/datasets.html", {"form": form, "datasets": datasets_visible_to(request.user)})
+    deleted = deleted_datasets_visible_to(request.user).filter(pk=request.GET.get("deleted", "")).first()
+    context = {"form": form, "datasets": datasets_visible_to(request.user), "deleted": deleted}
+    return render(request, "catalog/datasets.html", context)
+
+
+@require_GET
+@login_required
+def dataset_page(request: HttpRequest, dataset_id: str) -> HttpResponse:
+    dataset = get_object_or_404(datasets_visible_to(request.user), pk=dataset_id)
+    context = {
+        "dataset": dataset,
+        "records": dataset.facts.get("records") or [],
+        "lengths": length_facts(dataset),
+        "jobs": jobs_visible_to(request.user).filter(dataset=dataset).order_by("-created_at")[:SHOWN_JOBS],
+    }
+    return render(request, "catalog/dataset.html", context)
+
+
+@require_POST
+@login_required
+def dataset_read(request: HttpRequest, dataset_id: str) -> HttpResponse:
+    """Look into the file again: what was uploaded to an earlier version has no lengths."""
+    dataset = get_object_or_404(datasets_visible_to(request.user), pk=dataset_id)
+    try:
+        read_again(dataset)
+    except HeadroomError as error:
+        messages.error(request, f"{error.message}. {error.hint}".strip())
+    return redirect("dataset", dataset.pk)
+
+
+@require_POST
+@login_required
+def dataset_delete(request: HttpRequest, dataset_id: str) -> HttpResponse:
+    return _delete(request, get_object_or_404(datasets_visible_to(request.user), pk=dataset_id), to="datasets")
+
+
+@require_POST
+@login_required
+def dataset_restore(request: HttpRequest, dataset_id: str) -> HttpResponse:
+    row = get_object_or_404(deleted_datasets_visible_to(request.user), pk=dataset_id)
+    return _restore(request, row, to="dataset", otherwise="datasets")
 
 
 def upload_model(request: HttpRequest, form: ModelUploadForm) -> str:
@@ -70,3 +179,22 @@ def refuse_upload(form: forms.Form, error: HeadroomError, *, fallback: str) -> s
     named = str(error.fields.get("field", ""))
     form.add_error(named if named in form.fields else fallback, error.message)
     return ""
+
+
+def _delete(request: HttpRequest, row: Model | Dataset, *, to: str) -> HttpResponse:
+    """At once; the list then offers to undo it."""
+    try:
+        delete_row(row)
+    except HeadroomError as error:
+        messages.error(request, f"{error.message}. {error.hint}".strip())
+        return redirect(to)
+    return redirect(f"{reverse(to)}?deleted={row.pk}")
+
+
+def _restore(request: HttpRequest, row: Model | Dataset, *, to: str, otherwise: str) -> HttpResponse:
+    try:
+        restore_row(row)
+    except HeadroomError as error:
+        messages.error(request, f"{error.message}. {error.hint}".strip())
+        return redirect(otherwise)
+    return redirect(to, row.pk)

@@ -1,0 +1,158 @@
+"""Uploads in pieces: a cut is gone on from, a wrong hash is refused, what is left alone goes."""
+
+import hashlib
+import json
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from tests.webapp.conftest import TINY_CONFIG
+from webapp.catalog import uploads
+from webapp.catalog.models import Dataset, Model, Upload
+
+pytestmark = pytest.mark.django_db
+
+TEXT = b"In the beginning God created the heaven and the earth.\n" * 40
+
+
+@pytest.fixture
+def api(client, ada):
+    client.force_login(ada)
+    return client
+
+
+def announced(name, content):
+    return {"name": name, "num_bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def begin(api, *files, kind="dataset", **more):
+    body = {"kind": kind, "name": "mine", "files": list(files), **more}
+    return api.post("/api/v1/uploads", json.dumps(body), content_type="application/json")
+
+
+def put(api, upload_id, piece, *, offset, number=0, **headers):
+    path = f"/api/v1/uploads/{upload_id}/files/{number}?offset={offset}"
+    return api.put(path, piece, content_type="application/octet-stream", headers=headers)
+
+
+def finish(api, upload_id):
+    return api.post(f"/api/v1/uploads/{upload_id}/finish")
+
+
+def test_a_dataset_arrives_in_pieces(api, ada, headroom_home):
+    upload = begin(api, announced("verse.txt", TEXT)).json()
+    assert put(api, upload["id"], TEXT[:1000], offset=0).json()["received_bytes"] == 1000
+    assert put(api, upload["id"], TEXT[1000:], offset=1000).json()["received_bytes"] == len(TEXT)
+    answer = finish(api, upload["id"])
+    assert answer.status_code == 201
+    row = Dataset.objects.get(pk=answer.json()["id"])
+    assert (row.owner, row.sha256) == (ada, hashlib.sha256(TEXT).hexdigest())
+    assert (headroom_home / row.file).read_bytes() == TEXT
+    assert not Upload.objects.exists()
+    assert list((headroom_home / "uploads").iterdir()) == []
+
+
+def test_a_model_arrives_with_its_files(api, headroom_home):
+    config = json.dumps(TINY_CONFIG).encode()
+    upload = begin(api, announced("config.json", config), kind="model").json()
+    put(api, upload["id"], config, offset=0)
+    answer = finish(api, upload["id"])
+    assert answer.status_code == 201, answer.json()
+    assert Model.objects.get(pk=answer.json()["id"]).model_type == "gpt2"
+
+
+def test_after_a_cut_the_server_says_where_to_go_on(api):
+    upload = begin(api, announced("verse.txt", TEXT)).json()
+    put(api, upload["id"], TEXT[:700], offset=0)
+    [listed] = api.get("/api/v1/uploads").json()["results"]
+    assert listed["files"][0]["received_bytes"] == 700
+    again = put(api, upload["id"], TEXT[:700], offset=0)
+    assert again.status_code == 409
+    assert (again.json()["code"], again.json()["extra"]["received_bytes"]) == ("wrong_offset", 700)
+    assert put(api, upload["id"], TEXT[700:], offset=700).status_code == 200
+
+
+def test_a_piece_that_is_not_what_was_sent_leaves_nothing(api):
+    upload = begin(api, announced("verse.txt", TEXT)).json()
+    answer = put(api, upload["id"], TEXT[:500], offset=0, **{"X-Piece-SHA256": "0" * 64})
+    assert answer.status_code == 422
+    assert "sha256" in answer.json()["detail"]
+    assert api.get(f"/api/v1/uploads/{upload['id']}").json()["files"][0]["received_bytes"] == 0
+
+
+def test_more_than_was_announced_is_refused(api):
+    upload = begin(api, announced("verse.txt", TEXT)).json()
+    assert put(api, upload["id"], TEXT + b"x", offset=0).status_code == 422
+    assert put(api, upload["id"], TEXT, offset=0).status_code == 200
+
+
+def test_a_file_with_another_hash_is_refused_and_must_be_sent_again(api):
+    upload = begin(api, announced("verse.txt", TEXT)).json()
+    put(api, upload["id"], TEXT[::-1], offset=0)
+    answer = finish(api, upload["id"])
+    assert answer.status_code == 422
+    assert "announced was" in answer.json()["detail"]
+    assert not Dataset.objects.exists()
+    put(api, upload["id"], TEXT, offset=0)
+    assert finish(api, upload["id"]).status_code == 201
+
+
+def test_what_is_not_complete_is_not_finished(api):
+    upload = begin(api, announced("verse.txt", TEXT)).json()
+    put(api, upload["id"], TEXT[:10], offset=0)
+    answer = finish(api, upload["id"])
+    assert answer.status_code == 409
+    assert answer.json()["detail"] == f"verse.txt is not complete: 10 of {len(TEXT):,} bytes are here"
+    assert answer.json()["hint"] == "Go on at byte 10."
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ([{"name": "../x.txt", "num_bytes": 1, "sha256": "0" * 64}], "files.0.name"),
+        ([{"name": "x.txt", "num_bytes": -1, "sha256": "0" * 64}], "files.0.num_bytes"),
+        ([{"name": "x.txt", "num_bytes": 1, "sha256": "F" * 64}], "files.0.sha256"),
+        ([{"name": "x.txt", "num_bytes": 2**50, "sha256": "0" * 64}], "allowed: at most"),
+        ([], "allowed: one file"),
+    ],
+)
+def test_what_cannot_be_taken_is_refused_before_a_byte_is_sent(api, files, said):
+    answer = begin(api, *files)
+    assert answer.status_code == 422
+    assert said in answer.json()["detail"]
+    assert not Upload.objects.exists()
+
+
+def test_a_model_without_a_config_is_refused(api):
+    answer = begin(api, announced("model.safetensors", b"x"), kind="model")
+    assert "config.json among them" in answer.json()["detail"]
+
+
+def test_nobody_else_can_see_or_send_it(api, client, eve):
+    upload = begin(api, announced("verse.txt", TEXT)).json()
+    client.force_login(eve)
+    assert client.get("/api/v1/uploads").json()["results"] == []
+    assert client.get(f"/api/v1/uploads/{upload['id']}").status_code == 404
+    assert put(client, upload["id"], TEXT, offset=0).status_code == 404
+    assert finish(client, upload["id"]).status_code == 404
+
+
+def test_an_upload_can_be_given_up(api, headroom_home):
+    upload = begin(api, announced("verse.txt", TEXT)).json()
+    assert api.delete(f"/api/v1/uploads/{upload['id']}").status_code == 204
+    assert not (headroom_home / "uploads" / upload["id"]).exists()
+
+
+def test_only_what_nothing_came_for_in_a_day_is_removed(api, headroom_home):
+    old, new = (begin(api, announced("verse.txt", TEXT)).json()["id"] for _ in range(2))
+    put(api, old, TEXT[:10], offset=0)
+    Upload.objects.filter(pk=old).update(updated_at=timezone.now() - uploads.KEPT - timedelta(minutes=1))
+    assert uploads.drop_abandoned() == [old]
+    assert [path.name for path in (headroom_home / "uploads").iterdir()] == [new]
+
+
+def test_twenty_open_uploads_are_enough(api):
+    for _ in range(uploads.MAX_OPEN):
+        assert begin(api, announced("verse.txt", TEXT)).status_code == 201
+    assert begin(api, announced("verse.txt", TEXT)).status_code == 409

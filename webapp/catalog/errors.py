@@ -1,0 +1,27 @@
+"""Requests that a model's, dataset's or upload's present state does not allow.
+
+HeadroomError
+└── CatalogConflict       the API answers 409
+    └── WrongOffset       a piece does not begin where the file ends
+"""
+
+from optimizer.errors import HeadroomError
+
+
+class CatalogConflict(HeadroomError):
+    """The request is well formed; the present state forbids it."""
+
+    code = "conflict"
+
+
+class WrongOffset(CatalogConflict):
+    """Says where to go on."""
+
+    code = "wrong_offset"
+
+    def __init__(self, name: str, *, sent_at: int, received_bytes: int) -> None:
+        super().__init__(
+            f"the piece of {name} begins at byte {sent_at:,}; {received_bytes:,} bytes are here",
+            hint=f"Go on at byte {received_bytes}.",
+            received_bytes=received_bytes,
+        )

@@ -1,0 +1,251 @@
+"""Uploads in pieces: each survives a cut, and nothing becomes a model or dataset whose bytes are not those that were announced.
+
+How much of a file is here is the length of what is here, so there is nothing that could say otherwise after a crash. Pieces lie
+under ``uploads/<id>/<number>``; ``finish_upload`` hands them on as if they had come at once (``actions.py``), and what is then
+refused can be corrected only by a new upload. Those that nothing comes for are removed after a day.
+"""
+
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from django.conf import settings
+from django.contrib.auth.models import User
+from django.core.files.uploadedfile import UploadedFile
+from django.utils import timezone
+
+from optimizer.errors import DiskFull, InvalidInput
+from webapp.catalog.actions import DatasetPurpose, checked_name, create_dataset, create_model
+from webapp.catalog.errors import CatalogConflict, WrongOffset
+from webapp.catalog.models import Dataset, Model, Upload
+
+PIECE_BYTES = 8 * 1024 * 1024
+"""What a client is told to send at once."""
+MAX_PIECE_BYTES = 2 * PIECE_BYTES
+MAX_FILES = 200
+MAX_OPEN = 20
+"""Uploads of one person."""
+KEPT = timedelta(days=1)
+"""Since the last piece."""
+_READ_BYTES = 1024 * 1024
+_MODEL_PARTS = {"config.json": "config", "tokenizer.json": "tokenizer", "tokenizer_config.json": "tokenizer_config"}
+
+
+def begin_upload(*, owner: User, kind: str, name: str, files: Sequence[dict[str, Any]], purpose: str = "text") -> Upload:
+    """files: ``{"name", "num_bytes", "sha256"}`` each. Raises InvalidInput for the first that is wrong."""
+    if kind not in ("model", "dataset"):
+        raise _refusal("kind", kind, allowed=["model", "dataset"])
+    if purpose not in ("text", "prompts"):
+        raise _refusal("purpose", purpose, allowed=["text", "prompts"])
+    if not 1 <= len(files) <= MAX_FILES or (kind == "dataset" and len(files) != 1):
+        raise _refusal("files", len(files), allowed="one file" if kind == "dataset" else f"1 to {MAX_FILES} files")
+    read = [_read_file(number, file) for number, file in enumerate(files)]
+    _check_together(kind, read)
+    if Upload.objects.filter(owner=owner).count() >= MAX_OPEN:
+        raise CatalogConflict(
+            f"{MAX_OPEN} uploads of yours are open", hint="Finish or delete one; see GET /api/v1/uploads."
+        )
+    row = Upload.objects.create(owner=owner, kind=kind, name=checked_name(name), purpose=purpose, files=read)
+    _folder(row).mkdir(mode=0o700, parents=True)
+    return row
+
+
+def add_piece(upload: Upload, number: int, *, offset_bytes: int, piece: BinaryIO, sha256: str = "") -> int:
+    """Append to a file; how many of its bytes are here then. A piece counts whole or not at all.
+
+    Raises WrongOffset, InvalidInput for one that is too long or not what it should be, and DiskFull.
+    """
+    file = upload.files[number]
+    with _opened(upload, number) as out:
+        received_bytes = out.seek(0, os.SEEK_END)
+        if offset_bytes != received_bytes:
+            raise WrongOffset(file["name"], sent_at=offset_bytes, received_bytes=received_bytes)
+        try:
+            _append(out, piece, room_bytes=min(MAX_PIECE_BYTES, file["num_bytes"] - received_bytes), sha256=sha256)
+        except BaseException:
+            out.truncate(received_bytes)
+            raise
+        end_bytes = out.seek(0, os.SEEK_END)
+    Upload.objects.filter(pk=upload.pk).update(updated_at=timezone.now())
+    return end_bytes
+
+
+def received_bytes(upload: Upload, number: int) -> int:
+    try:
+        return _path(upload, number).stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def finish_upload(upload: Upload) -> Model | Dataset:
+    """The row that it becomes; the pieces are then gone.
+
+    Raises CatalogConflict while bytes are missing, InvalidInput for a file whose sha256 is another one, which must then be sent
+    again from its start, and what ``create_model`` and ``create_dataset`` raise.
+    """
+    for number, file in enumerate(upload.files):
+        here_bytes = received_bytes(upload, number)
+        if here_bytes != file["num_bytes"]:
+            raise CatalogConflict(
+                f"{file['name']} is not complete: {here_bytes:,} of {file['num_bytes']:,} bytes are here",
+                hint=f"Go on at byte {here_bytes}.",
+            )
+        _check_sha256(upload, number)
+    opened = [_as_uploaded(upload, number) for number in range(len(upload.files))]
+    try:
+        row = _create_model(upload, opened) if upload.kind == "model" else _create_dataset(upload, opened[0])
+    finally:
+        for file in opened:
+            file.close()
+    drop_upload(upload)
+    return row
+
+
+def drop_upload(upload: Upload) -> None:
+    folder = _folder(upload)
+    Upload.objects.filter(pk=upload.pk).delete()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def drop_abandoned() -> list[str]:
+    """Those for which nothing has come for KEPT; their ids."""
+    rows = list(Upload.objects.filter(updated_at__lt=timezone.now() - KEPT))
+    for row in rows:
+        drop_upload(row)
+    return [row.pk for row in rows]
+
+
+def upload_document(upload: Upload) -> dict[str, Any]:
+    files = [
+        {**file, "received_bytes": received_bytes(upload, number)} for number, file in enumerate(upload.files)
+    ]
+    return {
+        "id": upload.pk,
+        "kind": upload.kind,
+        "name": upload.name,
+        "purpose": upload.purpose,
+        "files": files,
+        "piece_bytes": PIECE_BYTES,
+        "max_piece_bytes": MAX_PIECE_BYTES,
+        "kept_until": (upload.updated_at + KEPT).isoformat().replace("+00:00", "Z"),
+    }
+
+
+def _read_file(number: int, file: dict[str, Any]) -> dict[str, Any]:
+    where = f"files.{number}"
+    name, num_bytes, sha256 = (file.get(key) for key in ("name", "num_bytes", "sha256"))
+    if not isinstance(name, str) or not 0 < len(name) <= 200 or Path(name).name != name or not name.isprintable():
+        raise _refusal(f"{where}.name", name, allowed="a file's name without folders")
+    if not isinstance(num_bytes, int) or isinstance(num_bytes, bool) or num_bytes < 0:
+        raise _refusal(f"{where}.num_bytes", num_bytes, allowed="a whole number from 0")
+    if not isinstance(sha256, str) or len(sha256) != 64 or not set(sha256) <= set("0123456789abcdef"):
+        raise _refusal(f"{where}.sha256", sha256, allowed="64 lower-case hex digits")
+    return {"name": name, "num_bytes": num_bytes, "sha256": sha256}
+
+
+def _check_together(kind: str, files: Sequence[dict[str, Any]]) -> None:
+    names = [file["name"] for file in files]
+    if len(set(names)) != len(names):
+        raise _refusal("files", names, allowed="each name once")
+    if kind == "model" and "config.json" not in names:
+        raise _refusal("files", names, allowed="config.json among them")
+    total_bytes, limit_bytes = sum(file["num_bytes"] for file in files), int(settings.HEADROOM_MAX_UPLOAD_BYTES)
+    if total_bytes > limit_bytes:
+        raise InvalidInput(
+            f"the files have {total_bytes:,} bytes; allowed: at most {limit_bytes:,}",
+            field="files",
+            value=total_bytes,
+            allowed={"maximum": limit_bytes},
+        )
+
+
+def _append(out: BinaryIO, piece: BinaryIO, *, room_bytes: int, sha256: str) -> None:
+    digest, num_bytes = hashlib.sha256(), 0
+    try:
+        while block := piece.read(_READ_BYTES):
+            num_bytes += len(block)
+            if num_bytes > room_bytes:
+                raise _refusal("piece", num_bytes, allowed=f"at most {room_bytes:,} bytes: no more were announced or go at once")
+            digest.update(block)
+            out.write(block)
+        out.flush()
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise DiskFull("the piece could not be kept: the disk is full", hint="Free some disk space and go on.") from error
+    if sha256 and digest.hexdigest() != sha256:
+        raise _refusal("sha256", digest.hexdigest(), allowed=f"the sha256 that was sent with the piece, {sha256}")
+
+
+@contextmanager
+def _opened(upload: Upload, number: int) -> Iterator[BinaryIO]:
+    """For this sender alone: a cut connection's request may still be writing when the next one comes."""
+    with _path(upload, number).open("ab") as out:
+        try:
+            fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CatalogConflict(
+                f"another piece of {upload.files[number]['name']} is being received", hint="Ask again in a moment."
+            ) from None
+        yield out
+
+
+def _check_sha256(upload: Upload, number: int) -> None:
+    file, path = upload.files[number], _path(upload, number)
+    if not path.exists():  # an empty file of which no piece ever came
+        path.touch()
+    with path.open("rb") as stream:
+        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    if found != file["sha256"]:
+        path.unlink()
+        raise InvalidInput(
+            f"what came of {file['name']} has sha256 {found}; announced was {file['sha256']}",
+            field=f"files.{number}.sha256",
+            value=found,
+            allowed=file["sha256"],
+            hint="It must be sent again from its start.",
+        )
+
+
+class _KeptFile(UploadedFile):
+    """A file of an upload as the actions take one: with a path, so that keeping it copies nothing."""
+
+    def temporary_file_path(self) -> str:
+        return str(self.file.name)
+
+
+def _as_uploaded(upload: Upload, number: int) -> "UploadedFile[Any]":
+    file = upload.files[number]
+    return _KeptFile(_path(upload, number).open("rb"), name=file["name"], size=file["num_bytes"])
+
+
+def _create_model(upload: Upload, files: "Sequence[UploadedFile[Any]]") -> Model:
+    parts = {_MODEL_PARTS[str(file.name)]: file for file in files if file.name in _MODEL_PARTS}
+    weights = [file for file in files if file.name not in _MODEL_PARTS]
+    make: Callable[..., Model] = create_model
+    return make(owner=upload.owner, name=upload.name, weights=weights, **parts)
+
+
+def _create_dataset(upload: Upload, file: "UploadedFile[Any]") -> Dataset:
+    purpose: DatasetPurpose = "prompts" if upload.purpose == "prompts" else "text"
+    return create_dataset(owner=upload.owner, name=upload.name, file=file, purpose=purpose)
+
+
+def _folder(upload: Upload) -> Path:
+    return Path(settings.HEADROOM_HOME) / "uploads" / upload.pk
+
+
+def _path(upload: Upload, number: int) -> Path:
+    return _folder(upload) / str(number)
+
+
+def _refusal(field: str, value: Any, *, allowed: Any) -> InvalidInput:
+    shown = str(value)[:80]
+    return InvalidInput(f"{field} is {shown!r}; allowed: {allowed}", field=field, value=shown, allowed=allowed)

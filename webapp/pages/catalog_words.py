@@ -1,0 +1,99 @@
+"""What the pages of models and datasets show: structure, cards, lengths. Pure functions; no database, no HTML."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from optimizer.models.structure import Fold, Structure
+from webapp.catalog.models import Dataset
+from webapp.jobs.reach import Card, CardVerdict
+
+VERDICT_WORDS: dict[CardVerdict | None, str] = {
+    "fits": "fits",
+    "fits_saving": "fits, memory saved",
+    "does_not_fit": "does not fit",
+    None: "not known",
+}
+_VERDICT_CLASSES: dict[CardVerdict | None, str] = {
+    "fits": "fits",
+    "fits_saving": "tight",
+    "does_not_fit": "does_not_fit",
+    None: "unknown",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoldRow:
+    """Blocks that are alike, or a few that come again and again."""
+
+    where: str
+    what: str
+    each: int
+    total: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardRow:
+    """Cards of one size, which share their verdicts."""
+
+    names: tuple[str, ...]
+    memory_bytes: int
+    cells: tuple[tuple[str, str], ...]
+    """For each method the word and its class."""
+
+
+def structure_rows(structure: Structure) -> list[tuple[str, list[FoldRow]]]:
+    """By stack; the name is empty where there is only one."""
+    has_several = len(structure.stacks) > 1
+    return [
+        (stack.name if has_several else "", [_fold_row(fold) for fold in stack.folds]) for stack in structure.stacks
+    ]
+
+
+def _fold_row(fold: Fold) -> FoldRow:
+    first, last = fold.runs[0].first, fold.runs[0].first + fold.num_blocks - 1
+    where = f"block {first}" if first == last else f"blocks {first} to {last}"
+    if len(fold.runs) == 1:
+        run = fold.runs[0]
+        what = f"{run.num_blocks} × {_kind(run.block.kind)}" if run.num_blocks > 1 else _kind(run.block.kind)
+        return FoldRow(where=where, what=what, each=run.block.num_parameters, total=fold.num_parameters)
+    pattern = ", ".join(f"{run.num_blocks} × {_kind(run.block.kind)}" for run in fold.runs)
+    return FoldRow(
+        where=where,
+        what=f"{fold.times} times: {pattern}",
+        each=fold.num_parameters // fold.num_blocks,
+        total=fold.num_parameters,
+    )
+
+
+def _kind(kind: str) -> str:
+    return f"{kind.replace('_', ' ')} block" if kind else "block"
+
+
+def fold_cards(cards: Sequence[Card]) -> list[CardRow]:
+    """Smallest first; cards of the same whole GiB with the same verdicts are one row."""
+    rows: dict[tuple[int, tuple[CardVerdict | None, ...]], list[Card]] = {}
+    for card in cards:
+        rows.setdefault((round(card.memory_bytes / 2**30), card.verdicts), []).append(card)
+    return [
+        CardRow(
+            names=tuple(card.name for card in found),
+            memory_bytes=min(card.memory_bytes for card in found),
+            cells=tuple((VERDICT_WORDS[verdict], _VERDICT_CLASSES[verdict]) for verdict in verdicts),
+        )
+        for (_, verdicts), found in rows.items()
+    ]
+
+
+def length_facts(dataset: Dataset) -> dict[str, Any] | None:
+    """What the chart of lengths draws and its table shows; None where nobody has looked yet."""
+    lengths = dataset.facts.get("lengths")
+    if not lengths:
+        return None
+    bins = [{"label": _range(end), "count": count} for end, count in lengths]
+    return {"unit": "characters", "counted": "prompts" if dataset.format == "prompts" else "documents", "bins": bins}
+
+
+def _range(end: int) -> str:
+    """Of a bin that ends before ``end``, a power of two."""
+    return f"{end // 2:,} to {end - 1:,}" if end > 2 else str(end - 1)
