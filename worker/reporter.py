@@ -12,7 +12,8 @@ class Reporter:
     """Call it with the messages of docs/architecture.md. Not thread-safe; the training loop is its only caller."""
 
     def __init__(self, folder: Path, *, pipe: PipeWriter | None) -> None:
-        self._folder = folder
+        self.folder = folder
+        """The attempt's own."""
         self._pipe = pipe
         self._samples = (folder / "samples.jsonl").open("ab")
         self.step = 0
@@ -30,12 +31,12 @@ class Reporter:
 
     def result(self, result: dict[str, Any]) -> None:
         """``result.json``, whole or not at all; then the pipe gets a moment to be read."""
-        staged = self._folder / ".result.json"
+        staged = self.folder / ".result.json"
         with staged.open("wb") as file:
             file.write(encode_line(result))
             file.flush()
             os.fsync(file.fileno())
-        staged.replace(self._folder / "result.json")
+        staged.replace(self.folder / "result.json")
         self._send({"type": "result", **result})
         if self._pipe is not None:
             self._pipe.drain(timeout_s=5)

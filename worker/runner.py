@@ -17,6 +17,7 @@ from optimizer.errors import HeadroomError, InvalidDataset, InvalidModel, Invali
 from worker.lifeline import die_with_supervisor
 from worker.pipe import PipeWriter
 from worker.reporter import Reporter, read_json
+from worker.tensorboard import leave_event_file
 
 EXIT_DONE = 0
 EXIT_FAILED = 1
@@ -79,9 +80,20 @@ def run_attempt(attempt: dict[str, Any], *, reporter: Reporter, should_stop: Sto
     except Exception as error:
         traceback.print_exc()
         result = failure(error, step=reporter.step)
+    if result["outcome"] != "drained":
+        result = {**result, "artifacts": [*result.get("artifacts", []), *_event_file(reporter)]}
     reporter.result(result)
     reporter.close()
     return {"succeeded": EXIT_DONE, "drained": EXIT_DRAINED}.get(result["outcome"], EXIT_FAILED)
+
+
+def _event_file(reporter: Reporter) -> list[dict[str, Any]]:
+    """What it measured, for TensorBoard; a disk that is full by now spoils nothing else."""
+    try:
+        return leave_event_file(reporter.folder)
+    except OSError:
+        traceback.print_exc()
+        return []
 
 
 def profile(attempt: dict[str, Any], *, reporter: Reporter, should_stop: StopFlag) -> dict[str, Any]:

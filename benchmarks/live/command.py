@@ -5,8 +5,8 @@
 - opening: a page of a run of 100,000 points in Chromium, from the click to the drawn chart, within a second.
 - cuts: twenty who follow a run over a line that is cut, while the web and Redis are killed and come back; no point is missing.
 
-The server is what ``headroom up`` starts: uvicorn, Valkey, SQLite; samples go the way of a worker's (``writer.py``). Parts that are
-not asked for keep the rows that the file has of them.
+The server is what ``headroom up`` starts: uvicorn, Valkey, SQLite; samples go the way of a worker's (``writer.py``). Parts
+that are not asked for keep the rows that the file has of them.
 """
 
 import argparse

@@ -82,7 +82,7 @@ def get_model(request: HttpRequest, model_id: str) -> dict[str, Any]:
 
 @router.get("/models/{model_id}/cards", response=dict[str, Any], tags=["models"])
 def get_model_cards(request: HttpRequest, model_id: str) -> dict[str, Any]:
-    """On which cards of the table it can be trained or run: of each method the plain and the smallest peak, of each card a verdict.
+    """On which cards it can be trained or run: each method with its plain and smallest peak, each card with verdicts.
 
     A method whose profile was never made says ``not_asked``; POST here asks for it.
     """

@@ -54,7 +54,7 @@ def get_upload(request: HttpRequest, upload_id: str) -> dict[str, Any]:
 
 
 @router.put("/uploads/{upload_id}/files/{number}", response=dict[str, Any], tags=["uploads"])
-def add_piece(request: HttpRequest, upload_id: str, number: int, offset: int) -> dict[str, Any]:
+def add_piece(request: HttpRequest, upload_id: str, number: int, offset: int = 0) -> dict[str, Any]:
     """The body, as it is, is appended to file ``number`` (from 0) at ``offset``, which must be its end: 409 says where that is.
 
     With ``X-Piece-SHA256`` the piece counts whole or not at all. Pieces of ``piece_bytes`` go well.

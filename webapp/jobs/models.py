@@ -315,7 +315,7 @@ class Artifact(models.Model):
     id = models.CharField(primary_key=True, max_length=48, default=new_artifact_id)
     job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="artifacts")
     kind = models.CharField(max_length=20)
-    """model, sample, metrics, log, plan, record; results and errors of a generate job."""
+    """model, sample, metrics, log, plan, record, tensorboard; results and errors of a generate job."""
     name = models.CharField(max_length=200)
     file = models.CharField(max_length=500)
     """Relative to HEADROOM_HOME."""
