@@ -10,18 +10,17 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from optimizer.errors import HeadroomError
 from optimizer.units import format_bytes, format_duration
-from worker import stack
-from worker.client import HeadroomClient, Row
+from worker import cli_catalog, cli_plans, cli_records, stack
+from worker.client import HeadroomClient
+from worker.client_types import Job
 from worker.comparing import print_comparison
 from worker.generate import add_generate_options, generate_from_options
 from worker.submit import (
-    DATASET_SUFFIXES,
     UsageError,
     connect,
     download_artifacts,
@@ -68,7 +67,8 @@ def make_parser(*, with_optimizer: bool) -> argparse.ArgumentParser:
     for name in ("up", "down", "status"):
         commands.choices[name].set_defaults(run=stack.run_command)
     _add_job_commands(commands, connection)
-    _add_catalog_commands(commands, connection)
+    for more in (cli_plans, cli_records, cli_catalog):
+        more.add_commands(commands, connection, connect=_connect)
     if with_optimizer:
         from optimizer.cli import add_subcommands
 
@@ -94,6 +94,7 @@ def _add_job_commands(
     add("follow", _follow, "watch a job to its end; exit with its verdict").add_argument("job")
     listing = add("list", _list, "jobs, newest first")
     listing.add_argument("--state", help="queued, starting, running, succeeded, failed or cancelled")
+    listing.add_argument("--text", metavar="TEXT", help="part of the name")
     listing.add_argument("--limit", type=_positive, default=20)
     show = add("show", _show, "one job: state, plan, prediction against measurement")
     show.add_argument("job")
@@ -110,6 +111,9 @@ def _add_job_commands(
     cancel.add_argument("--discard", action="store_true", help="stop at once, save nothing")
     add("pause", _pause, "stop a job at a checkpoint until it is resumed").add_argument("job")
     add("resume", _resume, "let a paused job go on").add_argument("job")
+    retry = add("retry", _retry, "start a failed or cancelled job again, from its newest checkpoint")
+    retry.add_argument("job")
+    retry.add_argument("--follow", action="store_true", help="watch it to its end; exit with its verdict")
     download = add("download", _download, "fetch what a job left: weights, sample, results, log")
     download.add_argument("job")
     download.add_argument("-o", "--output", type=Path, metavar="DIR", help="default: a new folder named as the job")
@@ -119,22 +123,6 @@ def _positive(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 10) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r:.20} is not a number from 1")
     return int(text)
-
-
-def _add_catalog_commands(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", connection: argparse.ArgumentParser
-) -> None:
-    for name, what, path_name, add_row, list_rows in (
-        ("models", "model", "FOLDER", _add_model, _list_models),
-        ("datasets", "dataset", "FILE", _add_dataset, _list_datasets),
-    ):
-        group = commands.add_parser(name, help=f"the {name} the service knows").add_subparsers(required=True, metavar="ACTION")
-        adding = group.add_parser("add", help=f"upload a {what}", parents=[connection])
-        adding.add_argument("path", type=Path, metavar=path_name)
-        adding.add_argument("--name", help="default: the name of the file or folder")
-        adding.set_defaults(run=add_row)
-        group.add_parser("list", help=f"all {name}", parents=[connection]).set_defaults(run=list_rows)
-    commands.add_parser("machines", help="what plans are made for", parents=[connection]).set_defaults(run=_list_machines)
 
 
 def _connect(options: argparse.Namespace) -> HeadroomClient:
@@ -160,7 +148,7 @@ def _follow(options: argparse.Namespace) -> None:
 
 def _list(options: argparse.Namespace) -> None:
     with _connect(options) as client:
-        jobs = client.jobs(state=options.state, limit=options.limit)
+        jobs = client.jobs(state=options.state, text=options.text, limit=options.limit)
     rows = [
         (job["id"], job["name"], job["state"], f"{job['step']} of {job['num_steps']}", _loss(job), job["created_at"])
         for job in jobs
@@ -179,7 +167,7 @@ def _show(options: argparse.Namespace) -> None:
         print(line)
 
 
-def describe_job(job: Row) -> list[str]:
+def describe_job(job: Job) -> list[str]:
     """What a person asks first: how far, why so, and whether the prediction held."""
     prediction, summary = job.get("prediction") or {}, job.get("summary") or {}
     counted = "prompt" if job.get("kind") == "generate" else "step"
@@ -252,72 +240,23 @@ def _resume(options: argparse.Namespace) -> None:
     print("queued again")
 
 
+def _retry(options: argparse.Namespace) -> None:
+    with _connect(options) as client:
+        job = client.retry_job(options.job)
+        print(f"{job['id']}  {client.url}/jobs/{job['id']}/")
+        if options.follow:
+            verdict_of(follow_to_end(client, job, console=Console()))
+
+
 def _download(options: argparse.Namespace) -> None:
     with _connect(options) as client:
         folder: Path = options.output or Path(_file_name(client.job(options.job)["name"]))
         download_artifacts(client, options.job, folder=folder, say=print)
 
 
-def _add_model(options: argparse.Namespace) -> None:
-    if not (options.path / "config.json").is_file():
-        raise UsageError(f"{options.path} holds no config.json", hint="Give the folder of a Hugging Face model.")
-    with _connect(options) as client:
-        model = client.create_model(options.path, name=options.name or options.path.resolve().name)
-    print(f"{model['id']}  {model['name']}")
-
-
-def _list_models(options: argparse.Namespace) -> None:
-    with _connect(options) as client:
-        rows = [
-            (row["id"], row["name"], row["model_type"], _count(row.get("num_parameters")), "yes" if row["has_weights"] else "no")
-            for row in client.models()
-        ]
-    print_table(("id", "name", "type", "parameters", "weights"), rows, empty="no models")
-
-
-def _add_dataset(options: argparse.Namespace) -> None:
-    if not options.path.is_file():
-        raise UsageError(f"{options.path} is not a file", hint=f"Give a file ending in {', '.join(DATASET_SUFFIXES)}.")
-    with _connect(options) as client:
-        dataset = client.create_dataset(options.path, name=options.name or options.path.stem)
-    print(f"{dataset['id']}  {dataset['name']}  {_count(dataset.get('num_documents'))} documents")
-
-
-def _list_datasets(options: argparse.Namespace) -> None:
-    with _connect(options) as client:
-        rows = [
-            (row["id"], row["name"], row["format"], format_bytes(row["num_bytes"]), _count(row.get("num_documents")))
-            for row in client.datasets()
-        ]
-    print_table(("id", "name", "format", "size", "documents"), rows, empty="no datasets; add one: headroom datasets add FILE")
-
-
-def _list_machines(options: argparse.Namespace) -> None:
-    with _connect(options) as client:
-        rows = [
-            (row["id"], row["name"], _device_words(row["device"]), _presence(row))
-            for row in client.machines()
-        ]
-    print_table(("id", "name", "device", "state"), rows, empty="no machine has run a worker yet; start one: headroom up")
-
-
-def _device_words(device: Any) -> str:
-    if isinstance(device, dict):
-        return f"{device.get('name', device.get('kind', ''))} {format_bytes(int(device.get('memory_bytes') or 0))}"
-    return str(device)
-
-
-def _presence(machine: Row) -> str:
-    return "online" if machine["online"] else f"last seen {machine['last_seen_at']}"
-
-
-def _loss(job: Row) -> str:
+def _loss(job: Job) -> str:
     loss = (job.get("summary") or {}).get("loss")
     return "" if loss is None else f"{loss:.3f}"
-
-
-def _count(number: int | None) -> str:
-    return "" if number is None else f"{number:,}"
 
 
 def _file_name(name: str) -> str:

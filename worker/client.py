@@ -1,9 +1,10 @@
 """A typed client of the REST API, for the command line, the demo and people's own scripts.
 
-It knows addresses, problem documents and the event stream; it draws nothing and decides nothing. Rows are returned as the
-API sends them (``docs/architecture.md`` lists their fields).
+It knows addresses, problem documents and the event stream; it draws nothing and decides nothing. Answers are the API's own, typed
+by ``client_types.py``. Files of more than a piece go up in pieces: what a cut leaves is gone on from, also by a later process.
 """
 
+import hashlib
 import json
 import time
 import uuid
@@ -12,12 +13,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, cast
 from urllib.parse import quote
 
 import httpx
 
 from optimizer.errors import HeadroomError
+from worker import client_types as types
+from worker.client_uploads import send_files
 
 Row = dict[str, Any]
 
@@ -97,106 +100,188 @@ class HeadroomClient:
     def close(self) -> None:
         self._http.close()
 
-    def me(self) -> Row:
-        return self._json("GET", "me")
+    def me(self) -> types.Me:
+        return cast(types.Me, self._json("GET", "me"))
 
-    def models(self) -> list[Row]:
-        return self._all_rows("models")
+    # Models and datasets.
 
-    def model(self, model_id: str) -> Row:
-        return self._json("GET", f"models/{_in_path(model_id)}")
+    def models(self) -> list[types.Model]:
+        return cast(list[types.Model], self._all_rows("models"))
 
-    def create_model(self, folder: Path, *, name: str) -> Row:
-        """Upload a Hugging Face folder: config.json, and tokenizer.json and safetensors where they are."""
+    def model(self, model_id: str) -> types.ModelDetails:
+        return cast(types.ModelDetails, self._json("GET", f"models/{_in_path(model_id)}"))
+
+    def create_model(
+        self, folder: Path, *, name: str, on_progress: "Callable[[int, int], None] | None" = None
+    ) -> types.Model:
+        """Upload a Hugging Face folder: config.json, and tokenizer.json and safetensors where they are.
+
+        on_progress: called with the bytes sent and the bytes in all.
+        """
         if not (folder / "config.json").is_file():
             raise FileNotFoundError(f"{folder} holds no config.json")
-        named = [("config", folder / "config.json")]
-        if (folder / "tokenizer.json").is_file():
-            named.append(("tokenizer", folder / "tokenizer.json"))
-        if (folder / "tokenizer_config.json").is_file():
-            named.append(("tokenizer_config", folder / "tokenizer_config.json"))
+        parts = [folder / name for name in ("config.json", "tokenizer.json", "tokenizer_config.json")]
         weights = [*sorted(folder.glob("*.safetensors")), *sorted(folder.glob("*.safetensors.index.json"))]
-        named += [("weights", path) for path in weights]
-        return self._upload("models", named, name=name)
+        files = [*(path for path in parts if path.is_file()), *weights]
+        made = send_files(self, "model", files, name=name, on_progress=on_progress)
+        return cast(types.Model, made)
 
-    def datasets(self) -> list[Row]:
-        return self._all_rows("datasets")
+    def delete_model(self, model_id: str) -> types.Deleted:
+        return cast(types.Deleted, self._json("DELETE", f"models/{_in_path(model_id)}"))
 
-    def dataset(self, dataset_id: str) -> Row:
-        return self._json("GET", f"datasets/{_in_path(dataset_id)}")
+    def restore_model(self, model_id: str) -> types.Model:
+        return cast(types.Model, self._json("POST", f"models/{_in_path(model_id)}/restore"))
 
-    def create_dataset(self, file: Path, *, name: str, purpose: Literal["text", "prompts"] = "text") -> Row:
-        return self._upload("datasets", [("file", file)], name=name, purpose=purpose)
+    def model_cards(self, model_id: str) -> types.ModelCards:
+        """On which cards it can be trained or run, as far as that is known."""
+        return cast(types.ModelCards, self._json("GET", f"models/{_in_path(model_id)}/cards"))
 
-    def machines(self) -> list[Row]:
-        return self._all_rows("machines")
+    def ask_for_model_cards(self, model_id: str) -> types.ModelCards:
+        """Have a worker find out what is not known."""
+        return cast(types.ModelCards, self._json("POST", f"models/{_in_path(model_id)}/cards"))
 
-    def price_plans(self, spec: Row, *, wait_s: float = 300.0, on_wait: Callable[[], None] | None = None) -> list[Row]:
+    def datasets(self) -> list[types.Dataset]:
+        return cast(list[types.Dataset], self._all_rows("datasets"))
+
+    def dataset(self, dataset_id: str) -> types.Dataset:
+        return cast(types.Dataset, self._json("GET", f"datasets/{_in_path(dataset_id)}"))
+
+    def create_dataset(
+        self,
+        file: Path,
+        *,
+        name: str,
+        purpose: Literal["text", "prompts"] = "text",
+        on_progress: "Callable[[int, int], None] | None" = None,
+    ) -> types.Dataset:
+        made = send_files(self, "dataset", [file], name=name, purpose=purpose, on_progress=on_progress)
+        return cast(types.Dataset, made)
+
+    def delete_dataset(self, dataset_id: str) -> types.Deleted:
+        return cast(types.Deleted, self._json("DELETE", f"datasets/{_in_path(dataset_id)}"))
+
+    def restore_dataset(self, dataset_id: str) -> types.Dataset:
+        return cast(types.Dataset, self._json("POST", f"datasets/{_in_path(dataset_id)}/restore"))
+
+    # Uploads in pieces; ``create_model`` and ``create_dataset`` use them.
+
+    def uploads(self) -> list[types.Upload]:
+        """Those that are not finished."""
+        return cast(list[types.Upload], self._all_rows("uploads"))
+
+    def upload(self, upload_id: str) -> types.Upload:
+        return cast(types.Upload, self._json("GET", f"uploads/{_in_path(upload_id)}"))
+
+    def begin_upload(self, kind: str, files: Sequence[Row], *, name: str, purpose: str = "text") -> types.Upload:
+        body = {"kind": kind, "name": name, "purpose": purpose, "files": list(files)}
+        return cast(types.Upload, self._json("POST", "uploads", json=body))
+
+    def send_piece(self, upload_id: str, number: int, piece: bytes, *, offset_bytes: int) -> int:
+        """How many bytes of the file are there then."""
+        headers = {"X-Piece-SHA256": hashlib.sha256(piece).hexdigest(), "Content-Type": "application/octet-stream"}
+        path = f"uploads/{_in_path(upload_id)}/files/{number}"
+        answer = self._json("PUT", path, params={"offset": offset_bytes}, content=piece, headers=headers, timeout=120)
+        return int(answer["received_bytes"])
+
+    def finish_upload(self, upload_id: str) -> Row:
+        """The model or dataset that it becomes. Checking a large file takes minutes."""
+        return self._json("POST", f"uploads/{_in_path(upload_id)}/finish", timeout=None)
+
+    def drop_upload(self, upload_id: str) -> None:
+        self._request("DELETE", f"uploads/{_in_path(upload_id)}")
+
+    # Machines and plans.
+
+    def machines(self) -> list[types.Machine]:
+        return cast(list[types.Machine], self._all_rows("machines"))
+
+    def machine(self, machine_id: str) -> types.MachineDetails:
+        """With who holds its memory now, and how its runs were predicted."""
+        return cast(types.MachineDetails, self._json("GET", f"machines/{_in_path(machine_id)}"))
+
+    def price_plans(
+        self, spec: Row, *, wait_s: float = 300.0, on_wait: Callable[[], None] | None = None
+    ) -> list[types.Offer]:
         """Offers for a spec. A model seen for the first time is profiled first; waits for that, ``wait_s`` at most."""
-        deadline = time.monotonic() + wait_s
-        while True:
-            response = self._request("POST", "plans", json=spec)
-            if response.status_code != 202:
-                offers: list[Row] = _document_of(response)["offers"]
-                return offers
-            if time.monotonic() > deadline:
-                raise JobTooSlow(
-                    f"the model is still not profiled after {wait_s:.0f} s",
-                    hint="Is a worker running? See: headroom machines",
-                )
-            if on_wait:
-                on_wait()
-            time.sleep(_retry_after_s(response))
+        return cast(list[types.Offer], self._priced("plans", spec, wait_s=wait_s, on_wait=on_wait)["offers"])
 
-    def create_job(self, spec: Row, *, plan_id: str | None = None, override: bool = False) -> Row:
+    def find_best_plan(self, question: Row, *, wait_s: float = 300.0) -> Row:
+        """``POST /plans/best``: the best plan for a goal, with frontier, bound and reasons."""
+        return self._priced("plans/best", question, wait_s=wait_s)
+
+    def rank_cards(self, question: Row, *, wait_s: float = 300.0) -> Row:
+        """``POST /plans/cards``: cards of the table, best first."""
+        return self._priced("plans/cards", question, wait_s=wait_s)
+
+    def compare_plans(self, question: Row, *, wait_s: float = 300.0) -> Row:
+        """``POST /plans/compare``: plans side by side, only what differs."""
+        return self._priced("plans/compare", question, wait_s=wait_s)
+
+    def price_change(self, question: Row, *, wait_s: float = 300.0) -> Row:
+        """``POST /plans/price``: a plan after one edit."""
+        return self._priced("plans/price", question, wait_s=wait_s)
+
+    def estimate(self, question: Row, *, wait_s: float = 300.0) -> Row:
+        """``POST /estimates``: what one plan takes, and where."""
+        return self._priced("estimates", question, wait_s=wait_s)
+
+    # Jobs.
+
+    def create_job(self, spec: Row, *, plan_id: str | None = None, override: bool = False) -> types.Job:
         body: Row = {"spec": spec, "override": override}
         if plan_id is not None:
             body["plan_id"] = plan_id
-        return self._json("POST", "jobs", json=body)
+        return cast(types.Job, self._json("POST", "jobs", json=body))
 
-    def jobs(self, *, state: str | None = None, text: str | None = None, limit: int = 50) -> list[Row]:
+    def jobs(self, *, state: str | None = None, text: str | None = None, limit: int = 50) -> list[types.Job]:
         """Newest first, at most ``limit``."""
         query = {"state": state, "q": text, "page_size": min(limit, 100)}
-        return self._all_rows("jobs", params={key: value for key, value in query.items() if value}, limit=limit)
+        rows = self._all_rows("jobs", params={key: value for key, value in query.items() if value}, limit=limit)
+        return cast(list[types.Job], rows)
 
-    def job(self, job_id: str) -> Row:
-        return self._json("GET", f"jobs/{_in_path(job_id)}")
+    def job(self, job_id: str) -> types.Job:
+        return cast(types.Job, self._json("GET", f"jobs/{_in_path(job_id)}"))
 
-    def compare_jobs(self, job_ids: Sequence[str]) -> Row:
+    def compare_jobs(self, job_ids: Sequence[str]) -> types.Comparison:
         """Two to ten jobs side by side; the first is what the others are held against."""
-        return self._json("GET", "compare", params={"jobs": ",".join(job_ids)})
+        return cast(types.Comparison, self._json("GET", "compare", params={"jobs": ",".join(job_ids)}))
 
-    def queue(self) -> Row:
+    def queue(self) -> types.Queue:
         """What waits, in order and why, and what is at work."""
-        return self._json("GET", "queue")
+        return cast(types.Queue, self._json("GET", "queue"))
 
-    def set_priority(self, job_id: str, priority: int) -> Row:
+    def set_priority(self, job_id: str, priority: int) -> types.Job:
         """Higher starts first; above 0 for administrators."""
-        return self._json("POST", f"jobs/{_in_path(job_id)}/priority", json={"priority": priority})
+        return cast(types.Job, self._json("POST", f"jobs/{_in_path(job_id)}/priority", json={"priority": priority}))
 
-    def cancel_job(self, job_id: str, *, mode: Literal["save", "discard"] = "save") -> Row:
-        return self._json("POST", f"jobs/{_in_path(job_id)}/cancel", json={"mode": mode})
+    def cancel_job(self, job_id: str, *, mode: Literal["save", "discard"] = "save") -> types.Job:
+        return cast(types.Job, self._json("POST", f"jobs/{_in_path(job_id)}/cancel", json={"mode": mode}))
 
-    def pause_job(self, job_id: str) -> Row:
-        return self._json("POST", f"jobs/{_in_path(job_id)}/pause")
+    def pause_job(self, job_id: str) -> types.Job:
+        return cast(types.Job, self._json("POST", f"jobs/{_in_path(job_id)}/pause"))
 
-    def resume_job(self, job_id: str) -> Row:
-        return self._json("POST", f"jobs/{_in_path(job_id)}/resume")
+    def resume_job(self, job_id: str) -> types.Job:
+        return cast(types.Job, self._json("POST", f"jobs/{_in_path(job_id)}/resume"))
 
-    def retry_job(self, job_id: str) -> Row:
-        return self._json("POST", f"jobs/{_in_path(job_id)}/retry")
+    def retry_job(self, job_id: str) -> types.Job:
+        return cast(types.Job, self._json("POST", f"jobs/{_in_path(job_id)}/retry"))
 
-    def metrics(self, job_id: str, *, max_points: int | None = None) -> Row:
-        return self._json("GET", f"jobs/{_in_path(job_id)}/metrics", params={"max_points": max_points} if max_points else {})
+    def metrics(self, job_id: str, *, max_points: int | None = None) -> types.Metrics:
+        params = {"max_points": max_points} if max_points else {}
+        return cast(types.Metrics, self._json("GET", f"jobs/{_in_path(job_id)}/metrics", params=params))
+
+    def events(self, job_id: str) -> list[types.JobEvent]:
+        """Every move of the job, in order."""
+        return cast(list[types.JobEvent], self._all_rows(f"jobs/{_in_path(job_id)}/events"))
 
     def logs(self, job_id: str) -> str:
         return self._request("GET", f"jobs/{_in_path(job_id)}/logs").text
 
-    def artifacts(self, job_id: str) -> list[Row]:
-        return self._all_rows(f"jobs/{_in_path(job_id)}/artifacts")
+    def artifacts(self, job_id: str) -> list[types.Artifact]:
+        return cast(list[types.Artifact], self._all_rows(f"jobs/{_in_path(job_id)}/artifacts"))
 
-    def checkpoints(self, job_id: str) -> list[Row]:
-        return self._all_rows(f"jobs/{_in_path(job_id)}/checkpoints")
+    def checkpoints(self, job_id: str) -> list[types.Checkpoint]:
+        return cast(list[types.Checkpoint], self._all_rows(f"jobs/{_in_path(job_id)}/checkpoints"))
 
     def download_artifact(self, artifact_id: str, *, file: Path) -> None:
         """Into ``file`` by way of a neighbour that is renamed when whole."""
@@ -239,10 +324,27 @@ class HeadroomClient:
         with self._stream("GET", f"jobs/{_in_path(job_id)}/events", headers=headers, timeout=timeout) as response:
             yield from parse_events(response.iter_lines())
 
-    def _upload(self, path: str, named: list[tuple[str, Path]], **fields: str) -> Row:
+    def post_files(self, path: str, named: Sequence[tuple[str, Path]], **fields: str) -> Row:
+        """In one request, as a form; for what is small."""
         with ExitStack() as opened:
             files = [(field, (file.name, opened.enter_context(file.open("rb")))) for field, file in named]
             return _document_of(self._request("POST", path, data=fields, files=files, timeout=None))
+
+    def _priced(self, path: str, question: Row, *, wait_s: float, on_wait: Callable[[], None] | None = None) -> Row:
+        """Asked again while the model is being profiled."""
+        deadline = time.monotonic() + wait_s
+        while True:
+            response = self._request("POST", path, json=question)
+            if response.status_code != 202:
+                return _document_of(response)
+            if time.monotonic() > deadline:
+                raise JobTooSlow(
+                    f"the model is still not profiled after {wait_s:.0f} s",
+                    hint="Is a worker running? See: headroom machines",
+                )
+            if on_wait:
+                on_wait()
+            time.sleep(_retry_after_s(response))
 
     def _all_rows(self, path: str, *, params: Row | None = None, limit: int | None = None) -> list[Row]:
         document = self._json("GET", path, params=params or {})
@@ -257,7 +359,8 @@ class HeadroomClient:
 
     def _request(self, method: str, path: str, **arguments: Any) -> httpx.Response:
         try:
-            response = self._http.request(method, path, headers=_write_headers(method), **arguments)
+            headers = {**_write_headers(method), **arguments.pop("headers", {})}
+            response = self._http.request(method, path, headers=headers, **arguments)
         except httpx.TransportError as error:
             raise _unreachable(self.url, error) from error
         if response.is_success:

@@ -20,6 +20,7 @@ from rich.console import Console
 from optimizer.errors import HeadroomError
 from optimizer.units import TIB, format_bytes, format_duration
 from worker.client import HeadroomClient, Row
+from worker.client_types import Job
 from worker.stack_home import PROGRAM_FOLDER, Stack
 from worker.submit import connect, download_artifacts, follow_to_end, read_job_file, submit_job, verdict_of
 
@@ -53,9 +54,9 @@ class Claim:
 class DemoJobs:
     """The three jobs as they ended."""
 
-    fitted: Row
-    refused: Row
-    plain: Row
+    fitted: Job
+    refused: Job
+    plain: Job
     num_parameters: int
 
 
@@ -99,7 +100,7 @@ def run_jobs(client: HeadroomClient, spec: Row, *, console: Console) -> DemoJobs
 
 def run_job(
     client: HeadroomClient, spec: Row, *, label: str, name: str, console: Console, override: bool = False
-) -> Row:
+) -> Job:
     """Submit one plan of the spec and follow it to its end, whatever that is."""
     with time_limit(JOB_LIMIT_S, what=name):
         job = submit_job(client, {**spec, "name": name}, label=label, override=override, say=console.print)
@@ -170,7 +171,7 @@ def check_equality(jobs: DemoJobs) -> Claim:
 
 
 def print_table(jobs: DemoJobs, *, console: Console) -> None:
-    rows: list[tuple[str, Callable[[Row], str]]] = [
+    rows: list[tuple[str, Callable[[Job], str]]] = [
         ("device peak, measured", lambda job: format_bytes(int(job["summary"]["device_peak_bytes"]))),
         ("device peak, predicted", lambda job: _predicted(job, "device_peak_bytes", lambda value: format_bytes(int(value)))),
         ("step time, measured", lambda job: f"{job['summary']['step_ms']:,.0f} ms"),
@@ -186,7 +187,7 @@ def print_table(jobs: DemoJobs, *, console: Console) -> None:
     console.print(f"{percent(saved)} less device memory for {percent(cost)} more time per step", highlight=False)
 
 
-def _predicted(job: Row, key: str, write: Callable[[float], str]) -> str:
+def _predicted(job: Job, key: str, write: Callable[[float], str]) -> str:
     """``212 MiB (-0.4 %)``: the prediction, and how far off it was."""
     predicted = (job.get("prediction") or {}).get(key)
     if not predicted:
@@ -194,7 +195,7 @@ def _predicted(job: Row, key: str, write: Callable[[float], str]) -> str:
     return f"{write(predicted)} ({percent(predicted / job['summary'][key] - 1, signed=True)})"
 
 
-def fetch_model(client: HeadroomClient, job: Row) -> Path:
+def fetch_model(client: HeadroomClient, job: Job) -> Path:
     """Download what the job left; the folder that transformers can load."""
     folder: Path = Stack.from_environment().home / "demo" / str(job["id"])
     download_artifacts(client, job["id"], folder=folder, say=lambda _: None)

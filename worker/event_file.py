@@ -1,10 +1,10 @@
 """TensorBoard's event file, written without TensorBoard: scalars by step in TFRecord frames. Torch-free.
 
-The format: a frame is the length of its payload (8 bytes, little-endian), the masked CRC-32C of those 8 bytes (4), the payload and
-its masked CRC-32C (4), as in tensorflow/core/lib/io/record_writer.cc. A payload is one ``Event`` in protobuf's wire format, as in
-tensorflow/core/util/event.proto: ``wall_time`` = 1 (double), ``step`` = 2 (varint), ``file_version`` = 3 (string, of the first event),
-``summary`` = 5; a ``Summary`` repeats ``value`` = 1 with ``tag`` = 1 (string) and ``simple_value`` = 2 (float). The tensorboard package
-would bring protobuf, grpc and a web server for these two messages.
+The format: a frame is the length of its payload (8 bytes, little-endian), the masked CRC-32C of those 8 bytes (4), the payload
+and its masked CRC-32C (4); see tensorflow/core/lib/io/record_writer.cc. A payload is one ``Event`` in protobuf's wire format, as
+in tensorflow/core/util/event.proto: ``wall_time`` = 1 (double), ``step`` = 2 (varint), ``file_version`` = 3 (string, of the first
+event), ``summary`` = 5; a ``Summary`` repeats ``value`` = 1 with ``tag`` = 1 (string) and ``simple_value`` = 2 (float). The
+tensorboard package would bring protobuf, grpc and a web server for these two messages.
 """
 
 import struct

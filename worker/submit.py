@@ -15,6 +15,7 @@ from optimizer.errors import HeadroomError
 from optimizer.units import format_bytes, parse_bytes
 from worker import stack
 from worker.client import ApiProblem, HeadroomClient, Row
+from worker.client_types import Job, Offer
 from worker.stack_home import Stack
 from worker.terminal import JobView, watch
 
@@ -105,7 +106,7 @@ def upload_named_files(client: HeadroomClient, spec: Row, *, folder: Path) -> Ro
     return made
 
 
-def submit_job(client: HeadroomClient, spec: Row, *, label: str, override: bool, say: Callable[[str], None]) -> Row:
+def submit_job(client: HeadroomClient, spec: Row, *, label: str, override: bool, say: Callable[[str], None]) -> Job:
     """Price the spec, take the offer of that label (``chosen``, or a baseline's name), create the job."""
     try:
         offers = client.price_plans(spec, on_wait=_once(lambda: say("profiling the model, which is done once")))
@@ -117,7 +118,7 @@ def submit_job(client: HeadroomClient, spec: Row, *, label: str, override: bool,
     return client.create_job(spec, plan_id=offer["id"], override=override)
 
 
-def pick_offer(offers: Sequence[Row], *, label: str) -> Row:
+def pick_offer(offers: Sequence[Offer], *, label: str) -> Offer:
     for offer in offers:
         if offer.get("label") == label or (label == "chosen" and offer.get("chosen")):
             return offer
@@ -125,13 +126,13 @@ def pick_offer(offers: Sequence[Row], *, label: str) -> Row:
     raise UsageError(f"no plan is called {label!r}; there are: {known or 'none'}")
 
 
-def follow_to_end(client: HeadroomClient, job: Row, *, console: Console) -> Row:
+def follow_to_end(client: HeadroomClient, job: Job, *, console: Console) -> Job:
     """Draw the job until it has ended; the job as it is then."""
-    watch(JobView(job=job), client.follow_job(job["id"]), console=console)
+    watch(JobView(job=dict(job)), client.follow_job(job["id"]), console=console)
     return client.job(job["id"])
 
 
-def verdict_of(job: Row) -> None:
+def verdict_of(job: Job) -> None:
     """Raise JobFailed with the job's own sentence unless it succeeded."""
     if job["state"] == "succeeded":
         return

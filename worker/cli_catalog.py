@@ -1,0 +1,285 @@
+"""``headroom models``, ``datasets``, ``uploads`` and ``machines``: what jobs are made of, and what they run on."""
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from optimizer.units import format_bytes
+from worker.client import HeadroomClient
+from worker.client_types import Device, Machine, MachineDetails, ModelDetails, Within
+from worker.submit import DATASET_SUFFIXES, UsageError
+from worker.tables import print_table
+
+Connect = Callable[[argparse.Namespace], HeadroomClient]
+Run = Callable[[HeadroomClient, argparse.Namespace], None]
+Subparsers = Any
+"""argparse's own type of them is private."""
+VERDICTS = {"fits": "fits", "fits_saving": "saving memory", "does_not_fit": "no", None: "?"}
+
+
+def add_commands(commands: Subparsers, connection: argparse.ArgumentParser, *, connect: Connect) -> None:
+    def add(group: Subparsers, name: str, run: Run, help_text: str) -> argparse.ArgumentParser:
+        command: argparse.ArgumentParser = group.add_parser(name, help=help_text, parents=[connection])
+        command.set_defaults(run=lambda options: _with_client(connect, run, options))
+        return command
+
+    _add_models(commands, add)
+    _add_datasets(commands, add)
+    uploads = _group(commands, "uploads", "uploads that were begun and not finished")
+    add(uploads, "list", _list_uploads, "what is there of them; the same add goes on with one")
+    add(uploads, "drop", _drop_upload, "give one up").add_argument("upload")
+    machines = add(commands, "machines", _show_machines, "what plans are made for; of one, who holds its memory")
+    machines.add_argument("machine", nargs="?")
+    machines.add_argument("--json", action="store_true", help="everything the API says")
+
+
+def _add_models(commands: Subparsers, add: Callable[..., argparse.ArgumentParser]) -> None:
+    models = _group(commands, "models", "the models the service knows")
+    adding = add(models, "add", _add_model, "upload a model; run again after a cut, it goes on")
+    adding.add_argument("path", type=Path, metavar="FOLDER")
+    adding.add_argument("--name", help="default: the name of the folder")
+    add(models, "list", _list_models, "all models")
+    show = add(models, "show", _show_model, "one model: its parts and their parameters")
+    show.add_argument("model")
+    show.add_argument("--json", action="store_true", help="everything the API says")
+    cards = add(models, "cards", _show_cards, "on which cards it can be trained or run")
+    cards.add_argument("model")
+    cards.add_argument("--ask", action="store_true", help="have a worker find out what is not known yet")
+    add(models, "delete", _delete_model, "out of sight; for seven days it can be had back").add_argument("model")
+    add(models, "restore", _restore_model, "have a deleted one back").add_argument("model")
+
+
+def _add_datasets(commands: Subparsers, add: Callable[..., argparse.ArgumentParser]) -> None:
+    datasets = _group(commands, "datasets", "the datasets the service knows")
+    adding = add(datasets, "add", _add_dataset, "upload a dataset; run again after a cut, it goes on")
+    adding.add_argument("path", type=Path, metavar="FILE")
+    adding.add_argument("--name", help="default: the name of the file")
+    adding.add_argument("--prompts", action="store_true", help="a .jsonl of prompts, for generate jobs")
+    add(datasets, "list", _list_datasets, "all datasets")
+    add(datasets, "show", _show_dataset, "one dataset: its first records, and how long they are").add_argument("dataset")
+    add(datasets, "delete", _delete_dataset, "out of sight; for seven days it can be had back").add_argument("dataset")
+    add(datasets, "restore", _restore_dataset, "have a deleted one back").add_argument("dataset")
+
+
+def _group(commands: Subparsers, name: str, help_text: str) -> Subparsers:
+    return commands.add_parser(name, help=help_text).add_subparsers(required=True, metavar="ACTION")
+
+
+def _with_client(connect: Connect, run: Run, options: argparse.Namespace) -> None:
+    with connect(options) as client:
+        run(client, options)
+
+
+# Models.
+
+
+def _add_model(client: HeadroomClient, options: argparse.Namespace) -> None:
+    if not (options.path / "config.json").is_file():
+        raise UsageError(f"{options.path} holds no config.json", hint="Give the folder of a Hugging Face model.")
+    name = options.name or options.path.resolve().name
+    with _progress() as on_progress:
+        model = client.create_model(options.path, name=name, on_progress=on_progress)
+    print(f"{model['id']}  {model['name']}")
+
+
+def _list_models(client: HeadroomClient, options: argparse.Namespace) -> None:
+    rows = [
+        (row["id"], row["name"], row["model_type"], count(row["num_parameters"]), "yes" if row["has_weights"] else "no")
+        for row in client.models()
+    ]
+    print_table(("id", "name", "type", "parameters", "weights"), rows, empty="no models")
+
+
+def _show_model(client: HeadroomClient, options: argparse.Namespace) -> None:
+    model = client.model(_find(client.models(), options.model))
+    if options.json:
+        print(json.dumps(model, indent=2))
+        return
+    print(f"{model['name']}  {model['model_type']}, {count(model['num_parameters'])} parameters  ({model['id']})")
+    print_table(("part", "number", "parameters each", "in all"), list(_structure_rows(model)), empty="")
+
+
+def _structure_rows(model: ModelDetails) -> Iterator[Sequence[str]]:
+    structure = model["structure"]
+    yield "word embedding", "", "", count(structure["embedding_parameters"])
+    for stack in structure["stacks"]:
+        for fold in stack["folds"]:
+            for run in fold["runs"]:
+                each = run["block"]["num_parameters"]
+                number = fold["times"] * (run["last"] - run["first"] + 1)
+                name = f"{run['block']['kind']} {stack['name']}".strip().replace("_", " ")
+                yield name, count(number), count(each), count(number * each)
+    yield "output projection", "", "", count(structure["head_parameters"])
+    yield "positions, norms, the rest", "", "", count(structure["other_parameters"])
+
+
+def _show_cards(client: HeadroomClient, options: argparse.Namespace) -> None:
+    model_id = _find(client.models(), options.model)
+    found = client.ask_for_model_cards(model_id) if options.ask else client.model_cards(model_id)
+    needs = [
+        (need["title"], need["what"], size(need["plain_bytes"]), size(need["least_bytes"]), need["message"] or need["state"])
+        for need in found["methods"]
+    ]
+    print_table(("method", "what", "plainly", "at least", ""), needs, empty="")
+    print()
+    names = [need["name"] for need in found["methods"]]
+    rows = [
+        (card["name"], format_bytes(card["memory_bytes"]), *(VERDICTS[card["verdicts"][name]] for name in names))
+        for card in found["cards"]
+    ]
+    print_table(("card", "memory", *(need["title"] for need in found["methods"])), rows, empty="")
+
+
+def _delete_model(client: HeadroomClient, options: argparse.Namespace) -> None:
+    deleted = client.delete_model(_find(client.models(), options.model))
+    print(f"deleted; have it back with: headroom models restore {deleted['id']}")
+
+
+def _restore_model(client: HeadroomClient, options: argparse.Namespace) -> None:
+    print(f"{client.restore_model(options.model)['name']} is back")
+
+
+# Datasets and uploads.
+
+
+def _add_dataset(client: HeadroomClient, options: argparse.Namespace) -> None:
+    if not options.path.is_file():
+        raise UsageError(f"{options.path} is not a file", hint=f"Give a file ending in {', '.join(DATASET_SUFFIXES)}.")
+    name, purpose = options.name or options.path.stem, "prompts" if options.prompts else "text"
+    with _progress() as on_progress:
+        dataset = client.create_dataset(options.path, name=name, purpose=purpose, on_progress=on_progress)  # type: ignore[arg-type]
+    what = "prompts" if options.prompts else "documents"
+    print(f"{dataset['id']}  {dataset['name']}  {count(dataset['num_documents'])} {what}")
+
+
+def _list_datasets(client: HeadroomClient, options: argparse.Namespace) -> None:
+    rows = [
+        (row["id"], row["name"], row["format"], format_bytes(row["num_bytes"]), count(row["num_documents"]))
+        for row in client.datasets()
+    ]
+    heads = ("id", "name", "format", "size", "documents")
+    print_table(heads, rows, empty="no datasets; add one: headroom datasets add FILE")
+
+
+def _show_dataset(client: HeadroomClient, options: argparse.Namespace) -> None:
+    dataset = client.dataset(_find(client.datasets(), options.dataset))
+    print(f"{dataset['name']}  {dataset['format']}, {format_bytes(dataset['num_bytes'])}  ({dataset['id']})")
+    lengths = dataset["facts"].get("lengths") or []
+    rows = [(f"{end // 2:,} to {end - 1:,}" if end > 2 else str(end - 1), count(number)) for end, number in lengths]
+    print_table(("characters", "texts"), rows, empty="lengths are not known")
+    for record in dataset["facts"].get("records") or [dataset["preview"]]:
+        print(f"---\n{record}")
+
+
+def _delete_dataset(client: HeadroomClient, options: argparse.Namespace) -> None:
+    deleted = client.delete_dataset(_find(client.datasets(), options.dataset))
+    print(f"deleted; have it back with: headroom datasets restore {deleted['id']}")
+
+
+def _restore_dataset(client: HeadroomClient, options: argparse.Namespace) -> None:
+    print(f"{client.restore_dataset(options.dataset)['name']} is back")
+
+
+def _list_uploads(client: HeadroomClient, options: argparse.Namespace) -> None:
+    rows = []
+    for upload in client.uploads():
+        here, total = (sum(int(file[key]) for file in upload["files"]) for key in ("received_bytes", "num_bytes"))  # type: ignore[literal-required]
+        rows.append((upload["id"], upload["kind"], upload["name"], f"{format_bytes(here)} of {format_bytes(total)}"))
+    print_table(("id", "kind", "name", "here"), rows, empty="no upload is open")
+
+
+def _drop_upload(client: HeadroomClient, options: argparse.Namespace) -> None:
+    client.drop_upload(options.upload)
+    print("given up")
+
+
+# Machines.
+
+
+def _show_machines(client: HeadroomClient, options: argparse.Namespace) -> None:
+    if options.machine is None:
+        machines = client.machines()
+        if options.json:
+            print(json.dumps(machines, indent=2))
+            return
+        rows = [(row["id"], row["name"], device_words(row["device"]), _presence(row)) for row in machines]
+        print_table(("id", "name", "device", "state"), rows, empty="no machine has run a worker yet; start one: headroom up")
+        return
+    machine = client.machine(_find(client.machines(), options.machine))
+    if options.json:
+        print(json.dumps(machine, indent=2))
+        return
+    for line in _machine_lines(machine):
+        print(line)
+    rows = [
+        (holder["name"] or "someone else's job", holder["worker"], size(holder["needs_bytes"]), size(_held(holder)))
+        for holder in machine["memory"]["holders"]
+    ]
+    print_table(("job", "worker", "set aside", "holds"), rows, empty="  no job is at work")
+
+
+def _held(holder: Any) -> int | None:
+    return sum(holder["bytes_by_category"].values()) or None
+
+
+def _machine_lines(machine: MachineDetails) -> Iterator[str]:
+    memory, accuracy = machine["memory"], machine["accuracy"]
+    yield f"{machine['name']}  {device_words(machine['device'])}, {_presence(machine)}  ({machine['id']})"
+    yield f"  {format_bytes(max(0, memory['free_bytes']))} of {format_bytes(memory['memory_bytes'])} free"
+    for name, within in (("peak memory", accuracy["peak"]), ("step time", accuracy["step"])):
+        if within is not None:
+            yield f"  {name} was predicted {_within_words(within)}"
+
+
+def _within_words(within: Within) -> str:
+    share = f"{within['nine_of_ten']:.1%}, at worst {within['worst']:.1%}".replace("%", " %")
+    return f"within {share}, over {within['num_runs']} runs"
+
+
+def device_words(device: Device) -> str:
+    return f"{device['name']} {format_bytes(int(device['memory_bytes']))}"
+
+
+def _presence(machine: Machine) -> str:
+    if machine["draining"]:
+        return "draining"
+    return "online" if machine["online"] else f"last seen {machine['last_seen_at']}"
+
+
+# Shared.
+
+
+def _find(rows: Sequence[Any], wanted: str) -> str:
+    """The id of the row that is called so: by id, else by name; what is neither is asked for as it is."""
+    for key in ("id", "name"):
+        for row in rows:
+            if row[key] == wanted:
+                return str(row["id"])
+    return wanted
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int], None] | None]:
+    """A bar in place on a terminal, nothing elsewhere."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("sending", total=None)
+        yield lambda sent, total: progress.update(task, completed=sent, total=total)
+
+
+def count(number: int | None) -> str:
+    return "" if number is None else f"{number:,}"
+
+
+def size(num_bytes: int | None) -> str:
+    return "" if num_bytes is None else format_bytes(num_bytes)

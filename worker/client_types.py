@@ -1,0 +1,276 @@
+"""What the API answers, as types: a dictionary each, with the keys that ``docs/architecture.md`` lists.
+
+Plans, predictions, specs and calibrations are documents of their own (``optimizer``'s ``Plan.from_json`` and
+``Prediction.from_json`` read the first two) and stay plain dictionaries here.
+"""
+
+from typing import Any, Literal, TypedDict
+
+Document = dict[str, Any]
+State = Literal["queued", "starting", "running", "succeeded", "failed", "cancelled"]
+Verdict = Literal["fits", "tight", "does_not_fit", "unknown"]
+
+
+class Me(TypedDict):
+    user: str
+    is_admin: bool
+    version: str
+
+
+class Model(TypedDict):
+    id: str
+    name: str
+    preset: str
+    model_type: str
+    num_parameters: int | None
+    has_weights: bool
+    has_tokenizer: bool
+    has_chat: bool
+    created_at: str
+    profile: Literal["ready", "pending", "failed"]
+
+
+class ModelDetails(Model):
+    """Of one model, beside its row."""
+
+    config: Document
+    num_bytes: int
+    """On the service's disk."""
+    structure: Document
+    """``optimizer.models.structure.Structure``."""
+
+
+class MethodNeed(TypedDict):
+    """What training or running a model in one way takes on a device."""
+
+    name: Literal["full", "lora", "qlora", "generate"]
+    title: str
+    what: str
+    state: Literal["ready", "pending", "not_asked", "failed"]
+    plain_bytes: int | None
+    least_bytes: int | None
+    message: str
+
+
+class CardVerdicts(TypedDict):
+    name: str
+    memory_bytes: int
+    verdicts: dict[str, Literal["fits", "fits_saving", "does_not_fit"] | None]
+    """By method."""
+
+
+class ModelCards(TypedDict):
+    sequence_length: int
+    methods: list[MethodNeed]
+    cards: list[CardVerdicts]
+
+
+class Dataset(TypedDict):
+    id: str
+    name: str
+    format: Literal["txt", "jsonl", "parquet", "prompts"]
+    num_bytes: int
+    num_documents: int | None
+    preview: str
+    sha256: str
+    facts: Document
+    created_at: str
+
+
+class Deleted(TypedDict):
+    id: str
+    deleted_at: str
+    restorable_until: str
+
+
+class Device(TypedDict):
+    kind: str
+    name: str
+    memory_bytes: int
+
+
+class Machine(TypedDict):
+    id: str
+    name: str
+    device: Device
+    last_seen_at: str
+    online: bool
+    draining: bool
+    calibration: Document
+
+
+class Holder(TypedDict):
+    """A job at work on a machine; of someone else's the id and name are empty."""
+
+    job_id: str
+    name: str
+    worker: str
+    needs_bytes: int
+    bytes_by_category: dict[str, int]
+
+
+class Occupancy(TypedDict):
+    memory_bytes: int
+    free_bytes: int
+    holders: list[Holder]
+
+
+class Within(TypedDict):
+    num_runs: int
+    nine_of_ten: float
+    worst: float
+
+
+class CheckedRun(TypedDict):
+    job_id: str
+    name: str
+    ended_at: str | None
+    predicted_bytes: int | None
+    measured_bytes: int | None
+    predicted_ms: float | None
+    measured_ms: float | None
+
+
+class Accuracy(TypedDict):
+    peak: Within | None
+    step: Within | None
+    runs: list[CheckedRun]
+
+
+class MachineDetails(Machine):
+    """Of one machine, beside its row."""
+
+    memory: Occupancy
+    accuracy: Accuracy
+
+
+class OfferedOn(TypedDict):
+    id: str
+    name: str
+
+
+class Offer(TypedDict):
+    """One priced plan of ``POST /plans``."""
+
+    id: str
+    label: str
+    chosen: bool
+    verdict: Verdict
+    machine: OfferedOn
+    plan: Document
+    prediction: Document
+    explanation: list[str]
+    lossless: bool
+
+
+class Job(TypedDict):
+    id: str
+    name: str
+    kind: Literal["train", "generate"]
+    state: State
+    phase: str
+    reason: str
+    message: str
+    error: Document | None
+    is_terminal: bool
+    cancel_requested: bool
+    paused: bool
+    priority: int
+    attempt: int
+    step: int
+    num_steps: int
+    eta_s: float | None
+    summary: Document
+    created_at: str
+    started_at: str | None
+    finished_at: str | None
+    spec: Document
+    plan: Document | None
+    prediction: Document | None
+    machine: str | None
+    links: dict[str, str]
+
+
+class JobEvent(TypedDict):
+    """One move of a job."""
+
+    seq: int
+    at: str
+    actor: str
+    kind: str
+    from_state: str
+    to_state: str
+    reason: str
+    message: str
+
+
+class Artifact(TypedDict):
+    id: str
+    job_id: str
+    name: str
+    kind: str
+    num_bytes: int
+    sha256: str
+    created_at: str
+    download: str
+
+
+class Checkpoint(TypedDict):
+    name: str
+    kind: Literal["checkpoint"]
+    step: int
+    num_bytes: int
+    sha256: str
+    created_at: str
+
+
+class Metrics(TypedDict):
+    steps: list[Document]
+    evals: list[Document]
+    generated: list[Document]
+    timeline: Document | None
+
+
+class WaitingJob(TypedDict):
+    id: str
+    name: str
+    position: int
+    priority: int
+    reason: str
+    sentence: str
+    machines: list[str]
+
+
+class Queue(TypedDict):
+    num_waiting: int
+    """Of all people."""
+    waiting: list[WaitingJob]
+    live: list[Document]
+
+
+class Comparison(TypedDict):
+    jobs: list[Document]
+    differences: list[Document]
+    outcomes: list[Document]
+    costs: list[Document]
+    unpriced: str
+
+
+class UploadFile(TypedDict):
+    name: str
+    num_bytes: int
+    sha256: str
+    received_bytes: int
+
+
+class Upload(TypedDict):
+    """A model or dataset on its way."""
+
+    id: str
+    kind: Literal["model", "dataset"]
+    name: str
+    purpose: str
+    files: list[UploadFile]
+    piece_bytes: int
+    max_piece_bytes: int
+    kept_until: str

@@ -1,0 +1,123 @@
+"""How files go up: small ones in one request, others in pieces that survive a cut, of the line or of this process.
+
+An upload that was begun and not finished is found by what it announced (names, sizes, hashes) and gone on with, so the same
+command simply run again continues.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optimizer.errors import HeadroomError
+
+if TYPE_CHECKING:
+    from worker.client import HeadroomClient
+    from worker.client_types import Upload
+
+SMALL_BYTES = 1024 * 1024
+"""What goes up in one request."""
+MAX_FAILURES = 8
+"""In a row, of one piece; with the pauses between them about two minutes."""
+_LONGEST_PAUSE_S = 30.0
+_FIELDS = {"config.json": "config", "tokenizer.json": "tokenizer", "tokenizer_config.json": "tokenizer_config"}
+
+Progress = Callable[[int, int], None]
+
+
+def send_files(
+    client: "HeadroomClient",
+    kind: str,
+    files: Sequence[Path],
+    *,
+    name: str,
+    purpose: str = "text",
+    on_progress: Progress | None = None,
+) -> dict[str, Any]:
+    """The model or dataset that they become. Raises ApiProblem, and ServiceUnreachable when nothing answers for minutes."""
+    total_bytes = sum(path.stat().st_size for path in files)
+    if total_bytes <= SMALL_BYTES:
+        return _send_at_once(client, kind, files, name=name, purpose=purpose)
+    announced = [_announce(path) for path in files]
+    upload = _find_begun(client, kind, announced, name=name, purpose=purpose)
+    if upload is None:
+        upload = client.begin_upload(kind, announced, name=name, purpose=purpose)
+    done_bytes = 0
+    for number, path in enumerate(files):
+        done_bytes = _send_file(client, upload, number, path, done_bytes, lambda sent: _tell(on_progress, sent, total_bytes))
+    return client.finish_upload(upload["id"])
+
+
+def _send_at_once(
+    client: "HeadroomClient", kind: str, files: Sequence[Path], *, name: str, purpose: str
+) -> dict[str, Any]:
+    if kind == "dataset":
+        return client.post_files("datasets", [("file", files[0])], name=name, purpose=purpose)
+    return client.post_files("models", [(_FIELDS.get(path.name, "weights"), path) for path in files], name=name)
+
+
+def _announce(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        return {
+            "name": path.name,
+            "num_bytes": path.stat().st_size,
+            "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
+        }
+
+
+def _find_begun(
+    client: "HeadroomClient", kind: str, announced: list[dict[str, Any]], *, name: str, purpose: str
+) -> "Upload | None":
+    for upload in client.uploads():
+        files = [{key: file[key] for key in ("name", "num_bytes", "sha256")} for file in upload["files"]]  # type: ignore[literal-required]
+        if (upload["kind"], upload["name"], upload["purpose"], files) == (kind, name, purpose, announced):
+            return upload
+    return None
+
+
+def _send_file(
+    client: "HeadroomClient",
+    upload: "Upload",
+    number: int,
+    path: Path,
+    done_bytes: int,
+    tell: Callable[[int], None],
+) -> int:
+    """The bytes of all files so far."""
+    num_bytes, here_bytes = upload["files"][number]["num_bytes"], upload["files"][number]["received_bytes"]
+    num_failures = 0
+    with path.open("rb") as file:
+        while here_bytes < num_bytes:
+            tell(done_bytes + here_bytes)
+            file.seek(here_bytes)
+            piece = file.read(upload["piece_bytes"])
+            try:
+                here_bytes = client.send_piece(upload["id"], number, piece, offset_bytes=here_bytes)
+                num_failures = 0
+            except HeadroomError as error:
+                num_failures += 1
+                if num_failures >= MAX_FAILURES or not _may_pass(error):
+                    raise
+                time.sleep(min(_LONGEST_PAUSE_S, 0.5 * 2**num_failures))
+                here_bytes = _where_it_stands(client, upload["id"], number, otherwise=here_bytes)
+    tell(done_bytes + num_bytes)
+    return done_bytes + num_bytes
+
+
+def _may_pass(error: HeadroomError) -> bool:
+    """Whether asking again can help: the line, the server, or another sender of the same file."""
+    status = getattr(error, "status", None)
+    return status is None or status >= 500 or status in (408, 409, 429)
+
+
+def _where_it_stands(client: "HeadroomClient", upload_id: str, number: int, *, otherwise: int) -> int:
+    try:
+        return client.upload(upload_id)["files"][number]["received_bytes"]
+    except HeadroomError:
+        return otherwise
+
+
+def _tell(on_progress: Progress | None, sent_bytes: int, total_bytes: int) -> None:
+    if on_progress is not None:
+        on_progress(sent_bytes, total_bytes)
