@@ -3,7 +3,7 @@
 from typing import Any
 
 from django.db import transaction
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from ninja import File, Form, Router, UploadedFile
 
 from webapp.accounts.access import acting_of
@@ -90,11 +90,11 @@ def get_model_cards(request: HttpRequest, model_id: str) -> dict[str, Any]:
 
 
 @router.post("/models/{model_id}/cards", response={202: dict[str, Any]}, tags=["models"])
-def ask_for_model_cards(request: HttpRequest, model_id: str) -> tuple[int, dict[str, Any]]:
+def ask_for_model_cards(request: HttpRequest, model_id: str) -> HttpResponse:
     """Have a worker profile it for every method that is not known; GET tells when that is done."""
     row = _model(request, model_id)
     ask_for_needs(row)
-    return 202, reach_document(row)
+    return JsonResponse(reach_document(row), status=202)
 
 
 @router.delete("/models/{model_id}", response=dict[str, Any], tags=["models"])

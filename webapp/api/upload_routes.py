@@ -86,10 +86,10 @@ def finish_upload(request: HttpRequest, upload_id: str) -> HttpResponse:
 
 
 @router.delete("/uploads/{upload_id}", response={204: None}, tags=["uploads"])
-def drop_upload(request: HttpRequest, upload_id: str) -> tuple[int, None]:
+def drop_upload(request: HttpRequest, upload_id: str) -> HttpResponse:
     """Give it up; what came of it is removed. One that is left alone goes after a day."""
     uploads.drop_upload(_get(request, upload_id))
-    return 204, None
+    return HttpResponse(status=204)
 
 
 def _get(request: HttpRequest, upload_id: str) -> Upload:

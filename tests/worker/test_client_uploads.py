@@ -1,0 +1,117 @@
+"""Uploads by the client: over a line that is cut, and from where an earlier process stopped. The service is the test's own."""
+
+import hashlib
+import json
+
+import httpx
+import pytest
+
+from worker import client_uploads
+from worker.client import ApiProblem, HeadroomClient
+
+CONTENT = bytes(range(256)) * 100
+PIECE_BYTES = 10_000
+
+
+class Service:
+    """Keeps what is sent; cuts the line at the pieces it is told to."""
+
+    def __init__(self):
+        self.announced, self.kept, self.num_pieces = None, b"", 0
+        self.cut_at, self.refuse_with = set(), None
+
+    def document(self):
+        files = [{**self.announced["files"][0], "received_bytes": len(self.kept)}]
+        head = {key: self.announced[key] for key in ("kind", "name", "purpose")}
+        return {"id": "upload_1", **head, "files": files, "piece_bytes": PIECE_BYTES}
+
+    def __call__(self, request):
+        path = request.url.path.removeprefix("/api/v1/")
+        if request.method == "PUT":
+            return self.take_piece(request)
+        if path == "uploads" and request.method == "GET":
+            return httpx.Response(200, json={"results": [self.document()] if self.announced else [], "next": None})
+        if path == "uploads":
+            self.announced = json.loads(request.read())
+            return httpx.Response(201, json=self.document())
+        if path.endswith("/finish"):
+            return httpx.Response(201, json={"id": "dataset_1", "sha256": hashlib.sha256(self.kept).hexdigest()})
+        return httpx.Response(200, json=self.document())
+
+    def take_piece(self, request):
+        self.num_pieces += 1
+        piece, offset = request.read(), int(request.url.params["offset"])
+        if self.refuse_with is not None:
+            return httpx.Response(self.refuse_with, json={"detail": "no", "code": "no"})
+        assert offset == len(self.kept)
+        assert request.headers["X-Piece-SHA256"] == hashlib.sha256(piece).hexdigest()
+        if self.num_pieces in self.cut_at:
+            raise httpx.ReadError("the line was cut")
+        self.kept += piece
+        return httpx.Response(200, json={"received_bytes": len(self.kept)})
+
+
+@pytest.fixture
+def service():
+    return Service()
+
+
+@pytest.fixture
+def client(service, monkeypatch):
+    monkeypatch.setattr(client_uploads, "SMALL_BYTES", 100)
+    monkeypatch.setattr(client_uploads.time, "sleep", lambda seconds: None)
+    with HeadroomClient("http://headroom", token="t", transport=httpx.MockTransport(service)) as client:
+        yield client
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "verse.txt"
+    path.write_bytes(CONTENT)
+    return path
+
+
+def test_a_file_goes_up_in_pieces_and_tells_how_far_it_is(client, service, file):
+    told = []
+    made = client.create_dataset(file, name="verse", on_progress=lambda sent, total: told.append((sent, total)))
+    assert made["sha256"] == hashlib.sha256(CONTENT).hexdigest()
+    assert service.num_pieces == 3
+    assert told == [(0, 25_600), (10_000, 25_600), (20_000, 25_600), (25_600, 25_600)]
+
+
+def test_a_cut_line_is_gone_on_from(client, service, file):
+    service.cut_at = {2, 3}
+    client.create_dataset(file, name="verse")
+    assert service.kept == CONTENT
+    assert service.num_pieces == 5
+
+
+def test_the_same_command_goes_on_where_a_killed_one_stopped(client, service, file):
+    client.begin_upload("dataset", [client_uploads._announce(file)], name="verse")
+    client.send_piece("upload_1", 0, CONTENT[:PIECE_BYTES], offset_bytes=0)
+    client.create_dataset(file, name="verse")
+    assert service.kept == CONTENT
+    assert service.num_pieces == 3
+
+
+def test_a_changed_file_is_begun_anew(client, service, file):
+    client.create_dataset(file, name="verse")
+    service.kept = b""
+    file.write_bytes(CONTENT[::-1])
+    client.create_dataset(file, name="verse")
+    assert service.kept == CONTENT[::-1]
+    assert service.announced["files"][0]["sha256"] == hashlib.sha256(CONTENT[::-1]).hexdigest()
+
+
+def test_what_asking_again_cannot_mend_is_told_at_once(client, service, file):
+    service.refuse_with = 422
+    with pytest.raises(ApiProblem):
+        client.create_dataset(file, name="verse")
+    assert service.num_pieces == 1
+
+
+def test_a_server_that_stays_away_is_given_up(client, service, file):
+    service.cut_at = set(range(100))
+    with pytest.raises(Exception, match="nothing answers"):
+        client.create_dataset(file, name="verse")
+    assert service.num_pieces == client_uploads.MAX_FAILURES
