@@ -81,17 +81,17 @@ def run_attempt(attempt: dict[str, Any], *, reporter: Reporter, should_stop: Sto
         traceback.print_exc()
         result = failure(error, step=reporter.step)
     if result["outcome"] != "drained":
-        result = {**result, "artifacts": [*result.get("artifacts", []), *_event_file(reporter)]}
+        result = {**result, "artifacts": [*result.get("artifacts", []), *_event_file(attempt, reporter)]}
     reporter.result(result)
     reporter.close()
     return {"succeeded": EXIT_DONE, "drained": EXIT_DRAINED}.get(result["outcome"], EXIT_FAILED)
 
 
-def _event_file(reporter: Reporter) -> list[dict[str, Any]]:
-    """What it measured, for TensorBoard; a disk that is full by now spoils nothing else."""
+def _event_file(attempt: dict[str, Any], reporter: Reporter) -> list[dict[str, Any]]:
+    """What it measured, for TensorBoard. Whatever goes wrong with it must not cost the attempt its result."""
     try:
-        return leave_event_file(reporter.folder)
-    except OSError:
+        return leave_event_file(reporter.folder, attempt_number=attempt["attempt"])
+    except Exception:
         traceback.print_exc()
         return []
 

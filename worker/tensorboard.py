@@ -23,13 +23,13 @@ _TAGS = {
 }
 
 
-def leave_event_file(attempt_folder: Path) -> list[dict[str, Any]]:
+def leave_event_file(attempt_folder: Path, *, attempt_number: int) -> list[dict[str, Any]]:
     """The artifact's row for ``result.json``; none where nothing was measured.
 
     Of a step that two attempts measured the later one holds, as on the charts.
     """
     job_folder = attempt_folder.parent.parent
-    records = _records(job_folder, last_attempt=int(attempt_folder.name))
+    records = _records(job_folder, last_attempt=attempt_number)
     if not records:
         return []
     name = f"{FILE_NAME_START}{int(records[0]['time_s'])}.headroom"

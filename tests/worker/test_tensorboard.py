@@ -105,7 +105,7 @@ def test_a_job_leaves_all_its_attempts_the_later_one_where_two_measured_a_step(t
             record(4, loss=float("nan"), tokens_per_s=8.0),
         ],
     )
-    [artifact] = leave_event_file(folder)
+    [artifact] = leave_event_file(folder, attempt_number=2)
     file = tmp_path / artifact["file"]
     assert artifact["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
     assert artifact["num_bytes"] == file.stat().st_size
@@ -120,12 +120,12 @@ def test_a_job_leaves_all_its_attempts_the_later_one_where_two_measured_a_step(t
 
 
 def test_a_later_attempt_s_file_takes_the_place_of_the_earlier_one_s(tmp_path):
-    leave_event_file(write_samples(tmp_path, 1, [record(1, loss=4.0)]))
-    leave_event_file(write_samples(tmp_path, 2, [record(2, loss=3.0)]))
+    leave_event_file(write_samples(tmp_path, 1, [record(1, loss=4.0)]), attempt_number=1)
+    leave_event_file(write_samples(tmp_path, 2, [record(2, loss=3.0)]), attempt_number=2)
     [file] = (tmp_path / "artifacts" / "tensorboard").iterdir()
     assert [step for _, step, _ in read_events(file)] == [1, 2]
 
 
 def test_a_job_that_measured_nothing_leaves_no_file(tmp_path):
-    assert leave_event_file(write_samples(tmp_path, 1, [])) == []
+    assert leave_event_file(write_samples(tmp_path, 1, []), attempt_number=1) == []
     assert not (tmp_path / "artifacts").exists()

@@ -44,17 +44,18 @@ def purge_deleted() -> list[str]:
     """What was deleted KEPT ago or more; the ids of which files went."""
     oldest = timezone.now() - KEPT
     rows: list[Row] = [*Model.objects.filter(deleted_at__lt=oldest), *Dataset.objects.filter(deleted_at__lt=oldest)]
-    return [row.pk for row in rows if _purge(row)]
+    ids = [row.pk for row in rows]  # a row that is deleted forgets its own
+    return [row_id for row_id, row in zip(ids, rows, strict=True) if _purge(row)]
 
 
 def _purge(row: Row) -> bool:
-    folder = _folder(row)
+    row_id, folder = row.pk, _folder(row)
     if row.job_set.filter(finished_at__isnull=True).exists():
         return False
     try:
         row.delete()
     except ProtectedError:
-        logger.debug("%s stays as a row: ended jobs name it", row.pk)
+        logger.debug("%s stays as a row: ended jobs name it", row_id)
     was_there = folder.exists()
     shutil.rmtree(folder, ignore_errors=True)
     return was_there

@@ -189,7 +189,7 @@ def _bytes_of(name: MethodName, fingerprint: str, document_sha256: str, sequence
         machine=table_machine(_PRICED_ON),
     )
     plain = Plan(
-        batch=BatchPlan(micro_batch_size=1),
+        batch=BatchPlan(micro_batch_size=1, accumulation_steps=1),
         activations=ActivationsPlan(per_block=("keep",) * problem.num_blocks),
         weights=WeightsPlan(frozen=method.frozen),
     )
