@@ -174,8 +174,8 @@ def describe_job(job: Job) -> list[str]:
     lines = [f"{job['name']}  {job['state']} · {counted} {job['step']} of {job['num_steps']}  ({job['id']})"]
     if job.get("message"):
         lines.append(f"  {job['message']}")
-    if job.get("eta_s") and not job["is_terminal"]:
-        lines.append(f"  {format_duration(job['eta_s'])} left")
+    if (eta_s := job.get("eta_s")) and not job["is_terminal"]:
+        lines.append(f"  {format_duration(eta_s)} left")
     measures: list[tuple[str, str, Callable[[float], str]]] = [
         ("device peak", "device_peak_bytes", lambda value: format_bytes(int(value))),
         ("step time", "step_ms", lambda value: f"{value:,.0f} ms"),

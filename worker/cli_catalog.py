@@ -189,7 +189,7 @@ def _restore_dataset(client: HeadroomClient, options: argparse.Namespace) -> Non
 def _list_uploads(client: HeadroomClient, options: argparse.Namespace) -> None:
     rows = []
     for upload in client.uploads():
-        here, total = (sum(int(file[key]) for file in upload["files"]) for key in ("received_bytes", "num_bytes"))  # type: ignore[literal-required]
+        here, total = (sum(int(file[key]) for file in upload["files"]) for key in ("received_bytes", "num_bytes"))
         rows.append((upload["id"], upload["kind"], upload["name"], f"{format_bytes(here)} of {format_bytes(total)}"))
     print_table(("id", "kind", "name", "here"), rows, empty="no upload is open")
 

@@ -70,7 +70,7 @@ def _find_begun(
     client: "HeadroomClient", kind: str, announced: list[dict[str, Any]], *, name: str, purpose: str
 ) -> "Upload | None":
     for upload in client.uploads():
-        files = [{key: file[key] for key in ("name", "num_bytes", "sha256")} for file in upload["files"]]  # type: ignore[literal-required]
+        files = [{key: file[key] for key in ("name", "num_bytes", "sha256")} for file in upload["files"]]
         if (upload["kind"], upload["name"], upload["purpose"], files) == (kind, name, purpose, announced):
             return upload
     return None

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from optimizer.units import format_bytes, format_duration
+from worker.client_types import Comparison
 from worker.tables import print_table
 
 LETTERS = "ABCDEFGHIJ"
 
 
-def print_comparison(found: dict[str, Any]) -> None:
+def print_comparison(found: Comparison) -> None:
     """What ``GET /compare`` answers."""
     letters = LETTERS[: len(found["jobs"])]
     for letter, job in zip(letters, found["jobs"], strict=True):

@@ -159,7 +159,8 @@ def check_jobs(jobs: DemoJobs) -> list[Claim]:
 def check_equality(jobs: DemoJobs) -> Claim:
     """Recomputing and offloading change no bit. Another micro-batch changes the order of sums, so there noise is allowed."""
     fitted, plain = jobs.fitted["summary"], jobs.plain["summary"]
-    if jobs.fitted["plan"]["batch"] == jobs.plain["plan"]["batch"]:
+    batches = [(job["plan"] or {}).get("batch") for job in (jobs.fitted, jobs.plain)]
+    if batches[0] == batches[1]:
         same = bool(fitted["weights_sha256"]) and fitted["weights_sha256"] == plain["weights_sha256"]
         text = f"its weights {'equal' if same else 'differ from'} plain training's, bit for bit"
         return Claim(text=f"{text} (sha256 {fitted['weights_sha256'][:12]}…)", holds=same)

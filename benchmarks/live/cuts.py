@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.live.service import LiveService
@@ -27,10 +28,12 @@ def measure_cuts(service: LiveService, *, is_quick: bool) -> dict[str, object]:
         follower.start()
     service.tell("measure", job_id=job_id, num_samples=num_samples, per_second=PER_SECOND)
     pause_s = num_samples / PER_SECOND / 8
-    troubles = [line.cut, lambda: restart(service, "web"), lambda: restart(service, "valkey")]
-    for trouble in [*troubles, line.cut, lambda: restart(service, "web")]:
+    for trouble in ("line", "web", "valkey", "line", "web"):
         time.sleep(pause_s)
-        trouble()
+        if trouble == "line":
+            line.cut()
+        else:
+            restart(service, trouble)
     service.hear()
     service.ask("end", job_id=job_id)
     for follower in followers:
@@ -83,7 +86,7 @@ class Follower(threading.Thread):
                 return self._take_all(self._client.metrics(self._job_id))
             time.sleep(0.2)
 
-    def _take_all(self, metrics: dict[str, Any]) -> None:
+    def _take_all(self, metrics: Mapping[str, Any]) -> None:
         for sample in metrics["steps"]:
             self.steps.add(sample["step"])
 

@@ -67,12 +67,11 @@ class LiveService:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for process in [*self._processes.values(), *([self._writer] if self._writer else [])]:
-            process.kill()
-            process.wait()
-        if self._writer is not None and self._writer.stdin and self._writer.stdout:
-            self._writer.stdin.close()
-            self._writer.stdout.close()
+        for name in tuple(self._processes):
+            self.kill(name)
+        if self._writer is not None:
+            self._writer.kill()
+            self._writer.communicate()
         if kind is not None:
             print(self.log("web"), file=sys.stderr)
         shutil.rmtree(self._stack.home, ignore_errors=True)

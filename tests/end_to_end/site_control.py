@@ -25,6 +25,27 @@ def seed():
     return ada.pk
 
 
+def catalog():
+    """Ids of what the pages of a dataset and a machine show; runs that ended on the machine, a dataset with lengths."""
+    from django.contrib.auth.models import User
+
+    from tests.webapp.pages import rows
+    from webapp.catalog.models import Dataset, Machine
+
+    for number in range(3):
+        job_id = new_job(name=f"earlier-{number}")
+        begin(job_id=job_id)
+        succeed(job_id=job_id)
+    facts = {
+        "num_characters": 4_300_000,
+        "records": ["In the beginning God created the heaven and the earth.", "And the earth was without form, and void."],
+        "lengths": [[64, 310], [128, 2400], [256, 1800], [512, 90]],
+    }
+    dataset = rows.make_dataset(User.objects.get(username="ada"), name="verses")
+    Dataset.objects.filter(pk=dataset.pk).update(facts=facts)
+    return {"dataset": dataset.pk, "machine": Machine.objects.get().pk}
+
+
 def add_llama(*, profile_file):
     """A model whose profile is known, so that jobs of it can be priced."""
     from optimizer.models.spec import read_model_spec

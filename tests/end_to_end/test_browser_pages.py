@@ -42,10 +42,10 @@ def shown_jobs(site, llama_folder):
     site.ask("new_job", name="waits-here")
     llama = site.ask("add_llama", profile_file=str(llama_folder / "profile.json"))
     generating = site.ask("new_generate_job", name="answers")
-    return {"job": running, "failed-job": failed, "generate-job": generating, "llama": llama}
+    return {"job": running, "failed-job": failed, "generate-job": generating, "llama": llama, **site.ask("catalog")}
 
 
-# the name of a page's pictures -> its address; ``{job}``, ``{failed-job}`` and ``{llama}`` stand for what ``shown_jobs`` made
+# the name of a page's pictures -> its address; names in braces stand for what ``shown_jobs`` made
 PAGES = {
     "login": "/login/",
     "jobs": "/jobs/",
@@ -58,8 +58,11 @@ PAGES = {
     "generate-new": "/jobs/new/generate/",
     "plans": "/plans/?model={llama}&device_budget=20+MiB&try-pin_activations_per_block=recompute",
     "models": "/models/",
+    "model": "/models/{llama}/",
     "datasets": "/datasets/",
+    "dataset": "/datasets/{dataset}/",
     "machines": "/machines/",
+    "machine": "/machines/{machine}/",
     "tokens": "/tokens/",
 }
 # what JavaScript still has to bring once a page has loaded
@@ -69,8 +72,15 @@ READY = {
     "generate-job": lambda tab: wait_for_points(tab, 60),
     "compare": lambda tab: expect(tab.page.locator("#compare-status")).to_have_text("84 points of 2 runs."),
     "plans": lambda tab: tab.page.wait_for_function("() => document.querySelectorAll('.js-plotly-plot').length >= 3"),
+    "model": lambda tab: tab.page.get_by_role("region", name="Verdict for each card").wait_for(),
+    "dataset": lambda tab: wait_for_bars(tab),
+    "machine": lambda tab: wait_for_bars(tab, chart="chart-peak"),
     "job-new": lambda tab: tab.page.get_by_text("being profiled").or_(tab.page.locator(".verdict-fits")).first.wait_for(),
 }
+
+
+def wait_for_bars(tab, chart="chart-lengths"):
+    tab.page.wait_for_function("id => document.getElementById(id).data?.length > 0", arg=chart)
 
 
 def open_page(open_tab, name, shown_jobs, **how):

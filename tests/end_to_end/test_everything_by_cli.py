@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tests.end_to_end import writer
-from tests.end_to_end.stack import Stack
+from tests.end_to_end.stack import running_stack
 from tests.end_to_end.test_survival import TEXT
 from tests.worker.processes import wait_for
 from worker.cli import main
@@ -40,15 +40,8 @@ JOB = {
 
 @pytest.fixture(scope="module")
 def stack():
-    stack = Stack()
-    try:
-        stack.prepare()
-        stack.start_valkey()
-        stack.start_reconciler()
-        stack.start_worker()
+    with running_stack() as stack:
         yield stack
-    finally:
-        stack.close()
 
 
 class Terminal:

@@ -214,16 +214,20 @@ def _check_sha256(upload: Upload, number: int) -> None:
         )
 
 
-class _KeptFile(UploadedFile):
+class _KeptFile(UploadedFile):  # type: ignore[type-arg]  # at run time it takes no argument
     """A file of an upload as the actions take one: with a path, so that keeping it copies nothing."""
 
+    def __init__(self, path: Path, *, name: str, size: int) -> None:
+        super().__init__(path.open("rb"), name=name, size=size)
+        self._kept_at = path
+
     def temporary_file_path(self) -> str:
-        return str(self.file.name)
+        return str(self._kept_at)
 
 
 def _as_uploaded(upload: Upload, number: int) -> "UploadedFile[Any]":
     file = upload.files[number]
-    return _KeptFile(_path(upload, number).open("rb"), name=file["name"], size=file["num_bytes"])
+    return _KeptFile(_path(upload, number), name=file["name"], size=file["num_bytes"])
 
 
 def _create_model(upload: Upload, files: "Sequence[UploadedFile[Any]]") -> Model:

@@ -14,7 +14,7 @@ from optimizer.errors import HeadroomError, NoFeasiblePlan
 from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.estimate.prediction import Prediction
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.activations import ActivationsPlan
+from optimizer.plan.activations import ActivationsPlan, BlockChoice
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.pins import Pins, WeightsPins
@@ -188,9 +188,10 @@ def _bytes_of(name: MethodName, fingerprint: str, document_sha256: str, sequence
         ),
         machine=table_machine(_PRICED_ON),
     )
+    kept: tuple[BlockChoice, ...] = ("keep",) * problem.num_blocks
     plain = Plan(
         batch=BatchPlan(micro_batch_size=1, accumulation_steps=1),
-        activations=ActivationsPlan(per_block=("keep",) * problem.num_blocks),
+        activations=ActivationsPlan(per_block=kept),
         weights=WeightsPlan(frozen=method.frozen),
     )
     plain_bytes = _whole_peak(problem.priced("plain", plan=plain, prediction=problem.price(plain)).prediction)
