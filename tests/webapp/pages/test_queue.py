@@ -31,6 +31,16 @@ def test_a_move_that_is_not_allowed_says_so_and_changes_nothing(browser, ada):
     assert Job.objects.get(pk=job.pk).priority == 0
 
 
+def test_a_waiting_job_is_paused_and_resumed_where_it_stands(browser, ada):
+    job = rows.make_job(ada)
+    text = browser.post(f"/jobs/{job.pk}/move/", {"to": "pause"}, follow=True).content.decode()
+    assert "Paused: it may not start until it is resumed." in text
+    assert Job.objects.get(pk=job.pk).pause_requested_at is not None
+    text = browser.post(f"/jobs/{job.pk}/move/", {"to": "resume"}, follow=True).content.decode()
+    assert f"Pause {job.name}" in text
+    assert Job.objects.get(pk=job.pk).pause_requested_at is None
+
+
 def test_someone_else_s_job_is_not_there(browser, eve):
     assert browser.post(f"/jobs/{rows.make_job(eve).pk}/move/", {"to": "later"}).status_code == 404
 

@@ -8,13 +8,14 @@ from django.views.decorators.http import require_GET, require_POST
 
 from optimizer.errors import HeadroomError
 from webapp.accounts.access import is_service_admin
-from webapp.jobs.actions import set_priority
+from webapp.jobs.actions import pause_job, resume_job, set_priority
 from webapp.jobs.queries import jobs_visible_to
 from webapp.jobs.queue import read_queue
 from webapp.pages.job_head import state_words
 from webapp.pages.presentation import eta_words
 
 _MOVES = {"sooner": 1, "later": -1}
+_HOLDS = {"pause": pause_job, "resume": resume_job}
 
 
 @require_GET
@@ -35,16 +36,15 @@ def queue_page(request: HttpRequest) -> HttpResponse:
 @require_POST
 @login_required
 def queue_move(request: HttpRequest, job_id: str) -> HttpResponse:
-    """One step sooner or later; anything else changes nothing."""
+    """One step sooner or later, paused or resumed; anything else changes nothing."""
     job = get_object_or_404(jobs_visible_to(request.user), pk=job_id)
-    step = _MOVES.get(request.POST.get("to", ""), 0)
+    to, actor = request.POST.get("to", ""), f"user:{request.user.get_username()}"
     try:
-        set_priority(
-            job,
-            job.priority + step,
-            actor=f"user:{request.user.get_username()}",
-            may_overtake=is_service_admin(request.user),
-        )
+        if to in _HOLDS:
+            _HOLDS[to](job, actor=actor)
+        else:
+            priority = job.priority + _MOVES.get(to, 0)
+            set_priority(job, priority, actor=actor, may_overtake=is_service_admin(request.user))
     except HeadroomError as error:
         messages.error(request, f"{error.message}. {error.hint}".strip())
     return redirect("queue")
