@@ -38,6 +38,8 @@ CATEGORY_SIGNS: dict[Category, str] = {
 """Told apart without colour too."""
 BUDGET_COLOUR = "#C62828"
 BAR_CELLS = 48
+_BESIDE_BAR = 8
+"""Room for ``  100 %`` at its end."""
 PLAIN_EVERY_S = 5.0
 """Least time between two progress lines where lines cannot be redrawn."""
 
@@ -194,13 +196,15 @@ def memory_legend(bytes_by_category: dict[str, Any]) -> Text:
     return legend
 
 
-def render(view: JobView) -> Group:
-    """The whole block, six lines at most."""
-    lines: list[Text] = [Text(headline(view), style="bold"), progress_bar(view.step, view.num_steps)]
+def render(view: JobView, *, width: int = BAR_CELLS + _BESIDE_BAR) -> Group:
+    """The whole block, six lines where the terminal is wide enough. width: of the terminal; a narrow one has shorter bars."""
+    cells = max(8, min(BAR_CELLS, width - _BESIDE_BAR))
+    lines: list[Text] = [Text(headline(view), style="bold"), progress_bar(view.step, view.num_steps, cells=cells)]
     by_category = view.sample.get("device_bytes") or {}
     if by_category:
         limit_bytes = view.budget_bytes or sum(int(value or 0) for value in by_category.values())
-        lines += [memory_bar(by_category, limit_bytes=limit_bytes), memory_legend(by_category), Text(memory_words(view))]
+        bar = memory_bar(by_category, limit_bytes=limit_bytes, cells=cells)
+        lines += [bar, memory_legend(by_category), Text(memory_words(view))]
     elif view.message:
         lines.append(Text(view.message, style="dim"))
     if figures(view):
@@ -220,10 +224,10 @@ def plain_line(view: JobView) -> str:
 def watch(view: JobView, events: Iterable[StreamEvent], *, console: Console) -> JobView:
     """Feed every event to the view and show it, until the events end. Returns the view as it is then."""
     if console.is_terminal:
-        with Live(render(view), console=console, refresh_per_second=8) as live:
+        with Live(render(view, width=console.width), console=console, refresh_per_second=8) as live:
             for event in events:
                 view.feed(event)
-                live.update(render(view))
+                live.update(render(view, width=console.width))
         return view
     _watch_plainly(view, events, console=console)
     return view

@@ -17,6 +17,7 @@ from worker.terminal import (
     memory_words,
     plain_line,
     progress_bar,
+    render,
     watch,
 )
 
@@ -131,3 +132,12 @@ def test_in_a_terminal_the_block_shows_bar_legend_and_figures():
     assert "weights 240 MiB" in shown
     assert "peak 412 MiB of 480 MiB" in shown
     assert "38;2;0;158;115" in shown  # the green of activations
+
+
+def test_a_narrow_terminal_has_shorter_bars_that_do_not_wrap():
+    view = JobView(job={"name": "x", "state": "running", "step": 60, "num_steps": 120})
+    console = Console(width=40, record=True, file=io.StringIO())
+    console.print(render(view, width=console.width))
+    bar = console.export_text().splitlines()[1]
+    assert bar.endswith("50 %")
+    assert len(bar) <= 40
