@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from benchmarks.live.service import LiveService
@@ -101,9 +101,10 @@ class CutLine(threading.Thread):
     def __init__(self, server_port: int) -> None:
         super().__init__(daemon=True)
         self._server_port = server_port
-        self._loop = asyncio.new_event_loop()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._open: set[asyncio.StreamWriter] = set()
         self._is_ready = threading.Event()
+        self._is_over = asyncio.Event()
         self.port = 0
 
     def start(self) -> None:
@@ -111,20 +112,28 @@ class CutLine(threading.Thread):
         self._is_ready.wait()
 
     def run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        server = self._loop.run_until_complete(asyncio.start_server(self._carry, HOST, 0))
-        self.port = server.sockets[0].getsockname()[1]
-        self._is_ready.set()
-        self._loop.run_forever()
+        asyncio.run(self._serve())
 
     def cut(self) -> None:
-        self._loop.call_soon_threadsafe(self._cut)
+        self._tell(self._cut)
 
     def stop(self) -> None:
-        """When everyone has left."""
-        self._loop.call_soon_threadsafe(self._cut)
-        self._loop.call_soon_threadsafe(self._loop.call_later, 0.5, self._loop.stop)
+        self._tell(self._is_over.set)
         self.join()
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        server = await asyncio.start_server(self._carry, HOST, 0)
+        self.port = server.sockets[0].getsockname()[1]
+        self._is_ready.set()
+        await self._is_over.wait()
+        server.close()
+        self._cut()
+
+    def _tell(self, what: Callable[[], None]) -> None:
+        """From any thread."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(what)
 
     def _cut(self) -> None:
         for writer in tuple(self._open):
