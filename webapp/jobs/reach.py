@@ -188,10 +188,10 @@ def _bytes_of(name: MethodName, fingerprint: str, document_sha256: str, sequence
         ),
         machine=table_machine(_PRICED_ON),
     )
-    kept: tuple[BlockChoice, ...] = ("keep",) * problem.num_blocks
+    keep: BlockChoice = "keep"
     plain = Plan(
         batch=BatchPlan(micro_batch_size=1, accumulation_steps=1),
-        activations=ActivationsPlan(per_block=kept),
+        activations=ActivationsPlan(per_block=(keep,) * problem.num_blocks),
         weights=WeightsPlan(frozen=method.frozen),
     )
     plain_bytes = _whole_peak(problem.priced("plain", plan=plain, prediction=problem.price(plain)).prediction)

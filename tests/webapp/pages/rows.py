@@ -11,7 +11,7 @@ from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.estimate.prediction import Prediction, TimelinePoint
 from optimizer.hardware.machine import Device, Machine, Rates
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.activations import ActivationsPlan
+from optimizer.plan.activations import ActivationsPlan, BlockChoice
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan
@@ -27,7 +27,10 @@ from webapp.jobs.models import Attempt, Job
 
 NUM_STEPS = 120
 BUDGET_BYTES = 480 * MIB
-BLOCKS = ("recompute",) * 6 + ("offload",) * 4 + ("keep",) * 2
+_RECOMPUTE: BlockChoice = "recompute"
+_OFFLOAD: BlockChoice = "offload"
+_KEEP: BlockChoice = "keep"
+BLOCKS = (_RECOMPUTE,) * 6 + (_OFFLOAD,) * 4 + (_KEEP,) * 2
 PEAK = {
     "weights": 44 * MIB,
     "gradients": 44 * MIB,
