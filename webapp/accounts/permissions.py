@@ -113,10 +113,23 @@ TABLE: Final[dict[str, Rule]] = {
     "GET api/v1/models": SIGNED_IN,
     "POST api/v1/models": _runs("model.create"),
     "GET api/v1/models/<model_id>": LOOK,
+    "DELETE api/v1/models/<model_id>": _runs("model.delete"),
+    "POST api/v1/models/<model_id>/restore": _runs("model.restore"),
+    "GET api/v1/models/<model_id>/cards": LOOK,
+    "POST api/v1/models/<model_id>/cards": LOOK,
     "GET api/v1/datasets": SIGNED_IN,
     "POST api/v1/datasets": _runs("dataset.create"),
     "GET api/v1/datasets/<dataset_id>": LOOK,
+    "DELETE api/v1/datasets/<dataset_id>": _runs("dataset.delete"),
+    "POST api/v1/datasets/<dataset_id>/restore": _runs("dataset.restore"),
+    "GET api/v1/uploads": SIGNED_IN,
+    "POST api/v1/uploads": _runs("upload.begin"),
+    "GET api/v1/uploads/<upload_id>": SIGNED_IN,
+    "PUT api/v1/uploads/<upload_id>/files/<number>": Rule(who="signed_in", scope=Scope.WRITE),
+    "POST api/v1/uploads/<upload_id>/finish": Rule(who="signed_in", scope=Scope.WRITE, action="upload.finish"),
+    "DELETE api/v1/uploads/<upload_id>": Rule(who="signed_in", scope=Scope.WRITE, action="upload.drop"),
     "GET api/v1/machines": SIGNED_IN,
+    "GET api/v1/machines/<machine_id>": SIGNED_IN,
     # API: questions
     "POST api/v1/plans": ASK,
     "POST api/v1/plans/best": ASK,
@@ -208,9 +221,19 @@ TABLE: Final[dict[str, Rule]] = {
     # pages: what jobs are made of
     "GET models/": SIGNED_IN,
     "POST models/": _runs("model.create"),
+    "GET models/<slug:model_id>/": LOOK,
+    "GET models/<slug:model_id>/cards/": LOOK,
+    "POST models/<slug:model_id>/cards/": LOOK,
+    "POST models/<slug:model_id>/delete/": _runs("model.delete"),
+    "POST models/<slug:model_id>/restore/": _runs("model.restore"),
     "GET datasets/": SIGNED_IN,
     "POST datasets/": _runs("dataset.create"),
+    "GET datasets/<slug:dataset_id>/": LOOK,
+    "POST datasets/<slug:dataset_id>/read/": _runs("dataset.read"),
+    "POST datasets/<slug:dataset_id>/delete/": _runs("dataset.delete"),
+    "POST datasets/<slug:dataset_id>/restore/": _runs("dataset.restore"),
     "GET machines/": SIGNED_IN,
+    "GET machines/<slug:machine_id>/": SIGNED_IN,
 }
 """``METHOD route`` as Django's resolver writes the route; HEAD is asked as GET."""
 
@@ -226,9 +249,9 @@ OWNED: Final = {
     "delivery_id": ("webhooks.Delivery", "webhook__project"),
 }
 """Kwargs of addresses that name what a project owns: the table of rows, and where it says whose they are."""
-PERSONAL: Final = frozenset({"token_id"})
+PERSONAL: Final = frozenset({"token_id", "upload_id"})
 """Kwargs that name what one person owns: only they may look, which the view's query sees to."""
-PLAIN: Final = frozenset({"tab", "chart", "rest", "username"})
+PLAIN: Final = frozenset({"tab", "chart", "rest", "username", "number", "machine_id"})
 """Kwargs that name no row of anybody's."""
 
 

@@ -22,6 +22,8 @@ from django.core.files.uploadedfile import UploadedFile
 from django.utils import timezone
 
 from optimizer.errors import DiskFull, InvalidInput
+from webapp.accounts.access import act_in, require_role
+from webapp.accounts.models import Role
 from webapp.catalog.actions import DatasetPurpose, checked_name, create_dataset, create_model
 from webapp.catalog.errors import CatalogConflict, WrongOffset
 from webapp.catalog.models import Dataset, Model, Upload
@@ -90,6 +92,8 @@ def finish_upload(upload: Upload) -> Model | Dataset:
     Raises CatalogConflict while bytes are missing, InvalidInput for a file whose sha256 is another one, which must then be sent
     again from its start, and what ``create_model`` and ``create_dataset`` raise.
     """
+    if upload.project_id is not None:  # whoever began it may have lost the role since
+        require_role(upload.owner, upload.project_id, Role.MEMBER)
     for number, file in enumerate(upload.files):
         here_bytes = received_bytes(upload, number)
         if here_bytes != file["num_bytes"]:
@@ -234,12 +238,17 @@ def _create_model(upload: Upload, files: "Sequence[UploadedFile[Any]]") -> Model
     parts = {_MODEL_PARTS[str(file.name)]: file for file in files if file.name in _MODEL_PARTS}
     weights = [file for file in files if file.name not in _MODEL_PARTS]
     make: Callable[..., Model] = create_model
-    return make(owner=upload.owner, name=upload.name, weights=weights, **parts)
+    return make(owner=_owner(upload), name=upload.name, weights=weights, **parts)
 
 
 def _create_dataset(upload: Upload, file: "UploadedFile[Any]") -> Dataset:
     purpose: DatasetPurpose = "prompts" if upload.purpose == "prompts" else "text"
-    return create_dataset(owner=upload.owner, name=upload.name, file=file, purpose=purpose)
+    return create_dataset(owner=_owner(upload), name=upload.name, file=file, purpose=purpose)
+
+
+def _owner(upload: Upload) -> User:
+    """At work in the project where the upload was begun, so that what it becomes goes there."""
+    return act_in(upload.owner, upload.project)
 
 
 def _folder(upload: Upload) -> Path:

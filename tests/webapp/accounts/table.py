@@ -17,12 +17,17 @@ from webapp.accounts.tokens import create_token
 from webapp.api.api import openapi_document
 from webapp.batches.models import Batch, BatchFile
 from webapp.batches.urls import api as openai_api
+from webapp.catalog.models import Upload
 from webapp.jobs.actions import create_job
 from webapp.jobs.models import Artifact
 from webapp.webhooks.actions import create_webhook, send_test
 
 KNOWN_KWARGS = frozenset(OWNED) | PERSONAL | PLAIN
 _KWARG = re.compile(r"<(?:\w+:)?(\w+)>")
+
+
+UPLOADED = {"name": "verse.txt", "num_bytes": 0, "sha256": "0" * 64}
+"""A file that was announced, and of which nothing has come."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,11 +112,23 @@ def make_owned(owner: User, project: Project, home: Path) -> dict[str, str]:
     file = BatchFile.objects.create(**owned, filename="f", purpose="batch", num_bytes=1)
     batch = Batch.objects.create(**owned, endpoint="/v1/completions", completion_window="24h", expires_at=timezone.now())
     token, _ = create_token(user=owner, name="hers")
+    deleted_model, deleted_dataset = make_tiny_model(owner, name="gone"), make_text(owner)
+    for row in (deleted_model, deleted_dataset):
+        row.project, row.deleted_at = project, timezone.now()
+        row.save(update_fields=["project", "deleted_at"])
+    upload = Upload.objects.create(owner=owner, project=project, kind="dataset", name="text", files=[UPLOADED])
     webhook, _ = create_webhook(owner, project, url="https://example.org/hook", events=[])
     return {
         "project_id": project.pk,
         "model_id": model.pk,
         "dataset_id": dataset.pk,
+        "api/v1/models/<model_id>/restore model_id": deleted_model.pk,
+        "models/<slug:model_id>/restore/ model_id": deleted_model.pk,
+        "api/v1/datasets/<dataset_id>/restore dataset_id": deleted_dataset.pk,
+        "datasets/<slug:dataset_id>/restore/ dataset_id": deleted_dataset.pk,
+        "upload_id": upload.pk,
+        "machine_id": job.machine_id,
+        "number": "0",
         "job_id": job.pk,
         "api/v1/jobs/<job_id>/results job_id": generates.pk,
         "artifact_id": artifact.pk,

@@ -51,8 +51,11 @@ def test_a_deleted_dataset_is_out_of_sight(api, ada):
     assert api.get("/api/v1/datasets").json()["results"] == []
 
 
-def test_what_ships_with_the_program_stays(api):
-    answer = api.delete(f"/api/v1/models/{make_tiny_model().pk}")
+def test_what_ships_with_the_program_stays(api, admin):
+    path = f"/api/v1/models/{make_tiny_model().pk}"
+    assert api.delete(path).status_code == 403
+    api.force_login(admin)
+    answer = api.delete(path)
     assert answer.status_code == 409
     assert "ships with the program" in answer.json()["detail"]
 

@@ -84,10 +84,12 @@ def test_a_deletion_is_undone_by_one_button(browser, ada, headroom_home):
     assert Model.objects.get().deleted_at is None
 
 
-def test_what_ships_with_the_program_has_no_button_to_delete_it(browser):
+def test_what_ships_with_the_program_has_no_button_to_delete_it(browser, admin):
     model, dataset = rows.make_model(), rows.make_dataset()
     assert "/delete/" not in text_of(browser, f"/models/{model.pk}/")
     assert "/delete/" not in text_of(browser, f"/datasets/{dataset.pk}/")
+    assert browser.post(f"/models/{model.pk}/delete/").status_code == 403
+    browser.force_login(admin)
     answer = browser.post(f"/models/{model.pk}/delete/", follow=True)
     assert "ships with the program and stays" in answer.content.decode()
 
