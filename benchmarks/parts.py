@@ -1,6 +1,7 @@
 """A benchmark in parts: what a part is, and the command that runs them. Rows come as they are made, goals at the end."""
 
 import argparse
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,16 @@ class Options:
     """Of everything drawn by chance."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     """Where real steps run; the other parts need none."""
+    of: tuple[str, ...] = ()
+    """Cases of a part to measure alone (``Part.case``); all where empty."""
+
+    peaks: Path | None = None
+    """Result of an earlier run with what needs no quiet machine, for parts that take their time from there."""
+    machine: Path | None = None
+    """Where a machine that was probed and calibrated once is kept, for parts that need one; None to do it anew each time."""
+
+    def wants(self, case: object) -> bool:
+        return not self.of or str(case) in self.of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +44,10 @@ class Part:
     """Each row has ``part``: the name."""
     summarize: Callable[[Sequence[Row]], Mapping[str, dict[str, Any]]]
     """Goals (``record.goal``) by what they say, of this part's rows. A goal without a row is missed."""
+    case: str | None = None
+    """The field of a row that names its case, where cases can be measured one by one."""
+    is_extra: bool = False
+    """Run only where it is asked for by name."""
 
 
 def run_parts(parts: Sequence[Part], *, prog: str, description: str | None) -> int:
@@ -44,17 +59,43 @@ def run_parts(parts: Sequence[Part], *, prog: str, description: str | None) -> i
     parser.add_argument("--quick", action="store_true", help="fewer and smaller problems; under a minute")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here as well, after every row")
     parser.add_argument("--only", choices=list(by_name), action="append", help="these parts alone; may be repeated")
+    parser.add_argument("--of", metavar="CASE", action="append", help="these cases alone; may be repeated")
+    parser.add_argument("--add", action="store_true", help="keep what FILE has of other parts and cases")
+    parser.add_argument("--machine", type=Path, metavar="FILE", help="keep the calibrated machine there, for later runs")
+    parser.add_argument("--peaks", type=Path, metavar="FILE", help="an earlier result whose peaks are not measured again")
     parser.add_argument("--seed", type=int, default=SEED, help="of everything drawn by chance")
     parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
     arguments = parser.parse_args()
-    options = Options(quick=arguments.quick, seed=arguments.seed, device=torch.device(arguments.device))
+    options = Options(
+        quick=arguments.quick,
+        seed=arguments.seed,
+        device=torch.device(arguments.device),
+        of=tuple(arguments.of or ()),
+        machine=arguments.machine,
+        peaks=arguments.peaks,
+    )
     record = Record(file=arguments.json, machine=describe_machine(options.device))
-    chosen = [part for name, part in by_name.items() if name in (arguments.only or by_name)]
+    wanted = arguments.only or [part.name for part in parts if not part.is_extra]
+    chosen = [part for part in parts if part.name in wanted]
+    if arguments.add and arguments.json is not None and arguments.json.exists():
+        record.rows = rows_to_keep(json.loads(arguments.json.read_text())["rows"], chosen, options)
     for part in chosen:
         record.add_all(part.name, part.measure(options))
-    for part in chosen:
+    told = {row.get("part") for row in record.rows}
+    for part in (part for part in parts if part in chosen or part.name in told):
         record.summary |= part.summarize([row for row in record.rows if row.get("part") == part.name])
     num_failed = sum(row.get("what") == "failed" for row in record.rows)
     record.summary["parts that failed"] = goal(num_failed, 0, met=num_failed == 0)
     record.close()
     return 0 if all(entry["met"] for entry in record.summary.values()) else 1
+
+
+def rows_to_keep(rows: Sequence[Row], chosen: Sequence[Part], options: Options) -> list[Row]:
+    """Of an earlier run, those that this one does not measure again."""
+    by_name = {part.name: part for part in chosen}
+
+    def is_measured_again(row: Row) -> bool:
+        part = by_name.get(row.get("part") or row.get("of", ""))
+        return part is not None and (part.case is None or part.case not in row or options.wants(row[part.case]))
+
+    return [row for row in rows if not is_measured_again(row)]

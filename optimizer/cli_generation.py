@@ -132,6 +132,8 @@ def _read_goal(options: argparse.Namespace, goal: Goal, weights: WeightsPlan) ->
     asked = {weights.dtype, *(["quantize_frozen"] if weights.frozen != "same" else [])} - {"fp32"}
     if asked and not goal.allow_lossy:
         forbid = (*forbid, *(technique for technique in LOSSY if technique not in asked))
+    if goal.allow_lossy:
+        forbid = (*forbid, *(found for found in LOSSY if found not in asked and not goal.allows_loss_by(found)))
     return InferenceGoal(
         device_budget_bytes=goal.device_budget_bytes,
         host_budget_bytes=goal.host_budget_bytes,

@@ -16,7 +16,7 @@ from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
 from optimizer.search.baselines import BASELINES
 from optimizer.units import parse_bytes
-from optimizer.workload import Goal, Objective, OptimizerName, TrainingWorkload
+from optimizer.workload import Goal, Loss, Objective, OptimizerName, TrainingWorkload
 
 UNLIMITED_BYTES = 2**60
 """The largest budget of a goal."""
@@ -80,7 +80,8 @@ def read_goal(options: argparse.Namespace, machine: Machine | None) -> Goal:
         device_budget_bytes=whole_bytes if budget_bytes is None else budget_bytes,
         host_budget_bytes=host_budget_bytes,
         disk_budget_bytes=disk_budget_bytes,
-        allow_lossy=options.allow_lossy,
+        allow_lossy=bool(options.allow_lossy),
+        most_loss=options.allow_lossy if options.allow_lossy in get_args(Loss) else "any",
         forbid=tuple(getattr(options, "forbid", ())),
         pins=read_pins(getattr(options, "pin", ())),
         objective=objective,

@@ -19,6 +19,7 @@ from optimizer.cli_options import (
     read_profile,
     read_workload,
 )
+from optimizer.cli_progress import ProgressLine
 from optimizer.errors import InvalidInput, NoFeasiblePlan
 from optimizer.estimating import BEST
 from optimizer.hardware.machine import Machine
@@ -38,7 +39,7 @@ from optimizer.search.cards import Order
 from optimizer.search.objectives import Answer
 from optimizer.serialize import to_json
 from optimizer.techniques import TECHNIQUE_LABELS
-from optimizer.workload import Goal, Objective, TrainingWorkload
+from optimizer.workload import Goal, Loss, Objective, TrainingWorkload
 
 
 def add_plan_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -48,7 +49,13 @@ def add_plan_command(commands: "argparse._SubParsersAction[argparse.ArgumentPars
     add_machine_options(plan)
     add_adapter_options(plan)
     goal = plan.add_argument_group("goal")
-    goal.add_argument("--allow-lossy", action="store_true", help="also choices that change the numbers, such as bf16")
+    goal.add_argument(
+        "--allow-lossy",
+        nargs="?",
+        const="any",
+        choices=get_args(Loss),
+        help="also choices that change the numbers; rounding: only as training in 16 bits does (16-bit numbers, 8-bit state)",
+    )
     goal.add_argument(
         "--forbid",
         action="append",
@@ -159,10 +166,11 @@ def _rank_cards(options: argparse.Namespace, workload: TrainingWorkload) -> int:
     goal = read_goal(options, None)
     order: Order = "money" if goal.objective == "cheapest_run" else "speed"
     asked: dict[str, Any] = {"workload": workload, "goal": goal, "order": order}
-    if options.profile:
-        answers = rank_cards_profiled(read_profile(options.profile), names, **asked)
-    else:
-        answers = rank_model_cards(options.model, names, **asked)
+    with ProgressLine("cards") as progress:
+        if options.profile:
+            answers = rank_cards_profiled(read_profile(options.profile), names, progress=progress, **asked)
+        else:
+            answers = rank_model_cards(options.model, names, progress=progress, **asked)
     if options.json:
         print_json({"order": order, "cards": to_json(answers)})
     else:

@@ -22,7 +22,7 @@ from optimizer.profile.extent import EVERYTHING, Extent
 from optimizer.profile.obtain import obtain_profile
 from optimizer.profile.profile import Profile
 from optimizer.search.baselines import BASELINES
-from optimizer.search.cards import ALL, CardAnswer, Order, rank_cards, read_cards
+from optimizer.search.cards import ALL, CardAnswer, Order, Progress, rank_cards, read_cards
 from optimizer.search.compare import Comparison, Repriced, compare_plans, reprice
 from optimizer.search.core import search
 from optimizer.search.elsewhere import Obtain, add_ways_out
@@ -182,12 +182,18 @@ def rank_model_cards(
     order: Order = "speed",
     prices: PriceList | None = None,
     profiles_folder: Path | None = None,
+    progress: Progress | None = None,
 ) -> tuple[CardAnswer, ...]:
-    """Cards of the table by tokens per second, or by the rent of a million tokens. Without a goal each with all its memory."""
+    """Cards of the table by tokens per second, or by the rent of a million tokens. Without a goal each with all its memory.
+
+    progress: told of each card before it is looked at.
+    """
     spec = model if isinstance(model, ModelSpec) else read_model(model)
     workload, goal = workload or TrainingWorkload(), goal or Goal(device_budget_bytes=2**60)
     profile = profile_for(spec, workload=workload, goal=goal, folder=profiles_folder)
-    return rank_cards_profiled(profile, cards, workload=workload, goal=goal, order=order, prices=prices)
+    return rank_cards_profiled(
+        profile, cards, workload=workload, goal=goal, order=order, prices=prices, progress=progress
+    )
 
 
 def rank_cards_profiled(
@@ -199,6 +205,7 @@ def rank_cards_profiled(
     order: Order = "speed",
     prices: PriceList | None = None,
     calibration: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
 ) -> tuple[CardAnswer, ...]:
     """``rank_model_cards`` with a profile at hand."""
 
@@ -207,7 +214,7 @@ def rank_cards_profiled(
 
     found = read_cards(cards, host_memory_bytes=None)
     prices = prices or read_prices()
-    return rank_cards(pose, found, goal=goal, workload=workload, prices=prices, order=order)
+    return rank_cards(pose, found, goal=goal, workload=workload, prices=prices, order=order, progress=progress)
 
 
 def reprice_profiled(

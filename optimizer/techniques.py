@@ -18,7 +18,7 @@ TECHNIQUE_LABELS: Final[dict[Technique, str]] = {
     "bf16": "bf16 weights",
     "fp16": "fp16 weights",
     "autocast": "autocast (products in bf16 or fp16)",
-    "quantize_frozen": "int8 or nf4 weights under adapters",
+    "quantize_frozen": "weights in 8 or 4 bits under adapters",
     "offload_kv": "keys and values off the device",
     "quantize_kv": "keys and values in int8 or int4",
     "disk": "anything on disk",

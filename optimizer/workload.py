@@ -33,6 +33,10 @@ Technique = Literal[
 """What a goal may forbid. ``disk`` and ``remote`` forbid a place, whatever would live there."""
 LOSSY: tuple[Technique, ...] = ("compress", "bf16", "fp16", "autocast", "8bit_optimizer", "quantize_frozen", "quantize_kv")
 """Techniques that change the numbers."""
+ROUNDING: tuple[Technique, ...] = ("bf16", "fp16", "autocast", "8bit_optimizer")
+"""Of those the ones that round as training in 16 bits does. What the others do to a result depends on the model."""
+Loss = Literal["rounding", "any"]
+"""How much of quality may be lost: what ROUNDING names, or whatever LOSSY does."""
 Objective = Literal["fastest_step", "cheapest_run", "largest_batch", "longest_sequence", "largest_model"]
 """What is best. The last three change what is asked for: as much of it as fits, and of that the fastest."""
 ScheduleName = Literal["constant", "linear", "cosine"]
@@ -282,6 +286,8 @@ class Goal:
     """cheapest_run weighs machines against each other by money; on one machine the fastest step is the cheapest."""
     allow_lossy: bool = False
     """Whether choices that change the numbers (bf16, 8-bit state) may be taken."""
+    most_loss: Loss = "any"
+    """How far they may go, where they may be taken."""
     forbid: tuple[Technique, ...] = ()
     """Techniques that must not be used."""
     pins: Pins = field(default_factory=Pins)
@@ -290,6 +296,12 @@ class Goal:
     def __post_init__(self) -> None:
         _check_budgets(self)
         self._check_pins()
+
+    def allows_loss_by(self, technique: Technique) -> bool:
+        """Whether a technique's loss of quality is allowed; of one that has none it is."""
+        if technique not in LOSSY:
+            return True
+        return self.allow_lossy and (self.most_loss == "any" or technique in ROUNDING)
 
     def _check_pins(self) -> None:
         """Raise InvalidWorkload where a pin asks for what the goal rules out."""
@@ -302,12 +314,13 @@ class Goal:
                     value=shown_pin(value),
                     hint=f"Leave {technique!r} out of goal.forbid, or the pin.",
                 )
-            if technique in LOSSY and not self.allow_lossy:
+            if not self.allows_loss_by(technique):
+                limit = "allow_lossy is false" if not self.allow_lossy else f"most_loss is {self.most_loss}"
                 raise InvalidWorkload(
-                    f"{name} is {shown_pin(value)}, which changes the numbers, and goal.allow_lossy is false",
+                    f"{name} is {shown_pin(value)}, which changes the numbers, and goal.{limit}",
                     field=name,
                     value=shown_pin(value),
-                    hint="Set goal.allow_lossy, or leave the pin out.",
+                    hint=f"Set goal.{'most_loss to any' if self.allow_lossy else 'allow_lossy'}, or leave the pin out.",
                 )
 
 

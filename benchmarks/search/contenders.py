@@ -70,8 +70,8 @@ def list_baselines(
         Baseline(name="save_on_cpu", family="save_on_cpu", make=_loop(job, saves_on_cpu=True)),
         *_accumulating(job),
         *(_selective(job, share, policy) for share, policy in ladder),
-        *(_compiled(job, "aot_eager_decomp_partition", budget) for budget in budgets),
-        *(_compiled(job, "inductor", budget) for budget in fused),
+        *(compiled(job, "aot_eager_decomp_partition", budget) for budget in budgets),
+        *(compiled(job, "inductor", budget) for budget in fused),
     ]
 
 
@@ -127,7 +127,8 @@ def _checkpointed(forward: Any, **options: Any) -> Any:
     return run
 
 
-def _compiled(job: Job, backend: str, budget: float) -> Baseline:
+def compiled(job: Job, backend: str, budget: float) -> Baseline:
+    """Blocks compiled one by one under ``activation_memory_budget``."""
     compiler = _compiler(backend, budget)
 
     def make(meter: Meter | None) -> Loop:

@@ -17,7 +17,7 @@ from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlace
 from optimizer.search.arrangements import PerBlock
 from optimizer.search.levers import MAX_PREFETCH, chunk_counts, fraction_steps
-from optimizer.search.problem import SearchProblem, Setting
+from optimizer.search.problem import SearchProblem, Setting, techniques_of
 
 _COMPRESSIONS: tuple[Compression, ...] = get_args(Compression)
 _AWAY: tuple[Literal["host", "disk"], ...] = ("host", "disk")
@@ -68,15 +68,17 @@ def every_setting(
             compress=compress,
         )
         counts = chunks or chunk_counts(base, tokens=problem.workload.sequence_length)
-        if _contradicts_itself(problem, home):
+        if not _may_be_permitted(problem, home):
             continue
         for count in counts:
             yield replace(home, num_chunks=count)
 
 
-def _contradicts_itself(problem: SearchProblem, setting: Setting) -> bool:
+def _may_be_permitted(problem: SearchProblem, setting: Setting) -> bool:
+    """Whether the setting contradicts nothing, and uses of what is forbidden nothing that its blocks do not bring along."""
     try:
         plan = setting.plan((problem.choices[-1],) * problem.num_blocks)
+        kept = setting.plan(("keep",) * problem.num_blocks)
     except InvalidPlan:
-        return True
-    return problem.find_conflict(plan) is not None
+        return False
+    return problem.find_conflict(plan) is None and all(problem.allows(technique) for technique in techniques_of(kept))

@@ -1,4 +1,5 @@
-"""A sweep of budgets over one problem: more memory never makes a slower plan, each budget searched by itself."""
+"""A sweep of budgets over one problem: more memory never makes a slower plan, each budget searched by itself. Beside it
+torch's own knob, run at as many settings (``knob.py``)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -8,6 +9,7 @@ from typing import Any
 from benchmarks.parts import Options, Part
 from benchmarks.record import Row, goal
 from benchmarks.search.deep import deep_problem, rounded_gap
+from benchmarks.search.knob import knob_rows
 from optimizer.errors import NoFeasiblePlan
 from optimizer.search.arrangements import keep_everything
 from optimizer.search.core import search
@@ -23,7 +25,9 @@ def monotone_rows(options: Options) -> Iterator[Row]:
         for allow_lossy in (False, True):
             problem = deep_problem(num_blocks, device_budget_bytes=1, allow_lossy=allow_lossy)
             for row in sweep(problem):
-                yield {"part": "monotone", "num_blocks": num_blocks, "lossy": allow_lossy, **row}
+                yield {"part": "monotone", "what": "budget", "num_blocks": num_blocks, "lossy": allow_lossy, **row}
+    for row in knob_rows(options):
+        yield {"part": "monotone", **row}
 
 
 def sweep(problem: SearchProblem, *, num_budgets: int = NUM_BUDGETS) -> Iterator[Row]:
@@ -55,13 +59,19 @@ def find_smallest_bytes(problem: SearchProblem) -> int:
 
 
 def summarize(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
-    num_slower = sum(row["slower_than_with_less"] for row in rows)
+    budgets = [row for row in rows if row.get("what") == "budget"]
+    knob = [row for row in rows if row.get("what") == "knob"]
+    num_slower = sum(row["slower_than_with_less"] for row in budgets)
+    broken = sum(row["peaks_below_a_lower_setting"] or row["works_more_than_a_lower_setting"] for row in knob)
     return {
-        f"of {len(rows)} budgets, slower than a smaller one": goal(num_slower, 0, met=bool(rows) and num_slower == 0),
+        f"of {len(budgets)} budgets, slower than a smaller one": goal(num_slower, 0, met=bool(budgets) and num_slower == 0),
         "largest gap to the bound in the sweep": goal(
-            max((row["gap"] for row in rows if row["gap"] is not None), default=None),
+            max((row["gap"] for row in budgets if row["gap"] is not None), default=None),
             "told",
-            met=bool(rows) and all(row["gap"] is not None for row in rows),
+            met=bool(budgets) and all(row["gap"] is not None for row in budgets),
+        ),
+        f"of {len(knob)} settings of torch's knob, with more memory allowed less is held or more is worked": goal(
+            broken, "told", met=bool(knob)
         ),
     }
 

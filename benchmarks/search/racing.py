@@ -1,11 +1,13 @@
 """Contenders of one job side by side: each one's measured peak, and times of steps taken in turn."""
 
+import json
 import statistics
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +26,8 @@ from optimizer.hardware.calibration import TimedRun, fit_calibration
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.probe import probe_machine
 from optimizer.plan.plan import Plan
-from optimizer.profile.trace import profile_model
+from optimizer.profile.extent import Extent
+from optimizer.profile.obtain import obtain_profile
 
 CALIBRATION_PLANS = (
     "keep",
@@ -37,6 +40,8 @@ CALIBRATION_PLANS = (
     "state on the host",
 )
 """Of each of the models that a machine is calibrated with; no other job uses these models."""
+LOSSLESS = Extent(representations=("fp32",))
+"""Of a profile what plans that change no number need."""
 _CALIBRATION_ROUNDS = 7
 _KEPT_SHARE = 0.5
 """Of the device's memory that contenders may hold between their steps."""
@@ -50,6 +55,17 @@ class Calibrated:
     calibration: dict[str, Any]
 
 
+def calibrated_machine(setup: Setup, device: torch.device, *, file: Path | None) -> Calibrated:
+    """Read from the file where it is there; else measured, and written to it."""
+    if file is not None and file.exists():
+        document = json.loads(file.read_text())
+        return Calibrated(machine=Machine.from_json(document["machine"]), calibration=document["calibration"])
+    found = calibrate_machine(setup, device)
+    if file is not None:
+        file.write_text(json.dumps({"machine": found.machine.to_json(), "calibration": found.calibration}))
+    return found
+
+
 def calibrate_machine(setup: Setup, device: torch.device) -> Calibrated:
     """Probed, then corrected by short runs."""
     machine = probe_machine(device=str(device), max_s=setup.probe_s)
@@ -61,7 +77,7 @@ def calibrate_machine(setup: Setup, device: torch.device) -> Calibrated:
 def _timed_runs(subject: Subject, names: Sequence[str], machine: Machine, device: torch.device) -> list[TimedRun]:
     """Raced as contenders are, in turn and without a meter: a slow moment of the machine falls on all of them."""
     spec = subject.spec
-    profile_of = profile_model(spec)
+    profile_of = obtain_profile(spec, extent=LOSSLESS)
     plans = make_plans(spec.num_blocks, subject.batch_size, waits=False)
     predictions: dict[str, Prediction] = {}
     stage = Stage(max_kept=len(names))

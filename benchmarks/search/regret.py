@@ -18,14 +18,14 @@ import torch
 from benchmarks.alternatives import Job, Ours
 from benchmarks.parts import Options, Part
 from benchmarks.record import Row, clear, goal
-from benchmarks.search.racing import Calibrated, Stage, calibrate_machine, max_kept, peak_of_plan
+from benchmarks.search.racing import LOSSLESS, Calibrated, Stage, calibrated_machine, max_kept, peak_of_plan
 from benchmarks.search.subjects import Subject, full_setup, gpt2, opt, quick_setup, rotary, subject
 from benchmarks.search.sweep import BLOCKS_ONLY
 from benchmarks.search.sweep_summary import ratio
 from benchmarks.training.plans import describe
 from optimizer.errors import HeadroomError, InvalidPlan
 from optimizer.plan.plan import Plan
-from optimizer.profile.trace import profile_model
+from optimizer.profile.obtain import obtain_profile
 from optimizer.runtime.device import prepared_device
 from optimizer.runtime.train import set_num_threads
 from optimizer.search.levers import variants_of
@@ -90,19 +90,19 @@ def measure(options: Options) -> Iterator[Row]:
     set_num_threads()
     setup = quick_setup() if options.quick else full_setup()
     with prepared_device(options.device):
-        calibrated = calibrate_machine(setup, options.device)
+        calibrated = calibrated_machine(setup, options.device, file=options.machine)
         for index in range(2 if options.quick else NUM_JOBS):
-            yield measure_job(
-                draw_job(options.seed, index, is_small=options.quick), calibrated, options.device, seed=index
-            )
-            clear()
+            if options.wants(index):
+                drawn = draw_job(options.seed, index, is_small=options.quick)
+                yield {"job": index, **measure_job(drawn, calibrated, options.device, seed=index)}
+                clear()
 
 
 def measure_job(drawn: DrawnJob, calibrated: Calibrated, device: torch.device, *, seed: int) -> Row:
     """seed: of the plans drawn by chance."""
     subject = drawn.subject
     job = Job(spec=subject.spec, workload=subject.workload, device=device)
-    profile = profile_model(subject.spec)
+    profile = obtain_profile(subject.spec, extent=LOSSLESS)
     circumstances: dict[str, Any] = {
         "workload": subject.workload,
         "machine": calibrated.machine,
@@ -213,4 +213,4 @@ def summarize(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     }
 
 
-PART = Part(name=NAME, measure=measure, summarize=summarize)
+PART = Part(name=NAME, measure=measure, summarize=summarize, case="job")

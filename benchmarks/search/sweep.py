@@ -11,9 +11,12 @@ budget, as a race of all of them said before. Ratios are medians of pairs of one
 ladder.
 """
 
+import json
+import os
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, get_args
 
 import torch
@@ -23,20 +26,29 @@ from benchmarks.paired import paired_ratio
 from benchmarks.parts import Options, Part
 from benchmarks.record import Row, clear
 from benchmarks.search.contenders import FULL, PLAIN, Baseline, list_baselines
-from benchmarks.search.racing import Calibrated, Stage, calibrate_machine, max_kept, peak_of_baseline, peak_of_plan
+from benchmarks.search.racing import (
+    LOSSLESS,
+    Calibrated,
+    Stage,
+    calibrated_machine,
+    max_kept,
+    peak_of_baseline,
+    peak_of_plan,
+)
 from benchmarks.search.subjects import Setup, Subject, cuda_setup, full_setup, quick_setup
 from benchmarks.search.sweep_summary import BELOW, Rival, compare, race_of, spread_budgets, summarize
 from benchmarks.training.plans import describe
 from optimizer.errors import HeadroomError
+from optimizer.plan.plan import Plan
+from optimizer.profile.obtain import obtain_profile
 from optimizer.profile.profile import Profile
-from optimizer.profile.trace import profile_model
 from optimizer.runtime.device import prepared_device
 from optimizer.runtime.train import set_num_threads
 from optimizer.search.search import search_plans, training_problem
 from optimizer.search.smallest import find_smallest
 from optimizer.workload import Goal, Technique
 
-NAME = "sweep"
+NAME, PEAKS = "sweep", "peaks"
 MAX_AT_ONCE = 6
 """Contenders of one race: plain, full recompute, ours, two rivals, one with fused kernels."""
 BLOCKS_ONLY: tuple[Technique, ...] = tuple(
@@ -47,28 +59,40 @@ LEVERS: dict[str, tuple[Technique, ...]] = {"blocks": BLOCKS_ONLY, "all": ()}
 
 
 def measure(options: Options) -> Iterator[Row]:
+    """Of each subject a row for the machine, for each baseline, and for each budget."""
+    for bench in _benches(options):
+        yield bench.machine_row
+        yield from bench.rows(_known_peaks(options, bench.subject.name))
+
+
+def measure_peaks(options: Options) -> Iterator[Row]:
+    """What of the sweep needs no quiet machine; ``measure`` goes on from it."""
+    for bench in _benches(options):
+        for row in bench.peaks():
+            yield {**row, "part": PEAKS}
+
+
+def _known_peaks(options: Options, model: str) -> list[Row]:
+    if options.peaks is None:
+        return []
+    rows: list[Row] = json.loads(options.peaks.read_text())["rows"]
+    return [row for row in rows if row.get("part") == PEAKS and row.get("model") == model]
+
+
+def _benches(options: Options) -> Iterator["_Bench"]:
     set_num_threads()
-    if options.device.type == "cuda":
-        yield from measure_sweep(cuda_setup(quick=options.quick), options.device)
-    else:
-        yield from measure_sweep(quick_setup() if options.quick else full_setup(), options.device)
-
-
-def measure_sweep(setup: Setup, device: torch.device) -> Iterator[Row]:
-    """A row for the machine, for each baseline of each subject, and for each budget."""
+    setup, device = _setup(options), options.device
     with prepared_device(device):
-        started_s = time.monotonic()
-        calibrated = calibrate_machine(setup, device)
-        yield {
-            "part": NAME,
-            "what": "machine",
-            "calibrating_s": round(time.monotonic() - started_s, 1),
-            "num_threads": torch.get_num_threads(),
-            "rates": calibrated.machine.to_json()["rates"],
-            "calibration": calibrated.calibration,
-        }
+        calibrated = calibrated_machine(setup, device, file=options.machine)
         for subject in setup.subjects:
-            yield from _Bench(setup, subject, calibrated, device).rows()
+            if options.wants(subject.name):
+                yield _Bench(setup, subject, calibrated, device)
+
+
+def _setup(options: Options) -> Setup:
+    if options.device.type == "cuda":
+        return cuda_setup(quick=options.quick)
+    return quick_setup() if options.quick else full_setup()
 
 
 class _Bench:
@@ -79,7 +103,7 @@ class _Bench:
         self.subject = subject
         self.calibrated = calibrated
         self.job = Job(spec=subject.spec, workload=subject.workload, device=device, draws_quickly=setup.draws_quickly)
-        self.profile: Profile = profile_model(subject.spec)
+        self.profile: Profile = obtain_profile(subject.spec, extent=LOSSLESS)
         self.stage = Stage(max_kept=max_kept(self.job, calibrated.machine, at_once=MAX_AT_ONCE))
         self.baselines = list_baselines(
             self.job, num_policies=setup.num_policies, budgets=setup.budgets, fused=setup.fused_budgets
@@ -88,29 +112,56 @@ class _Bench:
         """Of plans on the stage."""
 
     @property
+    def machine_row(self) -> Row:
+        return {
+            **self.head,
+            "what": "machine",
+            "num_threads": torch.get_num_threads(),
+            "load_average": [round(load, 2) for load in os.getloadavg()],
+            "rates": self.calibrated.machine.to_json()["rates"],
+            "calibration": self.calibrated.calibration,
+        }
+
+    @property
     def head(self) -> Row:
         return {"part": NAME, "model": self.subject.name}
 
-    def rows(self) -> Iterator[Row]:
-        """All peaks before all times: a cap on a card holds for whatever else is on it."""
+    def peaks(self) -> Iterator[Row]:
+        """Of every baseline, and of what the search chooses at every budget. Nothing is timed."""
+        plain_bytes, full_bytes = 0, 0
+        for baseline in self.baselines:
+            row = self._peak_row(baseline)
+            plain_bytes = row.get("peak_bytes", 0) if baseline.name == PLAIN else plain_bytes
+            full_bytes = row.get("peak_bytes", 0) if baseline.name == FULL else full_bytes
+            yield row
+        if not plain_bytes or not full_bytes:
+            raise RuntimeError("neither plans nor baselines can be judged without plain training and full recompute")
+        yield from self._points(plain_bytes)
+
+    def rows(self, known: Sequence[Row]) -> Iterator[Row]:
+        """All peaks before all times: a cap on a card holds for whatever else is on it. known: what ``peaks`` gave before."""
         try:
-            measured: dict[str, Row] = {}
-            for baseline in self.baselines:
-                row = self._peak_row(baseline)
-                if "peak_bytes" in row:
-                    measured[baseline.name] = row
-                else:
-                    yield row
-            if PLAIN not in measured or FULL not in measured:
-                raise RuntimeError("neither plans nor baselines can be judged without plain training and full recompute")
-            points = list(self._points(measured[PLAIN]["peak_bytes"]))
+            found = list(known or self.peaks())
+            measured = {row["name"]: row for row in found if row["what"] == "baseline" and "peak_bytes" in row}
+            points = [{**self.head, **row} for row in found if row["what"] == "point"]
+            yield from ({**row, **self.head} for row in found if row["what"] != "point" and row.get("name") not in measured)
+            self._put_on_stage(measured, points)
             over_plain = self._screen(list(measured))
-            for row in measured.values():
-                yield {**row, "over_plain": over_plain[row["name"]]}
+            for name, row in measured.items():
+                yield {**row, **self.head, "over_plain": over_plain[name]}
             rivals = [self._rival(baseline, measured, over_plain) for baseline in self.baselines if baseline.name in measured]
             yield from self._point_rows(points, rivals)
         finally:
             self.stage.close()
+
+    def _put_on_stage(self, measured: Mapping[str, Row], points: Sequence[Row]) -> None:
+        for baseline in self.baselines:
+            if baseline.name in measured:
+                self.stage.add(baseline.name, baseline.make)
+        for point in points:
+            if point["finished"]:
+                plan = Plan.from_json(point["plan_json"])
+                self.stage.add(point["contender"], partial(Ours, self.job, plan))
 
     # Baselines.
 
@@ -125,7 +176,6 @@ class _Bench:
             return {**row, **told}
         finally:
             clear()
-        self.stage.add(baseline.name, baseline.make)
         return {**row, "peak_bytes": found["peak_bytes"], "loss": found["losses"][-1]}
 
     def _screen(self, names: Sequence[str]) -> dict[str, float]:
@@ -186,10 +236,10 @@ class _Bench:
         plan, prediction = result.chosen.plan, result.chosen.prediction
         measured = peak_of_plan(self.job, plan, budget_bytes=budget_bytes)
         name = self.names.setdefault(repr(plan), f"plan {len(self.names)}")
-        self.stage.add(name, lambda meter: Ours(self.job, plan, meter))
         return {
             "finished": True,
             "plan": describe(plan),
+            "plan_json": plan.to_json(),
             "contender": name,
             "peak_bytes": measured["peak_bytes"],
             "predicted_peak_bytes": prediction.device_peak_bytes,
@@ -215,7 +265,8 @@ class _Bench:
                 done[race] = self._raced(race, seconds=left_s / num_left)
                 num_left -= 1
             times = done[race]
-            yield {**point, "num_rounds": len(times[PLAIN]), **compare(point, times, rivals)}
+            told = {name: value for name, value in point.items() if name != "plan_json"}
+            yield {**told, "num_rounds": len(times[PLAIN]), **compare(point, times, rivals)}
 
     def _raced(self, names: Sequence[str], *, seconds: float) -> dict[str, list[float]]:
         """As many rounds as there is time for; one before them, to know how long they take."""
@@ -225,4 +276,5 @@ class _Bench:
         return self.stage.race(names, num_rounds=num_rounds)
 
 
-PART = Part(name=NAME, measure=measure, summarize=summarize)
+PART = Part(name=NAME, measure=measure, summarize=summarize, case="model")
+PEAKS_PART = Part(name=PEAKS, measure=measure_peaks, summarize=lambda _: {}, case="model", is_extra=True)

@@ -30,6 +30,7 @@ from optimizer.estimate.training import MEMORY_MARGIN
 from optimizer.estimate.update import UpdateTime, begins_in_backward, list_update_times
 from optimizer.estimate.weights import estimate_weight_bytes
 from optimizer.hardware.machine import Machine
+from optimizer.plan.activations import BlockChoice
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import PART_NAMES, Profile
@@ -37,6 +38,8 @@ from optimizer.workload import TrainingWorkload
 
 Numbers = NDArray[np.float64]
 _GRADIENTS = CATEGORIES.index("gradients")
+_ALIKE = 0.05
+"""Share by which blocks of one kind may differ: the first and the last block from those between."""
 _COMPUTE, _HOST, _DISK = (LANES.index(lane) for lane in ("compute", "host", "disk"))
 
 
@@ -112,6 +115,18 @@ def relax(
     )
 
 
+def list_kinds(
+    profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine, choices: Sequence[BlockChoice]
+) -> tuple[int, ...]:
+    """Of each block a number: the same where blocks hold nearly the same and take nearly as long under every one of the choices.
+
+    plan: of which blocks are not looked at. Raises as ``estimate_training`` does.
+    """
+    forms: tuple[Form, ...] = tuple((choice, "none") for choice in choices)
+    found = _Relaxer(profile, plan, workload, machine, forms=forms, chunk_counts=(1,))
+    return found.kinds()
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Outside:
     """The parts around the blocks for one count of chunks; tasks by form of the last block."""
@@ -185,6 +200,19 @@ class _Relaxer:
             disk_bytes=disk_bytes,
             margin=MEMORY_MARGIN[self._machine.device.kind],
         )
+
+    def kinds(self) -> tuple[int, ...]:
+        blocks = self._blocks
+        costs = np.concatenate([blocks.held, blocks.forward_ms[..., _COMPUTE], blocks.first_ms[..., _COMPUTE]], axis=1)
+        known: list[int] = []
+        of_template: list[int] = []
+        for template, cost in enumerate(costs):
+            alike = (kind for kind, other in enumerate(known) if np.allclose(cost, costs[other], rtol=_ALIKE))
+            kind = next(alike, len(known))
+            if kind == len(known):
+                known.append(template)
+            of_template.append(kind)
+        return tuple(of_template[template] for template in self._templates)
 
     def _find_state(self) -> StateCosts:
         plan, workload, kind = self._plan, self._workload, self._machine.device.kind

@@ -4,7 +4,8 @@ Blocks that keep stand last. A saved byte of the last block lives from the end o
 of the first block lives through the whole backward, beside gradients that grow; so keeping the tail never has the
 higher peak; for the same reason selective stands behind recompute. Offloaded blocks stand first, where the copy out has
 the whole of forward to hide in and the copy back the whole of backward, or are spread, so that each copy hides behind a
-neighbour that computes. Which of the two is faster depends on the link, so both are tried.
+neighbour that computes. Which of the two is faster depends on the link, so both are tried. Blocks of several kinds can also
+stand kind by kind, since those of one kind may save more bytes for their time than those of another.
 """
 
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from optimizer.plan.activations import BlockChoice
 
 Arrangement = Literal["first", "spread"]
 PerBlock = tuple[BlockChoice, ...]
+MAX_KINDS = 3
+"""Of blocks, that are told apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +32,8 @@ class Line:
     """Where the offloaded ones go."""
     steps: PerBlock = ("recompute", "keep")
     """What the other blocks do, from lightest to heaviest: all take the first, then one by one the second, and so on."""
+    order: tuple[int, ...] | None = None
+    """Which block stands where in the row; None for all as they are in the model."""
 
     @property
     def length(self) -> int:
@@ -38,6 +43,13 @@ class Line:
         return (self.num_blocks - self.num_offload) * (len(self.steps) - 1)
 
     def per_block(self, index: int) -> PerBlock:
+        found = self._in_a_row(index)
+        if self.order is None:
+            return found
+        by_block = dict(zip(self.order, found, strict=True))
+        return tuple(by_block[block] for block in range(self.num_blocks))
+
+    def _in_a_row(self, index: int) -> PerBlock:
         if self.num_offload is None:
             return arrange_offload_only(
                 self.num_blocks, num_keep=index, arrangement=self.arrangement, offload=self.offload
@@ -67,6 +79,20 @@ def arrange_offload_only(
     """For goals without recompute: spread mixes offloaded blocks with kept ones, behind whose compute they hide."""
     offloaded = _positions(num_blocks, num_blocks - num_keep, arrangement)
     return tuple(offload if index in offloaded else "keep" for index in range(num_blocks))
+
+
+def orders_by_kind(kinds: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Each kind once before all others, which stand as they are; empty where all blocks are alike. Of many kinds those with most
+    blocks. kinds: of each block."""
+    names = common_kinds(kinds)
+    if len(names) < 2:
+        return []
+    return [tuple(sorted(range(len(kinds)), key=lambda block: (kinds[block] != first, block))) for first in names]
+
+
+def common_kinds(kinds: tuple[int, ...]) -> list[int]:
+    """Those with most blocks, a few."""
+    return sorted(set(kinds), key=lambda kind: (-kinds.count(kind), kind))[:MAX_KINDS]
 
 
 def keep_everything(num_blocks: int) -> PerBlock:

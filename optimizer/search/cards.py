@@ -8,7 +8,7 @@ from optimizer.errors import InvalidInput, NoFeasiblePlan
 from optimizer.hardware.devices import known_devices, table_machine
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.prices import Cost, PriceList, price_run
-from optimizer.search.core import search
+from optimizer.search.core import find_chosen
 from optimizer.search.frontier import plan_label
 from optimizer.search.problem import PricedPlan, SearchProblem
 from optimizer.serialize import to_json
@@ -16,6 +16,8 @@ from optimizer.units import format_bytes
 from optimizer.workload import Goal, TrainingWorkload
 
 Order = Literal["speed", "money"]
+Progress = Callable[[int, int, str], None]
+"""Told how many are done, of how many, and what is next."""
 ALL = "all"
 MAX_CARDS_AT_ONCE = 100
 
@@ -69,12 +71,18 @@ def rank_cards(
     workload: TrainingWorkload,
     prices: PriceList,
     order: Order = "speed",
+    progress: Progress | None = None,
 ) -> tuple[CardAnswer, ...]:
     """Best first, those on which nothing fits last. The goal's budget holds on every card, as far as the card has so much.
 
-    order: by tokens per second, or by the rent of a million tokens, cards without a price after those with one.
+    order: by tokens per second, or by the rent of a million tokens, cards without a price after those with one. progress: told
+    of each card before it is looked at.
     """
-    answers = [_answer(pose, card, goal=goal, workload=workload, prices=prices) for card in cards]
+    answers = []
+    for index, card in enumerate(cards):
+        if progress is not None:
+            progress(index, len(cards), card.device.name)
+        answers.append(_answer(pose, card, goal=goal, workload=workload, prices=prices))
     return in_order(answers, order)
 
 
@@ -93,7 +101,7 @@ def _answer(
 ) -> CardAnswer:
     budget_bytes = min(goal.device_budget_bytes, card.device.memory_bytes)
     try:
-        chosen = search(pose(replace(goal, device_budget_bytes=budget_bytes), card)).chosen
+        chosen = find_chosen(pose(replace(goal, device_budget_bytes=budget_bytes), card))
     except NoFeasiblePlan as error:
         smallest_bytes = int(error.fields["smallest_feasible_bytes"])
         return CardAnswer(

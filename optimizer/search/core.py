@@ -80,16 +80,8 @@ def search(problem: SearchProblem, *, known: Sequence[Plan] = ()) -> SearchResul
     known: plans that the answer must not be slower than, where they are allowed and fit. Raises NoFeasiblePlan with the smallest
     peak that was found and what it is made of, InvalidPlan where nothing can keep the goal's pins.
     """
-    check_pins(problem)
-    remembering = replace(problem, price=cache(problem.price))
-    book = PriceBook(remembering)
+    remembering, book = _solved(problem, known)
     baselines = price_baselines(remembering)
-    for baseline in list_baselines(remembering).values():
-        book.price(*baseline(remembering))
-    for plan in known:
-        book.price(Setting.of(plan), plan.activations.per_block)
-    if not find_best(book):
-        raise explain_infeasible(remembering)
     bound_step_ms = _bound_of(book)
     unlimited_step_ms = price_spread(book)
     chosen, book = first_on_the_card(book, problem, remembering)
@@ -103,6 +95,26 @@ def search(problem: SearchProblem, *, known: Sequence[Plan] = ()) -> SearchResul
         explanation=tuple(_explain(remembering, chosen, baselines["keep_all"], left_out)),
         left_out=left_out,
     )
+
+
+def find_chosen(problem: SearchProblem) -> PricedPlan:
+    """What ``search`` would choose, and nothing beside it. Raises as ``search`` does."""
+    remembering, book = _solved(problem, ())
+    return first_on_the_card(book, problem, remembering)[0]
+
+
+def _solved(problem: SearchProblem, known: Sequence[Plan]) -> tuple[SearchProblem, PriceBook]:
+    """The problem with a memory of prices, and the book with the best plan in it."""
+    check_pins(problem)
+    remembering = replace(problem, price=cache(problem.price))
+    book = PriceBook(remembering)
+    for baseline in list_baselines(remembering).values():
+        book.price(*baseline(remembering))
+    for plan in known:
+        book.price(Setting.of(plan), plan.activations.per_block)
+    if not find_best(book):
+        raise explain_infeasible(remembering)
+    return remembering, book
 
 
 def _bound_of(book: PriceBook) -> float:

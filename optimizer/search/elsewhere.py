@@ -135,12 +135,13 @@ def _smaller_batch(asker: _Asker) -> Iterator[WayOut]:
 
 
 def _lossy(asker: _Asker) -> Iterator[WayOut]:
-    if asker.goal.allow_lossy:
+    if asker.goal.allow_lossy and asker.goal.most_loss == "any":
         return
-    found = asker.ask(goal=replace(asker.goal, allow_lossy=True))
+    change: dict[str, Any] = {"most_loss": "any"} if asker.goal.allow_lossy else {"allow_lossy": True}
+    found = asker.ask(goal=replace(asker.goal, **change))
     if found is not None and not found.plan.is_lossless:
         words = ", ".join(_lossy_words(found.plan))
-        yield _way("lossy", f"choices that change the numbers ({words})", found, {"goal": {"allow_lossy": True}})
+        yield _way("lossy", f"choices that change the numbers ({words})", found, {"goal": change})
 
 
 def _lossy_words(plan: Plan) -> Iterator[str]:

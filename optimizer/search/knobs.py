@@ -7,12 +7,13 @@ what changes the numbers is listed and marked.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 from optimizer.errors import InvalidPlan
 from optimizer.estimate.prediction import Prediction, Verdict
 from optimizer.plan.activations import BlockChoice, Compression
 from optimizer.plan.plan import Plan
+from optimizer.plan.weights import FrozenFormat
 from optimizer.search.arrangements import PerBlock
 from optimizer.search.levers import TOKENS_PER_CHUNK
 from optimizer.search.problem import SearchProblem, Setting, divisors, techniques_of
@@ -167,9 +168,9 @@ def _format_changes(problem: SearchProblem, setting: Setting) -> _Changes:
     yield "8bit_optimizer", "8-bit optimizer state", replace(setting, bits=8)
     yield "8bit_optimizer", "32-bit optimizer state", replace(setting, bits=32)
     if problem.workload.adapter is not None:
-        yield "quantize_frozen", "frozen weights in int8", replace(setting, frozen="int8")
-        yield "quantize_frozen", "frozen weights in nf4", replace(setting, frozen="nf4")
-        yield "quantize_frozen", "frozen weights as they are", replace(setting, frozen="same")
+        for form in get_args(FrozenFormat):
+            what = "as they are" if form == "same" else f"in {form}"
+            yield "quantize_frozen", f"frozen weights {what}", replace(setting, frozen=form)
 
 
 def _compression_changes(setting: Setting) -> _Changes:

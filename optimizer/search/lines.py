@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from optimizer.plan.activations import BlockChoice, Compression
-from optimizer.search.arrangements import Arrangement, Line, PerBlock
+from optimizer.search.arrangements import Arrangement, Line, PerBlock, orders_by_kind
 from optimizer.search.pricebook import PriceBook
 from optimizer.search.problem import Setting
 
@@ -145,6 +145,15 @@ def search_around(book: PriceBook, setting: Setting, line: Line, *, num_offload:
         while 0 < count <= depth and best_ms(count) < min(times.values(), default=INFINITE_MS):
             times[count] = best_ms(count)
             count += step
+
+
+def search_by_kind(book: PriceBook, setting: Setting, *, num_offload: int) -> None:
+    """The setting's lines with each kind of block once before the others. num_offload: blocks that leave in mixtures, about."""
+    for order in orders_by_kind(book.problem.kinds):
+        for line in [*plain_lines(book), *pure_offload_lines(book, setting)]:
+            search_line(book, setting, replace(line, order=order))
+        for line in mixtures(book, setting) if num_offload else ():
+            search_around(book, setting, replace(line, order=order), num_offload=num_offload)
 
 
 def search_mixture(book: PriceBook, setting: Setting, line: Line) -> None:

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from optimizer.plan.activations import BlockChoice
-from optimizer.search.arrangements import PerBlock
+from optimizer.search.arrangements import PerBlock, common_kinds
 from optimizer.search.levers import MAX_PREFETCH, has_free_fraction, homes_of, smallest_fraction, with_chunks
+from optimizer.search.lines import search_by_kind
 from optimizer.search.pricebook import PriceBook
 from optimizer.search.problem import Setting
 
@@ -28,6 +29,9 @@ _FASTER: tuple[tuple[BlockChoice, BlockChoice], ...] = (
 
 def polish(book: PriceBook, *, is_worth: Callable[[Setting], bool] = lambda _: True) -> None:
     """Leaves ``book.best`` where no single change improves it. is_worth: whether a setting may hold a faster plan."""
+    if book.best is not None and book.problem.pinned_blocks is None and is_worth(_best(book)[0]):
+        plan, _ = book.best
+        search_by_kind(book, Setting.of(plan), num_offload=plan.activations.num_offloaded)
     book.begin_polishing()
     improved = book.best is not None
     while improved and book.best is not None and not book.is_polished:
@@ -47,18 +51,31 @@ def _best(book: PriceBook) -> tuple[Setting, PerBlock]:
     return Setting.of(plan), plan.activations.per_block
 
 
-def _fill(book: PriceBook, setting: Setting, per_block: PerBlock) -> PerBlock:
-    """As many blocks as fit take a faster choice, the last ones first; the blocks that come of it."""
+def _fill(book: PriceBook, setting: Setting, per_block: PerBlock) -> None:
+    """As many blocks as fit take a faster choice, the last ones first; where blocks differ also those of one kind first."""
+    kinds = book.problem.kinds
+    names = common_kinds(kinds)
+    groups = [tuple(range(len(kinds)))]
+    if len(names) > 1:
+        groups += [tuple(block for block, kind in enumerate(kinds) if kind == name) for name in names]
+    for group in groups:
+        filled = _filled(book, setting, per_block, group)
+        if len(group) < len(kinds):
+            _filled(book, setting, filled, groups[0])
+
+
+def _filled(book: PriceBook, setting: Setting, per_block: PerBlock, group: tuple[int, ...]) -> PerBlock:
+    """The blocks that come of it where only those of a group change."""
     for slow, fast in _FASTER:
-        if slow in per_block and fast in book.problem.choices and not book.is_polished:
-            per_block = _exchange_most(book, setting, per_block, slow=slow, fast=fast)
+        places = [index for index in group if per_block[index] == slow]
+        if places and fast in book.problem.choices and not book.is_polished:
+            per_block = _exchange_most(book, setting, per_block, places=places, fast=fast)
     return per_block
 
 
 def _exchange_most(
-    book: PriceBook, setting: Setting, per_block: PerBlock, *, slow: BlockChoice, fast: BlockChoice
+    book: PriceBook, setting: Setting, per_block: PerBlock, *, places: list[int], fast: BlockChoice
 ) -> PerBlock:
-    places = [index for index, choice in enumerate(per_block) if choice == slow]
 
     def exchanged(count: int) -> PerBlock:
         chosen = frozenset(places[len(places) - count :])
@@ -136,11 +153,17 @@ def _change_blocks(book: PriceBook, setting: Setting, per_block: PerBlock) -> No
 
 
 def _neighbours(book: PriceBook, per_block: PerBlock) -> Iterator[PerBlock]:
-    """One block changed, first and last of each run only: blocks inside a run are alike."""
-    for index, choice in enumerate(per_block):
-        inside = 0 < index < len(per_block) - 1 and per_block[index - 1] == choice == per_block[index + 1]
-        if inside:
-            continue
+    """One block changed, of each kind the first and last of each run only: blocks inside a run are alike."""
+    for index in sorted(_ends_of_runs(book.problem.kinds, per_block)):
         for other in book.problem.choices:
-            if other != choice:
+            if other != per_block[index]:
                 yield (*per_block[:index], other, *per_block[index + 1 :])
+
+
+def _ends_of_runs(kinds: tuple[int, ...], per_block: PerBlock) -> Iterator[int]:
+    for kind in set(kinds):
+        blocks = [block for block, other in enumerate(kinds) if other == kind]
+        for at, block in enumerate(blocks):
+            beside = (per_block[other] for other in (*blocks[max(0, at - 1) : at], *blocks[at + 1 : at + 2]))
+            if at in (0, len(blocks) - 1) or any(choice != per_block[block] for choice in beside):
+                yield block

@@ -24,7 +24,7 @@ from optimizer.plan.plan import Plan
 from optimizer.plan.weights import Autocast, FrozenFormat, WeightsDtype, WeightsPlace, WeightsPlan
 from optimizer.search.arrangements import PerBlock, keep_everything
 from optimizer.serialize import to_json
-from optimizer.workload import LOSSY, Goal, Technique, TrainingWorkload
+from optimizer.workload import Goal, Technique, TrainingWorkload
 
 Price = Callable[[Plan], Prediction]
 StateBits = Literal[32, 8]
@@ -132,6 +132,9 @@ class Relax(Protocol):
     ) -> Relaxation:
         """state_is_free: any share of the state may leave. The setting's own count of chunks is not looked at."""
 
+    def kinds(self, base: Setting, *, choices: tuple[BlockChoice, ...]) -> tuple[int, ...]:
+        """Of each block a number: the same where blocks take nearly the same bytes and time for doing the same."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SearchProblem:
@@ -170,11 +173,18 @@ class SearchProblem:
         """Whether the goal and the machine permit it."""
         if technique in self.goal.forbid or technique in self.unavailable:
             return False
-        if technique in LOSSY and not self.goal.allow_lossy:
+        if not self.goal.allows_loss_by(technique):
             return False
         if technique == "quantize_frozen":
             return self.workload.adapter is not None
         return {"disk": self.disk_budget_bytes > 0, "remote": self.remote_budget_bytes > 0}.get(technique, True)
+
+    @cached_property
+    def kinds(self) -> tuple[int, ...]:
+        """Of each block: those of one kind cost nearly the same for doing the same. All alike where nobody can tell."""
+        if self.relax is None or not self.settings():
+            return (0,) * self.num_blocks
+        return self.relax.kinds(self.settings()[0], choices=("keep", *self.rebuilding))
 
     @property
     def choices(self) -> tuple[BlockChoice, ...]:
@@ -329,7 +339,7 @@ _DTYPES: Final = (
     replace(_PLAIN, dtype="bf16"),
     replace(_PLAIN, dtype="fp16"),
 )
-_FROZEN: Final[tuple[FrozenFormat, ...]] = ("same", "int8", "nf4")
+_FROZEN: Final[tuple[FrozenFormat, ...]] = get_args(FrozenFormat)
 _BITS: Final[tuple[StateBits, ...]] = (32, 8)
 _REPRESENTATIONS: Final = tuple(
     replace(setting, frozen=frozen, bits=bits) for setting in _DTYPES for frozen in _FROZEN for bits in _BITS

@@ -7,11 +7,12 @@ from typing import Any
 
 from optimizer.estimate.prediction import Prediction
 from optimizer.estimate.process import add_memory
-from optimizer.estimate.relaxation import Relaxation, least_compute_ms, relax
+from optimizer.estimate.relaxation import Relaxation, least_compute_ms, list_kinds, relax
 from optimizer.estimate.relaxed_blocks import Form
 from optimizer.estimate.training import estimate_training
 from optimizer.hardware.calibration import calibrated_machine
 from optimizer.hardware.machine import Machine
+from optimizer.plan.activations import BlockChoice
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
 from optimizer.search.arrangements import keep_everything
@@ -119,6 +120,11 @@ class _Relax:
             forms=forms,
             chunk_counts=chunk_counts,
             state_is_free=state_is_free,
+        )
+
+    def kinds(self, base: Setting, *, choices: tuple[BlockChoice, ...]) -> tuple[int, ...]:
+        return list_kinds(
+            self.profile, plan=self._plan(base), workload=self.workload, machine=self.machine, choices=choices
         )
 
     def _plan(self, setting: Setting) -> Plan:

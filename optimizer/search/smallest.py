@@ -14,7 +14,7 @@ from optimizer.search.problem import SearchProblem, Setting
 from optimizer.search.solve import price_lightest, solve
 from optimizer.techniques import TECHNIQUE_LABELS
 from optimizer.units import format_bytes
-from optimizer.workload import LOSSY, shown_pin
+from optimizer.workload import shown_pin
 
 MAX_TIGHTENINGS = 4
 """Searches below the smallest peak found so far; each has found a smaller one where it is not the last."""
@@ -117,9 +117,10 @@ def _hint(problem: SearchProblem, smallest_bytes: int) -> str:
     ways.extend(_permissions(problem, smallest_bytes))
     unlimited = replace(problem, host_budget_bytes=2**62)
     ways.extend(_way("give it more host memory", unlimited, smallest_bytes))
-    if not problem.goal.allow_lossy:
-        relaxed = replace(problem, goal=replace(problem.goal, allow_lossy=True))
-        ways.extend(_way("allow lossy choices such as bf16 and 8-bit optimizer state", relaxed, smallest_bytes))
+    if not problem.goal.allow_lossy or problem.goal.most_loss != "any":
+        relaxed = replace(problem, goal=replace(problem.goal, allow_lossy=True, most_loss="any"))
+        examples = "packed copies and frozen weights" if problem.goal.allow_lossy else "bf16 and 8-bit optimizer state"
+        ways.extend(_way(f"allow lossy choices such as {examples}", relaxed, smallest_bytes))
     return ", ".join(ways[:-1]) + f", or {ways[-1]}."
 
 
@@ -128,7 +129,7 @@ def _permissions(problem: SearchProblem, smallest_bytes: int) -> list[str]:
     forbidden = [
         technique
         for technique in problem.goal.forbid
-        if technique not in problem.unavailable and (technique not in LOSSY or problem.goal.allow_lossy)
+        if technique not in problem.unavailable and problem.goal.allows_loss_by(technique)
     ]
     ways: list[str] = []
     for technique in forbidden:

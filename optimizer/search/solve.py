@@ -11,8 +11,8 @@ of gradients, state and weights is dropped when its lightest plans are far over 
 and, where gradients accumulate, the larger micro-batches.
 
 Assumes: along a line bytes do not fall and time does not rise. Where an estimator breaks this slightly, the plan found
-still fits (its own price says so) but may miss the optimum by a block. *Not modelled*: blocks of different kinds; they
-are treated as alike.
+still fits (its own price says so) but may miss the optimum by a block. Blocks of different kinds are treated as alike until
+the best setting is known (``search_by_kind``).
 """
 
 from collections.abc import Iterator

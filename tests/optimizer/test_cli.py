@@ -289,7 +289,9 @@ def test_plans_are_compared_in_columns_with_only_what_differs(files, capsys):
 def test_cards_are_ranked_with_what_each_plan_does(files, capsys):
     options = ["plan", "--profile", str(files / "profile.json"), *WORK, "--gpus", "T4,RTX 4090"]
     assert main(options) == 0
-    lines = capsys.readouterr().out.splitlines()
+    told = capsys.readouterr()
+    assert told.err == "0 of 2 cards done\n"
+    lines = told.out.splitlines()
     assert [line.split("  ")[0] for line in lines[1:5:2]] == ["RTX 4090", "T4"]
     assert lines[2].startswith("    keep 4")
     assert max(map(len, lines)) <= 100
@@ -302,6 +304,11 @@ def test_an_objective_is_answered_with_its_limit(files, capsys):
     assert "goal      the longest sequence" in capsys.readouterr().out
     result = run_json(capsys, "plan", *options)
     assert (result["limit"]["largest"], result["workload"]["sequence_length"]) == (256, 256)
+
+
+def test_a_loss_of_quality_may_be_allowed_as_far_as_rounding(files, capsys):
+    lines = fail(capsys, "plan", *plan_options(files, "--allow-lossy", "rounding", "--pin", "weights.frozen=int8"))
+    assert "goal.most_loss is rounding" in lines[0]
 
 
 def test_pins_are_kept(files, capsys):

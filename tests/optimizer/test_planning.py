@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from optimizer.errors import InvalidInput, InvalidPlan, InvalidWorkload, NoFeasiblePlan
+from optimizer.hardware.devices import table_machine
 from optimizer.hardware.prices import PriceList, Rental
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.pins import read_pins
@@ -143,8 +144,14 @@ def rent(device, price):
 def test_cards_are_ranked_by_speed_and_by_money(llama_profile):
     prices = PriceList(rentals=(rent("T4", 0.1), rent("L4", 5.0)))
     asked = {"workload": WORKLOAD, "goal": goal_of(4000), "prices": prices}
-    by_speed = rank_cards_profiled(llama_profile, ["T4", "RTX 4090", "L4"], **asked)
+    told = []
+    by_speed = rank_cards_profiled(
+        llama_profile, ["T4", "RTX 4090", "L4"], progress=lambda *found: told.append(found), **asked
+    )
+    assert told == [(0, 3, "T4"), (1, 3, "RTX 4090"), (2, 3, "L4")]
     assert by_speed[0].card == "RTX 4090"
+    here = plan_profiled(llama_profile, machine=table_machine("RTX 4090"), workload=WORKLOAD, goal=goal_of(4000))
+    assert by_speed[0].chosen == here.result.chosen
     speeds = [found.tokens_per_s for found in by_speed]
     assert speeds == sorted(speeds, reverse=True)
     by_money = rank_cards_profiled(llama_profile, ["RTX 4090", "L4", "T4"], order="money", **asked)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from optimizer.search.arrangements import Line, arrange, arrange_offload_only, summarize
+from optimizer.search.arrangements import Line, arrange, arrange_offload_only, orders_by_kind, summarize
 
 
 def test_offloaded_blocks_stand_first_and_kept_ones_last():
@@ -49,6 +49,25 @@ def test_a_line_without_other_blocks_goes_from_offload_to_keep():
     line = Line(num_blocks=3, num_offload=None, offload="offload_remote")
     assert line.per_block(0) == ("offload_remote",) * 3
     assert line.per_block(line.length) == ("keep",) * 3
+
+
+def test_an_order_puts_a_row_on_other_blocks():
+    line = Line(num_blocks=4, order=(1, 3, 0, 2))
+    assert line.per_block(1) == ("recompute", "recompute", "keep", "recompute")
+    assert line.per_block(2) == ("keep", "recompute", "keep", "recompute")
+
+
+def test_each_kind_of_block_comes_first_once():
+    assert orders_by_kind((0, 1, 0, 1)) == [(0, 2, 1, 3), (1, 3, 0, 2)]
+
+
+def test_of_many_kinds_those_with_most_blocks_come_first():
+    kinds = (0, 1, 1, 2, 2, 3, 3)
+    assert [order[0] for order in orders_by_kind(kinds)] == [1, 3, 5]
+
+
+def test_blocks_all_alike_have_no_other_order():
+    assert orders_by_kind((0, 0, 0)) == []
 
 
 def test_a_summary_names_only_what_is_used():

@@ -149,3 +149,18 @@ def test_pins_that_need_more_of_the_host_than_there_is_say_so():
     with pytest.raises(InvalidPlan) as caught:
         search(pinned_problem("optimizer_state.place=host", "optimizer_state.fraction=1", host_budget_mib=1))
     assert "needs more than 1.00 MiB on the host" in caught.value.message
+
+
+def test_a_goal_says_how_far_its_loss_of_quality_may_go():
+    problem = synthetic_problem(budget_mib=60, num_blocks=8, allow_lossy=True)
+    rounding = replace(problem, goal=replace(problem.goal, most_loss="rounding"))
+    names = ("compress", "bf16", "fp16", "autocast", "8bit_optimizer")
+    assert [problem.allows(name) for name in names] == [True] * 5
+    assert [rounding.allows(name) for name in names] == [False, True, True, True, True]
+    assert all(found.plan.activations.compress == "none" for found in search(rounding).frontier)
+
+
+def test_a_pin_beyond_the_loss_that_is_allowed_is_refused():
+    with pytest.raises(InvalidWorkload) as caught:
+        Goal(device_budget_bytes=1, allow_lossy=True, most_loss="rounding", pins=read_pins(["weights.frozen=int8"]))
+    assert "goal.most_loss is rounding" in caught.value.message

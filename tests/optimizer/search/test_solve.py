@@ -262,9 +262,9 @@ def test_a_host_with_some_room_takes_what_it_can_before_the_disk():
 
 def test_weights_under_adapters_are_streamed_and_quantized():
     problem = synthetic_problem(budget_mib=50, num_blocks=8, allow_lossy=True, adapter=Adapter())
-    problem = replace(problem, representations=frozenset({"bf16", "bf16/nf4"}))
+    problem = replace(problem, representations=frozenset({"bf16", "bf16/nf4", "bf16/int4"}))
     settings = problem.settings()
-    assert {setting.frozen for setting in settings} == {"same", "nf4"}
+    assert {setting.frozen for setting in settings} == {"same", "nf4", "int4"}
     streamed = Setting(micro_batch_size=2, accumulation_steps=1, dtype="bf16", weights_place="host")
     assert problem.permits_setting(streamed)
     assert not problem.permits_setting(replace(streamed, dtype="fp32", autocast="bf16", bits=8, state_place="host"))
