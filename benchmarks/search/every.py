@@ -15,7 +15,7 @@ from optimizer.plan.gradients import GradientsChoice
 from optimizer.plan.optimizer_state import StatePlace
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlace
-from optimizer.search.arrangements import PerBlock
+from optimizer.search.arrangements import PerBlock, keep_everything
 from optimizer.search.levers import MAX_PREFETCH, chunk_counts, fraction_steps
 from optimizer.search.problem import SearchProblem, Setting, techniques_of
 
@@ -78,7 +78,7 @@ def _may_be_permitted(problem: SearchProblem, setting: Setting) -> bool:
     """Whether the setting contradicts nothing, and uses of what is forbidden nothing that its blocks do not bring along."""
     try:
         plan = setting.plan((problem.choices[-1],) * problem.num_blocks)
-        kept = setting.plan(("keep",) * problem.num_blocks)
+        kept = setting.plan(keep_everything(problem.num_blocks))
     except InvalidPlan:
         return False
     return problem.find_conflict(plan) is None and all(problem.allows(technique) for technique in techniques_of(kept))

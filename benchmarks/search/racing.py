@@ -151,7 +151,7 @@ class Stage:
 
     def __init__(self, *, max_kept: int) -> None:
         self._factories: dict[str, Factory] = {}
-        self._max_kept = max_kept
+        self.max_kept = max_kept
         self._built: OrderedDict[str, Contender] = OrderedDict()
 
     def add(self, name: str, factory: Factory) -> None:
@@ -173,7 +173,7 @@ class Stage:
 
     def _get(self, name: str) -> Contender:
         if name not in self._built:
-            while len(self._built) >= self._max_kept:
+            while len(self._built) >= self.max_kept:
                 self._built.popitem(last=False)[1].close()
                 clear()
             contender = self._factories[name](None)

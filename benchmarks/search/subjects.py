@@ -38,7 +38,7 @@ class Setup:
     num_calibration_plans: int = 8
     screening_rounds: int = 3
     min_rounds: int = 7
-    max_rounds: int = 15
+    max_rounds: int = 40
     race_s: float = 120.0
     """For all races at budgets of one subject; rounds are as many as that allows."""
     probe_s: float = 12.0

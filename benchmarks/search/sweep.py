@@ -16,7 +16,7 @@ import os
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, get_args
 
 import torch
@@ -36,7 +36,7 @@ from benchmarks.search.racing import (
     peak_of_plan,
 )
 from benchmarks.search.subjects import Setup, Subject, cuda_setup, full_setup, quick_setup
-from benchmarks.search.sweep_summary import BELOW, Rival, compare, race_of, spread_budgets, summarize
+from benchmarks.search.sweep_summary import BELOW, Rival, compare, group_races, race_of, spread_budgets, summarize
 from benchmarks.training.plans import describe
 from optimizer.errors import HeadroomError
 from optimizer.plan.plan import Plan
@@ -50,7 +50,7 @@ from optimizer.workload import Goal, Technique
 
 NAME, PEAKS = "sweep", "peaks"
 MAX_AT_ONCE = 6
-"""Contenders of one race: plain, full recompute, ours, two rivals, one with fused kernels."""
+"""Contenders that have room beside each other in any case: plain, full recompute, ours, two rivals, one with fused kernels."""
 BLOCKS_ONLY: tuple[Technique, ...] = tuple(
     technique for technique in get_args(Technique) if technique not in ("recompute", "offload")
 )
@@ -60,30 +60,33 @@ LEVERS: dict[str, tuple[Technique, ...]] = {"blocks": BLOCKS_ONLY, "all": ()}
 
 def measure(options: Options) -> Iterator[Row]:
     """Of each subject a row for the machine, for each baseline, and for each budget."""
+    known = _read_peaks(options)
     for bench in _benches(options):
         yield bench.machine_row
-        yield from bench.rows(_known_peaks(options, bench.subject.name))
+        yield from bench.rows(bench.own(known))
 
 
 def measure_peaks(options: Options) -> Iterator[Row]:
-    """What of the sweep needs no quiet machine; ``measure`` goes on from it."""
-    for bench in _benches(options):
-        for row in bench.peaks():
+    """What of the sweep needs no quiet machine; ``measure`` goes on from it. Without a calibrated machine only the baselines."""
+    with_plans = options.machine is not None and options.machine.exists()
+    known = _read_peaks(options)
+    for bench in _benches(options, needs_machine=with_plans):
+        for row in bench.peaks(bench.own(known), with_plans=with_plans):
             yield {**row, "part": PEAKS}
 
 
-def _known_peaks(options: Options, model: str) -> list[Row]:
-    if options.peaks is None:
+def _read_peaks(options: Options) -> list[Row]:
+    if options.peaks is None or not options.peaks.exists():
         return []
     rows: list[Row] = json.loads(options.peaks.read_text())["rows"]
-    return [row for row in rows if row.get("part") == PEAKS and row.get("model") == model]
+    return [row for row in rows if row.get("part") == PEAKS]
 
 
-def _benches(options: Options) -> Iterator["_Bench"]:
+def _benches(options: Options, *, needs_machine: bool = True) -> Iterator["_Bench"]:
     set_num_threads()
     setup, device = _setup(options), options.device
     with prepared_device(device):
-        calibrated = calibrated_machine(setup, device, file=options.machine)
+        calibrated = calibrated_machine(setup, device, file=options.machine) if needs_machine else None
         for subject in setup.subjects:
             if options.wants(subject.name):
                 yield _Bench(setup, subject, calibrated, device)
@@ -98,18 +101,27 @@ def _setup(options: Options) -> Setup:
 class _Bench:
     """One subject's contenders."""
 
-    def __init__(self, setup: Setup, subject: Subject, calibrated: Calibrated, device: torch.device) -> None:
+    def __init__(self, setup: Setup, subject: Subject, calibrated: Calibrated | None, device: torch.device) -> None:
         self.setup = setup
         self.subject = subject
-        self.calibrated = calibrated
+        self._calibrated = calibrated
         self.job = Job(spec=subject.spec, workload=subject.workload, device=device, draws_quickly=setup.draws_quickly)
         self.profile: Profile = obtain_profile(subject.spec, extent=LOSSLESS)
-        self.stage = Stage(max_kept=max_kept(self.job, calibrated.machine, at_once=MAX_AT_ONCE))
         self.baselines = list_baselines(
             self.job, num_policies=setup.num_policies, budgets=setup.budgets, fused=setup.fused_budgets
         )
         self.names: dict[str, str] = {}
         """Of plans on the stage."""
+
+    @property
+    def calibrated(self) -> Calibrated:
+        if self._calibrated is None:
+            raise RuntimeError("plans are searched for on a calibrated machine, and there is none")
+        return self._calibrated
+
+    @cached_property
+    def stage(self) -> Stage:
+        return Stage(max_kept=max_kept(self.job, self.calibrated.machine, at_once=MAX_AT_ONCE))
 
     @property
     def machine_row(self) -> Row:
@@ -126,29 +138,31 @@ class _Bench:
     def head(self) -> Row:
         return {"part": NAME, "model": self.subject.name}
 
-    def peaks(self) -> Iterator[Row]:
-        """Of every baseline, and of what the search chooses at every budget. Nothing is timed."""
-        plain_bytes, full_bytes = 0, 0
-        for baseline in self.baselines:
-            row = self._peak_row(baseline)
-            plain_bytes = row.get("peak_bytes", 0) if baseline.name == PLAIN else plain_bytes
-            full_bytes = row.get("peak_bytes", 0) if baseline.name == FULL else full_bytes
-            yield row
-        if not plain_bytes or not full_bytes:
+    def own(self, rows: Sequence[Row]) -> list[Row]:
+        """Those of this subject."""
+        return [row for row in rows if row.get("model") == self.subject.name]
+
+    def peaks(self, known: Sequence[Row] = (), *, with_plans: bool = True) -> Iterator[Row]:
+        """Of every baseline, and of what the search chooses at every budget, as far as they are not known. Nothing is timed."""
+        baselines = [row for row in known if row["what"] != "point"] or [self._peak_row(baseline) for baseline in self.baselines]
+        yield from baselines
+        sizes = {row["name"]: row["peak_bytes"] for row in baselines if "peak_bytes" in row}
+        if not {PLAIN, FULL} <= set(sizes):
             raise RuntimeError("neither plans nor baselines can be judged without plain training and full recompute")
-        yield from self._points(plain_bytes)
+        if with_plans:
+            yield from [row for row in known if row["what"] == "point"] or self._points(sizes[PLAIN])
 
     def rows(self, known: Sequence[Row]) -> Iterator[Row]:
         """All peaks before all times: a cap on a card holds for whatever else is on it. known: what ``peaks`` gave before."""
         try:
-            found = list(known or self.peaks())
+            found = [{**row, **self.head} for row in self.peaks(known)]
             measured = {row["name"]: row for row in found if row["what"] == "baseline" and "peak_bytes" in row}
-            points = [{**self.head, **row} for row in found if row["what"] == "point"]
-            yield from ({**row, **self.head} for row in found if row["what"] != "point" and row.get("name") not in measured)
+            points = [row for row in found if row["what"] == "point"]
+            yield from (row for row in found if row["what"] != "point" and row.get("name") not in measured)
             self._put_on_stage(measured, points)
             over_plain = self._screen(list(measured))
             for name, row in measured.items():
-                yield {**row, **self.head, "over_plain": over_plain[name]}
+                yield {**row, "over_plain": over_plain[name]}
             rivals = [self._rival(baseline, measured, over_plain) for baseline in self.baselines if baseline.name in measured]
             yield from self._point_rows(points, rivals)
         finally:
@@ -251,22 +265,17 @@ class _Bench:
         }
 
     def _point_rows(self, points: Sequence[Row], rivals: Sequence[Rival]) -> Iterator[Row]:
-        """The same with times. A plan that is chosen at several budgets is raced once for each set of rivals."""
-        races = [race_of(point, rivals) if point["finished"] else () for point in points]
-        num_left = len({race for race in races if race})
-        done: dict[tuple[str, ...], dict[str, list[float]]] = {}
-        started_s = time.monotonic()
-        for point, race in zip(points, races, strict=True):
-            if not race:
-                yield point
-                continue
-            if race not in done:
-                left_s = self.setup.race_s - (time.monotonic() - started_s)
-                done[race] = self._raced(race, seconds=left_s / num_left)
-                num_left -= 1
-            times = done[race]
-            told = {name: value for name, value in point.items() if name != "plan_json"}
-            yield {**told, "num_rounds": len(times[PLAIN]), **compare(point, times, rivals)}
+        """The same with times: all who are compared run in turn, as many as have room at once."""
+        races = {index: race_of(point, rivals) for index, point in enumerate(points) if point["finished"]}
+        yield from (point for index, point in enumerate(points) if index not in races)
+        groups = group_races(races, room=self.stage.max_kept)
+        num_steps = sum(len(names) for _, names in groups)
+        for indices, names in groups:
+            times = self._raced(names, seconds=self.setup.race_s * len(names) / num_steps)
+            for index in indices:
+                told = {name: value for name, value in points[index].items() if name != "plan_json"}
+                own = {name: times[name] for name in races[index]}
+                yield {**told, "num_rounds": len(times[PLAIN]), **compare(told, own, rivals)}
 
     def _raced(self, names: Sequence[str], *, seconds: float) -> dict[str, list[float]]:
         """As many rounds as there is time for; one before them, to know how long they take."""

@@ -48,6 +48,22 @@ def race_of(point: Row, rivals: Sequence[Rival]) -> tuple[str, ...]:
     return tuple(dict.fromkeys([PLAIN, FULL, point["contender"], *picked]))
 
 
+def group_races(races: Mapping[int, Sequence[str]], *, room: int) -> list[tuple[list[int], list[str]]]:
+    """Races that run as one, by whom they are of and who runs: the more are in one race, the more rounds each comparison has for
+    the same time. room: how many may run in one; the first two of every race are the same."""
+    groups: list[tuple[list[int], list[str]]] = []
+    for index, names in races.items():
+        for indices, together in groups:
+            joined = list(dict.fromkeys([*together, *names]))
+            if len(joined) <= room:
+                indices.append(index)
+                together[:] = joined
+                break
+        else:
+            groups.append(([index], list(names)))
+    return groups
+
+
 def compare(point: Row, times: Mapping[str, Sequence[float]], rivals: Sequence[Rival]) -> Row:
     """Of one race, in which ``point["contender"]`` is the plan."""
     ours = times[point["contender"]]

@@ -16,7 +16,15 @@ from benchmarks.search.sac import (
     solve_ops,
     solve_units,
 )
-from benchmarks.search.sweep_summary import Rival, compare, pick_rivals, spread_budgets, summarize, won_back
+from benchmarks.search.sweep_summary import (
+    Rival,
+    compare,
+    group_races,
+    pick_rivals,
+    spread_budgets,
+    summarize,
+    won_back,
+)
 
 MIB = 2**20
 RIVALS = (
@@ -71,6 +79,12 @@ def test_a_plan_is_compared_with_the_fastest_of_its_race_that_fits() -> None:
     assert (row["best"], row["over_best"]) == ("every other", 1.1)
     assert (row["fused"], row["over_fused"]) == ("compiled", round(11 / 9, 4))
     assert (row["over_plain"], row["full_over_plain"], row["ms"]) == (1.1, 1.3, 11.0)
+
+
+def test_races_run_as_one_while_there_is_room() -> None:
+    races = {0: ("plain", "full", "a"), 2: ("plain", "full", "b"), 3: ("plain", "full", "a", "c", "d")}
+    assert group_races(races, room=4) == [([0, 2], ["plain", "full", "a", "b"]), ([3], ["plain", "full", "a", "c", "d"])]
+    assert group_races(races, room=9) == [([0, 2, 3], ["plain", "full", "a", "b", "c", "d"])]
 
 
 def test_won_back_is_the_share_of_what_full_recompute_adds() -> None:
