@@ -35,7 +35,15 @@ function report(text) {
 document.body.addEventListener("htmx:sendError", () => {
   report(`The server has not answered since ${new Date().toLocaleTimeString("en-GB")}; what you typed is still here.`);
 });
+// what a page that says "not allowed" gives as the reason
+function refusal(xhr) {
+  const alert = new DOMParser().parseFromString(xhr.responseText, "text/html").querySelector("[role=alert].stack");
+  return alert ? alert.textContent.replace(/\s+/g, " ").trim() : "";
+}
+
 document.body.addEventListener("htmx:responseError", (event) => {
+  const reason = event.detail.xhr.status === 403 ? refusal(event.detail.xhr) : "";
+  if (reason) return report(reason);
   report(`The server answered ${event.detail.xhr.status} to ${event.detail.pathInfo.requestPath}; reload the page to try again.`);
 });
 document.body.addEventListener("htmx:afterRequest", (event) => {

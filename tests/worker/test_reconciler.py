@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 from django.db.models.functions import Now
 
-from tests.webapp.conftest import make_bench, make_text, make_tiny_model
+from tests.webapp.conftest import make_bench, make_person, make_text, make_tiny_model
+from tests.webapp.webhooks.receiver import Receiver
 from webapp.jobs import actions
 from webapp.jobs.models import Job
+from webapp.webhooks.actions import create_webhook, send_test
 from worker.config import WorkerConfig
 from worker.reconciler import SPOOL_AGE_S, Reconciler, remove_dead_staging, remove_old_spool
 
@@ -108,3 +110,23 @@ def test_it_ends_when_told_to(db, folder):
 
     Reconciler(config(folder)).run(pause=pause)
     assert pauses == [5.0, 5.0]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_it_sends_what_is_due_to_webhooks_without_a_broker(folder, settings):
+    settings.HEADROOM_WEBHOOK_NETWORKS = ["127.0.0.0/8"]
+    receiver = Receiver()
+    ada = make_person("ada")
+    webhook, _ = create_webhook(ada, ada.home_project, url=receiver.url, events=[])
+    delivery = send_test(webhook)
+
+    def pause(seconds):
+        time.sleep(0.02)
+        delivery.refresh_from_db()
+        return delivery.state == "delivered"
+
+    try:
+        Reconciler(WorkerConfig(home=folder, host="box", process_id=1, reconcile_s=0.05)).run(pause=pause)
+    finally:
+        receiver.close()
+    assert [headers["webhook-id"] for headers, _ in receiver.heard] == [delivery.pk]

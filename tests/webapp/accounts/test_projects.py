@@ -20,9 +20,10 @@ from webapp.accounts.projects import (
     set_active,
     set_member,
 )
-from webapp.accounts.tokens import create_token, find_token_user
+from webapp.accounts.tokens import create_token, find_token_user, revoke_token
 from webapp.catalog.queries import models_visible_to
 from webapp.jobs.queries import jobs_visible_to
+from webapp.live.record import may_still_watch
 
 
 @pytest.fixture
@@ -246,3 +247,15 @@ def test_a_password_is_changed_by_who_knows_it_and_other_sessions_end(ada):
     assert here.get("/jobs/").status_code == 200
     assert elsewhere.get("/jobs/").status_code == 302
     assert Client().login(username="ada", password="a quite new one 7")
+
+
+def test_a_stream_goes_on_only_while_its_token_and_the_role_last(ada, eve, project, make_job):
+    job = make_job(project=project)
+    row, text = create_token(user=ada, name="t")
+    watcher = find_token_user(text)
+    assert may_still_watch(watcher, job.pk)
+    revoke_token(row)
+    assert not may_still_watch(watcher, job.pk)
+    assert may_still_watch(eve, job.pk)
+    remove_member(project, username="eve")
+    assert not may_still_watch(eve, job.pk)

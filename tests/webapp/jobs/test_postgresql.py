@@ -10,7 +10,7 @@ import pytest
 from tests import llama
 
 ROOT = Path(__file__).resolve().parents[3]
-FOLDERS = [f"tests/webapp/{name}" for name in ("accounts", "catalog", "jobs", "api", "live")]
+FOLDERS = [f"tests/webapp/{name}" for name in ("accounts", "catalog", "jobs", "api", "live", "webhooks", "monitoring")]
 
 
 @pytest.mark.postgres
