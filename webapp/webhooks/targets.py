@@ -17,6 +17,8 @@ from optimizer.errors import InvalidInput
 MAX_URL_CHARACTERS = 500
 Resolve = Callable[[str, int], Sequence[str]]
 """Host and port to network addresses."""
+_GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
+"""All that IPv6 has handed out for the public (RFC 4291, 2.4)."""
 _ALLOWED = "https://host/path, a public address, port 443"
 
 
@@ -104,13 +106,13 @@ def _check_address(url: str, parts: _Parts, text: str) -> None:
 
 
 def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    """Not the one inside another either: an IPv6 address may carry a private IPv4 one."""
-    inner: list[ipaddress.IPv4Address | None] = []
+    """Nor may an IPv6 address carry a private IPv4 one: NAT64, mapped and compatible ones lie outside global unicast."""
+    carried: tuple[ipaddress.IPv4Address | None, ...] = ()
     if isinstance(address, ipaddress.IPv6Address):
-        inner = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
-        if int(address) >> 32 == 0x0064_FF9B << 64:  # NAT64, 64:ff9b::/96
-            inner.append(ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF))
-    return all(one.is_global and not one.is_multicast for one in (address, *inner) if one is not None)
+        if address not in _GLOBAL_UNICAST:
+            return False
+        carried = (address.sixtofour, *(address.teredo or ()))
+    return all(one.is_global and not one.is_multicast for one in (address, *carried) if one is not None)
 
 
 def _literal(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
