@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from optimizer.categories import Link
 from optimizer.estimate.compiled import Arrival, CompiledShape, compile_shape
-from optimizer.estimate.drawing import draw_bytes, draw_time
 from optimizer.estimate.kv_cache import NO_WORKSPACE, KvCosts, add_copies
 from optimizer.estimate.parts import Bytes
 from optimizer.estimate.prediction import LANES
 from optimizer.estimate.runs import Run, Schedule
+from optimizer.estimate.sampling import draw_bytes, draw_time
 from optimizer.estimate.simulate import Resident, Simulation, simulate
 from optimizer.estimate.streaming import make_weights_task
 from optimizer.estimate.tasks import Task, move_task, risen_bytes, single

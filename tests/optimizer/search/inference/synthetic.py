@@ -104,7 +104,7 @@ def make_problem(seed, *, num_sequences=None, has_dips=True):
 
     forbid = tuple(name for name in ("stream_weights", "disk", "bf16", "fp16", "quantize_frozen") if draw.random() < 0.2)
     goal = InferenceGoal(
-        device_budget_bytes=draw.randint(50, 4000),
+        device_budget_bytes=draw.randint(20, 2000),
         objective=draw.choice(OBJECTIVES),
         allow_lossy=draw.random() < 0.6,
         forbid=forbid,

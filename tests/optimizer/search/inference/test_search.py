@@ -10,10 +10,12 @@ from optimizer.estimate.inference import estimate_inference
 from optimizer.hardware.devices import table_machine
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.inference import InferencePlan
+from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.inference_trace import profile_inference
 from optimizer.runtime.measure_inference import measure_generation
 from optimizer.search.inference.levers import list_arrangements
+from optimizer.search.inference.reasons import explain_choice
 from optimizer.search.inference.search import inference_problem, search_inference_plans
 from optimizer.search.inference.solve import MAX_DIP, largest_of
 from optimizer.workload import InferenceGoal, InferenceWorkload
@@ -129,13 +131,27 @@ def test_many_lengths_are_searched_with_few_and_shown_with_their_own(profile, di
     assert coarse.total_s == pytest.approx(exact.total_s, rel=0.25)
 
 
-def test_it_says_what_it_did_and_what_it_left_out(profile, disk_machine, smallest):
-    text = "\n".join(find(profile, disk_machine, smallest).explanation)
+def explain(profile, machine, plan):
+    """Why a plan was chosen whose peak is all of the budget."""
+    goal = InferenceGoal(device_budget_bytes=2**30)
+    problem = inference_problem(profile, workload=WORKLOAD, goal=goal, machine=machine)
+    tight = problem.with_budget(problem.price(plan).device_peak_high_bytes)
+    return "\n".join(explain_choice(tight, tight.priced("chosen", plan), profile=profile, machine=machine))
+
+
+def test_it_says_what_it_did_and_what_it_left_out(profile, disk_machine):
+    text = explain(profile, disk_machine, InferencePlan(weights=WeightsPlan(place="host")))
     assert "streaming the weights saves" in text
     assert "one sequence more at once could take" in text
     assert "keys and values stay on the device: from the host their" in text
     assert "a hidden state weighs 128 B, a token's keys and values 128 B a block" in text
     assert "would not pay anywhere" in text
+
+
+def test_it_says_what_moving_keys_and_values_saves(profile, disk_machine):
+    text = explain(profile, disk_machine, InferencePlan(kv_cache=KvCachePlan(place="host")))
+    assert "moving keys and values saves" in text
+    assert "keys and values stay on the device" not in text
 
 
 @pytest.mark.parametrize("gpu", [None, "RTX 4090"])
