@@ -110,7 +110,7 @@ class Theirs:
                 min_new_tokens=num_new_tokens,
                 do_sample=False,
                 pad_token_id=0,
-                **self._cache,
+                **{"use_cache": True, **self._cache},
             )
         return tokens[:, -num_new_tokens:].cpu()
 
