@@ -31,7 +31,7 @@ from optimizer.estimate.priced_ops import KIND_SLOT, OpSizes, PricedOps, list_te
 from optimizer.hardware.machine import Machine, Rates
 from optimizer.plan.activations import REBUILDING, BlockChoice
 from optimizer.plan.weights import DTYPE_BYTES, WeightsPlan
-from optimizer.profile.inference import EMBEDDING, ForwardRegime
+from optimizer.profile.inference import EMBEDDING, ForwardRegime, Phase
 from optimizer.profile.profile import Change as ProfileChange
 from optimizer.profile.profile import Op, Part, Regime
 from optimizer.profile.sizes import Shape, evaluate, monomials
@@ -61,6 +61,8 @@ _SLOT = {name: index for index, name in enumerate(CATEGORIES)}
 _GRADIENTS, _TEMPORARIES, _LOGITS = _SLOT["gradients"], _SLOT["temporaries"], _SLOT["logits_and_loss"]
 _STATE = _SLOT["optimizer_state"]
 _MAX_CACHED = 64
+_MAX_CACHED_PHASES = 2048
+"""Of a generation's phases, which have few parts, and a shape for each length of the cache that is priced."""
 T = TypeVar("T")
 
 
@@ -392,15 +394,18 @@ def drop_gradients(changes: Iterable[Change], dropped: Dropped, *, region: int) 
 
 
 _compiled: dict[tuple[int, str, Shape], CompiledShape] = {}
+_phases: dict[tuple[int, str, Shape], CompiledShape] = {}
 
 
 def compile_shape(profile: Traced, weights: WeightsPlan, shape: Shape) -> CompiledShape:
-    """Raises InvalidWorkload beyond the position table. Kept while the profile lives, the oldest dropped after a few dozen."""
+    """Raises InvalidWorkload beyond the position table. Kept while the profile lives, the oldest dropped where there are many."""
+    kept, most = (_phases, _MAX_CACHED_PHASES) if isinstance(profile, Phase) else (_compiled, _MAX_CACHED)
     key = (id(profile), weights.representation, shape)
-    if key not in _compiled:
+    compiled = kept.get(key)
+    if compiled is None:
         compiled = CompiledShape(profile, weights=weights, shape=shape)
-        if len(_compiled) >= _MAX_CACHED:
-            del _compiled[next(iter(_compiled))]
-        _compiled[key] = compiled
-        weakref.finalize(profile, _compiled.pop, key, None)
-    return _compiled[key]
+        if len(kept) >= most:
+            del kept[next(iter(kept))]
+        kept[key] = compiled
+        weakref.finalize(profile, kept.pop, key, None)
+    return compiled

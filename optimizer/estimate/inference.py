@@ -39,8 +39,10 @@ def estimate_inference(
     workload: InferenceWorkload,
     machine: Machine,
     calibration: Mapping[str, Any] | None = None,
+    has_timeline: bool = True,
 ) -> InferencePrediction:
-    """calibration: what finished runs taught of this machine's time (``hardware/calibration.py``).
+    """calibration: what finished runs taught of this machine's time (``hardware/calibration.py``). has_timeline: False leaves it
+    out, and the moment of the peak, of which a search makes no use.
 
     Raises InvalidPlan where the plan contradicts itself, the workload or the profile, InvalidWorkload beyond the positions.
     """
@@ -51,7 +53,7 @@ def estimate_inference(
     for index in _choose_passes([shape for shape, _ in passes]):
         like = next(iter(priced.values()), None)
         priced[index] = GenerationPass(profile, plan, workload, machine, micro_batches=passes[index][0], like=like)
-    return _predict(priced, passes, spread=read_spread(calibration))
+    return _predict(priced, passes, spread=read_spread(calibration), has_timeline=has_timeline)
 
 
 # Several passes.
@@ -88,13 +90,17 @@ def _total_ms(priced: Mapping[int, GenerationPass], passes: Sequence[tuple[PassS
 
 
 def _predict(
-    priced: Mapping[int, GenerationPass], passes: Sequence[tuple[PassShape, int]], *, spread: Spread | None
+    priced: Mapping[int, GenerationPass],
+    passes: Sequence[tuple[PassShape, int]],
+    *,
+    spread: Spread | None,
+    has_timeline: bool,
 ) -> InferencePrediction:
     """What is told of a pass is told of the one with the highest peak, the first of equals."""
-    full = max(priced.values(), key=lambda each: int(_highest(each).peak.sum()))
+    full = max(priced.values(), key=lambda each: each.highest[1].device_peak_bytes)
     workload, machine = full.workload, full.machine
-    highest = _highest(full)
-    peak_bytes = int(highest.peak.sum())
+    highest = full.highest[1]
+    peak_bytes = highest.device_peak_bytes
     margin_bytes = int(np.ceil(peak_bytes * MEMORY_MARGIN[machine.device.kind]))
     unmetered_bytes = max(0, max(each.allocated_bytes for each in priced.values()) - peak_bytes)
     width = spread.width if spread is not None else TIME_SPREAD[machine.rates.source]
@@ -111,7 +117,7 @@ def _predict(
         device_peak_high_bytes=peak_bytes + margin_bytes + unmetered_bytes,
         unmetered_bytes=unmetered_bytes,
         device_bytes_by_category=_by_category(highest.peak),
-        peak_moment=highest.peak_task.describe(full.profile.num_blocks),
+        peak_moment=full.peak_moment if has_timeline else "",
         kv_cache_bytes=full.kv_cache_bytes,
         host_peak_bytes=full.host_bytes + (away_bytes if full.plan.kv_cache.place == "host" else 0),
         disk_peak_bytes=full.disk_bytes + (away_bytes if full.plan.kv_cache.place == "disk" else 0),
@@ -132,7 +138,7 @@ def _predict(
             DecodePoint(
                 num_tokens=full.micro_batches[0].prompt_length + index,
                 step_ms=step.step_ms,
-                device_peak_bytes=int(step.peak.sum()),
+                device_peak_bytes=step.device_peak_bytes,
             )
             for index, step in full.decoded
         ),
@@ -142,7 +148,7 @@ def _predict(
         exposed_ms=exposed,
         prefill_by_kind_ms=_by_kind(prefill),
         decode_by_kind_ms=_by_kind(decoded.ms),
-        timeline=tuple(_timeline(full)),
+        timeline=tuple(_timeline(full)) if has_timeline else (),
         time_source=machine.rates.source,
         num_time_runs=spread.num_runs if spread is not None else 0,
     )
@@ -162,14 +168,6 @@ def _split(times: NDArray[np.float64]) -> tuple[dict[str, float], dict[str, floa
 def _by_kind(times: NDArray[np.float64]) -> dict[str, float]:
     _, exposed, kinds = _split(times)
     return {**kinds, **exposed}
-
-
-def _highest(full: GenerationPass) -> Simulation:
-    """The prefill or the decode with the highest peak, the earliest of equals.
-
-    A decode's peak is the maximum of what is linear in the cache's length: it lies at an end of a range, and ends are priced.
-    """
-    return max([full.prefill, *(step for _, step in full.decoded)], key=lambda step: int(step.peak.sum()))
 
 
 def _sum_bytes(copied: Iterable[tuple[Mapping[Link, int], int]]) -> dict[str, int]:
@@ -202,7 +200,7 @@ def _timeline(full: GenerationPass) -> Iterator[TimelinePoint]:
     indices = np.arange(decoded[0][0], decoded[-1][0] + 1)
     step_ms = np.interp(indices, [index for index, _ in decoded], [step.step_ms for _, step in decoded])
     starts_ms = prefill.step_ms + np.concatenate(([0.0], step_ms.cumsum()[:-1]))
-    for index, step in _thinned(decoded, keep=_highest(full)):
+    for index, step in _thinned(decoded, keep=full.highest[1]):
         yield TimelinePoint(
             offset_ms=float(starts_ms[index - indices[0]]), phase="decode", bytes_by_category=_by_category(step.peak)
         )

@@ -6,9 +6,10 @@ over which the ops are the same and no micro-batch ends. So the ends of a range 
 the line between the ends, both halves are priced the same way. Time is then summed over every step, none of them sampled.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +41,19 @@ _STRAIGHT = 1e-6
 """What a middle may be off the line between its ends, as a share of the time."""
 
 
+class Placed(NamedTuple):
+    """A task at its place. Tasks know neither block nor token: those that are alike are one, made once for all that runs it."""
+
+    task: Task
+    block: int = -1
+    """-1 outside the blocks."""
+    name: str = ""
+    """Of what is outside the blocks."""
+
+    def describe(self, phase: str, num_blocks: int) -> str:
+        return f"{phase} of block {self.block + 1} of {num_blocks}" if self.block >= 0 else self.name
+
+
 @dataclass(frozen=True, kw_only=True)
 class DecodeSum:
     """Of all steps of a pass but its prefill."""
@@ -69,7 +83,7 @@ class GenerationPass:
         self._like = like
         self.num_steps = max(shape.num_steps for shape in micro_batches)
         """Forward passes, the prefill among them."""
-        self._rates_key = f"{machine.device.kind} {machine.rates!r}"
+        self._rates_key = f"{machine.device.kind} {machine.rates.fingerprint}"
         self.kv = {shape: KvCosts(profile, plan, machine, shape=shape) for shape in dict.fromkeys(micro_batches)}
         """What each micro-batch's cache costs."""
         self._tokens_bytes = _ID_BYTES * sum(shape.batch_size * shape.num_steps for shape in micro_batches)
@@ -119,7 +133,7 @@ class GenerationPass:
     @cached_property
     def prefill(self) -> Simulation:
         """From the first allocation of a pass to its first token."""
-        return self._simulate(self.prefill_tasks, single("weights", self.weight_bytes))
+        return self._simulate(self._place_prefill(), single("weights", self.weight_bytes))
 
     def decode(self, step: int) -> Simulation:
         """Of one token more of each sequence; the prefill is step 0."""
@@ -127,18 +141,27 @@ class GenerationPass:
             kv_bytes = self._workspace_bytes + sum(self.kv[shape].device_bytes for shape in self._running(step))
             resident = single("weights", self.weight_bytes) + single("kv_cache", kv_bytes)
             resident += single("temporaries", self._tokens_bytes)
-            self._steps[step] = self._simulate(self.decode_tasks(step), resident)
+            self._steps[step] = self._simulate(self._forward(self.profile.decode, step=step), resident)
         return self._steps[step]
 
-    @cached_property
+    @property
+    def highest(self) -> tuple[int, Simulation]:
+        """Of the prefill and of all decodes the step with the highest peak, the earliest of equals.
+
+        A decode's peak is the maximum of what is linear in the cache's length: it lies at an end of a range, and ends are priced.
+        """
+        return max([(0, self.prefill), *self.decoded], key=lambda step: step[1].device_peak_bytes)
+
+    @property
+    def peak_moment(self) -> str:
+        step, simulation = self.highest
+        placed = list(self._forward(self.profile.decode, step=step) if step else self._place_prefill())
+        return placed[simulation.peak_index].describe(_phase_of(step), self.profile.num_blocks)
+
+    @property
     def prefill_tasks(self) -> tuple[Task, ...]:
         """Keys and values come with it, and the room for the new tokens; they stay to the end of the pass."""
-        prompts_bytes = _ID_BYTES * sum(shape.batch_size * shape.prompt_length for shape in self.micro_batches)
-        return (
-            move_task(PREFILL, PREFILL, single("temporaries", self._tokens_bytes + prompts_bytes)),
-            *self._forward(self.profile.prefill, PREFILL, step=0),
-            move_task(PREFILL, head_of(PREFILL), -single("temporaries", prompts_bytes)),
-        )
+        return _named(self._place_prefill(), PREFILL)
 
     @cached_property
     def later_tasks(self) -> tuple[Task, ...]:
@@ -149,7 +172,15 @@ class GenerationPass:
         return (later,) * self.plan.kv_cache.prefetch if slot_bytes and self.num_steps > 1 else ()
 
     def decode_tasks(self, step: int) -> tuple[Task, ...]:
-        return tuple(self._forward(self.profile.decode, decode_phase(step + 1), step=step))
+        return _named(self._forward(self.profile.decode, step=step), _phase_of(step))
+
+    def _place_prefill(self) -> Iterator[Placed]:
+        prompts_bytes = _ID_BYTES * sum(shape.batch_size * shape.prompt_length for shape in self.micro_batches)
+        coming = move_task(PREFILL, PREFILL, single("temporaries", self._tokens_bytes + prompts_bytes))
+        yield Placed(coming, name=PREFILL)
+        yield from self._forward(self.profile.prefill, step=0)
+        name = head_of(PREFILL)
+        yield Placed(move_task(PREFILL, name, -single("temporaries", prompts_bytes)), name=name)
 
     @cached_property
     def decode_sum(self) -> DecodeSum:
@@ -208,29 +239,45 @@ class GenerationPass:
                 arrivals[turn].append(come)
         return list(map(tuple, arrivals))
 
-    def _list_kv_tasks(self, running: PassShape, phase: str, *, step: int) -> dict[tuple[int, int], Task]:
-        """By block and micro-batch; empty for plain caches."""
+    def _list_kv_tasks(self, running: PassShape, *, step: int) -> Iterator[Task]:
+        """In the order in which caches take turns: in each block one after the other. Nothing for plain caches.
+
+        A transfer's key tells it from others that are under way with it, of which there are no more than come ahead.
+        """
         if self.plan.kv_cache.is_plain:
-            return {}
-        order = [(block, turn) for block in range(self.profile.num_blocks) for turn in range(len(running))]
+            return
+        kinds, ahead = self.profile.block_kinds, self.plan.kv_cache.prefetch
+        order = [(kind, shape) for kind in kinds for shape in running]
+        known: dict[Hashable, Task] = {}
+        for place, (kind, shape) in enumerate(order):
+            later = order[place + ahead if place else 1 : place + ahead + 1] if step and ahead else []
+            key = (kind, shape, place % (ahead + 1), place > 0, *later)
+            task = known.get(key)
+            if task is None:
+                task = known[key] = self._make_kv_task(place, kind, shape, later=later, step=step)
+            yield task
+
+    def _make_kv_task(
+        self, place: int, kind: int, shape: MicroBatchShape, *, later: list[tuple[int, MicroBatchShape]], step: int
+    ) -> Task:
+        """later: whose keys and values begin to come then."""
+        costs, ahead = self.kv[shape], self.plan.kv_cache.prefetch
         if not step:
-            return {(block, turn): self.kv[running[turn]].prefill_task(block) for block, turn in order}
-        coming = [
-            self.kv[running[turn]].list_coming(block, step=step, key=("keys and values", phase, block, turn))
-            for block, turn in order
+            return costs.prefill_task(kind)
+        slots = ahead + 1
+        first = place + ahead if place else 1
+        begins = [
+            each
+            for index, (other, its) in enumerate(later, first)
+            for each in self.kv[its].list_coming(other, step=step, key=("keys and values", index % slots))
         ]
-        ahead = self.plan.kv_cache.prefetch
-        return {
-            (block, turn): self.kv[running[turn]].decode_task(
-                block,
-                phase=phase,
-                step=step,
-                arrives=coming[place],
-                begins=[each for come in coming[place + ahead if place else 1 : place + ahead + 1] for each in come],
-                was_begun=place > 0 and ahead > 0,
-            )
-            for place, (block, turn) in enumerate(order)
-        }
+        return costs.decode_task(
+            kind,
+            step=step,
+            arrives=costs.list_coming(kind, step=step, key=("keys and values", place % slots)),
+            begins=begins,
+            was_begun=place > 0 and ahead > 0,
+        )
 
     def _running(self, step: int) -> PassShape:
         """The micro-batches that still generate in a step."""
@@ -246,9 +293,13 @@ class GenerationPass:
             last = min(last, regime.sequence_high - shape.prompt_length)
         return last
 
-    def _simulate(self, tasks: tuple[Task, ...], resident: Bytes) -> Simulation:
+    def _simulate(self, placed: Iterable[Placed], resident: Bytes) -> Simulation:
         schedule = Schedule(
-            first=Run(tasks), later=Run(()), num_later=0, update=Run(()), carried=np.zeros_like(resident)
+            first=Run([task for task, _, _ in placed]),
+            later=Run(()),
+            num_later=0,
+            update=Run(()),
+            carried=np.zeros_like(resident),
         )
         if self.machine.device.kind == "cpu":
             allocated_bytes = estimate_allocated_peak(schedule, resident, num_threads=self.machine.num_threads)
@@ -260,39 +311,34 @@ class GenerationPass:
             fresh_bytes_per_s=self.machine.rates.fresh_bytes_per_s,
         )
 
-    def _forward(self, traced: Phase, phase: str, *, step: int) -> Iterator[Task]:
+    def _forward(self, traced: Phase, *, step: int) -> Iterator[Placed]:
         """Embeddings, then blocks, each for all micro-batches, then heads; streamed weights before their blocks."""
+        phase = _phase_of(step)
         running = self._running(step)
         # Micro-batches of one shape are laid out once.
         arrivals = [()] * len(running) if step else self._kv_arrivals
-        layouts = {
-            each: self._lay_out(traced, phase, each[0], step=step, arrivals=each[1])
-            for each in dict.fromkeys(zip(running, arrivals, strict=True))
-        }
-        kv_tasks = self._list_kv_tasks(running, phase, step=step)
-        for each in zip(running, arrivals, strict=True):
-            yield layouts[each].embedding
+        each_shape = list(zip(running, arrivals, strict=True))
+        layouts = {each: self._lay_out(traced, each[0], step=step, arrivals=each[1]) for each in dict.fromkeys(each_shape)}
+        in_turn = [layouts[each] for each in each_shape]
+        kv_tasks = self._list_kv_tasks(running, step=step)
+        for layout in in_turn:
+            yield Placed(layout.embedding, name=phase)
         for block in range(self.profile.num_blocks):
             if self._streamed:
-                yield replace(self._weights_tasks[block], phase=phase)
-            for turn, shape in enumerate(running):
-                if self.kv[shape].has_tasks:
-                    yield kv_tasks[block, turn]
-                yield layouts[shape, arrivals[turn]].blocks[block]
+                yield Placed(self._weights_tasks[block], block)
+            for layout in in_turn:
+                if not self.plan.kv_cache.is_plain:
+                    yield Placed(next(kv_tasks), block)
+                yield Placed(layout.blocks[block], block)
         if self._streamed:
             # The last that are there go as the backbone ends, still told of as the last block.
-            yield move_task(phase, phase, -single("weights", self._streamed[-1]))
-        for each in zip(running, arrivals, strict=True):
-            yield from layouts[each].head
+            yield Placed(move_task(phase, phase, -single("weights", self._streamed[-1])), name=phase)
+        for layout in in_turn:
+            for task in layout.head:
+                yield Placed(task, name=head_of(phase))
 
     def _lay_out(
-        self,
-        traced: Phase,
-        phase: str,
-        shape: MicroBatchShape,
-        *,
-        step: int,
-        arrivals: tuple[tuple[int, ...], ...],
+        self, traced: Phase, shape: MicroBatchShape, *, step: int, arrivals: tuple[tuple[int, ...], ...]
     ) -> "_Layout":
         """arrivals: of keys and values, by block; empty where all are there."""
         compiled = compile_shape(traced, self.plan.weights, (shape.batch_size, shape.prompt_length + step))
@@ -302,64 +348,64 @@ class GenerationPass:
         for block, template in enumerate(regime.block_templates):
             after = regime.kv_after[template]
             come: tuple[Arrival, ...] = tuple((after, "kv_cache", num_bytes) for num_bytes in arrivals[block]) if arrivals else ()
-            blocks.append(self._part(compiled, phase, block_part(template), block=block, arrivals=come))
-        head = [self._part(compiled, phase, HEAD, name=head_of(phase))]
+            blocks.append(self._part(compiled, block_part(template), arrivals=come))
+        head = [self._part(compiled, HEAD)]
         if self.workload.draws:
-            head.append(self._draw_task(phase, shape))
-        return _Layout(
-            embedding=self._part(compiled, phase, EMBEDDING, name=phase), blocks=tuple(blocks), head=tuple(head)
-        )
+            head.append(compiled.keep(("draw", self._rates_key), lambda: self._draw_task(shape)))
+        return _Layout(embedding=self._part(compiled, EMBEDDING), blocks=tuple(blocks), head=tuple(head))
 
-    def _draw_task(self, phase: str, shape: MicroBatchShape) -> Task:
+    def _draw_task(self, shape: MicroBatchShape) -> Task:
         """Sequences draw one after the other while the logits are there, which the head's own part has gone again."""
         profile, size = self.profile, self.plan.weights.bytes_per_element
         logits_bytes = shape.batch_size * (profile.hidden_size + profile.vocab_size) * size
         return Task(
-            phase=phase,
+            phase="",
             block=-1,
-            name=head_of(phase),
+            name="",
             bytes=risen_bytes(single("logits_and_loss", logits_bytes + draw_bytes(profile.vocab_size))),
             time=draw_time(profile.vocab_size, num_sequences=shape.batch_size, rates=self.machine.rates),
         )
 
-    def _part(
-        self,
-        compiled: CompiledShape,
-        phase: str,
-        part: str,
-        *,
-        block: int = -1,
-        name: str = "",
-        arrivals: tuple[Arrival, ...] = (),
-    ) -> Task:
-        return Task(
-            phase=phase,
-            block=block,
-            name=name,
-            bytes=compiled.part_bytes(part, arrivals=arrivals),
-            time=compiled.part_time(part, self.machine, rates_key=self._rates_key),
-            moves=partial(compiled.part_moves, part, arrivals=arrivals),
-            list_points=partial(compiled.part_points, part, arrivals=arrivals),
-        )
+    def _part(self, compiled: CompiledShape, part: str, *, arrivals: tuple[Arrival, ...] = ()) -> Task:
+        def make() -> Task:
+            return Task(
+                phase="",
+                block=-1,
+                name="",
+                bytes=compiled.part_bytes(part, arrivals=arrivals),
+                time=compiled.part_time(part, self.machine, rates_key=self._rates_key),
+                moves=partial(compiled.part_moves, part, arrivals=arrivals),
+                list_points=partial(compiled.part_points, part, arrivals=arrivals),
+            )
+
+        return compiled.keep(("task", part, arrivals, self._rates_key), make)
 
     @cached_property
     def _weights_tasks(self) -> list[Task]:
         """By block, of any phase: what comes and goes is the same in all, and in all passes."""
         if self._like is not None:
             return self._like._weights_tasks
-        return [
-            make_weights_task(
-                PREFILL,
-                block,
-                by_block=self._streamed,
-                tensors=self._tensors,
-                gone_bytes=gone_bytes,
-                coming=coming,
-                plan=self.plan.weights,
-                rates=self.machine.rates,
-            )
-            for block, (gone_bytes, coming) in enumerate(self._moves)
-        ]
+        kinds = self.profile.block_kinds
+        slots = self.plan.weights.prefetch + 1
+        known: dict[Hashable, Task] = {}
+        found = []
+        for block, (gone_bytes, coming) in enumerate(self._moves):
+            key = (gone_bytes, kinds[block], block % slots, block == 0, tuple(kinds[other] for other in coming))
+            task = known.get(key)
+            if task is None:
+                task = known[key] = make_weights_task(
+                    "",
+                    block,
+                    by_block=self._streamed,
+                    tensors=self._tensors,
+                    gone_bytes=gone_bytes,
+                    coming=coming,
+                    plan=self.plan.weights,
+                    rates=self.machine.rates,
+                    num_keys=slots,
+                )
+            found.append(task)
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -369,6 +415,15 @@ class _Layout:
     embedding: Task
     blocks: tuple[Task, ...]
     head: tuple[Task, ...]
+
+
+def _phase_of(step: int) -> str:
+    return decode_phase(step + 1) if step else PREFILL
+
+
+def _named(placed: Iterable[Placed], phase: str) -> tuple[Task, ...]:
+    """As tasks are told of."""
+    return tuple(replace(task, phase=phase, block=block, name=name) for task, block, name in placed)
 
 
 def times_of(step: Simulation) -> NDArray[np.float64]:

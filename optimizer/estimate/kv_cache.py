@@ -21,7 +21,7 @@ from optimizer.estimate.tasks import Task, add_legs, moved_bytes, single
 from optimizer.estimate.transfers import Legs, Transfer
 from optimizer.hardware.machine import Machine
 from optimizer.kv_packing import KV_BLOCK_TOKENS, KvLayout, KvShape
-from optimizer.plan.inference import PREFILL, InferencePlan
+from optimizer.plan.inference import InferencePlan
 from optimizer.plan.passes import MicroBatchShape
 from optimizer.profile.inference import InferenceProfile
 
@@ -145,19 +145,15 @@ class KvCosts:
 
     # Tasks.
 
-    @property
-    def has_tasks(self) -> bool:
-        return not self._plan.is_plain
-
-    def prefill_task(self, block: int) -> Task:
-        """Packing a prompt's tokens and sending them away."""
-        layout = self._by_kind[self._kinds[block]]
+    def prefill_task(self, kind: int) -> Task:
+        """Packing a prompt's tokens and sending them away, in blocks of a kind."""
+        layout = self._by_kind[kind]
         sent_bytes = self._sent_with_prompt(layout)
-        time = self._time("prefill", self._kinds[block], self._shape.prompt_length)
+        time = self._time("prefill", kind, self._shape.prompt_length)
         legs = self._out_legs(sent_bytes) if sent_bytes else ()
         return Task(
-            phase=PREFILL,
-            block=block,
+            phase="",
+            block=-1,
             name="",
             bytes=moved_bytes(single("kv_cache", 0)),
             time=add_legs(time, legs),
@@ -165,9 +161,9 @@ class KvCosts:
             leaves=(legs,) if legs else (),
         )
 
-    def list_coming(self, block: int, *, step: int, key: Hashable) -> tuple[Transfer, ...]:
+    def list_coming(self, kind: int, *, step: int, key: Hashable) -> tuple[Transfer, ...]:
         """What comes for a token that is decoded; the prefill is step 0. On average, as time is."""
-        layout, num_seen = self._by_kind[self._kinds[block]], self._shape.prompt_length + step - 1
+        layout, num_seen = self._by_kind[kind], self._shape.prompt_length + step - 1
         if not self._slot_of(layout):
             return ()
         num_records = _mean_packed(layout, num_seen) if layout.is_packed else layout.num_brought(num_seen)
@@ -179,17 +175,16 @@ class KvCosts:
 
     def decode_task(
         self,
-        block: int,
+        kind: int,
         *,
-        phase: str,
         step: int,
         arrives: Sequence[Transfer],
         begins: Sequence[Transfer],
         was_begun: bool,
     ) -> Task:
         """Of one token more: what comes, is packed and unpacked, and goes. was_begun: whether what arrives comes already."""
-        layout, num_seen = self._by_kind[self._kinds[block]], self._shape.prompt_length + step - 1
-        time = self._time("decode", self._kinds[block], num_seen)
+        layout, num_seen = self._by_kind[kind], self._shape.prompt_length + step - 1
+        time = self._time("decode", kind, num_seen)
         leaves: tuple[Legs, ...] = ()
         copied: Mapping[Link, int] = {}
         if self._slot_of(layout):
@@ -202,8 +197,8 @@ class KvCosts:
         for legs in (*leaves, *(each.legs for each in (*(() if was_begun else arrives), *begins))):
             time = add_legs(time, legs)
         return Task(
-            phase=phase,
-            block=block,
+            phase="",
+            block=-1,
             name="",
             bytes=moved_bytes(single("kv_cache", 0)),
             time=time,

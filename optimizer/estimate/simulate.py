@@ -4,11 +4,13 @@ What a search compares (time, peaks, bytes moved) is found at once, in sums over
 out when it is first asked for, from the same schedule.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from optimizer.categories import CATEGORIES, Link
 from optimizer.estimate.clock import Timing, time_step
@@ -73,6 +75,11 @@ class Simulation:
         return self._highest.task
 
     @property
+    def peak_index(self) -> int:
+        """Which task of its run that is."""
+        return self._highest.task_index
+
+    @property
     def peak(self) -> Bytes:
         """Device bytes by category at the peak."""
         return self._highest.by_category
@@ -94,7 +101,7 @@ class Simulation:
         total = np.zeros(len(LANES))
         for run, times in _counted_runs(self._schedule):
             if run.tasks:
-                total += times * np.array([task.time.by_lane for task in run.tasks]).sum(axis=0)
+                total += times * _summed([task.time.by_lane for task in run.tasks])
         return dict(zip(LANES, total.tolist(), strict=True))
 
     @property
@@ -120,12 +127,21 @@ class Simulation:
         total = np.zeros(2 * _NUM_KINDS + 1)
         for run, times in _counted_runs(self._schedule):
             if run.tasks:
-                total += times * np.array([task.time.by_kind for task in run.tasks]).sum(axis=0)
+                total += times * _summed([task.time.by_kind for task in run.tasks])
         kinds: list[float] = total.tolist()
         return kinds
 
 
 _NUM_KINDS = len(COMPUTE_KINDS)
+
+
+def _summed(rows: Sequence[tuple[float, ...]]) -> NDArray[np.float64]:
+    """Where many tasks share their times, each once, times how many there are."""
+    count = Counter(map(id, rows))
+    if 2 * len(count) > len(rows):
+        return np.array(rows).sum(axis=0)
+    distinct = {id(row): row for row in rows}
+    return np.array([count[key] for key in distinct], dtype=np.float64) @ np.array(list(distinct.values()))
 
 
 def simulate(
@@ -172,8 +188,12 @@ class Highest:
                 self.num_bytes, self._run, self._num_before = high_bytes, run, num_before
 
     @property
+    def task_index(self) -> int:
+        return self._run.sums.top_index
+
+    @property
     def task(self) -> Task:
-        return self._run.tasks[self._run.sums.top_index]
+        return self._run.tasks[self.task_index]
 
     @cached_property
     def by_category(self) -> Bytes:

@@ -26,12 +26,17 @@ def make_weights_task(
     plan: WeightsPlan,
     rates: Rates,
     waits_for: tuple[Hashable, ...] = (),
+    num_keys: int | None = None,
 ) -> Task:
     """As a block begins: ``gone_bytes`` go, the blocks in ``coming`` come, and the block's own must have arrived.
 
-    tensors: bytes of each block's, one by one.
+    tensors: bytes of each block's, one by one. num_keys: blocks whose numbers differ by a multiple of it share a transfer's key,
+    so that tasks which are alike can be one; never fewer than come ahead, and the one at work.
     """
-    transfers = {other: _transfer(phase, other, by_block[other], plan, rates) for other in (*coming, block)}
+    transfers = {
+        other: _transfer(phase, other if num_keys is None else other % num_keys, by_block[other], plan, rates)
+        for other in (*coming, block)
+    }
     come_bytes = sum(by_block[other] for other in coming)
     num_coming = sum(len(tensors[other]) for other in coming)
     time = PartTime.spent(hooks=num_coming * python_s(rates, "weights") * 1000)

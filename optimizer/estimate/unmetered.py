@@ -34,12 +34,16 @@ def highest_of(points: Sequence[Point], *, num_threads: int) -> int:
 def _top(run: Run, *, num_threads: int) -> int:
     """Above the run's start."""
     level = top = num_states = 0
+    rises: dict[int, int] = {}
+    """By task: a run may hold the same one many times."""
     for task in run.tasks:
         net, rise, _, _ = task.totals
         if task.num_random_states > 0:
             num_states += 1
         if task.points:
-            rise = max(rise, highest_of(task.points, num_threads=num_threads))
+            if id(task) not in rises:
+                rises[id(task)] = max(rise, highest_of(task.points, num_threads=num_threads))
+            rise = rises[id(task)]
         top = max(top, level + num_states * RANDOM_STATE_BYTES + rise)
         if task.num_random_states < 0:
             num_states -= 1

@@ -2,19 +2,22 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
+from typing import Final
 
 from optimizer.plan.inference import InferencePlan
-from optimizer.search.inference.levers import list_arrangements
+from optimizer.plan.weights import WeightsPlace
 from optimizer.search.inference.problem import PricedInferencePlan
 from optimizer.search.inference.solve import Book, largest_of
 
 MAX_POINTS = 24
 _GROWTH = 4
 """Batch sizes priced for the frontier alone are powers of this."""
+_PLACES: Final[tuple[WeightsPlace, ...]] = ("device", "host", "disk")
 
 
 def inference_frontier(book: Book) -> tuple[PricedInferencePlan, ...]:
-    """From small to fast, of all that a search priced and a spread of batch sizes at each place of the weights."""
+    """From small to fast, of all that a search priced and a spread of batch sizes."""
     problem = book.problem
     for plan in _spread(book):
         book.price(plan)
@@ -52,16 +55,22 @@ def _words(plan: InferencePlan) -> Iterator[str]:
 
 
 def _spread(book: Book) -> Iterator[InferencePlan]:
-    num_sequences = book.problem.workload.num_sequences
-    for arrangement in list_arrangements(book.problem):
-        if arrangement.plan.weights.prefetch > 1:
+    """What the best plan and plain generation come to with other batches, and with their weights in other places."""
+    problem = book.problem
+    num_sequences = problem.workload.num_sequences
+    plain = InferencePlan()
+    bases = dict.fromkeys([plain, plain if book.best is None else replace(book.best[1], batch_size=1)])
+    for base, place in product(bases, _PLACES):
+        weights = replace(base.weights, place=place, prefetch=0 if place != "device" else plain.weights.prefetch)
+        arranged = replace(base, weights=weights, num_micro_batches=1 if place == "device" else base.num_micro_batches)
+        if not problem.permits(arranged):
             continue
-        largest = largest_of(arrangement.plan, num_sequences)
+        largest = largest_of(arranged, num_sequences)
         size = 1
         while size < largest:
-            yield replace(arrangement.plan, batch_size=size)
+            yield replace(arranged, batch_size=size)
             size *= _GROWTH
-        yield replace(arrangement.plan, batch_size=largest)
+        yield replace(arranged, batch_size=max(1, largest))
 
 
 def _thinned(points: list[InferencePlan], best: int) -> list[InferencePlan]:

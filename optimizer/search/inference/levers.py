@@ -15,7 +15,8 @@ from optimizer.plan.weights import FrozenFormat, WeightsDtype
 from optimizer.search.inference.problem import InferenceProblem
 from optimizer.workload import InferenceObjective
 
-_MAX_PREFETCH = 8
+_PREFETCHES = (0, 1, 2, 4, 8)
+"""Blocks whose weights come ahead. What is between them is hardly ever better than both neighbours."""
 _MICRO_BATCHES = (2, 4, 8, 16, 32)
 _MAX_PREFETCH_SHARED = 2
 """Where several micro-batches run while a block's weights are there, there is more time for the next ones to come."""
@@ -53,8 +54,30 @@ def list_arrangements(problem: InferenceProblem) -> list[Arrangement]:
     for lever in LEVERS:
         if problem.goal.objective in lever.objectives:
             found = list(_pull(lever, found))
-    found.sort(key=lambda arrangement: arrangement.plan != arrangement.fastest)
-    return [arrangement for arrangement in found if problem.permits(arrangement.plan)]
+    found.sort(key=lambda arrangement: (arrangement.plan != arrangement.fastest, uses_disk(arrangement.plan)))
+    return [
+        arrangement
+        for arrangement in found
+        if (problem.has_copies_beside or not _comes_ahead(arrangement.plan)) and problem.permits(arrangement.plan)
+    ]
+
+
+def uses_disk(plan: InferencePlan) -> bool:
+    return "disk" in (plan.weights.place, plan.kv_cache.place)
+
+
+def from_host(plan: InferencePlan) -> InferencePlan:
+    """The same with the host in place of the disk."""
+    weights, cache = plan.weights, plan.kv_cache
+    if weights.place == "disk":
+        weights = replace(weights, place="host")
+    if cache.place == "disk":
+        cache = replace(cache, place="host")
+    return replace(plan, weights=weights, kv_cache=cache)
+
+
+def _comes_ahead(plan: InferencePlan) -> bool:
+    return any(part.place == "host" and part.prefetch > 0 for part in (plan.weights, plan.kv_cache))
 
 
 def _pull(lever: Lever, arrangements: Iterable[Arrangement]) -> Iterator[Arrangement]:
@@ -77,7 +100,7 @@ def _places(plan: InferencePlan) -> Iterator[InferencePlan]:
     """Where the blocks' weights live, and how many come ahead of their use."""
     yield plan
     for place in ("host", "disk"):
-        for prefetch in range(_MAX_PREFETCH + 1):
+        for prefetch in _PREFETCHES:
             yield replace(plan, weights=replace(plan.weights, place=place, prefetch=prefetch))
 
 

@@ -90,15 +90,15 @@ def inference_problem(
 
     coarse = _coarse(workload)
 
-    def estimate(plan: InferencePlan, of: InferenceWorkload) -> InferencePrediction:
-        return estimate_inference(profile, plan=plan, workload=of, machine=machine, calibration=calibration)
-
     def price(plan: InferencePlan) -> InferencePrediction:
-        return estimate(plan, coarse)
+        return estimate_inference(
+            profile, plan=plan, workload=coarse, machine=machine, calibration=calibration, has_timeline=False
+        )
 
     def detail(plan: InferencePlan, prediction: InferencePrediction) -> InferencePrediction:
-        if coarse is not workload:
-            prediction = estimate(plan, workload)
+        prediction = estimate_inference(
+            profile, plan=plan, workload=workload, machine=machine, calibration=calibration
+        )
         return add_generation_memory(prediction, profile, plan=plan, workload=workload, machine=machine)
 
     host_budget_bytes = machine.host_memory_bytes if goal.host_budget_bytes is None else goal.host_budget_bytes
@@ -110,6 +110,7 @@ def inference_problem(
         disk_budget_bytes=min(disk_budget_bytes, machine.disk_free_bytes),
         price=cache(price),
         detail=detail,
+        has_copies_beside=machine.device.kind != "cpu",
         unavailable=_unavailable(machine),
         representations=_representations(profile, machine),
     )

@@ -6,7 +6,8 @@ What is relied on, each held to the estimator by a test:
 - a pass of more sequences takes at least ``1 - MAX_DIP`` of the time of one with fewer. Measured curves dip, as a product of more
   rows may run at a better rate; they do not dip further;
 - a pass of some of its micro-batches takes at least their share of its time;
-- no arrangement is faster than its ``fastest`` at the same batch (``levers.py``).
+- no arrangement is faster than its ``fastest`` at the same batch (``levers.py``);
+- what comes from the disk is no faster than from the host, and takes as much of the device.
 
 Batch sizes are all from one to the number of sequences; beyond ``MAX_EVERY`` sequences only those that split them evenly into
 some number of passes. Of those in between, which need as many passes, the bound says how much better they could be.
@@ -19,7 +20,7 @@ from typing import Final
 
 from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.plan.inference import InferencePlan
-from optimizer.search.inference.levers import Arrangement, list_arrangements
+from optimizer.search.inference.levers import Arrangement, from_host, list_arrangements, uses_disk
 from optimizer.search.inference.problem import InferenceProblem
 
 MAX_EVERY: Final = 64
@@ -159,6 +160,8 @@ def _offer_batches(book: Book, arrangement: Arrangement, limits: dict[InferenceP
     """All batch sizes that may be the best. limits: gets what ``_bound`` asks for."""
     num_sequences = book.problem.workload.num_sequences
     sizes = list_batches(num_sequences)
+    if uses_disk(arrangement.plan) and _is_all_on_host(book, from_host(arrangement.plan), limits):
+        return
     if not _may_be_better(book, arrangement.fastest, sizes):
         limits[arrangement.fastest] = num_sequences
         return
@@ -168,6 +171,16 @@ def _offer_batches(book: Book, arrangement: Arrangement, limits: dict[InferenceP
     limits[arrangement.plan] = find_largest_batch(book, arrangement)
     for size in _hopeful(book, arrangement.plan, sizes[: bisect_right(sizes, limits[arrangement.plan])]):
         book.offer(replace(arrangement.plan, batch_size=size))
+
+
+def _is_all_on_host(book: Book, plan: InferencePlan, limits: dict[InferencePlan, int]) -> bool:
+    """Whether the host has room for every batch that the device has room for, so that the disk is no help."""
+    size = limits.get(plan)
+    if not size:
+        return False
+    if size >= largest_of(plan, book.problem.workload.num_sequences):
+        return True
+    return not book.problem.fits_device(book.price(replace(plan, batch_size=size + 1)))
 
 
 def _may_be_better(book: Book, fastest: InferencePlan, sizes: list[int]) -> bool:

@@ -55,7 +55,8 @@ def make_problem(seed, *, num_sequences=None, has_dips=True):
     fixed_ms, each_ms = draw.uniform(0.1, 20), draw.uniform(0.1, 5)
     rates = {dtype: draw.uniform(0.5, 2) for dtype in ("fp32", "bf16", "fp16")}
     unpacking = {"same": 0.0, "int8": draw.uniform(0, 5), "int4": draw.uniform(0, 8), "nf4": draw.uniform(0, 8)}
-    link_ms = {"device": 0.0, "host": draw.uniform(0, 60), "disk": draw.uniform(20, 200)}
+    link_ms = {"device": 0.0, "host": draw.uniform(0, 60)}
+    link_ms["disk"] = link_ms["host"] + draw.uniform(0, 140)
     hidden = [draw.uniform(0, 1) for _ in range(9)]
     dips = [draw.uniform(0.9, 1.0) if has_dips else 1.0 for _ in range(workload.num_sequences + 1)]
 
@@ -111,7 +112,8 @@ def make_problem(seed, *, num_sequences=None, has_dips=True):
     )
     budgets = {f"{tier}_budget_bytes": draw.choice([0, 500, 10_000]) for tier in ("host", "disk")}
     kv_unpacking = {"same": 0.0, "int8": draw.uniform(0, 1), "int4": draw.uniform(0, 1)}
-    kv_link = {"device": 0.0, "host": draw.uniform(0, 5), "disk": draw.uniform(0, 20)}
+    kv_link = {"device": 0.0, "host": draw.uniform(0, 5)}
+    kv_link["disk"] = kv_link["host"] + draw.uniform(0, 15)
     # Mostly without either, which are many plans each.
     forbid += tuple(name for name in ("offload_kv", "quantize_kv") if draw.random() < 0.7)
     return InferenceProblem(workload=workload, goal=replace(goal, forbid=forbid), price=cache(price), **budgets)
