@@ -133,7 +133,11 @@ def fit_ours(job: Job, plan: InferencePlan) -> Fitted:
 
 def fit_batch(name: str, make: Factory, job: Job, *, budget_bytes: int) -> Fitted:
     """With the largest batch whose measured peak is within the budget. Peaks grow in a straight line; the last is measured."""
-    measured = {size: measure_peak(make, job, batch_size=size) for size in (1, 2)}
+    measured = {1: measure_peak(make, job, batch_size=1)}
+    if measured[1][0] > budget_bytes:
+        peak_bytes, host_peak_bytes = measured[1]
+        return Fitted(name=name, make=make, batch_size=1, peak_bytes=peak_bytes, host_peak_bytes=host_peak_bytes)
+    measured[2] = measure_peak(make, job, batch_size=2)
     slope_bytes = max(1, measured[2][0] - measured[1][0])
     size = min(job.workload.num_sequences, max(1, 1 + (budget_bytes - measured[1][0]) // slope_bytes))
     while True:

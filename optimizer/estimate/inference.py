@@ -22,7 +22,7 @@ from optimizer.estimate.training import MEMORY_MARGIN, TIME_SPREAD
 from optimizer.hardware.calibration import Spread, calibrated_machine, read_spread
 from optimizer.hardware.machine import Machine
 from optimizer.plan.inference import PREFILL, InferencePlan
-from optimizer.plan.passes import PassShape, covers, list_passes, num_steps_of
+from optimizer.plan.passes import PassShape, covers, num_steps_of
 from optimizer.profile.inference import InferenceProfile
 from optimizer.workload import InferenceWorkload
 
@@ -48,7 +48,7 @@ def estimate_inference(
     """
     plan.check(workload=workload, max_sequence_length=profile.max_sequence_length)
     machine = calibrated_machine(machine, calibration)
-    passes = list_passes(workload, batch_size=plan.batch_size, num_micro_batches=plan.num_micro_batches)
+    passes = plan.list_passes(workload)
     priced: dict[int, GenerationPass] = {}
     for index in _choose_passes([shape for shape, _ in passes]):
         like = next(iter(priced.values()), None)

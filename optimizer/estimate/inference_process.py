@@ -21,7 +21,6 @@ from optimizer.estimate.process import Layout, Replayed, card_memory, replay_lay
 from optimizer.hardware.machine import Machine
 from optimizer.intervals import ByteInterval, exactly
 from optimizer.plan.inference import InferencePlan
-from optimizer.plan.passes import list_passes
 from optimizer.profile.inference import InferenceProfile, Phase
 from optimizer.workload import InferenceWorkload
 
@@ -51,7 +50,7 @@ def list_generation_allocations(
     profile: InferenceProfile, *, plan: InferencePlan, workload: InferenceWorkload, machine: Machine
 ) -> Allocations:
     """Loading and two passes of the kind that keeps most, as single allocations in order."""
-    passes = list_passes(workload, batch_size=plan.batch_size, num_micro_batches=plan.num_micro_batches)
+    passes = plan.list_passes(workload)
     widest = max((shape for shape, _ in passes), key=lambda shape: sum(each.batch_size * each.cache_length for each in shape))
     full = GenerationPass(profile, plan, workload, machine, micro_batches=widest)
     rows = [full.prefill_tasks, full.later_tasks, *(full.decode_tasks(step) for step in _decoded_steps(full.num_steps))]

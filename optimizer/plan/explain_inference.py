@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from optimizer.plan.inference import InferencePlan
-from optimizer.plan.passes import list_passes
 from optimizer.units import format_bytes
 from optimizer.workload import InferenceWorkload
 
@@ -47,10 +46,11 @@ def explain_inference_plan(
     at_most = format_bytes(prediction.device_peak_high_bytes)
     return [
         _passes_sentence(plan, workload),
+        *_prefill_sentences(plan, workload),
         *_weights_sentences(plan),
         *_precision_sentences(plan),
         _cache_sentence(plan, workload, prediction),
-        *_time_sentences(prediction),
+        *_time_sentences(plan, prediction),
         f"the peak of {peak_bytes} (at most {at_most}) falls in {prediction.peak_moment}",
         *_tiers_sentences(prediction),
     ]
@@ -58,7 +58,7 @@ def explain_inference_plan(
 
 def _passes_sentence(plan: InferencePlan, workload: InferenceWorkload) -> str:
     num_sequences = workload.num_sequences
-    passes = list_passes(workload, batch_size=plan.batch_size, num_micro_batches=plan.num_micro_batches)
+    passes = plan.list_passes(workload)
     num_passes = sum(count for _, count in passes)
     apart = f", in micro-batches of {plan.batch_size}" if plan.num_micro_batches > 1 else ""
     if workload.prompt_lengths:
@@ -70,6 +70,12 @@ def _passes_sentence(plan: InferencePlan, workload: InferenceWorkload) -> str:
     rest = num_sequences % plan.sequences_per_pass
     last = f", the last with {rest}" if rest else ""
     return f"{num_sequences} sequences run in {num_passes} passes of {plan.sequences_per_pass}{apart}{last}"
+
+
+def _prefill_sentences(plan: InferencePlan, workload: InferenceWorkload) -> Iterator[str]:
+    tokens = plan.prefill_tokens
+    if tokens is not None and tokens < workload.prompt_length:
+        yield f"of a prompt {tokens} token{'s' * (tokens > 1)} run at once, the others one by one: its activations stay small"
 
 
 def _weights_sentences(plan: InferencePlan) -> Iterator[str]:
@@ -105,9 +111,10 @@ def _cache_sentence(plan: InferencePlan, workload: InferenceWorkload, prediction
     return f"{made} on {place}; each block's come to the device for every token, and only what is new goes back"
 
 
-def _time_sentences(prediction: GenerationCosts) -> Iterator[str]:
+def _time_sentences(plan: InferencePlan, prediction: GenerationCosts) -> Iterator[str]:
     later = f", then one every {prediction.decode_ms:.2f} ms" if prediction.decode_ms else ""
-    yield f"the first token comes after {prediction.prefill_ms:.1f} ms{later}: {prediction.tokens_per_s:,.1f} tokens/s in all"
+    what = "the first token comes" if plan.prefill_tokens is None else "the first step ends"
+    yield f"{what} after {prediction.prefill_ms:.1f} ms{later}: {prediction.tokens_per_s:,.1f} tokens/s in all"
 
 
 def _tiers_sentences(prediction: GenerationCosts) -> Iterator[str]:

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 from optimizer.errors import InvalidPlan, InvalidWorkload
 from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.kv_cache import KvCachePlan
+from optimizer.plan.passes import PassShape, list_passes
 from optimizer.plan.weights import WeightsPlan
 from optimizer.serialize import from_json, to_json
 from optimizer.workload import InferenceWorkload
@@ -39,25 +40,43 @@ class InferencePlan:
     num_micro_batches: int = 1
     """So many times ``batch_size`` sequences share a pass: each block runs for one micro-batch after the other while its weights
     are there. Two or more need the package greenlet."""
+    prefill_tokens: int | None = None
+    """Of each prompt, at most so many, 2 or more, run at once; the others follow one by one, as the tokens to come do. So the
+    activations of a prompt, which a batch must leave room for, are those of few tokens: more sequences fit at once, for more
+    steps. None: all that the prompts of a micro-batch have in common."""
     weights: WeightsPlan = field(default_factory=WeightsPlan)
     """``frozen`` here holds every matrix inside the blocks: none is trained."""
     kv_cache: KvCachePlan = field(default_factory=KvCachePlan)
     allocator: AllocatorPlan = field(default_factory=AllocatorPlan)
 
     def __post_init__(self) -> None:
-        for name, value in (("batch_size", self.batch_size), ("num_micro_batches", self.num_micro_batches)):
-            if value < 1:
+        counts = {
+            "batch_size": (self.batch_size, 1),
+            "num_micro_batches": (self.num_micro_batches, 1),
+            "prefill_tokens": (self.prefill_tokens, 2),
+        }
+        for name, (value, least) in counts.items():
+            if value is not None and value < least:
                 raise InvalidPlan(
-                    f"plan.{name} is {value}; allowed: 1 or more",
+                    f"plan.{name} is {value}; allowed: {least} or more",
                     field=f"plan.{name}",
                     value=value,
-                    allowed={"minimum": 1},
+                    allowed={"minimum": least},
                 )
 
     @property
     def sequences_per_pass(self) -> int:
         """At most."""
         return self.batch_size * self.num_micro_batches
+
+    def list_passes(self, workload: InferenceWorkload) -> tuple[tuple[PassShape, int], ...]:
+        """As ``passes.list_passes``."""
+        return list_passes(
+            workload,
+            batch_size=self.batch_size,
+            num_micro_batches=self.num_micro_batches,
+            prefill_tokens=self.prefill_tokens,
+        )
 
     @property
     def is_lossless(self) -> bool:

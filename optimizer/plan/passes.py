@@ -5,6 +5,8 @@ all its sequences stand at the same position in every step, and one whose prompt
 instead of the one it would have generated. Nothing is masked and nothing computed twice; what it costs are steps: as many more
 as the prompts of one micro-batch differ in length. So prompts are sorted by length, and neighbours are parted where their gap
 is larger than what is generated: there two micro-batches take fewer steps than one.
+
+A plan may cut the prefill shorter still (``InferencePlan.prefill_tokens``): every prompt is then a longer one.
 """
 
 from collections import Counter
@@ -25,7 +27,7 @@ class MicroBatchShape:
 
     batch_size: int
     prompt_length: int
-    """Tokens of the prefill: of the shortest prompt."""
+    """Tokens of the prefill: of the shortest prompt, or fewer."""
     num_steps: int
     """Forward passes until the last sequence is through, the prefill among them."""
 
@@ -35,9 +37,9 @@ class MicroBatchShape:
         return self.prompt_length + self.num_steps - 1
 
 
-def shape_of(lengths: Sequence[Lengths]) -> MicroBatchShape:
-    """Of the sequences of one micro-batch, in any order."""
-    shortest = min(prompt for prompt, _ in lengths)
+def shape_of(lengths: Sequence[Lengths], *, prefill_tokens: int | None = None) -> MicroBatchShape:
+    """Of the sequences of one micro-batch, in any order. prefill_tokens: at most; None for no limit."""
+    shortest = _cut(min(prompt for prompt, _ in lengths), prefill_tokens)
     return MicroBatchShape(
         batch_size=len(lengths),
         prompt_length=shortest,
@@ -84,7 +86,7 @@ def covers(larger: PassShape, smaller: PassShape) -> bool:
 
 @lru_cache(maxsize=1024)
 def list_passes(
-    workload: InferenceWorkload, *, batch_size: int, num_micro_batches: int
+    workload: InferenceWorkload, *, batch_size: int, num_micro_batches: int, prefill_tokens: int | None = None
 ) -> tuple[tuple[PassShape, int], ...]:
     """Distinct passes in the order in which they run, and how many there are of each. Those of equal prompts cost nothing to
     list, however many there are.
@@ -92,13 +94,16 @@ def list_passes(
     if workload.prompt_lengths:
         stretches = _stretches(workload.prompt_lengths, widest_gap=workload.num_new_tokens)
         shapes = [
-            shape for stretch in stretches for shape in _shapes_in(stretch, workload.num_new_tokens, batch_size)
+            shape
+            for stretch in stretches
+            for shape in _shapes_in(stretch, workload.num_new_tokens, batch_size, prefill_tokens)
         ]
         starts = range(0, len(shapes), num_micro_batches)
         return tuple(Counter(tuple(shapes[start : start + num_micro_batches]) for start in starts).items())
     num_full, rest = divmod(workload.num_sequences, batch_size * num_micro_batches)
-    passes = [(_equal_shapes(workload, batch_size * num_micro_batches, batch_size), num_full)] if num_full else []
-    last = [(_equal_shapes(workload, rest, batch_size), 1)] if rest else []
+    in_full = _equal_shapes(workload, batch_size * num_micro_batches, batch_size, prefill_tokens)
+    passes = [(in_full, num_full)] if num_full else []
+    last = [(_equal_shapes(workload, rest, batch_size, prefill_tokens), 1)] if rest else []
     return (*passes, *last)
 
 
@@ -110,24 +115,33 @@ def _stretches(prompt_lengths: tuple[int, ...], *, widest_gap: int) -> tuple[tup
     return tuple(tuple(ordered[start:end]) for start, end in pairwise((0, *gaps, len(ordered))))
 
 
-def _shapes_in(stretch: tuple[int, ...], num_new_tokens: int, batch_size: int) -> Iterator[MicroBatchShape]:
+def _shapes_in(
+    stretch: tuple[int, ...], num_new_tokens: int, batch_size: int, prefill_tokens: int | None
+) -> Iterator[MicroBatchShape]:
     """What ``shape_of`` says of ``_group``'s groups, by their ends alone."""
     for start in range(0, len(stretch), batch_size):
         end = min(start + batch_size, len(stretch))
-        longest, shortest = stretch[start], stretch[end - 1]
+        longest, shortest = stretch[start], _cut(stretch[end - 1], prefill_tokens)
         yield MicroBatchShape(
             batch_size=end - start, prompt_length=shortest, num_steps=longest - shortest + num_new_tokens
         )
 
 
-def _equal_shapes(workload: InferenceWorkload, num_sequences: int, batch_size: int) -> PassShape:
+def _equal_shapes(
+    workload: InferenceWorkload, num_sequences: int, batch_size: int, prefill_tokens: int | None
+) -> PassShape:
     num_full, rest = divmod(num_sequences, batch_size)
+    prefill = _cut(workload.prompt_length, prefill_tokens)
     return tuple(
         MicroBatchShape(
-            batch_size=size, prompt_length=workload.prompt_length, num_steps=workload.num_new_tokens
+            batch_size=size, prompt_length=prefill, num_steps=workload.prompt_length - prefill + workload.num_new_tokens
         )
         for size in (*[batch_size] * num_full, *([rest] if rest else ()))
     )
+
+
+def _cut(length: int, prefill_tokens: int | None) -> int:
+    return length if prefill_tokens is None else min(length, prefill_tokens)
 
 
 def _group(

@@ -234,7 +234,7 @@ class _Run:
         """Whether it was stopped."""
         self._current = [
             (
-                MicroBatch(
+                self._generator.micro_batch(
                     [request.token_ids for request in part], samplings=[request.sampling for request in part]
                 ),
                 part,

@@ -88,7 +88,7 @@ class PassTimes:
     """How long one pass took."""
 
     prefill_ms: float
-    """Until the first new token of all its micro-batches."""
+    """Until the prefills of all its micro-batches have ended, with a new token for each prompt that is no longer than them."""
     decode_ms: float
     """All the others."""
     num_steps: int
@@ -163,16 +163,20 @@ class Generator:
         greedy = Sampling(max_new_tokens=num_new_tokens)
         for each in prompts:
             micro_batches = [
-                MicroBatch(part.tolist(), samplings=[greedy] * len(part))
+                self.micro_batch(part.tolist(), samplings=[greedy] * len(part))
                 for part in torch.split(each, self.plan.batch_size)
             ]
             times = self.run_pass(micro_batches)
             yield Pass(
-                tokens=torch.cat([micro_batch.tokens for micro_batch in micro_batches]),
+                tokens=torch.cat([micro_batch.tokens[:, -num_new_tokens:] for micro_batch in micro_batches]),
                 prefill_ms=times.prefill_ms,
                 decode_ms=times.decode_ms,
                 num_steps=times.num_steps,
             )
+
+    def micro_batch(self, prompts: Sequence[Sequence[int]], *, samplings: Sequence[Sampling]) -> MicroBatch:
+        """As the plan has it run."""
+        return MicroBatch(prompts, samplings=samplings, prefill_tokens=self.plan.prefill_tokens)
 
     def run_pass(
         self,

@@ -139,7 +139,11 @@ def _arrange(plan: InferencePlan, workload: InferenceWorkload, prompts: torch.Te
         (
             groups,
             [
-                MicroBatch([given[index] for index in group], samplings=[samplings[index] for index in group])
+                MicroBatch(
+                    [given[index] for index in group],
+                    samplings=[samplings[index] for index in group],
+                    prefill_tokens=plan.prefill_tokens,
+                )
                 for group in groups
             ],
         )

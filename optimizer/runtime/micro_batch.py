@@ -1,8 +1,8 @@
 """The sequences of one micro-batch: what each is given next, what it was given so far, and when it is over.
 
-All stand at the same position in every step (``plan/passes.py``): the prefill is as long as the shortest prompt, and a longer
-prompt's further tokens are given one by one, in place of what would have been generated. A sequence that has ended runs on
-unseen until all have.
+All stand at the same position in every step (``plan/passes.py``): the prefill is as long as the shortest prompt, or shorter, and
+a longer prompt's further tokens are given one by one, in place of what would have been generated. A sequence that has ended
+runs on unseen until all have.
 """
 
 from collections.abc import Sequence
@@ -30,12 +30,15 @@ class Generated:
 class MicroBatch:
     """Make it outside the meter: what it keeps on the host is no part of what runs on the CPU device.
 
-    prompts: the longest first, none empty.
+    prompts: the longest first, none empty. prefill_tokens: as the plan's.
     """
 
-    def __init__(self, prompts: Sequence[Sequence[int]], *, samplings: Sequence[Sampling]) -> None:
+    def __init__(
+        self, prompts: Sequence[Sequence[int]], *, samplings: Sequence[Sampling], prefill_tokens: int | None = None
+    ) -> None:
         self.shape = shape_of(
-            [(len(prompt), sampling.max_new_tokens) for prompt, sampling in zip(prompts, samplings, strict=True)]
+            [(len(prompt), sampling.max_new_tokens) for prompt, sampling in zip(prompts, samplings, strict=True)],
+            prefill_tokens=prefill_tokens,
         )
         self._samplings = samplings
         shared = self.shape.prompt_length

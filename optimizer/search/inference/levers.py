@@ -20,6 +20,8 @@ _PREFETCHES = (0, 1, 2, 4, 8)
 _MICRO_BATCHES = (2, 4, 8, 16, 32)
 _MAX_PREFETCH_SHARED = 2
 """Where several micro-batches run while a block's weights are there, there is more time for the next ones to come."""
+_PREFILL_TOKENS = (8, 2)
+"""Of a prompt at once: fewer as often as room for activations is short."""
 _CACHE_PREFETCHES = (0, 1)
 """Blocks whose keys and values come ahead; more gains nothing that one does not."""
 
@@ -55,10 +57,12 @@ def list_arrangements(problem: InferenceProblem) -> list[Arrangement]:
         if problem.goal.objective in lever.objectives:
             found = list(_pull(lever, found))
     found.sort(key=lambda arrangement: (arrangement.plan != arrangement.fastest, uses_disk(arrangement.plan)))
+    shortest = min(problem.workload.prompt_lengths or (problem.workload.prompt_length,)) if problem.can_cut_prompts else 1
     return [
         arrangement
         for arrangement in found
-        if (problem.has_copies_beside or not _comes_ahead(arrangement.plan)) and problem.permits(arrangement.plan)
+        if (arrangement.plan.prefill_tokens or 0) < shortest
+        and (problem.has_copies_beside or not _comes_ahead(arrangement.plan)) and problem.permits(arrangement.plan)
     ]
 
 
@@ -112,6 +116,16 @@ def _micro_batches(plan: InferencePlan) -> Iterator[InferencePlan]:
             yield replace(plan, num_micro_batches=number)
 
 
+def _prefills(plan: InferencePlan) -> Iterator[InferencePlan]:
+    """How much of a prompt runs at once: less makes room for more sequences, which is worth most where each step costs a pass
+    over weights that come.
+    """
+    yield plan
+    if plan.weights.place != "device":
+        for tokens in _PREFILL_TOKENS:
+            yield replace(plan, prefill_tokens=tokens)
+
+
 def _caches(plan: InferencePlan) -> Iterator[InferencePlan]:
     """How keys and values are held, and where. They come as far ahead as weights that come do: what has to wait for one of the
     two would wait for the other as well.
@@ -129,5 +143,6 @@ LEVERS: Final = (
     Lever(name="representation of the weights", choices=_representations, only_slows=False),
     Lever(name="place of the weights", choices=_places, only_slows=True),
     Lever(name="micro-batches to a pass", choices=_micro_batches, only_slows=True, objectives=("throughput",)),
+    Lever(name="tokens of a prompt at once", choices=_prefills, only_slows=True, objectives=("throughput",)),
     Lever(name="keys and values", choices=_caches, only_slows=True),
 )

@@ -48,6 +48,8 @@ class InferenceProblem:
     """What the machine cannot do, or has no rate for."""
     representations: frozenset[str] | None = None
     """Those that were profiled and have rates (``WeightsPlan.representation``); None for all."""
+    can_cut_prompts: bool = True
+    """Whether prompts of any length can run, so that a prefill may be of a part of one."""
     has_copies_beside: bool = True
     """Whether copies between host and device run beside compute; else nothing is gained where they come ahead of their use."""
     detail: Callable[[InferencePlan, InferencePrediction], InferencePrediction] | None = None

@@ -110,6 +110,7 @@ def inference_problem(
         disk_budget_bytes=min(disk_budget_bytes, machine.disk_free_bytes),
         price=cache(price),
         detail=detail,
+        can_cut_prompts=profile.prefill.length_multiple == 1,
         has_copies_beside=machine.device.kind != "cpu",
         unavailable=_unavailable(machine),
         representations=_representations(profile, machine),

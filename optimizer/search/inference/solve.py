@@ -227,7 +227,8 @@ def _micro_batch_ms(book: Book, plan: InferencePlan) -> float:
     workload, prediction = book.problem.workload, book.price(plan)
     if workload.prompt_lengths:
         return prediction.total_s * 1000 / -(-workload.num_sequences // plan.batch_size)
-    return (prediction.prefill_ms + prediction.decode_ms * (workload.num_new_tokens - 1)) / plan.num_micro_batches
+    num_steps = plan.list_passes(workload)[0][0][0].num_steps
+    return (prediction.prefill_ms + prediction.decode_ms * (num_steps - 1)) / plan.num_micro_batches
 
 
 # The bound.

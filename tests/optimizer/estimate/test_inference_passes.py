@@ -24,12 +24,13 @@ REPRESENTATIONS = ("fp32", "bf16/int4", "fp32/int8", "bf16", "fp32/int4", "bf16/
 """Models take turns with these."""
 
 
-def draw_plan(random, *, num_sequences, representations):
+def draw_plan(random, *, num_sequences, representations, can_cut_prompts):
     dtype, _, form = random.choice(representations).partition("/")
     batch_size = random.randint(1, 4)
     return InferencePlan(
         batch_size=batch_size,
         num_micro_batches=random.randint(1, -(-num_sequences // batch_size)),
+        prefill_tokens=random.choice((None, 2, 5)) if can_cut_prompts else None,
         weights=WeightsPlan(
             dtype=dtype,
             frozen=form or "same",
@@ -53,7 +54,9 @@ def test_random_plans_are_predicted_to_the_byte(name, machine, tmp_path):
         workload = InferenceWorkload.of_prompts(
             lengths, num_new_tokens=random.choice((1, 4, 9)), draws=random.random() < 0.4
         )
-        plan = draw_plan(random, num_sequences=len(lengths), representations=representations)
+        plan = draw_plan(
+            random, num_sequences=len(lengths), representations=representations, can_cut_prompts=multiple == 1
+        )
         check(spec, profile, machine, tmp_path, plan=plan, workload=workload)
 
 

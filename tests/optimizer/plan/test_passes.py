@@ -31,6 +31,12 @@ def test_a_micro_batch_is_as_long_as_its_last_sequence_from_its_shortest_prompt_
     assert shape.cache_length == 14
 
 
+def test_a_cut_prefill_takes_a_step_for_each_token_that_it_leaves():
+    cut = shape_of([(9, 4), (7, 8)], prefill_tokens=2)
+    assert cut == MicroBatchShape(batch_size=2, prompt_length=2, num_steps=13)
+    assert cut.cache_length == shape_of([(9, 4), (7, 8)]).cache_length
+
+
 def test_who_generates_fewer_runs_beside_the_same_prompts():
     most = [(9, 6), (9, 6), (5, 6), (4, 6), (3, 6)]
     fewer = [(9, 6), (9, 1), (5, 2), (4, 6), (3, 1)]
@@ -50,10 +56,11 @@ def test_what_is_priced_are_the_passes_that_run(seed):
     prompts = [random.randint(2, 60) for _ in range(random.randint(1, 30))]
     num_new = random.randint(1, 8)
     sizes = {"batch_size": random.randint(1, 5), "num_micro_batches": random.randint(1, 4)}
+    most = random.choice((None, 2, 9))
     lengths = [(prompt, num_new) for prompt in prompts]
     run = Counter(
-        tuple(shape_of([lengths[index] for index in group]) for group in each)
+        tuple(shape_of([lengths[index] for index in group], prefill_tokens=most) for group in each)
         for each in arrange_passes(lengths, **sizes)
     )
     workload = InferenceWorkload.of_prompts(prompts, num_new_tokens=num_new)
-    assert list_passes(workload, **sizes) == tuple(run.items())
+    assert list_passes(workload, **sizes, prefill_tokens=most) == tuple(run.items())

@@ -39,6 +39,7 @@ LOSSLESS = [
     InferencePlan(
         batch_size=2,
         num_micro_batches=1 + turn % 2,
+        prefill_tokens=(None, 3)[turn % 3 == 1],
         weights=WeightsPlan(place=weights),  # type: ignore[arg-type]
         kv_cache=KvCachePlan(place=cache, prefetch=prefetch),  # type: ignore[arg-type]
     )

@@ -5,7 +5,6 @@ from dataclasses import replace
 from functools import cache
 
 from optimizer.estimate.inference_prediction import InferencePrediction
-from optimizer.plan.passes import list_passes
 from optimizer.search.inference.levers import list_arrangements
 from optimizer.search.inference.problem import InferenceProblem
 from optimizer.search.inference.solve import largest_of
@@ -57,6 +56,7 @@ def make_problem(seed, *, num_sequences=None, has_dips=True):
     unpacking = {"same": 0.0, "int8": draw.uniform(0, 5), "int4": draw.uniform(0, 8), "nf4": draw.uniform(0, 8)}
     link_ms = {"device": 0.0, "host": draw.uniform(0, 60)}
     link_ms["disk"] = link_ms["host"] + draw.uniform(0, 140)
+    act_bytes = draw.randint(0, 100)
     hidden = [draw.uniform(0, 1) for _ in range(9)]
     dips = [draw.uniform(0.9, 1.0) if has_dips else 1.0 for _ in range(workload.num_sequences + 1)]
 
@@ -77,17 +77,17 @@ def make_problem(seed, *, num_sequences=None, has_dips=True):
         return compute_ms + link_ms[weights.place] * _WEIGHT[weights.frozen] * hidden[weights.prefetch]
 
     def price(plan):
-        held, batch = held_bytes(plan), plan.batch_size
+        held = held_bytes(plan)
         is_here = plan.weights.place == "device"
         here = held if is_here else held * (1 + plan.weights.prefetch) // 10
-        shapes = list_passes(workload, batch_size=batch, num_micro_batches=plan.num_micro_batches)
-        passes = [([each.batch_size for each in shape], count) for shape, count in shapes]
+        shapes = plan.list_passes(workload)
+        passes = [([each.batch_size for each in shape], shape[0].num_steps, count) for shape, count in shapes]
+        prefill = shapes[0][0][0].prompt_length / workload.prompt_length
         kv_here = int(kv_bytes * _KV[plan.kv_cache.dtype])
         kv_here = kv_here if plan.kv_cache.place == "device" else kv_here // 4
         kv_away = 0 if plan.kv_cache.place == "device" else int(sum(passes[0][0]) * kv_bytes * _KV[plan.kv_cache.dtype])
-        peak = here + sum(passes[0][0]) * kv_here
-        later = workload.num_new_tokens - 1
-        prefill_ms = 2 * pass_ms(plan, passes[0][0])
+        peak = here + sum(passes[0][0]) * kv_here + int(plan.batch_size * prefill * act_bytes)
+        prefill_ms = (1 + prefill) * pass_ms(plan, passes[0][0])
         return replace(
             _PREDICTION,
             device_peak_bytes=peak,
@@ -99,8 +99,8 @@ def make_problem(seed, *, num_sequences=None, has_dips=True):
                 size for place, size in ((plan.weights.place, held), (plan.kv_cache.place, kv_away)) if place == "disk"
             ),
             prefill_ms=prefill_ms,
-            decode_ms=pass_ms(plan, passes[0][0]) if later else 0.0,
-            total_s=sum(count * (2 + later) * pass_ms(plan, sizes) for sizes, count in passes) / 1000,
+            decode_ms=pass_ms(plan, passes[0][0]) if passes[0][1] > 1 else 0.0,
+            total_s=sum(count * (prefill + steps) * pass_ms(plan, sizes) for sizes, steps, count in passes) / 1000,
         )
 
     forbid = tuple(name for name in ("stream_weights", "disk", "bf16", "fp16", "quantize_frozen") if draw.random() < 0.2)
@@ -116,7 +116,14 @@ def make_problem(seed, *, num_sequences=None, has_dips=True):
     kv_link["disk"] = kv_link["host"] + draw.uniform(0, 15)
     # Mostly without either, which are many plans each.
     forbid += tuple(name for name in ("offload_kv", "quantize_kv") if draw.random() < 0.7)
-    return InferenceProblem(workload=workload, goal=replace(goal, forbid=forbid), price=cache(price), **budgets)
+    return InferenceProblem(
+        workload=workload,
+        goal=replace(goal, forbid=forbid),
+        price=cache(price),
+        can_cut_prompts=draw.random() < 0.3,
+        has_copies_beside=draw.random() < 0.7,
+        **budgets,
+    )
 
 
 def list_every_plan(problem):
