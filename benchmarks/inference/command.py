@@ -5,15 +5,16 @@
 throughput  256 prompts at a device budget of a quarter of the weights, against transformers' and accelerate's ways
 larger      weights and cache of four times the device's room, from host memory and from the disk
 plans       plans drawn by chance: peaks and bytes moved, to the byte
+drift       keys and values in 8 and 4 bits over 2,000 tokens: the logits' error, and whether it grows
 sweep       plans at budgets run for real: errors of the estimates, and the chosen plan against the best
 
 Exit code 1 where a goal is missed. What goes wrong in one part is told in a row, and the parts after it still run.
 """
 
-from benchmarks.inference import larger, plans, sweep, throughput
+from benchmarks.inference import drift, larger, plans, sweep, throughput
 from benchmarks.parts import Part, run_parts
 
-PARTS: tuple[Part, ...] = (throughput.PART, larger.PART, plans.PART, sweep.PART)
+PARTS: tuple[Part, ...] = (throughput.PART, larger.PART, plans.PART, drift.PART, sweep.PART)
 
 
 def main() -> int:

@@ -78,6 +78,8 @@ def _draw(
     while len(seen) < count:
         workload = chance.choice(_WORKLOADS)
         problem = inference_problem(profile, workload=workload, goal=goal_, machine=machine)
+        # What comes ahead in vain comes right all the same.
+        problem = replace(problem, has_copies_beside=True)
         plan = chance.choice(list_arrangements(problem)).plan
         drawn = (replace(plan, batch_size=chance.randint(1, workload.num_sequences)), workload)
         if drawn not in seen and problem.permits(drawn[0]):

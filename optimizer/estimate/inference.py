@@ -39,10 +39,10 @@ def estimate_inference(
     workload: InferenceWorkload,
     machine: Machine,
     calibration: Mapping[str, Any] | None = None,
-    has_timeline: bool = True,
+    in_detail: bool = True,
 ) -> InferencePrediction:
-    """calibration: what finished runs taught of this machine's time (``hardware/calibration.py``). has_timeline: False leaves it
-    out, and the moment of the peak, of which a search makes no use.
+    """calibration: what finished runs taught of this machine's time (``hardware/calibration.py``). in_detail: False leaves out
+    the timeline and the moment of the peak, of which a search makes no use, and has times to within a thousandth.
 
     Raises InvalidPlan where the plan contradicts itself, the workload or the profile, InvalidWorkload beyond the positions.
     """
@@ -52,8 +52,10 @@ def estimate_inference(
     priced: dict[int, GenerationPass] = {}
     for index in _choose_passes([shape for shape, _ in passes]):
         like = next(iter(priced.values()), None)
-        priced[index] = GenerationPass(profile, plan, workload, machine, micro_batches=passes[index][0], like=like)
-    return _predict(priced, passes, spread=read_spread(calibration), has_timeline=has_timeline)
+        priced[index] = GenerationPass(
+            profile, plan, workload, machine, micro_batches=passes[index][0], like=like, is_rough=not in_detail
+        )
+    return _predict(priced, passes, spread=read_spread(calibration), in_detail=in_detail)
 
 
 # Several passes.
@@ -94,7 +96,7 @@ def _predict(
     passes: Sequence[tuple[PassShape, int]],
     *,
     spread: Spread | None,
-    has_timeline: bool,
+    in_detail: bool,
 ) -> InferencePrediction:
     """What is told of a pass is told of the one with the highest peak, the first of equals."""
     full = max(priced.values(), key=lambda each: each.highest[1].device_peak_bytes)
@@ -117,7 +119,7 @@ def _predict(
         device_peak_high_bytes=peak_bytes + margin_bytes + unmetered_bytes,
         unmetered_bytes=unmetered_bytes,
         device_bytes_by_category=_by_category(highest.peak),
-        peak_moment=full.peak_moment if has_timeline else "",
+        peak_moment=full.peak_moment if in_detail else "",
         kv_cache_bytes=full.kv_cache_bytes,
         host_peak_bytes=full.host_bytes + (away_bytes if full.plan.kv_cache.place == "host" else 0),
         disk_peak_bytes=full.disk_bytes + (away_bytes if full.plan.kv_cache.place == "disk" else 0),
@@ -148,7 +150,7 @@ def _predict(
         exposed_ms=exposed,
         prefill_by_kind_ms=_by_kind(prefill),
         decode_by_kind_ms=_by_kind(decoded.ms),
-        timeline=tuple(_timeline(full)) if has_timeline else (),
+        timeline=tuple(_timeline(full)) if in_detail else (),
         time_source=machine.rates.source,
         num_time_runs=spread.num_runs if spread is not None else 0,
     )

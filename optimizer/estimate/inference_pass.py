@@ -37,8 +37,9 @@ from optimizer.workload import InferenceWorkload
 PASS_KINDS = (*COMPUTE_KINDS, "allocation")
 _ID_BYTES = 8
 """Of one token's id."""
-_STRAIGHT = 1e-6
-"""What a middle may be off the line between its ends, as a share of the time."""
+_STRAIGHT, _ROUGHLY_STRAIGHT = 1e-6, 3e-4
+"""What a middle may be off the line between its ends, as a share of the time; in a search the second."""
+_NO_RUN = Run(())
 
 
 class Placed(NamedTuple):
@@ -76,11 +77,15 @@ class GenerationPass:
         *,
         micro_batches: PassShape,
         like: "GenerationPass | None" = None,
+        is_rough: bool = False,
     ) -> None:
-        """like: another pass of the same plan on the same machine, whose tasks are taken over where they are the same."""
+        """is_rough: for a search, which wants times to within ``_ROUGHLY_STRAIGHT``; bytes are exact. like: another pass of the
+        same plan on the same machine, whose tasks are taken over where they are the same.
+        """
         self.profile, self.plan, self.workload, self.machine = profile, plan, workload, machine
         self.micro_batches = micro_batches
         self._like = like
+        self._straight = _ROUGHLY_STRAIGHT if is_rough else _STRAIGHT
         self.num_steps = max(shape.num_steps for shape in micro_batches)
         """Forward passes, the prefill among them."""
         self._rates_key = f"{machine.device.kind} {machine.rates.fingerprint}"
@@ -89,7 +94,9 @@ class GenerationPass:
         self._tokens_bytes = _ID_BYTES * sum(shape.batch_size * shape.num_steps for shape in micro_batches)
         self._steps: dict[int, Simulation] = {}
         self.allocated_bytes = 0
-        """What torch has at most on the CPU device, in all that was priced so far."""
+        """What torch has at most on the CPU device, in the prefill and in the decodes at the ends of ranges, one of which has
+        the highest peak.
+        """
         held = profile.weight_bytes(plan.weights.representation)
         kinds = profile.block_kinds
         by_block = tuple(held.by_block[kind] for kind in kinds)
@@ -133,15 +140,15 @@ class GenerationPass:
     @cached_property
     def prefill(self) -> Simulation:
         """From the first allocation of a pass to its first token."""
-        return self._simulate(self._place_prefill(), single("weights", self.weight_bytes))
+        return self._simulate(self._place_prefill(), single("weights", self.weight_bytes), is_end=True)
 
-    def decode(self, step: int) -> Simulation:
-        """Of one token more of each sequence; the prefill is step 0."""
+    def decode(self, step: int, *, is_end: bool = False) -> Simulation:
+        """Of one token more of each sequence; the prefill is step 0. is_end: of a range within which all is linear."""
         if step not in self._steps:
             kv_bytes = self._workspace_bytes + sum(self.kv[shape].device_bytes for shape in self._running(step))
             resident = single("weights", self.weight_bytes) + single("kv_cache", kv_bytes)
             resident += single("temporaries", self._tokens_bytes)
-            self._steps[step] = self._simulate(self._forward(self.profile.decode, step=step), resident)
+            self._steps[step] = self._simulate(self._forward(self.profile.decode, step=step), resident, is_end=is_end)
         return self._steps[step]
 
     @property
@@ -188,7 +195,9 @@ class GenerationPass:
         low = 1
         while low < self.num_steps:
             end = self._last_alike(low)
-            total += _sum_straight(lambda step: times_of(self.decode(step)), low, end)
+            for step in (low, end):
+                self.decode(step, is_end=True)
+            total += _sum_straight(lambda step: times_of(self.decode(step)), low, end, straight=self._straight)
             low = end + 1
         return DecodeSum(ms=total, num_tokens=self.num_steps - 1)
 
@@ -207,6 +216,11 @@ class GenerationPass:
         """Of the whole pass, exactly; links without traffic left out."""
         prompts = (self.kv[shape].prefill_copied for shape in self.micro_batches)
         return add_copies(self._weights_copied(1), *prompts, self.decode_copied_bytes)
+
+    @property
+    def weights_copied_bytes(self) -> dict[Link, int]:
+        """Of these, what streamed weights are."""
+        return self._weights_copied(self.num_steps)
 
     @property
     def decode_copied_bytes(self) -> dict[Link, int]:
@@ -247,10 +261,18 @@ class GenerationPass:
         if self.plan.kv_cache.is_plain:
             return
         kinds, ahead = self.profile.block_kinds, self.plan.kv_cache.prefetch
+        if not step or not ahead:
+            alike = {
+                (kind, shape): self._make_kv_task(0, kind, shape, later=[], step=step)
+                for kind in dict.fromkeys(kinds)
+                for shape in dict.fromkeys(running)
+            }
+            yield from [alike[kind, shape] for kind in kinds for shape in running]
+            return
         order = [(kind, shape) for kind in kinds for shape in running]
         known: dict[Hashable, Task] = {}
         for place, (kind, shape) in enumerate(order):
-            later = order[place + ahead if place else 1 : place + ahead + 1] if step and ahead else []
+            later = order[place + ahead if place else 1 : place + ahead + 1]
             key = (kind, shape, place % (ahead + 1), place > 0, *later)
             task = known.get(key)
             if task is None:
@@ -293,15 +315,15 @@ class GenerationPass:
             last = min(last, regime.sequence_high - shape.prompt_length)
         return last
 
-    def _simulate(self, placed: Iterable[Placed], resident: Bytes) -> Simulation:
+    def _simulate(self, placed: Iterable[Placed], resident: Bytes, *, is_end: bool) -> Simulation:
         schedule = Schedule(
             first=Run([task for task, _, _ in placed]),
-            later=Run(()),
+            later=_NO_RUN,
             num_later=0,
-            update=Run(()),
+            update=_NO_RUN,
             carried=np.zeros_like(resident),
         )
-        if self.machine.device.kind == "cpu":
+        if is_end and self.machine.device.kind == "cpu":
             allocated_bytes = estimate_allocated_peak(schedule, resident, num_threads=self.machine.num_threads)
             self.allocated_bytes = max(self.allocated_bytes, allocated_bytes)
         return simulate(
@@ -403,6 +425,7 @@ class GenerationPass:
                     plan=self.plan.weights,
                     rates=self.machine.rates,
                     num_keys=slots,
+                    holds_up_cpu=True,
                 )
             found.append(task)
         return found
@@ -432,7 +455,9 @@ def times_of(step: Simulation) -> NDArray[np.float64]:
     return np.array([step.step_ms, *lanes, *(step.kinds_ms.get(kind, 0.0) for kind in PASS_KINDS)])
 
 
-def _sum_straight(price: Callable[[int], NDArray[np.float64]], low: int, high: int) -> NDArray[np.float64]:
+def _sum_straight(
+    price: Callable[[int], NDArray[np.float64]], low: int, high: int, *, straight: float
+) -> NDArray[np.float64]:
     """The sum of ``price`` over every whole number from ``low`` to ``high``, which is piecewise linear."""
     first, last = price(low), price(high)
     count = high - low + 1
@@ -441,6 +466,6 @@ def _sum_straight(price: Callable[[int], NDArray[np.float64]], low: int, high: i
     middle = (low + high) // 2
     share = (middle - low) / (high - low)
     expected = first + share * (last - first)
-    if np.abs(price(middle) - expected).max() <= _STRAIGHT * first[0]:
+    if np.abs(price(middle) - expected).max() <= straight * first[0]:
         return count * (first + last) / 2
-    return _sum_straight(price, low, middle) + _sum_straight(price, middle + 1, high)
+    return _sum_straight(price, low, middle, straight=straight) + _sum_straight(price, middle + 1, high, straight=straight)

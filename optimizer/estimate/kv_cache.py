@@ -171,7 +171,7 @@ class KvCosts:
         legs: Legs = (("copy_in", num_bytes / self._rates.host_to_device_bytes_per_s * 1000),)
         if self._plan.place == "disk":
             legs = (("disk", disk_read_ms(round(num_bytes), self._rates)), *legs)
-        return (Transfer(key=key, legs=legs),)
+        return (Transfer(key=key, legs=legs, holds_up_cpu=True),)
 
     def decode_task(
         self,

@@ -27,14 +27,17 @@ def make_weights_task(
     rates: Rates,
     waits_for: tuple[Hashable, ...] = (),
     num_keys: int | None = None,
+    holds_up_cpu: bool = False,
 ) -> Task:
     """As a block begins: ``gone_bytes`` go, the blocks in ``coming`` come, and the block's own must have arrived.
 
     tensors: bytes of each block's, one by one. num_keys: blocks whose numbers differ by a multiple of it share a transfer's key,
-    so that tasks which are alike can be one; never fewer than come ahead, and the one at work.
+    so that tasks which are alike can be one; never fewer than come ahead, and the one at work. holds_up_cpu: as ``Transfer``'s.
     """
     transfers = {
-        other: _transfer(phase, other if num_keys is None else other % num_keys, by_block[other], plan, rates)
+        other: _transfer(
+            phase, other if num_keys is None else other % num_keys, by_block[other], plan, rates, holds_up_cpu=holds_up_cpu
+        )
         for other in (*coming, block)
     }
     come_bytes = sum(by_block[other] for other in coming)
@@ -65,8 +68,10 @@ def _copied(num_bytes: int, plan: WeightsPlan) -> Mapping[Link, int]:
     return {"host_to_device": num_bytes, **({"disk_to_host": num_bytes} if plan.place == "disk" else {})}
 
 
-def _transfer(phase: str, block: int, num_bytes: int, plan: WeightsPlan, rates: Rates) -> Transfer:
+def _transfer(
+    phase: str, block: int, num_bytes: int, plan: WeightsPlan, rates: Rates, *, holds_up_cpu: bool
+) -> Transfer:
     legs: Legs = (("copy_in", num_bytes / rates.host_to_device_bytes_per_s * 1000),)
     if plan.place == "disk":
         legs = (("disk", disk_read_ms(num_bytes, rates)), *legs)
-    return Transfer(key=("weights", phase, block), legs=legs)
+    return Transfer(key=("weights", phase, block), legs=legs, holds_up_cpu=holds_up_cpu)

@@ -29,6 +29,8 @@ class Transfer:
     legs: Legs
     after_block: int | None = None
     """It could begin when this block's backward ended; None when it is begun."""
+    holds_up_cpu: bool = False
+    """On the CPU device compute's own thread does all of it, reading from the disk included (``Tiers.load``)."""
 
 
 # What a task does on the clock, read from it once: every plan that is priced runs through it.
@@ -74,14 +76,21 @@ def make_event(
     """As a task has them; None where it only computes."""
     beside = BESIDE[device_kind]
 
-    def sent(legs: Legs) -> Sent:
+    def sent(legs: Legs, *, beside: Mapping[Lane, int] = beside) -> Sent:
         return Sent(
             own=tuple(leg for leg in legs if leg[0] not in beside),
             queued=tuple((beside[lane], lane_ms, lane) for lane, lane_ms in legs if lane in beside),
         )
 
     def begun(transfers: Iterable[Transfer]) -> tuple[Begun, ...]:
-        return tuple(Begun(transfer.key, transfer.after_block, *sent(transfer.legs)) for transfer in transfers)
+        return tuple(
+            Begun(
+                transfer.key,
+                transfer.after_block,
+                *sent(transfer.legs, beside={} if transfer.holds_up_cpu and device_kind == "cpu" else beside),
+            )
+            for transfer in transfers
+        )
 
     acts = bool(arrives or begins or leaves or drains)
     if not acts and not waits_for:

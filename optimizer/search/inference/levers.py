@@ -7,6 +7,7 @@ lever here: ``solve.py`` bisects it.
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
+from math import inf
 from typing import Final, get_args
 
 from optimizer.plan.inference import InferencePlan
@@ -51,12 +52,12 @@ class Arrangement:
 
 
 def list_arrangements(problem: InferenceProblem) -> list[Arrangement]:
-    """All that the goal, machine and profile allow; those that are their own fastest first, plain generation before all."""
+    """All that the goal, machine and profile allow, in the order in which ``solve.py`` looks at them."""
     found = [Arrangement(plan=InferencePlan(), fastest=InferencePlan())]
     for lever in LEVERS:
         if problem.goal.objective in lever.objectives:
             found = list(_pull(lever, found))
-    found.sort(key=lambda arrangement: (arrangement.plan != arrangement.fastest, uses_disk(arrangement.plan)))
+    found.sort(key=_turn)
     shortest = min(problem.workload.prompt_lengths or (problem.workload.prompt_length,)) if problem.can_cut_prompts else 1
     return [
         arrangement
@@ -64,6 +65,14 @@ def list_arrangements(problem: InferenceProblem) -> list[Arrangement]:
         if (arrangement.plan.prefill_tokens or 0) < shortest
         and (problem.has_copies_beside or not _comes_ahead(arrangement.plan)) and problem.permits(arrangement.plan)
     ]
+
+
+def _turn(arrangement: Arrangement) -> tuple[bool, bool, int, float]:
+    """Those that are their own fastest first, plain generation before all; then what leaves most room for sequences, which is
+    mostly what wins where plain generation has none; the disk last.
+    """
+    plan = arrangement.plan
+    return plan != arrangement.fastest, uses_disk(plan), -plan.num_micro_batches, plan.prefill_tokens or inf
 
 
 def uses_disk(plan: InferencePlan) -> bool:
@@ -81,7 +90,7 @@ def from_host(plan: InferencePlan) -> InferencePlan:
 
 
 def _comes_ahead(plan: InferencePlan) -> bool:
-    return any(part.place == "host" and part.prefetch > 0 for part in (plan.weights, plan.kv_cache))
+    return any(part.place != "device" and part.prefetch > 0 for part in (plan.weights, plan.kv_cache))
 
 
 def _pull(lever: Lever, arrangements: Iterable[Arrangement]) -> Iterator[Arrangement]:

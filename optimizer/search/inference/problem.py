@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from optimizer.estimate.inference_copies import CopyTimes
 from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.estimate.prediction import Verdict
 from optimizer.plan.inference import InferencePlan
@@ -52,6 +53,8 @@ class InferenceProblem:
     """Whether prompts of any length can run, so that a prefill may be of a part of one."""
     has_copies_beside: bool = True
     """Whether copies between host and device run beside compute; else nothing is gained where they come ahead of their use."""
+    copies: Callable[[InferencePlan], CopyTimes] | None = None
+    """The least that a plan's copies take, at any batch; None where nothing is known of that."""
     detail: Callable[[InferencePlan, InferencePrediction], InferencePrediction] | None = None
     """Works out what a price leaves out (``InferencePrediction.memory``), too slowly to be asked of every plan."""
 

@@ -6,12 +6,14 @@ Torch-free; pure and deterministic: the same problem gives the same result, and 
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from optimizer.estimate.inference import estimate_inference
+from optimizer.estimate.inference_copies import CopyTimes, estimate_copies
 from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.estimate.inference_process import add_generation_memory
+from optimizer.hardware.calibration import calibrated_machine
 from optimizer.hardware.machine import Machine
 from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.inference import InferencePlan
@@ -92,7 +94,7 @@ def inference_problem(
 
     def price(plan: InferencePlan) -> InferencePrediction:
         return estimate_inference(
-            profile, plan=plan, workload=coarse, machine=machine, calibration=calibration, has_timeline=False
+            profile, plan=plan, workload=coarse, machine=machine, calibration=calibration, in_detail=False
         )
 
     def detail(plan: InferencePlan, prediction: InferencePrediction) -> InferencePrediction:
@@ -110,6 +112,7 @@ def inference_problem(
         disk_budget_bytes=min(disk_budget_bytes, machine.disk_free_bytes),
         price=cache(price),
         detail=detail,
+        copies=cache(partial(_copies, profile, coarse, calibrated_machine(machine, calibration))),
         can_cut_prompts=profile.prefill.length_multiple == 1,
         has_copies_beside=machine.device.kind != "cpu",
         unavailable=_unavailable(machine),
@@ -139,6 +142,12 @@ def search_inference(
         gap=_gap(problem, chosen, solution.bound),
         explanation=tuple(explain_choice(problem, chosen, profile=profile, machine=machine)),
     )
+
+
+def _copies(
+    profile: InferenceProfile, workload: InferenceWorkload, machine: Machine, plan: InferencePlan
+) -> CopyTimes:
+    return estimate_copies(profile, plan=plan, workload=workload, machine=machine)
 
 
 def _first_on_the_card(problem: InferenceProblem, found: Solution) -> tuple[PricedInferencePlan, Solution]:

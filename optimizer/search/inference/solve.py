@@ -7,6 +7,8 @@ What is relied on, each held to the estimator by a test:
   rows may run at a better rate; they do not dip further;
 - a pass of some of its micro-batches takes at least their share of its time;
 - no arrangement is faster than its ``fastest`` at the same batch (``levers.py``);
+- a plan takes no less than its ``fastest``'s compute and its own copies do (``InferenceProblem.copies``): one after the other
+  where copies hold compute up, else the longer of the two;
 - what comes from the disk is no faster than from the host, and takes as much of the device.
 
 Batch sizes are all from one to the number of sequences; beyond ``MAX_EVERY`` sequences only those that split them evenly into
@@ -126,6 +128,20 @@ def find_largest_batch(book: Book, arrangement: Arrangement, *, at_least: int = 
     return _largest(fits, low=at_least, high=largest, near=lambda low, high: _guess(book, arrangement, low, high))
 
 
+def _find_largest_of(book: Book, plan: InferencePlan, sizes: list[int]) -> int:
+    """Of these batches, ascending, the largest that fits; 0 where none does. What a batch costs is worked out once for all
+    plans, so that few different ones are asked for.
+    """
+    tried = [size for size in sizes if size <= largest_of(plan, book.problem.workload.num_sequences)]
+
+    def fits(index: int) -> bool:
+        return book.problem.fits(book.price(replace(plan, batch_size=tried[index])))
+
+    if not tried or not fits(0):
+        return 0
+    return tried[_largest(fits, low=0, high=len(tried) - 1, near=lambda low, high: (low + high) // 2)]
+
+
 def _largest(fits: Callable[[int], bool], *, low: int, high: int, near: Callable[[int, int], int]) -> int:
     """``fits(low)`` holds, and up to some size all do. near: a guess at the last between two."""
     if low == high or fits(high):
@@ -168,9 +184,26 @@ def _offer_batches(book: Book, arrangement: Arrangement, limits: dict[InferenceP
     if _is_slower(book, arrangement.plan, 1, largest_of(arrangement.plan, num_sequences)):
         # One pass of everything would take too long already: mostly the link from the host, for which no batch size is a help.
         return
-    limits[arrangement.plan] = find_largest_batch(book, arrangement)
-    for size in _hopeful(book, arrangement.plan, sizes[: bisect_right(sizes, limits[arrangement.plan])]):
+    hopeful = [size for size in sizes if not _is_surely_slower(book, arrangement, size)]
+    if not hopeful:
+        return
+    limits[arrangement.plan] = _find_largest_of(book, arrangement.plan, hopeful)
+    for size in _hopeful(book, arrangement.plan, hopeful[: bisect_right(hopeful, limits[arrangement.plan])]):
         book.offer(replace(arrangement.plan, batch_size=size))
+
+
+def _is_surely_slower(book: Book, arrangement: Arrangement, size: int) -> bool:
+    """Whether what must be computed and copied takes longer than the best; nothing is priced for that but the ``fastest``."""
+    problem = book.problem
+    if book.best is None or problem.copies is None or problem.goal.objective != "throughput":
+        return False
+    copies = problem.copies(arrangement.plan)
+    num_sequences = problem.workload.num_sequences
+    num_passes = -(-num_sequences // (size * arrangement.plan.num_micro_batches))
+    copied_s = num_passes * copies.pass_s + num_sequences * copies.sequence_s
+    compute_s = book.price(replace(arrangement.fastest, batch_size=size)).total_s
+    least_s = max(compute_s, copied_s) if problem.has_copies_beside else compute_s + copied_s
+    return least_s * (1 - _ROUNDING) > book.best[0][0]
 
 
 def _is_all_on_host(book: Book, plan: InferencePlan, limits: dict[InferencePlan, int]) -> bool:
