@@ -139,9 +139,11 @@ def _summed(rows: Sequence[tuple[float, ...]]) -> NDArray[np.float64]:
     """Where many tasks share their times, each once, times how many there are."""
     count = Counter(map(id, rows))
     if 2 * len(count) > len(rows):
-        return np.array(rows).sum(axis=0)
+        total: NDArray[np.float64] = np.array(rows).sum(axis=0)
+        return total
     distinct = {id(row): row for row in rows}
-    return np.array([count[key] for key in distinct], dtype=np.float64) @ np.array(list(distinct.values()))
+    shared: NDArray[np.float64] = np.array([count[key] for key in distinct], dtype=np.float64) @ np.array(list(distinct.values()))
+    return shared
 
 
 def simulate(
