@@ -29,6 +29,8 @@ MAX_EVERY: Final = 64
 MAX_DIP: Final = 0.2
 _ROUNDING: Final = 1e-9
 """Sums of the same times in another order differ by less."""
+_ROUGH: Final = 1e-3
+"""Prices in a search are to within less."""
 _Value = tuple[float, ...]
 """What is made as small as possible; later entries decide between equals."""
 
@@ -203,7 +205,7 @@ def _is_surely_slower(book: Book, arrangement: Arrangement, size: int) -> bool:
     copied_s = num_passes * copies.pass_s + num_sequences * copies.sequence_s
     compute_s = book.price(replace(arrangement.fastest, batch_size=size)).total_s
     least_s = max(compute_s, copied_s) if problem.has_copies_beside else compute_s + copied_s
-    return least_s * (1 - _ROUNDING) > book.best[0][0]
+    return least_s * (1 - _ROUGH) > book.best[0][0]
 
 
 def _is_all_on_host(book: Book, plan: InferencePlan, limits: dict[InferencePlan, int]) -> bool:
