@@ -15,7 +15,7 @@ from rich.console import Console
 
 from optimizer.errors import HeadroomError
 from optimizer.units import format_bytes, format_duration
-from worker import cli_catalog, cli_plans, cli_records, stack
+from worker import cli_access, cli_catalog, cli_plans, cli_records, stack
 from worker.client import HeadroomClient
 from worker.client_types import Job
 from worker.comparing import print_comparison
@@ -62,12 +62,13 @@ def make_parser(*, with_optimizer: bool) -> argparse.ArgumentParser:
     connection = argparse.ArgumentParser(add_help=False)
     connection.add_argument("--url", help="of the service (else HEADROOM_URL, else the local one)")
     connection.add_argument("--token", help="an API token (else HEADROOM_TOKEN, else the local one)")
+    connection.add_argument("--work-in", metavar="PROJECT", help="a project's id or name (else HEADROOM_PROJECT, else your own)")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     stack.add_commands(commands)
     for name in ("up", "down", "status"):
         commands.choices[name].set_defaults(run=stack.run_command)
     _add_job_commands(commands, connection)
-    for more in (cli_plans, cli_records, cli_catalog):
+    for more in (cli_plans, cli_records, cli_catalog, cli_access):
         more.add_commands(commands, connection, connect=_connect)
     if with_optimizer:
         from optimizer.cli import add_subcommands
@@ -126,7 +127,7 @@ def _positive(text: str) -> int:
 
 
 def _connect(options: argparse.Namespace) -> HeadroomClient:
-    return connect(url=options.url, token=options.token)
+    return connect(url=options.url, token=options.token, project=options.work_in)
 
 
 def _submit(options: argparse.Namespace) -> None:

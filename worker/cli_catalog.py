@@ -26,12 +26,12 @@ VERDICTS = {"fits": "fits", "fits_saving": "saving memory", "does_not_fit": "no"
 def add_commands(commands: Subparsers, connection: argparse.ArgumentParser, *, connect: Connect) -> None:
     def add(group: Subparsers, name: str, run: Run, help_text: str) -> argparse.ArgumentParser:
         command: argparse.ArgumentParser = group.add_parser(name, help=help_text, parents=[connection])
-        command.set_defaults(run=lambda options: _with_client(connect, run, options))
+        command.set_defaults(run=lambda options: with_client(connect, run, options))
         return command
 
     _add_models(commands, add)
     _add_datasets(commands, add)
-    uploads = _group(commands, "uploads", "uploads that were begun and not finished")
+    uploads = add_group(commands, "uploads", "uploads that were begun and not finished")
     add(uploads, "list", _list_uploads, "what is there of them; the same add goes on with one")
     add(uploads, "drop", _drop_upload, "give one up").add_argument("upload")
     machines = add(commands, "machines", _show_machines, "what plans are made for; of one, who holds its memory")
@@ -40,7 +40,7 @@ def add_commands(commands: Subparsers, connection: argparse.ArgumentParser, *, c
 
 
 def _add_models(commands: Subparsers, add: Callable[..., argparse.ArgumentParser]) -> None:
-    models = _group(commands, "models", "the models the service knows")
+    models = add_group(commands, "models", "the models the service knows")
     adding = add(models, "add", _add_model, "upload a model; run again after a cut, it goes on")
     adding.add_argument("path", type=Path, metavar="FOLDER")
     adding.add_argument("--name", help="default: the name of the folder")
@@ -56,7 +56,7 @@ def _add_models(commands: Subparsers, add: Callable[..., argparse.ArgumentParser
 
 
 def _add_datasets(commands: Subparsers, add: Callable[..., argparse.ArgumentParser]) -> None:
-    datasets = _group(commands, "datasets", "the datasets the service knows")
+    datasets = add_group(commands, "datasets", "the datasets the service knows")
     adding = add(datasets, "add", _add_dataset, "upload a dataset; run again after a cut, it goes on")
     adding.add_argument("path", type=Path, metavar="FILE")
     adding.add_argument("--name", help="default: the name of the file")
@@ -67,11 +67,11 @@ def _add_datasets(commands: Subparsers, add: Callable[..., argparse.ArgumentPars
     add(datasets, "restore", _restore_dataset, "have a deleted one back").add_argument("dataset")
 
 
-def _group(commands: Subparsers, name: str, help_text: str) -> Subparsers:
+def add_group(commands: Subparsers, name: str, help_text: str) -> Subparsers:
     return commands.add_parser(name, help=help_text).add_subparsers(required=True, metavar="ACTION")
 
 
-def _with_client(connect: Connect, run: Run, options: argparse.Namespace) -> None:
+def with_client(connect: Connect, run: Run, options: argparse.Namespace) -> None:
     with connect(options) as client:
         run(client, options)
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Literal, Self, cast
-from urllib.parse import quote
 
 import httpx
 
 from optimizer.errors import HeadroomError
 from worker import client_types as types
+from worker.client_access import AccessCalls, in_path
 from worker.client_uploads import send_files
 
 Row = dict[str, Any]
@@ -75,16 +75,27 @@ class StreamEvent:
     """Where to resume after; empty for messages that are not part of the stream."""
 
 
-class HeadroomClient:
+class HeadroomClient(AccessCalls):
     """Calls of ``/api/v1`` as one user. Use as a context manager, or call ``close``."""
 
     def __init__(
-        self, url: str, *, token: str, timeout_s: float = 30.0, transport: httpx.BaseTransport | None = None
+        self,
+        url: str,
+        *,
+        token: str,
+        project: str = "",
+        timeout_s: float = 30.0,
+        transport: httpx.BaseTransport | None = None,
     ) -> None:
+        """project: id or name of the one to work in: only its rows are seen, and what is made goes there."""
         self.url = url.rstrip("/")
         self._http = httpx.Client(
             base_url=f"{self.url}/api/v1/",
-            headers={"Authorization": f"Bearer {token}", "Accept": "application/json"},
+            headers={
+                "Authorization": f"Bearer {token}",
+                "Accept": "application/json",
+                **({"Headroom-Project": project} if project else {}),
+            },
             timeout=timeout_s,
             transport=transport,
         )
@@ -106,10 +117,10 @@ class HeadroomClient:
     # Models and datasets.
 
     def models(self) -> list[types.Model]:
-        return cast(list[types.Model], self._all_rows("models"))
+        return self._all_rows("models")
 
     def model(self, model_id: str) -> types.ModelDetails:
-        return cast(types.ModelDetails, self._json("GET", f"models/{_in_path(model_id)}"))
+        return cast(types.ModelDetails, self._json("GET", f"models/{in_path(model_id)}"))
 
     def create_model(
         self, folder: Path, *, name: str, on_progress: "Callable[[int, int], None] | None" = None
@@ -127,24 +138,24 @@ class HeadroomClient:
         return cast(types.Model, made)
 
     def delete_model(self, model_id: str) -> types.Deleted:
-        return cast(types.Deleted, self._json("DELETE", f"models/{_in_path(model_id)}"))
+        return cast(types.Deleted, self._json("DELETE", f"models/{in_path(model_id)}"))
 
     def restore_model(self, model_id: str) -> types.Model:
-        return cast(types.Model, self._json("POST", f"models/{_in_path(model_id)}/restore"))
+        return cast(types.Model, self._json("POST", f"models/{in_path(model_id)}/restore"))
 
     def model_cards(self, model_id: str) -> types.ModelCards:
         """On which cards it can be trained or run, as far as that is known."""
-        return cast(types.ModelCards, self._json("GET", f"models/{_in_path(model_id)}/cards"))
+        return cast(types.ModelCards, self._json("GET", f"models/{in_path(model_id)}/cards"))
 
     def ask_for_model_cards(self, model_id: str) -> types.ModelCards:
         """Have a worker find out what is not known."""
-        return cast(types.ModelCards, self._json("POST", f"models/{_in_path(model_id)}/cards"))
+        return cast(types.ModelCards, self._json("POST", f"models/{in_path(model_id)}/cards"))
 
     def datasets(self) -> list[types.Dataset]:
-        return cast(list[types.Dataset], self._all_rows("datasets"))
+        return self._all_rows("datasets")
 
     def dataset(self, dataset_id: str) -> types.Dataset:
-        return cast(types.Dataset, self._json("GET", f"datasets/{_in_path(dataset_id)}"))
+        return cast(types.Dataset, self._json("GET", f"datasets/{in_path(dataset_id)}"))
 
     def create_dataset(
         self,
@@ -158,19 +169,19 @@ class HeadroomClient:
         return cast(types.Dataset, made)
 
     def delete_dataset(self, dataset_id: str) -> types.Deleted:
-        return cast(types.Deleted, self._json("DELETE", f"datasets/{_in_path(dataset_id)}"))
+        return cast(types.Deleted, self._json("DELETE", f"datasets/{in_path(dataset_id)}"))
 
     def restore_dataset(self, dataset_id: str) -> types.Dataset:
-        return cast(types.Dataset, self._json("POST", f"datasets/{_in_path(dataset_id)}/restore"))
+        return cast(types.Dataset, self._json("POST", f"datasets/{in_path(dataset_id)}/restore"))
 
     # Uploads in pieces; ``create_model`` and ``create_dataset`` use them.
 
     def uploads(self) -> list[types.Upload]:
         """Those that are not finished."""
-        return cast(list[types.Upload], self._all_rows("uploads"))
+        return self._all_rows("uploads")
 
     def upload(self, upload_id: str) -> types.Upload:
-        return cast(types.Upload, self._json("GET", f"uploads/{_in_path(upload_id)}"))
+        return cast(types.Upload, self._json("GET", f"uploads/{in_path(upload_id)}"))
 
     def begin_upload(self, kind: str, files: Sequence[Row], *, name: str, purpose: str = "text") -> types.Upload:
         body = {"kind": kind, "name": name, "purpose": purpose, "files": list(files)}
@@ -179,25 +190,25 @@ class HeadroomClient:
     def send_piece(self, upload_id: str, number: int, piece: bytes, *, offset_bytes: int) -> int:
         """How many bytes of the file are there then."""
         headers = {"X-Piece-SHA256": hashlib.sha256(piece).hexdigest(), "Content-Type": "application/octet-stream"}
-        path = f"uploads/{_in_path(upload_id)}/files/{number}"
+        path = f"uploads/{in_path(upload_id)}/files/{number}"
         answer = self._json("PUT", path, params={"offset": offset_bytes}, content=piece, headers=headers, timeout=120)
         return int(answer["received_bytes"])
 
     def finish_upload(self, upload_id: str) -> Row:
         """The model or dataset that it becomes. Checking a large file takes minutes."""
-        return self._json("POST", f"uploads/{_in_path(upload_id)}/finish", timeout=None)
+        return self._json("POST", f"uploads/{in_path(upload_id)}/finish", timeout=None)
 
     def drop_upload(self, upload_id: str) -> None:
-        self._request("DELETE", f"uploads/{_in_path(upload_id)}")
+        self._request("DELETE", f"uploads/{in_path(upload_id)}")
 
     # Machines and plans.
 
     def machines(self) -> list[types.Machine]:
-        return cast(list[types.Machine], self._all_rows("machines"))
+        return self._all_rows("machines")
 
     def machine(self, machine_id: str) -> types.MachineDetails:
         """With who holds its memory now, and how its runs were predicted."""
-        return cast(types.MachineDetails, self._json("GET", f"machines/{_in_path(machine_id)}"))
+        return cast(types.MachineDetails, self._json("GET", f"machines/{in_path(machine_id)}"))
 
     def price_plans(
         self, spec: Row, *, wait_s: float = 300.0, on_wait: Callable[[], None] | None = None
@@ -236,11 +247,10 @@ class HeadroomClient:
     def jobs(self, *, state: str | None = None, text: str | None = None, limit: int = 50) -> list[types.Job]:
         """Newest first, at most ``limit``."""
         query = {"state": state, "q": text, "page_size": min(limit, 100)}
-        rows = self._all_rows("jobs", params={key: value for key, value in query.items() if value}, limit=limit)
-        return cast(list[types.Job], rows)
+        return self._all_rows("jobs", params={key: value for key, value in query.items() if value}, limit=limit)
 
     def job(self, job_id: str) -> types.Job:
-        return cast(types.Job, self._json("GET", f"jobs/{_in_path(job_id)}"))
+        return cast(types.Job, self._json("GET", f"jobs/{in_path(job_id)}"))
 
     def compare_jobs(self, job_ids: Sequence[str]) -> types.Comparison:
         """Two to ten jobs side by side; the first is what the others are held against."""
@@ -252,42 +262,42 @@ class HeadroomClient:
 
     def set_priority(self, job_id: str, priority: int) -> types.Job:
         """Higher starts first; above 0 for administrators."""
-        return cast(types.Job, self._json("POST", f"jobs/{_in_path(job_id)}/priority", json={"priority": priority}))
+        return cast(types.Job, self._json("POST", f"jobs/{in_path(job_id)}/priority", json={"priority": priority}))
 
     def cancel_job(self, job_id: str, *, mode: Literal["save", "discard"] = "save") -> types.Job:
-        return cast(types.Job, self._json("POST", f"jobs/{_in_path(job_id)}/cancel", json={"mode": mode}))
+        return cast(types.Job, self._json("POST", f"jobs/{in_path(job_id)}/cancel", json={"mode": mode}))
 
     def pause_job(self, job_id: str) -> types.Job:
-        return cast(types.Job, self._json("POST", f"jobs/{_in_path(job_id)}/pause"))
+        return cast(types.Job, self._json("POST", f"jobs/{in_path(job_id)}/pause"))
 
     def resume_job(self, job_id: str) -> types.Job:
-        return cast(types.Job, self._json("POST", f"jobs/{_in_path(job_id)}/resume"))
+        return cast(types.Job, self._json("POST", f"jobs/{in_path(job_id)}/resume"))
 
     def retry_job(self, job_id: str) -> types.Job:
-        return cast(types.Job, self._json("POST", f"jobs/{_in_path(job_id)}/retry"))
+        return cast(types.Job, self._json("POST", f"jobs/{in_path(job_id)}/retry"))
 
     def metrics(self, job_id: str, *, max_points: int | None = None) -> types.Metrics:
         params = {"max_points": max_points} if max_points else {}
-        return cast(types.Metrics, self._json("GET", f"jobs/{_in_path(job_id)}/metrics", params=params))
+        return cast(types.Metrics, self._json("GET", f"jobs/{in_path(job_id)}/metrics", params=params))
 
     def events(self, job_id: str) -> list[types.JobEvent]:
         """Every move of the job, in order."""
-        return cast(list[types.JobEvent], self._all_rows(f"jobs/{_in_path(job_id)}/events"))
+        return self._all_rows(f"jobs/{in_path(job_id)}/events")
 
     def logs(self, job_id: str) -> str:
-        return self._request("GET", f"jobs/{_in_path(job_id)}/logs").text
+        return self._request("GET", f"jobs/{in_path(job_id)}/logs").text
 
     def artifacts(self, job_id: str) -> list[types.Artifact]:
-        return cast(list[types.Artifact], self._all_rows(f"jobs/{_in_path(job_id)}/artifacts"))
+        return self._all_rows(f"jobs/{in_path(job_id)}/artifacts")
 
     def checkpoints(self, job_id: str) -> list[types.Checkpoint]:
-        return cast(list[types.Checkpoint], self._all_rows(f"jobs/{_in_path(job_id)}/checkpoints"))
+        return self._all_rows(f"jobs/{in_path(job_id)}/checkpoints")
 
     def download_artifact(self, artifact_id: str, *, file: Path) -> None:
         """Into ``file`` by way of a neighbour that is renamed when whole."""
         partial = file.with_name(f".{file.name}.part")
         try:
-            with self._stream("GET", f"artifacts/{_in_path(artifact_id)}/download") as response, partial.open("wb") as out:
+            with self._stream("GET", f"artifacts/{in_path(artifact_id)}/download") as response, partial.open("wb") as out:
                 for chunk in response.iter_bytes():
                     out.write(chunk)
             partial.replace(file)
@@ -321,7 +331,7 @@ class HeadroomClient:
     def _events_once(self, job_id: str, *, last_id: str) -> Iterator[StreamEvent]:
         headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last_id} if last_id else {})
         timeout = httpx.Timeout(SILENCE_LIMIT_S)
-        with self._stream("GET", f"jobs/{_in_path(job_id)}/events", headers=headers, timeout=timeout) as response:
+        with self._stream("GET", f"jobs/{in_path(job_id)}/events", headers=headers, timeout=timeout) as response:
             yield from parse_events(response.iter_lines())
 
     def post_files(self, path: str, named: Sequence[tuple[str, Path]], **fields: str) -> Row:
@@ -346,9 +356,9 @@ class HeadroomClient:
                 on_wait()
             time.sleep(_retry_after_s(response))
 
-    def _all_rows(self, path: str, *, params: Row | None = None, limit: int | None = None) -> list[Row]:
+    def _all_rows(self, path: str, *, params: Row | None = None, limit: int | None = None) -> list[Any]:
         document = self._json("GET", path, params=params or {})
-        rows: list[Row] = list(document["results"])
+        rows: list[Any] = list(document["results"])
         while document.get("next") and (limit is None or len(rows) < limit):
             document = self._json("GET", document["next"])
             rows += document["results"]
@@ -443,12 +453,6 @@ def _document_of(response: httpx.Response) -> Row:
             hint="Is the address that of a Headroom service?",
         )
     return document
-
-
-def _in_path(identifier: str) -> str:
-    """One segment of an address, whatever was typed: no slash, no dots that lead elsewhere."""
-    quoted = quote(identifier, safe="")
-    return quoted if quoted.strip(".") else "-"
 
 
 def _event_of(kind: str, *, last_id: str, data: str) -> StreamEvent:

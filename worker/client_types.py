@@ -274,3 +274,91 @@ class Upload(TypedDict):
     piece_bytes: int
     max_piece_bytes: int
     kept_until: str
+
+
+Role = Literal["viewer", "member", "admin"]
+
+
+class Token(TypedDict):
+    """Of an API token all but its text."""
+
+    id: str
+    name: str
+    scope: Literal["read", "write", "admin"]
+    project: str | None
+    created_at: str
+    expires_at: str
+    last_used_at: str | None
+    revoked_at: str | None
+
+
+class Project(TypedDict):
+    id: str
+    name: str
+    role: Role
+    is_own: bool
+    created_at: str
+
+
+class Member(TypedDict):
+    username: str
+    role: Role
+    since: str
+
+
+class Person(TypedDict):
+    username: str
+    role: Role
+    is_active: bool
+    created_at: str
+    last_login_at: str | None
+
+
+class NewPerson(Person):
+    password: str
+    """Shown this once."""
+
+
+class AuditRecord(TypedDict):
+    id: str
+    at: str
+    actor: str
+    token_id: str
+    address: str
+    action: str
+    outcome: Literal["done", "refused"]
+    target: str
+    project: str
+    detail: str
+
+
+class Webhook(TypedDict):
+    id: str
+    project: str
+    url: str
+    events: list[str]
+    """Empty for all."""
+    is_active: bool
+    created_at: str
+
+
+class NewWebhook(Webhook):
+    secret: str
+    """Shown this once."""
+
+
+class Delivery(TypedDict):
+    """One message of a webhook, and how it went."""
+
+    id: str
+    event: str
+    state: Literal["pending", "delivered", "failed"]
+    num_tries: int
+    next_try_at: str | None
+    status_code: int | None
+    trouble: str
+    duration_ms: int | None
+    replay_of: str
+    created_at: str
+    tried_at: str | None
+    body: str

@@ -33,7 +33,7 @@ def add_generate_options(parser: argparse.ArgumentParser) -> None:
 def generate_from_options(options: argparse.Namespace) -> None:
     """Raises UsageError, ApiProblem, and JobFailed with the job's own sentence."""
     console = Console()
-    with connect(url=options.url, token=options.token) as client:
+    with connect(url=options.url, token=options.token, project=options.work_in) as client:
         spec = make_spec(client, options)
         job = submit_job(client, spec, label=options.plan, override=False, say=console.print)
         console.print(f"{job['id']}  {client.url}/jobs/{job['id']}/", highlight=False, soft_wrap=True)

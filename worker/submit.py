@@ -34,7 +34,7 @@ class JobFailed(HeadroomError):
     code = "job_failed"
 
 
-def connect(*, url: str | None = None, token: str | None = None) -> HeadroomClient:
+def connect(*, url: str | None = None, token: str | None = None, project: str | None = None) -> HeadroomClient:
     """Address and token as given, from the environment, or the local stack's own file, in this order."""
     local = Stack.from_environment()
     try:
@@ -53,7 +53,7 @@ def connect(*, url: str | None = None, token: str | None = None) -> HeadroomClie
         raise UsageError("the API token holds characters that no token has", hint="Tokens are made on the page Tokens.")
     address = str(given_url or running.get("url") or known.get("url") or local.url)
     try:
-        return HeadroomClient(address, token=token)
+        return HeadroomClient(address, token=token, project=project or os.environ.get("HEADROOM_PROJECT") or "")
     except httpx.InvalidURL as error:
         raise UsageError(f"{address} is not an address: {error}", hint=f"Give one such as {local.url}") from error
 

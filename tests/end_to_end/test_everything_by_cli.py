@@ -83,6 +83,7 @@ def test_everything_that_the_pages_do_is_done_by_the_command_line(stack, termina
         second = steer(terminal, tmp_path)
         look_back(terminal, first, second, tmp_path)
         generate(terminal, tmp_path, model_id)
+        share(terminal)
     except AssertionError as error:
         raise AssertionError(f"{error}\n{stack.logs()}") from error
 
@@ -171,3 +172,14 @@ def generate(terminal, folder, model_id):
     assert len((folder / "answers" / "results.jsonl").read_text().splitlines()) == 2
     terminal.run("models", "delete", model_id)
     assert "tiny is back" in terminal.run("models", "restore", model_id)
+
+
+def share(terminal):
+    """What is shared, with whom, and who hears of it."""
+    assert "yours" in terminal.run("projects", "list")
+    project = terminal.run("projects", "create", "lab").split()[0]
+    assert "ada" in terminal.run("projects", "members", project)
+    assert "no models" not in terminal.run("models", "list", "--work-in", "lab")
+    assert "project.create" in terminal.run("audit", "--project", project)
+    assert "none" in terminal.run("webhooks", "list", project)
+    assert "test" in terminal.run("tokens", "list")
