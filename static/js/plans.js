@@ -23,14 +23,14 @@ function marks(sort, colours) {
 function drawFrontier() {
   const colours = ink();
   const unit = axisUnit(Math.max(facts.budget_bytes, ...facts.points.map((point) => point.peak_bytes)));
-  const longest = Math.max(...facts.points.map((point) => point.step_ms));
+  const longest = Math.max(...facts.points.map((point) => point.time_ms));
   const traces = ["frontier", "baseline", "chosen", "yours"].map((sort) => {
     const points = facts.points.filter((point) => point.sort === sort).sort((a, b) => a.peak_bytes - b.peak_bytes);
     return {
       type: "scatter", ...marks(sort, colours),
-      x: points.map((point) => point.peak_bytes / unit.bytes), y: points.map((point) => point.step_ms / 1000),
+      x: points.map((point) => point.peak_bytes / unit.bytes), y: points.map((point) => point.time_ms / 1000),
       text: points.map((point) => point.letter), textfont: { color: colours.text },
-      customdata: points.map((point) => `${point.label}<br>${formatBytes(point.peak_bytes)}, ${stepWords(point.step_ms)}, ${point.verdict.replaceAll("_", " ")}`),
+      customdata: points.map((point) => `${point.label}<br>${formatBytes(point.peak_bytes)}, ${stepWords(point.time_ms)}, ${point.verdict.replaceAll("_", " ")}`),
       hovertemplate: "%{customdata}<extra></extra>",
     };
   }).filter((trace) => trace.x.length);
@@ -43,11 +43,11 @@ function drawFrontier() {
   layout.showlegend = true;
   layout.legend = { orientation: "h", x: 1, xanchor: "right", y: 1.02, yanchor: "bottom", font: { color: colours.text } };
   layout.xaxis = { ...layout.xaxis, title: axisTitle(`device memory at the peak, ${unit.name}`), rangemode: "tozero" };
-  layout.yaxis = { ...layout.yaxis, title: axisTitle("seconds a step"), rangemode: "tozero" };
+  layout.yaxis = { ...layout.yaxis, title: axisTitle(`seconds for ${facts.time_of}`), rangemode: "tozero" };
   const element = document.getElementById("chart-frontier");
   Plotly.react(element, traces, layout, CONFIG);
   const chosen = facts.points.find((point) => point.sort === "chosen");
-  element.setAttribute("aria-label", `${facts.points.length} plans by peak and step time; chosen: ${formatBytes(chosen.peak_bytes)}, ${stepWords(chosen.step_ms)}; budget ${formatBytes(facts.budget_bytes)}. The table of every plan has the numbers.`);
+  element.setAttribute("aria-label", `${facts.points.length} plans by peak and the time of ${facts.time_of}; chosen: ${formatBytes(chosen.peak_bytes)}, ${stepWords(chosen.time_ms)}; budget ${formatBytes(facts.budget_bytes)}. The table of every plan has the numbers.`);
 }
 
 // All steps on one scale of bytes, so that they can be compared at a glance.

@@ -114,3 +114,21 @@ def test_a_plan_that_does_not_fit_starts_only_when_that_is_insisted_on(site, ope
     assert job["plan"]["activations"]["per_block"] == ["keep"] * 4
     assert job["spec"]["goal"]["device_budget_bytes"] == 20 * 1024**2 < job["prediction"]["device_peak_bytes"]
     tab.check()
+
+
+def test_an_edit_on_the_page_of_plans_moves_a_point_and_can_be_sent_as_an_address(open_tab, priced_path):
+    tab = open_tab(priced_path)
+    expect(verdict_of(tab)).to_have_text("fits")
+    tab.page.get_by_role("link", name="Look at all plans").click()
+    drawn = "() => document.getElementById('chart-frontier').data?.map(trace => trace.name) ?? []"
+    tab.page.wait_for_function(f"() => ({drawn})().includes('chosen')")
+    tab.page.locator("[name='try-pin_activations_per_block']").fill("recompute")
+    tab.page.locator("[name='try-pin_activations_per_block']").blur()
+    expect(tab.page.get_by_text("Yours: activations per block")).to_be_visible()
+    tab.page.wait_for_function(f"() => ({drawn})().includes('yours')")
+    assert "try-pin_activations_per_block=recompute" in tab.page.url
+    tab.page.reload()
+    expect(tab.page.get_by_text("Yours: activations per block")).to_be_visible()
+    tab.page.get_by_label("The step of plan A as a table").click()
+    expect(tab.page.get_by_role("region", name="A step of chosen by Headroom").get_by_role("row").first).to_be_visible()
+    tab.check()

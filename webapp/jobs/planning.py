@@ -30,6 +30,7 @@ from webapp.catalog.models import Machine, Model, Profile
 from webapp.catalog.queries import machines_visible_to
 from webapp.jobs.actions import create_job
 from webapp.jobs.errors import JobConflict, PlanDoesNotFit
+from webapp.jobs.generation_searches import GenerationQuestion, explain_generation, find_generation
 from webapp.jobs.generation_spec import GenerateSpec, inference_workload, read_job_spec
 from webapp.jobs.models import Job, PlanOffer
 from webapp.jobs.profiles import request_profile
@@ -40,7 +41,7 @@ from webapp.jobs.spec import JobSpec
 if TYPE_CHECKING:
     from optimizer.hardware.prices import Cost, PriceList
     from optimizer.search.elsewhere import Obtain
-    from optimizer.search.inference.problem import InferenceProblem, PricedInferencePlan
+    from optimizer.search.inference.problem import PricedInferencePlan
     from optimizer.search.objectives import Answer
 
 _PRICE_AGAIN = "Price the spec again and take one of its offers."
@@ -330,37 +331,23 @@ def known_profiles_of(model: Model, question: Question) -> "Obtain":
 def _search_generation(
     spec: GenerateSpec, workload: InferenceWorkload, profile: Profile, machine: Machine
 ) -> _Searched:
-    from optimizer.plan.explain_inference import explain_inference_plan
-    from optimizer.search.inference.baselines import price_inference_baselines
-    from optimizer.search.inference.search import inference_problem, search_inference
-    from optimizer.search.inference.solve import Book
-
-    model_profile = read_inference_profile(profile.pk, profile.document_sha256)
-    target = MachineSpec.from_json(machine.document)
-
-    def pose(workload: InferenceWorkload) -> "InferenceProblem":
-        return inference_problem(
-            model_profile, workload=workload, goal=spec.goal, machine=target, calibration=machine.calibration
-        )
-
-    # Looked for as if every prompt were the longest, since a search prices hundreds of plans and each price grows with the number
-    # of lengths; what is then shown is priced with the lengths as they are, and never needs more.
-    exact, bound = pose(workload), pose(replace(workload, prompt_lengths=()))
-
-    def shown(found: "PricedInferencePlan") -> _Found:
-        priced = exact.priced(found.label, found.plan) if workload.prompt_lengths else found
-        sentences = explain_inference_plan(priced.plan, workload=workload, prediction=priced.prediction)
-        return _Found(priced=priced, machine=machine, explanation=list(sentences))
-
-    try:
-        result = search_inference(bound, profile=model_profile, machine=target)
-    except NoFeasiblePlan as error:
-        baselines = price_inference_baselines(Book(problem=bound))
-        return _Searched(found=[shown(priced) for priced in baselines.values()], infeasible=error)
-    chosen = shown(result.chosen)
-    if chosen.priced is result.chosen:
-        chosen = _Found(priced=result.chosen, machine=machine, explanation=list(result.explanation))
-    return _Searched(found=[chosen, *(shown(priced) for priced in result.baselines.values())])
+    question = GenerationQuestion(
+        profile=read_inference_profile(profile.pk, profile.document_sha256),
+        profile_sha256=profile.document_sha256,
+        workload=workload,
+        goal=spec.goal,
+        machine=MachineSpec.from_json(machine.document),
+        calibration=machine.calibration,
+    )
+    answer = find_generation(question)
+    found = [
+        _Found(priced=priced, machine=machine, explanation=explain_generation(question, priced))
+        for priced in answer.baselines.values()
+    ]
+    if answer.chosen is None:
+        return _Searched(found=found, infeasible=answer.nothing_fits.error() if answer.nothing_fits else None)
+    chosen = _Found(priced=answer.chosen, machine=machine, explanation=list(answer.explanation))
+    return _Searched(found=[chosen, *found])
 
 
 @functools.lru_cache(maxsize=16)

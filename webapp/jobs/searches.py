@@ -51,11 +51,15 @@ class Question:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _NothingFits:
+class NothingFits:
     """What NoFeasiblePlan says; the error itself would keep alive the frames that it passed through."""
 
     hint: str
     fields: dict[str, Any]
+
+    @classmethod
+    def of(cls, error: NoFeasiblePlan) -> "NothingFits":
+        return cls(hint=error.hint, fields=dict(error.fields))
 
     def error(self) -> NoFeasiblePlan:
         """A new one each time: whoever catches it may add to its fields."""
@@ -65,7 +69,7 @@ class _NothingFits:
         return error
 
 
-_answers: "Recent[tuple[object, ...], Answer | _NothingFits]" = Recent(MAX_ANSWERS)
+_answers: "Recent[tuple[object, ...], Answer | NothingFits]" = Recent(MAX_ANSWERS)
 _memories: "Recent[str, PriceMemory]" = Recent(MAX_MEMORIES)
 
 
@@ -74,7 +78,7 @@ def find_answer(question: Question, *, obtain: "Obtain") -> "Answer":
     from optimizer.search.remembered import for_run
 
     found = _answers.obtain(question.key, lambda: _search(question, obtain))
-    if isinstance(found, _NothingFits):
+    if isinstance(found, NothingFits):
         raise found.error()
     return for_run(found, question.workload)
 
@@ -99,7 +103,7 @@ def problem_of(question: Question) -> "SearchProblem":
     return _memory(question).bind(problem)
 
 
-def _search(question: Question, obtain: "Obtain") -> "Answer | _NothingFits":
+def _search(question: Question, obtain: "Obtain") -> "Answer | NothingFits":
     from optimizer.planning import plan_profiled
 
     try:
@@ -113,7 +117,7 @@ def _search(question: Question, obtain: "Obtain") -> "Answer | _NothingFits":
             memory=_memory(question),
         )
     except NoFeasiblePlan as error:
-        return _NothingFits(hint=error.hint, fields=dict(error.fields))
+        return NothingFits.of(error)
 
 
 def _memory(question: Question) -> "PriceMemory":

@@ -1,23 +1,26 @@
-"""What the page Plans shows of a search's answer: every plan as a point, some of them side by side, and each one's step.
+"""What the page Plans shows of a search's answer: every plan as a point, some of them side by side, and each one's step or pass.
 
 Pure functions from the library's values to rows; reads no database and writes no HTML.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from optimizer.categories import CATEGORIES, CATEGORY_LABELS
-from optimizer.plan.plan import Plan
+from optimizer.estimate.inference_prediction import InferencePrediction
+from optimizer.estimate.prediction import Prediction
 from optimizer.units import format_bytes, format_duration
 from webapp.pages.presentation import CategoryRow, plan_rows
+from webapp.pages.pricing import batch_words
 
 if TYPE_CHECKING:  # numpy and scipy are loaded with the first price
-    from optimizer.search.objectives import Answer
+    from optimizer.search.inference.problem import PricedInferencePlan
     from optimizer.search.problem import PricedPlan
 
 CHOSEN = "chosen"
 YOURS = "yours"
+AnyPriced: TypeAlias = "PricedPlan | PricedInferencePlan"
 MAX_COMPARED = 6
 LETTERS = "ABCDEF"
 Sort = Literal["chosen", "baseline", "frontier", "yours"]
@@ -31,7 +34,7 @@ class Point:
     """What the address calls it: ``chosen``, a baseline's label, the fingerprint of a plan of the frontier, ``yours``."""
     label: str
     sort: Sort
-    priced: "PricedPlan"
+    priced: AnyPriced
     is_compared: bool = False
     letter: str = ""
 
@@ -40,22 +43,29 @@ class Point:
         """Upper end, which the budget is held to."""
         return self.priced.prediction.device_peak_high_bytes
 
+    @property
+    def time_ms(self) -> float:
+        """Of a step; of a generation that of all its prompts."""
+        found = self.priced.prediction
+        return found.step_ms if isinstance(found, Prediction) else found.total_s * 1000
 
-def list_points(answer: "Answer", *, yours: "PricedPlan | None") -> tuple[Point, ...]:
+
+def list_points(
+    chosen: AnyPriced, *, baselines: Mapping[str, AnyPriced], frontier: Iterable[AnyPriced], yours: "AnyPriced | None"
+) -> tuple[Point, ...]:
     """Each plan once: the chosen one, one's own, then from small to fast. Baselines that are the same plan share a point."""
-    found: dict[Plan, Point] = {}
+    found: dict[object, Point] = {}
     if yours is not None:
         found[yours.plan] = Point(key=YOURS, label="your edit of it", sort="yours", priced=yours)
-    chosen = answer.result.chosen
     found[chosen.plan] = Point(key=CHOSEN, label="chosen by Headroom", sort="chosen", priced=chosen)
-    for label, priced in answer.result.baselines.items():
+    for label, priced in baselines.items():
         known = found.get(priced.plan)
         words = label.replace("_", " ")
         if known is None:
             found[priced.plan] = Point(key=label, label=words, sort="baseline", priced=priced)
         else:
             found[priced.plan] = replace(known, label=f"{known.label}, {words}")
-    for priced in answer.result.frontier:
+    for priced in frontier:
         found.setdefault(
             priced.plan, Point(key=priced.plan.fingerprint, label=priced.label, sort="frontier", priced=priced)
         )
@@ -109,12 +119,10 @@ class Group:
     lines: tuple[Line, ...]
 
 
-def side_by_side(points: Sequence[Point], *, num_steps: int) -> tuple[Group, ...]:
+def side_by_side(points: Sequence[Point]) -> tuple[Group, ...]:
     """The plans as a whole, then category by category."""
-    tables = [
-        {row.category: row for row in _rows(point.priced)} for point in points
-    ]
-    groups = [_whole(points, num_steps=num_steps)]
+    tables = [{row.category: row for row in _rows(point.priced)} for point in points]
+    groups = [Group(label="the plan", lines=tuple(_whole_lines([point.priced for point in points])))]
     for category in CATEGORIES:
         rows = [table.get(category) for table in tables]
         if any(rows):
@@ -122,7 +130,7 @@ def side_by_side(points: Sequence[Point], *, num_steps: int) -> tuple[Group, ...
     return tuple(groups)
 
 
-def _rows(priced: "PricedPlan") -> list[CategoryRow]:
+def _rows(priced: AnyPriced) -> list[CategoryRow]:
     sizes = {"device_bytes_by_category": priced.prediction.device_bytes_by_category}
     return plan_rows(priced.plan.to_json(), prediction=sizes, measured=None)
 
@@ -136,19 +144,22 @@ def _category_lines(rows: Sequence[CategoryRow | None]) -> Iterable[Line]:
     yield _line("bytes at the peak", [Value(text=format_bytes(size), num_bytes=size) for size in sizes])
 
 
-def _whole(points: Sequence[Point], *, num_steps: int) -> Group:
-    found = [(point.priced, point.priced.prediction, point.priced.plan.batch) for point in points]
-    lines = (
-        ("verdict", [Value(text=priced.verdict.replace("_", " ")) for priced, _, _ in found]),
-        ("peak, at most", [_size(here.device_peak_high_bytes) for _, here, _ in found]),
-        ("host memory", [_size(here.host_peak_bytes) for _, here, _ in found]),
-        ("a step", [Value(text=_step_words(here.step_ms)) for _, here, _ in found]),
-        ("tokens/s", [Value(text=f"{here.tokens_per_s:,.0f}") for _, here, _ in found]),
-        (f"{num_steps:,} steps", [Value(text=format_duration(here.total_s)) for _, here, _ in found]),
-        ("micro-batch", [Value(text=f"{batch.micro_batch_size} × {batch.accumulation_steps}") for _, _, batch in found]),
-        ("numbers", [Value(text="as plain training's" if priced.plan.is_lossless else "changed") for priced, _, _ in found]),
-    )
-    return Group(label="the plan", lines=tuple(_line(name, values) for name, values in lines))
+def _whole_lines(plans: Sequence[AnyPriced]) -> Iterable[Line]:
+    found = [priced.prediction for priced in plans]
+    yield _line("verdict", [Value(text=priced.verdict.replace("_", " ")) for priced in plans])
+    yield _line("peak, at most", [_size(here.device_peak_high_bytes) for here in found])
+    yield _line("host memory", [_size(here.host_peak_bytes) for here in found])
+    steps = [here for here in found if isinstance(here, Prediction)]
+    passes = [here for here in found if isinstance(here, InferencePrediction)]
+    if passes:
+        yield _line("first token", [Value(text=_step_words(here.prefill_ms)) for here in passes])
+        yield _line("each later token", [Value(text=_step_words(here.decode_ms)) for here in passes])
+    else:
+        yield _line("a step", [Value(text=_step_words(here.step_ms)) for here in steps])
+    yield _line("tokens/s", [Value(text=f"{here.tokens_per_s:,.0f}") for here in found])
+    yield _line("all prompts" if passes else "all steps", [Value(text=format_duration(here.total_s)) for here in found])
+    yield _line("sequences at once", [Value(text=batch_words(priced.plan.to_json())) for priced in plans])
+    yield _line("numbers", [Value(text="as in fp32" if priced.plan.is_lossless else "changed") for priced in plans])
 
 
 def _line(name: str, values: Sequence[Value]) -> Line:
@@ -170,9 +181,10 @@ def _step_words(step_ms: float) -> str:
 
 
 def chart_facts(points: Sequence[Point], *, budget_bytes: int) -> dict[str, Any]:
-    """What the charts are drawn from: every point, and the step of each plan that is compared."""
+    """What the charts are drawn from: every point, and the step, or the pass, of each plan that is compared."""
     return {
         "budget_bytes": budget_bytes,
+        "time_of": "a step" if isinstance(points[0].priced.prediction, Prediction) else "all prompts",
         "categories": [{"key": category, "label": CATEGORY_LABELS[category]} for category in CATEGORIES],
         "points": [
             {
@@ -180,7 +192,7 @@ def chart_facts(points: Sequence[Point], *, budget_bytes: int) -> dict[str, Any]
                 "label": point.label,
                 "sort": point.sort,
                 "letter": point.letter,
-                "step_ms": point.priced.prediction.step_ms,
+                "time_ms": point.time_ms,
                 "peak_bytes": point.peak_bytes,
                 "verdict": point.priced.verdict,
             }
@@ -210,7 +222,7 @@ class TimelineTable:
     """Offset in milliseconds, phase, bytes of each column, their sum."""
 
 
-def timeline_table(priced: "PricedPlan") -> TimelineTable:
+def timeline_table(priced: AnyPriced) -> TimelineTable:
     timeline = priced.prediction.timeline
     shown = [category for category in CATEGORIES if any(moment.bytes_by_category.get(category) for moment in timeline)]
     return TimelineTable(

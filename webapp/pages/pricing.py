@@ -338,7 +338,7 @@ def _row(offer: Mapping[str, Any], *, budget_bytes: int, selected: bool) -> Offe
         bar=stacked_bar(sizes, budget_bytes=budget_bytes),
         largest=largest_part(sizes),
         blocks=weights_words(plan["weights"]) if is_generation else block_letters(plan["activations"]["per_block"]),
-        batch=_batch_words(plan),
+        batch=batch_words(plan),
         costs=tuple(_cost_words(cost) for cost in offer["costs"]),
     )
 
@@ -354,7 +354,7 @@ def weights_words(weights: Mapping[str, Any]) -> str:
     return f"{weights['dtype']}{packed} on the {weights['place']}"
 
 
-def _batch_words(plan: Mapping[str, Any]) -> str:
+def batch_words(plan: Mapping[str, Any]) -> str:
     """Sequences of a micro-batch, and how many of them make a step or share a pass."""
     if "kv_cache" in plan:
         return f"{plan['batch_size']} × {plan.get('num_micro_batches', 1)}"

@@ -1,6 +1,8 @@
 """The form for a generate job and the page of one: priced, started, shown in prompts and tokens."""
 
 import json
+import re
+from html import unescape
 
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
@@ -210,3 +212,24 @@ def test_the_links_table_tells_what_was_moved(browser, job):
     lines = browser.get(reverse("job_csv", args=[job.pk, "links"])).content.decode().splitlines()
     assert lines[0].startswith("step,device to host (bytes),host to device (bytes)")
     assert lines[1].startswith("9,,4096")
+
+
+def test_plans_of_a_generation_stand_side_by_side(browser, machine, typed):
+    text = browser.post(reverse("generate_price"), typed).content.decode()
+    address = unescape(re.search(r'href="(/plans/[^"]+)"', text)[1])
+    answer = browser.get(address)
+    assert answer.status_code == 200
+    points = answer.context["points"]
+    assert points[0].key == "chosen"
+    assert answer.context["facts"]["time_of"] == "all prompts"
+    groups = {group.label: {line.name for line in group.lines} for group in answer.context["groups"]}
+    assert {"first token", "each later token", "all prompts"} <= groups["the plan"]
+    assert {"place", "bits", "lifetime", "bytes at the peak"} <= groups["KV cache"]
+    step = browser.get(answer.context["steps"][0][1])
+    assert len(step.context["table"].rows) == len(points[0].priced.prediction.timeline)
+
+
+def test_a_generation_that_fits_nowhere_has_no_plans_but_says_what_it_needs(browser, machine, typed):
+    asked = {"kind": "generate", "model": typed["model"], "prompts": typed["prompts"], "device_budget": "1 KiB"}
+    answer = browser.get(reverse("plans"), asked)
+    assert "smallest feasible peak" in answer.content.decode()

@@ -72,7 +72,7 @@ def test_bytes_of_a_category_are_those_of_the_prediction(look):
 
 def test_the_sentences_of_the_search_say_why(look):
     answer = look()
-    for sentence in answer.context["answer"].result.explanation:
+    for sentence in answer.context["found"].explanation:
         assert sentence[1:] in answer.words
 
 
@@ -97,7 +97,7 @@ def test_a_change_can_be_tried_or_held_by_its_address(look, browser):
     tried = browser.get(f"{reverse('plans')}?{row['try']}")
     assert tried.context["compared"][1].priced.plan == row["knob"].plan
     held = browser.get(f"{reverse('plans')}?{row['hold']}")
-    assert set(held.context["chosen"].plan.activations.per_block) == {"recompute"}
+    assert set(held.context["found"].chosen.plan.activations.per_block) == {"recompute"}
 
 
 def test_what_does_not_fit_offers_what_would(look):
@@ -131,7 +131,7 @@ def test_nothing_is_kept(look):
 
 def test_the_step_behind_a_chart_is_a_table_of_its_moments(look):
     answer = look("plans_step", plan="chosen")
-    timeline = look().context["chosen"].prediction.timeline
+    timeline = look().context["found"].chosen.prediction.timeline
     assert len(answer.context["table"].rows) == len(timeline)
     assert look("plans_step", plan="no such plan").status_code == 404
 
