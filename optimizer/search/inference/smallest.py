@@ -1,6 +1,7 @@
 """Nothing fits: how small the generation could be made, what it is then made of, and what else could be allowed."""
 
 from dataclasses import replace
+from math import inf
 
 from optimizer.errors import NoFeasiblePlan
 from optimizer.plan.inference import InferencePlan
@@ -28,9 +29,26 @@ def explain_nothing_fits(problem: InferenceProblem) -> NoFeasiblePlan:
 
 def find_smallest(problem: InferenceProblem) -> InferencePlan:
     """One sequence at a time, in the arrangement with the least peak for which the other tiers have room."""
-    plans = [arrangement.plan for arrangement in list_arrangements(problem)]
-    roomy = [plan for plan in plans if problem.fits_elsewhere(problem.price(plan))]
+    roomy = [plan for plan in _list_lean(problem) if problem.fits_elsewhere(problem.price(plan))]
     return min(roomy, key=lambda plan: problem.price(plan).device_peak_high_bytes)
+
+
+def _list_lean(problem: InferenceProblem) -> list[InferencePlan]:
+    """Without what only ever takes more: further micro-batches, what comes ahead, more of a prompt at once."""
+    plans = [
+        arrangement.plan
+        for arrangement in list_arrangements(problem)
+        if arrangement.plan.num_micro_batches == 1
+        and not any(part.place != "device" and part.prefetch for part in (arrangement.plan.weights, arrangement.plan.kv_cache))
+    ]
+    shortest: dict[InferencePlan, InferencePlan] = {}
+    for plan in plans:
+        whole = replace(plan, prefill_tokens=None)
+        before = shortest.get(whole, whole)
+        if plan.prefill_tokens is not None and plan.prefill_tokens < (before.prefill_tokens or inf):
+            before = plan
+        shortest[whole] = before
+    return list(shortest.values())
 
 
 def _hint(problem: InferenceProblem, smallest_bytes: int) -> str:
