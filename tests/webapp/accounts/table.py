@@ -117,6 +117,7 @@ def make_owned(owner: User, project: Project, home: Path) -> dict[str, str]:
         row.project, row.deleted_at = project, timezone.now()
         row.save(update_fields=["project", "deleted_at"])
     upload = Upload.objects.create(owner=owner, project=project, kind="dataset", name="text", files=[UPLOADED])
+    (home / "uploads" / upload.pk).mkdir(parents=True)
     webhook, _ = create_webhook(owner, project, url="https://example.org/hook", events=[])
     return {
         "project_id": project.pk,
