@@ -122,6 +122,8 @@ def test_a_model_that_is_not_profiled_is_waited_for(look, new_llama, browser):
     answer = look(model=other.pk)
     assert "unknown : being profiled" in answer.words
     assert Job.objects.get().kind == "profile"
+    assert look(model=other.pk, waits="yes").status_code == 204
+    assert look(waits="yes")["HX-Refresh"] == "true"
 
 
 def test_nothing_is_kept(look):

@@ -2,7 +2,7 @@
 
 All of the question is in the address, in the words of the new-job form, so that it can be sent to somebody else:
 ``on`` is a machine's id or a card (``gpu:T4``), ``with`` names plans to show beside the chosen one, ``try-...`` edits that one;
-``from`` a job leads to the address of what it asked for.
+``from`` a job leads to the address of what it asked for. With ``waits`` the answer only says whether there is one by now.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -96,6 +96,8 @@ def plans_page(request: HttpRequest) -> HttpResponse:
     }
     if not form.is_valid():
         return render(request, "plans/page.html", {**context, "problems": incomplete(form).problems}, status=422)
+    if "waits" in request.GET:
+        return HttpResponse(headers={"HX-Refresh": "true"}) if _is_answered(request, page, form, on) else HttpResponse(status=204)
     try:
         found = _find(request, page, form, on)
         if found is None:
@@ -210,6 +212,14 @@ def _find(request: HttpRequest, page: FormPage, form: WorkForm, on: str) -> _Fou
         bound="" if found.gap is None else f"No allowed plan that fits is faster{bound}",
         asked=asked,
     )
+
+
+def _is_answered(request: HttpRequest, page: FormPage, form: WorkForm, on: str) -> bool:
+    """An error is an answer as well, which the page then shows."""
+    try:
+        return _find(request, page, form, on) is not None
+    except HeadroomError:
+        return True
 
 
 def _find_generation(request: HttpRequest, form: WorkForm, on: str) -> _Found | None:
