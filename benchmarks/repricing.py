@@ -144,7 +144,7 @@ def _seed() -> dict[str, str]:
     from webapp.pages.work_form import typed_of
 
     typed = typed_of(JobForm(models=[], datasets=[]))
-    return {**typed.dict(), "model": model.pk, "dataset": dataset.pk}
+    return {**{name: str(text) for name, text in typed.items()}, "model": model.pk, "dataset": dataset.pk}
 
 
 if __name__ == "__main__":
