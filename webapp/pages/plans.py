@@ -11,7 +11,7 @@ from optimizer.categories import CATEGORIES, CATEGORY_LABELS
 from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.estimate.prediction import Prediction
 from optimizer.units import format_bytes, format_duration
-from webapp.pages.presentation import CategoryRow, plan_rows
+from webapp.pages.presentation import CategoryRow, plan_rows, step_words
 from webapp.pages.pricing import batch_words
 
 if TYPE_CHECKING:  # numpy and scipy are loaded with the first price
@@ -152,10 +152,10 @@ def _whole_lines(plans: Sequence[AnyPriced]) -> Iterable[Line]:
     steps = [here for here in found if isinstance(here, Prediction)]
     passes = [here for here in found if isinstance(here, InferencePrediction)]
     if passes:
-        yield _line("first token", [Value(text=_step_words(here.prefill_ms)) for here in passes])
-        yield _line("each later token", [Value(text=_step_words(here.decode_ms)) for here in passes])
+        yield _line("first token", [Value(text=step_words(here.prefill_ms)) for here in passes])
+        yield _line("each later token", [Value(text=step_words(here.decode_ms)) for here in passes])
     else:
-        yield _line("a step", [Value(text=_step_words(here.step_ms)) for here in steps])
+        yield _line("a step", [Value(text=step_words(here.step_ms)) for here in steps])
     yield _line("tokens/s", [Value(text=f"{here.tokens_per_s:,.0f}") for here in found])
     yield _line("all prompts" if passes else "all steps", [Value(text=format_duration(here.total_s)) for here in found])
     yield _line("sequences at once", [Value(text=batch_words(priced.plan.to_json())) for priced in plans])
@@ -174,10 +174,6 @@ def _line(name: str, values: Sequence[Value]) -> Line:
 
 def _size(num_bytes: int) -> Value:
     return Value(text=format_bytes(num_bytes), num_bytes=num_bytes)
-
-
-def _step_words(step_ms: float) -> str:
-    return f"{step_ms:.3g} ms" if step_ms < 1000 else f"{step_ms / 1000:.3g} s"
 
 
 def chart_facts(points: Sequence[Point], *, budget_bytes: int) -> dict[str, Any]:

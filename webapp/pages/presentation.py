@@ -232,9 +232,9 @@ def _compare_time(name: str, key: str, prediction: Mapping[str, Any], found: Map
     measured = found.get(f"{key}_ms")
     return Comparison(
         name=name,
-        predicted=_step_words(prediction[f"{key}_ms"]),
-        interval=f"{_step_words(prediction[f'{key}_low_ms'])} to {_step_words(prediction[f'{key}_high_ms'])}",
-        measured=_step_words(measured) if measured else "not yet",
+        predicted=step_words(prediction[f"{key}_ms"]),
+        interval=f"{step_words(prediction[f'{key}_low_ms'])} to {step_words(prediction[f'{key}_high_ms'])}",
+        measured=step_words(measured) if measured else "not yet",
         error=signed_error(prediction[f"{key}_ms"], measured=measured),
     )
 
@@ -270,8 +270,11 @@ def eta_words(eta_s: float | None, *, state: str) -> str:
     return f"{format_duration(eta_s)} left" if eta_s is not None and state == "running" else ""
 
 
-def _step_words(step_ms: float) -> str:
-    return f"{step_ms:.0f} ms" if step_ms < 10_000 else format_duration(step_ms / 1000)
+def step_words(step_ms: float) -> str:
+    """``0.54 ms``, ``412 ms``, ``1.84 s``, then as people say it."""
+    if step_ms < 1000:
+        return f"{step_ms:.3g} ms" if step_ms < 100 else f"{step_ms:.0f} ms"
+    return f"{step_ms / 1000:.3g} s" if step_ms < 60_000 else format_duration(step_ms / 1000)
 
 
 def bar_percent(part: float, whole: float) -> str:

@@ -17,7 +17,7 @@ from optimizer.units import MIB
 from optimizer.workload import Technique
 from tests.webapp.pages import rows
 from webapp.pages.forms import JobForm
-from webapp.pages.presentation import BLOCK_CHOICES, comparisons, plan_rows, signed_error, stacked_bar
+from webapp.pages.presentation import BLOCK_CHOICES, comparisons, plan_rows, signed_error, stacked_bar, step_words
 from webapp.pages.pricing import block_letters
 
 
@@ -109,3 +109,11 @@ def test_each_technique_has_a_label_and_one_place_in_the_form():
     form = JobForm(models=[], datasets=[])
     boxes = {box.data["value"]: box.choice_label for _, boxes in form.technique_groups() for box in boxes}
     assert boxes == TECHNIQUE_LABELS
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "words"),
+    [(0.543, "0.543 ms"), (4.0, "4 ms"), (412.3, "412 ms"), (1840.0, "1.84 s"), (90_000.0, "2 min")],
+)
+def test_a_time_is_written_as_people_read_it(step_ms, words):
+    assert step_words(step_ms) == words

@@ -17,6 +17,7 @@ from django.utils.safestring import SafeString
 from optimizer.categories import CATEGORY_LABELS
 from optimizer.hardware.prices import Cost
 from optimizer.units import format_bytes, format_duration
+from webapp.pages.presentation import step_words
 from webapp.pages.work_form import form_query
 
 register = template.Library()
@@ -52,12 +53,8 @@ def duration(seconds: Any) -> str:
 
 @register.filter
 def milliseconds(value: Any) -> str:
-    """A step time: ``412 ms``, ``1.84 s``, then as people say it."""
-    if value in _MISSING:
-        return NONE_YET
-    if value < 1000:
-        return f"{value:.3g} ms" if value < 100 else f"{value:.0f} ms"
-    return f"{value / 1000:.3g} s" if value < 60_000 else format_duration(value / 1000)
+    """A step time as people read it."""
+    return NONE_YET if value in _MISSING else step_words(value)
 
 
 @register.simple_tag
