@@ -152,7 +152,14 @@ def pin_field(knob: str) -> str:
 def typed_of(form: forms.BaseForm) -> QueryDict:
     """What a browser would send of the form as it stands, so that an address can be read as if it had been typed."""
     data = QueryDict(mutable=True)
-    for name in form.fields:
-        if texts := _typed(form[name].value()):
+    for name, field in form.fields.items():
+        if texts := _typed(form[name].value()) or _first_option(field):
             data.setlist(name, texts)
     return data
+
+
+def _first_option(field: forms.Field) -> list[str]:
+    """A list from which nothing was chosen stands on its first line."""
+    if not isinstance(field, forms.ChoiceField) or isinstance(field, forms.MultipleChoiceField):
+        return []
+    return _typed(next((value for value, _ in cast(Any, field.choices)), None))

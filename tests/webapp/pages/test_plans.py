@@ -12,6 +12,8 @@ from tests.webapp.pages import rows
 from webapp.catalog.actions import register_machine
 from webapp.jobs import cards
 from webapp.jobs.models import Job, PlanOffer
+from webapp.pages.forms import JobForm
+from webapp.pages.work_form import typed_of
 
 pytestmark = pytest.mark.django_db
 
@@ -180,3 +182,10 @@ def test_a_job_leads_to_the_address_of_what_it_asked_for(browser, ada):
 
 def test_anothers_job_leads_nowhere(browser, eve):
     assert browser.get(reverse("plans"), {"from": rows.make_job(eve).pk}).status_code == 404
+
+
+def test_a_list_from_which_nothing_was_chosen_stands_on_its_first_line(model, dataset):
+    typed = typed_of(JobForm(models=[model], datasets=[dataset]))
+    assert (typed["model"], typed["dataset"], typed["schedule"]) == (model.pk, dataset.pk, "cosine")
+    assert "forbid" not in typed
+    assert "pin_weights_dtype" not in typed
