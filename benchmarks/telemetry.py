@@ -4,7 +4,8 @@ Told: a clock on every copy, the record of the step, a counted timeline every te
 pipe, and a supervisor in a process of its own that writes rows to the database and publishes them through Valkey. Silent: none
 of this, the supervisor stopped. One trainer takes blocks of steps in turn (A B, B A, ...); the ratio of a pair's mean step times
 is one sample. Where a step is longer than a fifth of a second, several records are sent for it, so that the rate is 5/s whatever
-the machine.
+the machine. Beside it stands the same of processor time, the supervisor's and Valkey's added to the told side: what telemetry
+costs the machine, which others at work on it disturb less.
 
     python -m benchmarks.telemetry [--quick] [--only PLAN] [--json FILE]
 """
@@ -20,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -97,13 +99,14 @@ def measure(name: str, plan: Plan, *, num_pairs: int, block_s: float) -> Row:
         for is_told in (True, False):
             subject.run_block(block_s, is_told=is_told)
         subject.forget()
-        ratios, silent_ms = [], []
+        ratios, cpu_ratios, silent_ms = [], [], []
         for index in range(num_pairs):
-            found: dict[bool, float] = {}
+            found: dict[bool, Block] = {}
             for is_told in (True, False) if index % 2 == 0 else (False, True):
                 found[is_told] = subject.run_block(block_s, is_told=is_told)
-            ratios.append(found[True] / found[False])
-            silent_ms.append(found[False])
+            ratios.append(found[True].step_ms / found[False].step_ms)
+            cpu_ratios.append(found[True].cpu_ms / found[False].cpu_ms)
+            silent_ms.append(found[False].step_ms)
         low, _, high = statistics.quantiles(ratios, n=4)
         return {
             "what": "cost",
@@ -115,9 +118,19 @@ def measure(name: str, plan: Plan, *, num_pairs: int, block_s: float) -> Row:
             "num_copies_per_step": subject.copies_per_step(),
             "cost": round(statistics.median(ratios) - 1, 5),
             "cost_quartiles": [round(low - 1, 5), round(high - 1, 5)],
+            "cost_cpu_time": round(statistics.median(cpu_ratios) - 1, 5),
             "own_ms_per_record": round(statistics.median(subject.own_ms), 4),
             "rows_in_database": subject.rows_in_database(),
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """Means over the steps of one block."""
+
+    step_ms: float
+    cpu_ms: float
+    """Of a step, with what the supervisor took meanwhile."""
 
 
 class Subject:
@@ -149,12 +162,13 @@ class Subject:
         self.told_s = 0.0
         self.own_ms.clear()
 
-    def run_block(self, block_s: float, *, is_told: bool) -> float:
-        """Mean milliseconds of a step, over whole steps of at least so long."""
+    def run_block(self, block_s: float, *, is_told: bool) -> Block:
+        """Whole steps of at least so long."""
         self._supervisor.send_signal(signal.SIGCONT if is_told else signal.SIGSTOP)
         lanes: Any = self._trainer.tiers.lanes
         lanes.busy = self._busy if is_told else lambda lane: contextlib.nullcontext()
         start_s, num_steps, num_sent = time.perf_counter(), 0, 0
+        start_cpu_s = time.process_time() + _cpu_s(self._supervisor.pid)
         while (now_s := time.perf_counter()) - start_s < block_s:
             if is_told:
                 num_due = int((now_s - start_s) * RECORDS_PER_S) + 1 - num_sent
@@ -167,7 +181,8 @@ class Subject:
         if is_told:
             self.num_records += num_sent
             self.told_s += took_s
-        return took_s / num_steps * 1000
+        cpu_s = time.process_time() + _cpu_s(self._supervisor.pid) - start_cpu_s
+        return Block(step_ms=took_s / num_steps * 1000, cpu_ms=cpu_s / num_steps * 1000)
 
     def copies_per_step(self) -> int:
         """On the clock."""
@@ -248,6 +263,14 @@ def _subject(plan: Plan) -> Iterator[Subject]:
         reporter = Reporter(folder, pipe=PipeWriter(write_fd))
         stack.callback(reporter.close)
         yield Subject(trainer, batches, reporter=reporter, supervisor=supervisor)
+
+
+def _cpu_s(pid: int) -> float:
+    """Processor time of a process and its children that live."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    own_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return own_s + sum(_cpu_s(int(child)) for child in children)
 
 
 def _end(supervisor: "subprocess.Popen[str]") -> None:

@@ -9,6 +9,7 @@ from django.urls import reverse
 from optimizer.errors import OutOfDeviceMemory
 from optimizer.units import MIB
 from tests.webapp.pages import rows
+from webapp.accounts.projects import set_member
 from webapp.jobs.actions import finish_attempt, record_checkpoint, record_progress, record_samples
 from webapp.jobs.models import Job
 
@@ -148,6 +149,16 @@ def test_stopping_a_job_at_work_offers_no_undo(browser, job):
     rows.start(job)
     text = browser.post(reverse("job_cancel", args=[job.pk]), {"mode": "save"}, follow=True).content.decode()
     assert "Put it back" not in text
+
+
+def test_who_may_only_look_gets_no_buttons_that_would_be_refused(client, job, eve):
+    rows.start(job)
+    set_member(job.project, username="eve", role="viewer")
+    client.force_login(eve)
+    text = page_of(client, job)
+    assert "You may look at this job" in text
+    assert "action-save" not in text
+    assert "action-clone" in text
 
 
 def test_a_retry_leads_to_the_new_job(browser, job):

@@ -24,6 +24,8 @@ from optimizer.plan.explain_inference import explain_inference_plan
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.plan import Plan
 from optimizer.units import format_bytes
+from webapp.accounts.access import has_role, role_in
+from webapp.accounts.models import Role
 from webapp.jobs.actions import CancelMode, cancel_job, pause_job, resume_job, retry_job
 from webapp.jobs.copying import copies_of
 from webapp.jobs.documents import job_document
@@ -184,6 +186,7 @@ def _head_context(request: HttpRequest, job: Job) -> dict[str, Any]:
         "job": job,
         "view": describe_job(job, last_checkpoint_step=last_step),
         "api_url": f"/api/v1/jobs/{job.pk}",
+        "may_run": job.project_id is not None and has_role(role_in(request.user, job.project_id), Role.MEMBER),
         "copies": copies_of(job.spec, url=request.build_absolute_uri("/").rstrip("/")),
     }
 
