@@ -95,6 +95,21 @@ def test_what_is_reported_follows_the_contract(make_run):
     assert phases[-2:] == ["saving", "sampling"]
 
 
+def test_a_run_tells_what_its_lanes_did_and_what_they_carried(make_run):
+    messages = []
+    train(make_run(plan=make_plan("offload", **ON_DISK)), report=messages.append, should_stop=never)
+    steps = [m for m in messages if m.get("kind") == "step"]
+    for step in steps:
+        assert set(step["stall_ms"]) >= {"copy_in", "copy_out", "host"}
+        assert step["lane_ms"]["disk"] > 0
+        told_ms = step["lane_ms"]["compute"] + sum(step["stall_ms"].values())
+        assert told_ms == pytest.approx(step["step_ms"], abs=0.1)
+        assert set(step["copied_bytes"]) == {"device_to_host", "host_to_device", "disk_to_host", "host_to_disk"}
+    timeline = [m for m in messages if m.get("kind") == "timeline"][-1]
+    assert {span[0] for span in timeline["spans"]} >= {"copy_in", "copy_out", "host", "disk"}
+    assert all(0 <= begin <= end for _, begin, end, _ in timeline["spans"])
+
+
 def test_between_timelines_only_the_first_steps_are_counted_and_the_bytes_stay_those_of_the_last(make_run):
     messages = []
     run = dataclasses.replace(make_run(), timeline_every_s=1e6)
