@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -111,6 +112,9 @@ class LaneClock:
                     self._spans.append((lane, begin_s, end_s, is_stall))
 
 
+_SEEN_BESIDE_A_CARD: tuple[Lane, ...] = ("host", "disk", "network")
+
+
 def lane_fields(lanes: LaneTimes, *, total_ms: float, device: torch.device) -> dict[str, dict[Lane, float]]:
     """Of a telemetry record over ``total_ms``: ``lane_ms``, what each lane was busy; ``stall_ms``, what compute stood still for.
 
@@ -118,12 +122,22 @@ def lane_fields(lanes: LaneTimes, *, total_ms: float, device: torch.device) -> d
     """
     busy_ms = {lane: round(lane_ms, 3) for lane, lane_ms in lanes.busy_ms.items()}
     if device.type != "cpu":
-        return {"lane_ms": {lane: busy_ms[lane] for lane in ("host", "disk", "network") if lane in busy_ms}}
+        return {"lane_ms": {lane: busy_ms[lane] for lane in _SEEN_BESIDE_A_CARD if lane in busy_ms}}
     compute_ms = max(0.0, total_ms - sum(lanes.stall_ms.values()))
     return {
         "lane_ms": {"compute": round(compute_ms, 3), **busy_ms},
         "stall_ms": {lane: round(lane_ms, 3) for lane, lane_ms in lanes.stall_ms.items()},
     }
+
+
+def span_rows(lanes: LaneTimes, *, device: torch.device) -> list[list[Any]]:
+    """``spans`` of a telemetry record: ``[lane, begin_ms, end_ms, compute stands still]``; of a card again only what is seen."""
+    is_seen = device.type == "cpu"
+    return [
+        [span.lane, round(span.begin_ms, 3), round(span.end_ms, 3), span.is_stall]
+        for span in lanes.spans
+        if is_seen or (span.lane in _SEEN_BESIDE_A_CARD and not span.is_stall)
+    ]
 
 
 def merge_spans(spans: list[Span], *, limit: int = MAX_SPANS) -> tuple[Span, ...]:

@@ -5,7 +5,7 @@ The fields are those of docs/architecture.md. Costs well under a millisecond a s
 
 from typing import Any
 
-from optimizer.runtime.lanes import LaneTimes, lane_fields
+from optimizer.runtime.lanes import LaneTimes, lane_fields, span_rows
 from optimizer.runtime.meter import Meter
 from optimizer.runtime.step import StepResult, Trainer
 from optimizer.workload import TrainingWorkload
@@ -36,7 +36,7 @@ class StepWatch:
     def timeline(self, result: StepResult) -> dict[str, Any]:
         """Of a step that was begun with one: ``points``, ``spans`` and ``step_ms``."""
         points = [[offset_ms, by_category] for offset_ms, by_category in self._meter.take_timeline()]
-        spans = [[s.lane, round(s.begin_ms, 3), round(s.end_ms, 3), s.is_stall] for s in self._lanes.spans]
+        spans = span_rows(self._lanes, device=self._trainer.device)
         return {"points": points, "spans": spans, "step_ms": result.step_ms}
 
     def fields(

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from optimizer.runtime.lanes import LaneClock, LaneTimes, Span, lane_fields, merge_spans
+from optimizer.runtime.lanes import LaneClock, LaneTimes, Span, lane_fields, merge_spans, span_rows
 
 
 @pytest.fixture
@@ -103,3 +103,14 @@ def test_what_compute_did_is_what_it_did_not_stand_still():
 def test_of_a_card_only_what_is_seen_from_here_is_told():
     times = LaneTimes(busy_ms={"copy_in": 3.0, "host": 2.0}, stall_ms={"host": 1.0})
     assert lane_fields(times, total_ms=20.0, device=torch.device("cuda")) == {"lane_ms": {"host": 2.0}}
+
+
+def test_spans_of_a_card_are_those_of_threads_beside_it():
+    spans = [
+        Span(lane="disk", begin_ms=1, end_ms=2.0004, is_stall=False),
+        Span(lane="host", begin_ms=2, end_ms=3, is_stall=True),
+        Span(lane="copy_in", begin_ms=3, end_ms=4, is_stall=False),
+    ]
+    times = LaneTimes(spans=tuple(spans))
+    assert span_rows(times, device=torch.device("cuda")) == [["disk", 1, 2.0, False]]
+    assert [row[0] for row in span_rows(times, device=torch.device("cpu"))] == ["disk", "host", "copy_in"]
