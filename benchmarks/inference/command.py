@@ -1,6 +1,6 @@
 """Measures batch generation.
 
-    python -m benchmarks.inference [--quick] [--json FILE] [--only PART] [--seed N] [--device cuda:0]
+    python -m benchmarks.inference [--quick] [--json FILE [--add]] [--only PART [--of MODEL]] [--seed N] [--device cuda:0]
 
 throughput  256 prompts at a device budget of a quarter of the weights, against transformers' and accelerate's ways
 larger      weights and cache of four times the device's room, from host memory and from the disk

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from benchmarks.inference.alternatives import Job, Theirs
-from benchmarks.inference.subjects import setup_of
+from benchmarks.inference.subjects import setup_of, wanted_of
 from benchmarks.parts import Options, Part
 from benchmarks.record import Row, clear, goal
 from optimizer.estimate.inference import estimate_inference
@@ -33,7 +33,7 @@ _NUM_COMPARED = 8
 def measure(options: Options) -> Iterator[Row]:
     setup = setup_of(options)
     machine = probe_machine(device=str(options.device), max_s=setup.probe_s)
-    for subject in setup.subjects:
+    for subject in wanted_of(setup.subjects, options):
         profile = profile_inference(subject.spec, representations=["fp32"])
         workload = subject.larger_workload
         plain = InferencePlan(batch_size=workload.num_sequences)
@@ -86,7 +86,7 @@ def summarize(rows: Sequence[Row]) -> Mapping[str, dict[str, Any]]:
     }
 
 
-PART = Part(name=NAME, measure=measure, summarize=summarize)
+PART = Part(name=NAME, measure=measure, summarize=summarize, case="model")
 
 
 def _equals_plain(job: Job, tokens: torch.Tensor) -> bool:

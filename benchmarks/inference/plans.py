@@ -30,6 +30,7 @@ from optimizer.workload import InferenceGoal, InferenceWorkload
 NAME = "plans"
 NUM_PLANS, LEAST_PLANS = 72, 60
 _AMPLE_BYTES = 2**40
+_QUICK_REPRESENTATIONS = ("fp32", "fp32/int4")
 _WORKLOADS = (
     InferenceWorkload(prompt_length=24, num_new_tokens=9, num_sequences=6),
     InferenceWorkload(prompt_length=70, num_new_tokens=5, num_sequences=5),
@@ -42,10 +43,10 @@ def measure(options: Options) -> Iterator[Row]:
     names = [name for name in MODELS if name not in WITHOUT_CACHE]
     chance = random.Random(options.seed)
     num_plans = 8 if options.quick else NUM_PLANS
-    models = names[:2] if options.quick else names
+    models = names[:1] if options.quick else names
     for index, name in enumerate(models):
         spec = read_model_spec(make_config(name, SHAPES["tiny"]))
-        profile = profile_inference(spec)
+        profile = profile_inference(spec, representations=_QUICK_REPRESENTATIONS if options.quick else None)
         share = num_plans // len(models) + (index < num_plans % len(models))
         for plan, workload in _draw(profile, machine, chance, count=share):
             yield _run(spec, profile, machine, plan=plan, workload=workload, options=options)

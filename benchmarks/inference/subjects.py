@@ -4,6 +4,7 @@
 so that its cache is a quarter of that.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -114,6 +115,11 @@ def cuda_setup(*, quick: bool) -> Setup:
         ),
         num_rounds=1,
     )
+
+
+def wanted_of(subjects: Iterable[Subject], options: Options) -> list[Subject]:
+    """Those that ``--of`` names; all without it."""
+    return [subject for subject in subjects if options.wants(subject.name)]
 
 
 def setup_of(options: Options) -> Setup:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from benchmarks.inference.alternatives import Job, Ours
-from benchmarks.inference.subjects import Subject, setup_of
+from benchmarks.inference.subjects import Subject, setup_of, wanted_of
 from benchmarks.inference.throughput import weight_bytes
 from benchmarks.parts import Options, Part
 from benchmarks.record import Row, clear, goal
@@ -62,7 +62,7 @@ def measure(options: Options) -> Iterator[Row]:
     with tempfile.TemporaryDirectory(prefix="headroom-") as folder:
         scratch = Path(folder)
         calibration = _calibrate(setup.calibration_subjects, machine, options, scratch, chance, setup.num_plans)
-        for subject in setup.subjects:
+        for subject in wanted_of(setup.subjects, options):
             made = _make(subject, machine, options, scratch)
             for share in SHARES[: 1 if options.quick else None]:
                 yield from _sweep(subject.name, made, calibration, share, chance, setup.num_plans, setup.num_rounds)
@@ -87,7 +87,7 @@ def summarize(rows: Sequence[Row]) -> Mapping[str, dict[str, Any]]:
     }
 
 
-PART = Part(name=NAME, measure=measure, summarize=summarize)
+PART = Part(name=NAME, measure=measure, summarize=summarize, case="model")
 
 
 def _make(subject: Subject, machine: Machine, options: Options, scratch: Path) -> _Subject:

@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.alternatives import DoesNotRun
 from benchmarks.inference.alternatives import DataMeter, Factory, Job, Ours, list_alternatives
-from benchmarks.inference.subjects import Subject, setup_of
+from benchmarks.inference.subjects import Subject, setup_of, wanted_of
 from benchmarks.parts import Options, Part
 from benchmarks.record import Row, clear, goal
 from optimizer.hardware.machine import Machine
@@ -54,7 +54,7 @@ class Fitted:
 def measure(options: Options) -> Iterator[Row]:
     setup = setup_of(options)
     machine = probe_machine(device=str(options.device), max_s=setup.probe_s)
-    for subject in setup.subjects:
+    for subject in wanted_of(setup.subjects, options):
         with tempfile.TemporaryDirectory(prefix="headroom-") as folder:
             job = Job(spec=subject.spec, workload=subject.workload, device=options.device, scratch=Path(folder))
             yield from _measure_subject(job, subject, machine, num_rounds=setup.num_rounds)
@@ -77,7 +77,7 @@ def summarize(rows: Sequence[Row]) -> Mapping[str, dict[str, Any]]:
     return found
 
 
-PART = Part(name=NAME, measure=measure, summarize=summarize)
+PART = Part(name=NAME, measure=measure, summarize=summarize, case="model")
 
 
 def _measure_subject(job: Job, subject: Subject, machine: Machine, *, num_rounds: int) -> Iterator[Row]:
