@@ -86,7 +86,7 @@ def list_logits(model: nn.Module, tokens: torch.Tensor, dtype: KvDtype) -> torch
     try:
         with torch.no_grad():
             model(input_ids=prompt, past_key_values=cache, use_cache=True)
-            for ids in later.split(1, dim=1):
+            for ids in torch.split(later, 1, dim=1):
                 found.append(model(input_ids=ids, past_key_values=cache, use_cache=True).logits[:, -1])
     finally:
         generator.close()
