@@ -58,7 +58,8 @@ def problem_of(error: HeadroomError) -> HttpResponse:
 
 def not_found() -> HttpResponse:
     """The same for what is not there and for what is someone else's."""
-    return problem(404, code="not_found", detail="nothing is here, or it is not yours")
+    hint = "Check the address, and which project you work in; a token of one project sees nothing else."
+    return problem(404, code="not_found", detail="nothing is here, or it is not yours", hint=hint)
 
 
 def unauthorized() -> HttpResponse:

@@ -259,3 +259,15 @@ def test_a_stream_goes_on_only_while_its_token_and_the_role_last(ada, eve, proje
     assert may_still_watch(eve, job.pk)
     remove_member(project, username="eve")
     assert not may_still_watch(eve, job.pk)
+
+
+def test_a_key_makes_one_project_and_is_not_replayed_in_another(ada, project):
+    _, text = create_token(user=ada, name="t", scope=Scope.ADMIN)
+    client = Client(headers={"Authorization": f"Bearer {text}", "Idempotency-Key": "k"})
+    answers = [client.post("/api/v1/projects", {"name": "new"}, content_type="application/json") for _ in range(2)]
+    assert answers[0].json() == answers[1].json()
+    assert ada.memberships.count() == 3  # her own, the shared one, the new one
+    elsewhere = client.post(
+        "/api/v1/projects", {"name": "new"}, content_type="application/json", headers={"Headroom-Project": project.pk}
+    )
+    assert (elsewhere.status_code, elsewhere.json()["code"]) == (422, "idempotency_key_reused")
