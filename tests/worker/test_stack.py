@@ -240,7 +240,7 @@ def test_in_the_foreground_ctrl_c_ends_everything(place):
         children = list(pids_of(place).values())
         wait_for(lambda: _answers(place), what="the web to answer", timeout_s=90)
         process.send_signal(signal.SIGINT)
-        process.wait(timeout=60)
+        process.wait(timeout=150)
         wait_for(lambda: not any(is_alive(pid) for pid in children), what="the end of its children", timeout_s=90)
     finally:
         process.kill()
