@@ -23,8 +23,8 @@ from webapp.catalog.queries import (
 from webapp.catalog.removal import KEPT, delete_row, restore_row
 from webapp.jobs.documents import iso
 from webapp.jobs.fleet import machine_document
-from webapp.jobs.planning import program_version
-from webapp.jobs.reach import ask_for_needs, reach_document
+from webapp.planning.offers import program_version
+from webapp.planning.reach import ask_for_needs, reach_document
 
 router = Router()
 

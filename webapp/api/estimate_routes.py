@@ -7,7 +7,7 @@ from ninja import Router, Schema
 from pydantic import Field
 
 from webapp.api.job_routes import RETRY_AFTER_S
-from webapp.jobs import estimates
+from webapp.planning import estimates
 
 router = Router()
 

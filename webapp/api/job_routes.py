@@ -11,10 +11,12 @@ from pydantic import Field
 from optimizer.errors import InvalidInput
 from webapp.api.idempotency import idempotent, remember
 from webapp.api.paging import page_of
-from webapp.jobs import actions, documents, planning
+from webapp.jobs import actions, documents
 from webapp.jobs.metrics import DEFAULT_MAX_POINTS, MAX_POINTS_ALLOWED, job_metrics
 from webapp.jobs.models import Job, State
 from webapp.jobs.queries import artifacts_visible_to, jobs_visible_to
+from webapp.planning.pricing import price_spec
+from webapp.planning.submitting import submit_job
 
 router = Router()
 RETRY_AFTER_S = "2"
@@ -38,7 +40,7 @@ class CancelRequest(Schema, extra="forbid"):
 @idempotent
 def create_plans(request: HttpRequest, spec: Annotated[dict[str, Any], Body()]) -> HttpResponse:
     """Price a job spec on each known machine. 202 while the model is profiled: ask again after Retry-After."""
-    answer = planning.price_spec(request.user, spec)
+    answer = price_spec(request.user, spec)
     if answer.profile == "pending":
         # not remembered: the same request is meant to be sent again
         return JsonResponse(answer.to_json(), status=202, headers={"Retry-After": RETRY_AFTER_S})
@@ -55,7 +57,7 @@ def create_job(request: HttpRequest, body: JobRequest) -> HttpResponse:
     def keep(job: Job) -> None:
         remembered.append(_created(request, job, status=201))
 
-    planning.submit_job(
+    submit_job(
         request.user,
         spec=body.spec,
         plan_id=body.plan_id,

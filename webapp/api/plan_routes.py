@@ -8,7 +8,7 @@ from pydantic import Field
 
 from webapp.api.estimate_routes import Pending, PricedPlan
 from webapp.api.job_routes import RETRY_AFTER_S
-from webapp.jobs import plan_questions
+from webapp.planning import questions
 
 router = Router()
 _MAX_PLANS = 6
@@ -181,30 +181,30 @@ class PriceAnswer(Schema):
 @router.post("/plans/best", response={200: BestAnswer, 202: Pending}, tags=["plans"])
 def find_best(request: HttpRequest, body: PlaceBody) -> HttpResponse | dict[str, Any]:
     """The best plan for `goal.objective`; 422 with `extra.ways_out` where nothing fits, each of them priced."""
-    return _answer(plan_questions.find_best(request.user, _question(body)))
+    return _answer(questions.find_best(request.user, _question(body)))
 
 
 @router.post("/plans/compare", response={200: CompareAnswer, 202: Pending}, tags=["plans"])
 def compare_plans(request: HttpRequest, body: CompareBody) -> HttpResponse | dict[str, Any]:
     """Plans side by side: what of the table differs, bytes at each plan's peak, time."""
-    return _answer(plan_questions.compare(request.user, _question(body), body.plans))
+    return _answer(questions.compare(request.user, _question(body), body.plans))
 
 
 @router.post("/plans/cards", response={200: CardsAnswer, 202: Pending}, tags=["plans"])
 def rank_cards(request: HttpRequest, body: CardsBody) -> HttpResponse | dict[str, Any]:
     """Cards of the table ranked for this work, each with its best plan; those on which nothing fits come last."""
-    question = plan_questions.Question(model=body.model, workload=body.workload, goal=body.goal)
-    return _answer(plan_questions.rank_cards(request.user, question, body.cards, by_money=body.order == "money"))
+    question = questions.Question(model=body.model, workload=body.workload, goal=body.goal)
+    return _answer(questions.rank_cards(request.user, question, body.cards, by_money=body.order == "money"))
 
 
 @router.post("/plans/price", response={200: PriceAnswer, 202: Pending}, tags=["plans"])
 def price_change(request: HttpRequest, body: PriceBody) -> HttpResponse | dict[str, Any]:
     """A plan after one edit, against what it was. What comes on top of tensors on a card is not worked out anew."""
-    return _answer(plan_questions.price_change(request.user, _question(body), body.plan, body.change))
+    return _answer(questions.price_change(request.user, _question(body), body.plan, body.change))
 
 
-def _question(body: PlaceBody) -> plan_questions.Question:
-    return plan_questions.Question(
+def _question(body: PlaceBody) -> questions.Question:
+    return questions.Question(
         model=body.model, workload=body.workload, goal=body.goal, machine=body.machine, gpu=body.gpu
     )
 

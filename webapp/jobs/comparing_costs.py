@@ -19,8 +19,8 @@ from optimizer.workload import InferenceWorkload
 from webapp.catalog.models import Machine
 from webapp.jobs.generation_spec import inference_workload, spec_of_job
 from webapp.jobs.models import Job, Kind
-from webapp.jobs.planning import known_inference_profile_of, known_profile_of
 from webapp.jobs.spec import read_workload
+from webapp.planning.profiles import known_inference_profile_of, known_profile_of
 
 AnyPlan = Plan | InferencePlan
 PRICED_SETTINGS = ("sequence_length", "global_batch_size", "optimizer", "momentum", "max_grad_norm")

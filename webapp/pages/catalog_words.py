@@ -6,7 +6,7 @@ from typing import Any
 
 from optimizer.models.structure import Fold, Structure
 from webapp.catalog.models import Dataset
-from webapp.jobs.reach import Card, CardVerdict
+from webapp.planning.reach import Card, CardVerdict
 
 VERDICT_WORDS: dict[CardVerdict | None, str] = {
     "fits": "fits",

@@ -16,9 +16,6 @@ from optimizer.plan.plan import Plan
 from optimizer.units import MIB, format_bytes
 from webapp.catalog.models import Profile
 from webapp.jobs.generation_spec import GenerateSpec, read_job_spec
-from webapp.jobs.glance import glance_at
-from webapp.jobs.levers import Lever, list_levers
-from webapp.jobs.planning import PlanAnswer, find_most, price_job_spec, question_of, ready_profile
 from webapp.jobs.spec import JobSpec
 from webapp.pages.pin_fields import written_pins
 from webapp.pages.presentation import (
@@ -30,6 +27,11 @@ from webapp.pages.presentation import (
     stacked_bar,
 )
 from webapp.pages.work_form import exact_bytes, field_of
+from webapp.planning.glance import glance_at
+from webapp.planning.levers import Lever, list_levers
+from webapp.planning.offers import PlanAnswer
+from webapp.planning.pricing import find_most, price_job_spec, question_of
+from webapp.planning.profiles import ready_profile
 
 
 @dataclass(frozen=True, kw_only=True)

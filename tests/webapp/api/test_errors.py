@@ -200,7 +200,7 @@ def test_keys_of_two_people_do_not_meet(as_ada, as_eve):
 def test_the_web_process_never_imports_torch(headroom_home):
     code = (
         "import os, sys, django; os.environ['DJANGO_SETTINGS_MODULE'] = 'tests.settings'; import webapp.asgi; "
-        "from webapp.jobs import planning; from django.urls import get_resolver; get_resolver().url_patterns; "
+        "from webapp.planning import pricing; from django.urls import get_resolver; get_resolver().url_patterns; "
         "import optimizer.search.search; "
         "print(sorted({'torch', 'transformers', 'bitsandbytes'} & set(sys.modules)))"
     )

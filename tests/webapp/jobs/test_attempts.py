@@ -171,7 +171,7 @@ def test_a_finished_run_teaches_its_machine(make_job, machine):
 
 def test_a_profiling_job_leaves_its_profile(model, machine, headroom_home):
     from webapp.catalog.models import Profile
-    from webapp.jobs.profiles import request_profile
+    from webapp.planning.profiles import request_profile
 
     profile = request_profile(model)
     assert request_profile(model).job_id == profile.job_id
@@ -185,7 +185,7 @@ def test_a_profiling_job_leaves_its_profile(model, machine, headroom_home):
 
 def test_a_profiling_job_that_fails_leaves_its_error(model, machine):
     from webapp.catalog.models import Profile
-    from webapp.jobs.profiles import request_profile
+    from webapp.planning.profiles import request_profile
 
     request_profile(model)
     finish_attempt(run(machine), result=failed("bad_model"), exit_code=1)

@@ -13,7 +13,7 @@ from tests.webapp.generation import make_generate_spec, make_prompts, make_write
 from webapp.catalog.models import Dataset, Profile
 from webapp.jobs.actions import claim_job, finish_attempt, record_progress, record_samples, record_started
 from webapp.jobs.models import Job
-from webapp.jobs.planning import submit_job
+from webapp.planning.submitting import submit_job
 
 pytestmark = pytest.mark.django_db
 MIB = 1024**2

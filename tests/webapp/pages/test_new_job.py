@@ -9,10 +9,10 @@ from optimizer.units import MIB
 from tests.webapp.pages import rows
 from webapp.catalog.models import Dataset, Model
 from webapp.jobs.models import Job, PlanOffer
-from webapp.jobs.planning import Offer, PlanAnswer
 from webapp.pages import pricing
 from webapp.pages.forms import JobForm, initial_from_spec
 from webapp.pages.work_form import exact_bytes
+from webapp.planning.offers import Offer, PlanAnswer
 
 pytestmark = pytest.mark.django_db
 

@@ -10,10 +10,10 @@ from django.urls import reverse
 from optimizer.hardware.devices import table_machine
 from tests.webapp.pages import rows
 from webapp.catalog.actions import register_machine
-from webapp.jobs import cards
 from webapp.jobs.models import Job, PlanOffer
 from webapp.pages.forms import JobForm
 from webapp.pages.work_form import typed_of
+from webapp.planning import cards
 
 pytestmark = pytest.mark.django_db
 

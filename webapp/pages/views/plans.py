@@ -25,15 +25,9 @@ from optimizer.plan.plan import Plan
 from optimizer.profile.inference import traced_fingerprint
 from webapp.catalog.models import Profile
 from webapp.catalog.queries import machines_visible_to
-from webapp.jobs.cards import rank_some_cards
-from webapp.jobs.estimates import read_machine
-from webapp.jobs.generation_searches import GenerationQuestion, find_generation
 from webapp.jobs.generation_spec import GenerateSpec, inference_workload, read_job_spec
 from webapp.jobs.models import Kind
-from webapp.jobs.plan_questions import Asked, Question, read_question
-from webapp.jobs.planning import read_inference_profile, ready_profile
 from webapp.jobs.queries import jobs_visible_to
-from webapp.jobs.searches import problem_of
 from webapp.jobs.spec import read_workload
 from webapp.pages import plans
 from webapp.pages.pin_fields import EditForm, written_pins
@@ -42,6 +36,12 @@ from webapp.pages.pricing import ways_out
 from webapp.pages.views import generate, new_job
 from webapp.pages.views.work import FormPage, first_model, incomplete
 from webapp.pages.work_form import WorkForm, form_query, initial_from_query, typed_of
+from webapp.planning.cards import rank_some_cards
+from webapp.planning.estimates import read_machine
+from webapp.planning.generation_searches import GenerationQuestion, find_generation
+from webapp.planning.profiles import read_inference_profile, ready_profile
+from webapp.planning.questions import Asked, Question, read_question
+from webapp.planning.searches import problem_of
 
 CARD = "gpu:"
 EDIT = "try"

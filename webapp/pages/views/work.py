@@ -14,10 +14,10 @@ from django.urls import reverse
 from optimizer.errors import HeadroomError
 from webapp.catalog.models import Model
 from webapp.jobs.models import Kind, PlanOffer
-from webapp.jobs.planning import submit_job
 from webapp.jobs.queries import jobs_visible_to, offers_visible_to
 from webapp.pages.pricing import Pricing, glance_for_page, price_for_page
 from webapp.pages.work_form import WorkForm, initial_from_query
+from webapp.planning.submitting import submit_job
 
 
 @dataclass(frozen=True, kw_only=True)

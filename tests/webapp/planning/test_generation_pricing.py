@@ -15,7 +15,8 @@ from webapp.catalog.models import Profile, PromptTokens
 from webapp.jobs.actions import claim_job, finish_attempt, record_progress, record_started, retry_job
 from webapp.jobs.generation_spec import inference_workload, read_job_spec, summed_workload
 from webapp.jobs.models import Job
-from webapp.jobs.planning import price_spec, submit_job
+from webapp.planning.pricing import price_spec
+from webapp.planning.submitting import submit_job
 
 pytestmark = pytest.mark.django_db
 

@@ -13,7 +13,6 @@ from optimizer.plan.plan import Plan
 from optimizer.workload import Goal, InferenceGoal
 from webapp.catalog.models import Model
 from webapp.catalog.queries import machines_visible_to, models_visible_to
-from webapp.jobs.planning import inference_profile_of, profile_of
 from webapp.jobs.spec import (
     check_against_model,
     check_generates,
@@ -23,6 +22,7 @@ from webapp.jobs.spec import (
     read_inference_workload,
     read_workload,
 )
+from webapp.planning.profiles import inference_profile_of, profile_of
 
 _TRAINING = ("kind", "training")
 """What a workload says that is no generation; it may say nothing."""

@@ -16,11 +16,13 @@ from optimizer.workload import TrainingWorkload
 from tests.webapp.conftest import MACHINE_DOCUMENT, make_spec, make_text
 from webapp.catalog.actions import keep_profile, register_machine
 from webapp.catalog.models import Machine, Profile
-from webapp.jobs import planning
 from webapp.jobs.actions import claim_job, finish_attempt, forget_old_offers
 from webapp.jobs.errors import PlanDoesNotFit
 from webapp.jobs.models import Job, PlanOffer
-from webapp.jobs.planning import NotPricedYet, ProfileFailed, price_spec, submit_job
+from webapp.planning import offers
+from webapp.planning.pricing import price_spec
+from webapp.planning.profiles import ProfileFailed
+from webapp.planning.submitting import NotPricedYet, submit_job
 
 pytestmark = pytest.mark.django_db
 
@@ -247,7 +249,7 @@ def test_an_offer_whose_ground_has_changed_is_stale(ada, machine, spec, profiled
 
 def test_an_offer_of_an_earlier_program_is_stale(ada, machine, spec, monkeypatch):
     offer = row_of(price_spec(ada, spec()), "chosen")
-    monkeypatch.setattr(planning, "program_version", lambda: "99.0")
+    monkeypatch.setattr(offers, "program_version", lambda: "99.0")
     with pytest.raises(PlanStale):
         submit(ada, spec(), plan_id=offer.pk)
 

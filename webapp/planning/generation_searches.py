@@ -12,7 +12,7 @@ from optimizer.hardware.machine import Machine as MachineSpec
 from optimizer.profile.inference import InferenceProfile
 from optimizer.recent import Recent
 from optimizer.workload import InferenceGoal, InferenceWorkload
-from webapp.jobs.searches import NothingFits
+from webapp.planning.searches import NothingFits
 
 if TYPE_CHECKING:
     from optimizer.search.inference.problem import InferenceProblem, PricedInferencePlan

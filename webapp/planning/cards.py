@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from optimizer.hardware.devices import known_devices
 from optimizer.recent import Recent
-from webapp.jobs.searches import Question
+from webapp.planning.searches import Question
 
 if TYPE_CHECKING:
     from optimizer.search.cards import CardAnswer
@@ -83,7 +83,7 @@ def _asked(question: Question) -> tuple[object, ...]:
 
 def _look_at(question: Question, name: str) -> "CardAnswer":
     from optimizer.planning import rank_cards_profiled
-    from webapp.jobs.plan_questions import UNLIMITED_BYTES
+    from webapp.planning.questions import UNLIMITED_BYTES
 
     goal = replace(question.goal, device_budget_bytes=UNLIMITED_BYTES, objective="fastest_step")
     (answer,) = rank_cards_profiled(question.profile, [name], workload=question.workload, goal=goal)

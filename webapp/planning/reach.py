@@ -24,8 +24,7 @@ from optimizer.profile.inference import INFERENCE_PROFILE_VERSION, traced_finger
 from optimizer.profile.profile import PROFILE_VERSION
 from optimizer.workload import Adapter, Goal, InferenceGoal, InferenceWorkload, TrainingWorkload
 from webapp.catalog.models import Model, Profile
-from webapp.jobs.planning import read_inference_profile, read_profile
-from webapp.jobs.profiles import request_profile
+from webapp.planning.profiles import read_inference_profile, read_profile, request_profile
 
 MethodName = Literal["full", "lora", "qlora", "generate"]
 CardVerdict = Literal["fits", "fits_saving", "does_not_fit"]

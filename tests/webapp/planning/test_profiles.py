@@ -11,7 +11,7 @@ from webapp.catalog.actions import keep_profile, keep_profile_error
 from webapp.catalog.models import Profile
 from webapp.catalog.queries import profile_state
 from webapp.jobs.models import Job
-from webapp.jobs.profiles import request_profile
+from webapp.planning.profiles import request_profile
 
 pytestmark = pytest.mark.django_db
 

@@ -13,10 +13,10 @@ from optimizer.serialize import from_json, to_json
 from optimizer.workload import Goal, TrainingWorkload
 from webapp.catalog.models import Model
 from webapp.catalog.queries import models_visible_to
-from webapp.jobs import searches
-from webapp.jobs.estimates import read_machine
-from webapp.jobs.planning import known_profiles_of, profile_of, read_profile, ready_profile
 from webapp.jobs.spec import check_against_model, find_visible, read_goal, read_workload
+from webapp.planning import searches
+from webapp.planning.estimates import read_machine
+from webapp.planning.profiles import known_profiles_of, profile_of, read_profile, ready_profile
 
 if TYPE_CHECKING:
     from optimizer.search.objectives import Answer

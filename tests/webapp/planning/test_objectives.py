@@ -6,7 +6,7 @@ from optimizer.errors import InvalidWorkload
 from optimizer.hardware.devices import table_machine
 from tests.webapp.conftest import make_spec
 from webapp.catalog.actions import register_machine
-from webapp.jobs.planning import price_spec
+from webapp.planning.pricing import price_spec
 
 pytestmark = pytest.mark.django_db
 

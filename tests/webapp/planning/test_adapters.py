@@ -14,8 +14,10 @@ from webapp.catalog.models import Profile
 from webapp.jobs.actions import claim_job
 from webapp.jobs.finishing import finish_attempt
 from webapp.jobs.models import Job
-from webapp.jobs.planning import ProfileFailed, price_spec, submit_job
 from webapp.jobs.spec import read_spec
+from webapp.planning.pricing import price_spec
+from webapp.planning.profiles import ProfileFailed
+from webapp.planning.submitting import submit_job
 from worker.brief import make_brief
 
 pytestmark = pytest.mark.django_db

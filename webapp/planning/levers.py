@@ -11,7 +11,7 @@ from optimizer.categories import Category
 from optimizer.plan.pins import pins_of_change
 from optimizer.plan.plan import Plan
 from optimizer.workload import Technique
-from webapp.jobs.searches import Question, problem_of
+from webapp.planning.searches import Question, problem_of
 
 TECHNIQUES_OF: Final[dict[Category, tuple[Technique, ...]]] = {
     "weights": ("stream_weights", "bf16", "fp16", "quantize_frozen"),

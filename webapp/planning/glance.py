@@ -10,9 +10,10 @@ from optimizer.errors import HeadroomError
 from optimizer.plan.plan import Plan
 from webapp.catalog.models import Machine
 from webapp.catalog.queries import machines_visible_to
-from webapp.jobs.planning import question_of, ready_profile
-from webapp.jobs.searches import Question, is_answered, problem_of
 from webapp.jobs.spec import JobSpec
+from webapp.planning.pricing import question_of
+from webapp.planning.profiles import ready_profile
+from webapp.planning.searches import Question, is_answered, problem_of
 
 if TYPE_CHECKING:
     from optimizer.search.problem import PricedPlan, SearchProblem

@@ -1,0 +1,147 @@
+"""Offers: priced plans that are kept so that a job can be made of one, and whether one still holds.
+
+An offer keeps the hash of what its fit rests on (profile, device, host memory, plan and program version). Rates and calibration
+are left out: they move the time a little with each finished run, never whether the plan fits, and a job refused for that would
+be refused for nothing.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any, Literal
+
+from optimizer.errors import InvalidInput, PlanStale
+from optimizer.plan.plan import PLAN_VERSION
+from optimizer.search.problem import PricedPlan
+from optimizer.serialize import to_json
+from webapp.catalog.models import Machine, Profile
+from webapp.jobs.generation_spec import GenerateSpec
+from webapp.jobs.models import PlanOffer
+from webapp.jobs.queries import offers_visible_to
+from webapp.jobs.spec import JobSpec
+
+if TYPE_CHECKING:
+    from optimizer.hardware.prices import Cost, PriceList
+    from optimizer.search.inference.problem import PricedInferencePlan
+
+_PRICE_AGAIN = "Price the spec again and take one of its offers."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """One priced plan as it is shown; the row keeps what a job needs of it."""
+
+    row: PlanOffer
+    is_chosen: bool
+    is_lossless: bool
+    explanation: list[str]
+    costs: "tuple[Cost, ...]" = ()
+    """Of the whole run on the machine's device; empty where no price of it is known."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "id": self.row.pk,
+            "label": self.row.label,
+            "chosen": self.is_chosen,
+            "verdict": self.row.verdict,
+            "machine": {"id": self.row.machine_id, "name": self.row.machine.name},
+            "plan": self.row.plan,
+            "prediction": self.row.prediction,
+            "explanation": self.explanation,
+            "lossless": self.is_lossless,
+            "costs": [to_json(cost) for cost in self.costs],
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanAnswer:
+    """Offers for every known machine, or word that the model must be profiled first."""
+
+    profile: Literal["ready", "pending"]
+    offers: list[Offer] = field(default_factory=list)
+    waiting_for: str = ""
+    """While pending: ``profile`` or ``machine``."""
+
+    def to_json(self) -> dict[str, Any]:
+        if self.profile == "pending":
+            return {"profile": "pending", "waiting_for": self.waiting_for}
+        return {"offers": [offer.to_json() for offer in self.offers], "profile": "ready"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A plan that a search or a baseline came to, in words as well."""
+
+    priced: "PricedPlan | PricedInferencePlan"
+    machine: Machine
+    explanation: list[str]
+
+
+def keep_offer(
+    user: Any, spec: JobSpec | GenerateSpec, profile: Profile, found: Found, prices: "PriceList"
+) -> Offer:
+    from optimizer.hardware.prices import price_run
+
+    row = PlanOffer.objects.create(
+        owner=user,
+        spec=spec.to_json(),
+        machine=found.machine,
+        label=found.priced.label,
+        plan=found.priced.plan.to_json(),
+        prediction=found.priced.prediction.to_json(),
+        verdict=found.priced.verdict,
+        basis=basis_of(profile, found.machine),
+    )
+    device, total_s = str(found.machine.document["device"]["name"]), found.priced.prediction.total_s
+    num_tokens = spec.workload.num_steps * spec.workload.tokens_per_step if isinstance(spec, JobSpec) else None
+    return Offer(
+        row=row,
+        is_chosen=False,
+        is_lossless=found.priced.plan.is_lossless,
+        explanation=found.explanation,
+        costs=price_run(prices, device=device, total_s=total_s, num_tokens=num_tokens),
+    )
+
+
+def given_offer(user: Any, spec: JobSpec | GenerateSpec, plan_id: str) -> PlanOffer:
+    # isprintable: a form's text may hold a NUL, on which PostgreSQL fails
+    offer = offers_visible_to(user).select_related("machine").filter(pk=plan_id).first() if plan_id.isprintable() else None
+    if offer is None:
+        raise InvalidInput(
+            f"plan_id {plan_id[:80]!r} is not one of your offers",
+            field="plan_id",
+            value=plan_id[:80],
+            allowed="an id from POST /plans",
+        )
+    asked = spec.priced_part()
+    if {key: offer.spec.get(key) for key in asked} != asked:
+        raise PlanStale(f"plan {offer.label} was priced for another spec", hint=_PRICE_AGAIN)
+    profile = Profile.objects.defer("document").filter(fingerprint=spec.profile_fingerprint).first()
+    if profile is None or not profile.document_sha256 or offer.basis != basis_of(profile, offer.machine):
+        raise PlanStale(
+            f"plan {offer.label} no longer holds on {offer.machine.name}: "
+            "the model's profile, the machine or the program has changed",
+            hint=_PRICE_AGAIN,
+        )
+    return offer
+
+
+def basis_of(profile: Profile, machine: Machine) -> str:
+    """Hash of what decides whether a plan fits."""
+    facts = [
+        profile.document_sha256,
+        machine.pk,
+        machine.document["device"],
+        machine.document["host_memory_bytes"],
+        PLAN_VERSION,
+        program_version(),
+    ]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def program_version() -> str:
+    try:
+        return version("headroom")
+    except PackageNotFoundError:  # run from the source tree
+        return "0.1.0"

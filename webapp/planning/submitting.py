@@ -1,0 +1,93 @@
+"""Makes a job from an offer, or from a fresh search where none is named."""
+
+from collections.abc import Callable
+from typing import Any
+
+from django.db import transaction
+
+from optimizer.errors import NoFeasiblePlan
+from webapp.accounts.access import project_of_job
+from webapp.jobs.actions import create_job
+from webapp.jobs.errors import JobConflict, PlanDoesNotFit
+from webapp.jobs.generation_spec import GenerateSpec, read_job_spec
+from webapp.jobs.models import Job, PlanOffer
+from webapp.jobs.queries import offers_visible_to
+from webapp.jobs.spec import JobSpec
+from webapp.planning.offers import given_offer
+from webapp.planning.pricing import price_job_spec
+
+
+class NotPricedYet(JobConflict):
+    """The model is still being profiled, or no machine is known yet."""
+
+    code = "profile_pending"
+
+
+def submit_job(
+    user: Any,
+    *,
+    spec: dict[str, Any],
+    plan_id: str | None = None,
+    override: bool = False,
+    actor: str,
+    and_then: Callable[[Job], None] | None = None,
+    max_duration_s: int | None = None,
+) -> Job:
+    """A job from an offer, or from a fresh search when none is named.
+
+    and_then: called with the job in the transaction that makes it. max_duration_s: after so long it is asked to stop.
+
+    Raises Forbidden for who may not run jobs in the project of the spec's model and dataset, PlanStale, PlanDoesNotFit (unless
+    ``override``), NotPricedYet, and what ``price_spec`` raises.
+    """
+    read = read_job_spec(user, spec)
+    project = project_of_job(user, (read.model, read.dataset))
+    offer = given_offer(user, read, plan_id) if plan_id else _fresh_offer(user, read, override=override)
+    if offer.verdict == "does_not_fit" and not override:
+        peak, budget = offer.prediction["device_peak_high_bytes"], read.goal.device_budget_bytes
+        raise PlanDoesNotFit(
+            f"plan {offer.label} needs up to {peak:,} bytes on the device; the budget is {budget:,}",
+            hint="Take a plan that fits, raise the budget, or send override to run it all the same.",
+            device_peak_high_bytes=peak,
+            budget_bytes=budget,
+        )
+    with transaction.atomic():
+        job = create_job(
+            owner=user,
+            project=project,
+            spec={**read.to_json(), "plan": offer.label},
+            model=read.model,
+            dataset=read.dataset,
+            plan=offer.plan,
+            prediction=offer.prediction,
+            machine=offer.machine,
+            actor=actor,
+            kind=read.kind,
+            num_steps=read.num_steps if isinstance(read, GenerateSpec) else None,
+            max_duration_s=max_duration_s,
+        )
+        if and_then is not None:
+            and_then(job)
+    return job
+
+
+def _fresh_offer(user: Any, spec: JobSpec | GenerateSpec, *, override: bool) -> PlanOffer:
+    try:
+        answer = price_job_spec(user, spec)
+    except NoFeasiblePlan as error:
+        # a baseline was asked for by name, knowing that it may not fit
+        if not override or spec.plan_label == "chosen":
+            raise
+        ids = [row["id"] for row in error.fields["offers"] if row["label"] == spec.plan_label]
+        return _fastest(list(offers_visible_to(user).select_related("machine").filter(pk__in=ids)))
+    if answer.profile == "pending":
+        waiting = "the model is being profiled" if answer.waiting_for == "profile" else "no machine has registered yet"
+        raise NotPricedYet(f"the spec cannot be priced yet: {waiting}", hint="Try again in a few seconds.")
+    if spec.plan_label == "chosen":
+        return next(offer.row for offer in answer.offers if offer.is_chosen)
+    return _fastest([offer.row for offer in answer.offers if offer.row.label == spec.plan_label])
+
+
+def _fastest(rows: list[PlanOffer]) -> PlanOffer:
+    order = {"fits": 0, "tight": 1, "unknown": 2, "does_not_fit": 3}
+    return min(rows, key=lambda row: (order[row.verdict], row.prediction["total_s"]))
