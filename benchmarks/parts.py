@@ -26,6 +26,8 @@ class Options:
     of: tuple[str, ...] = ()
     """Cases of a part to measure alone (``Part.case``); all where empty."""
 
+    processor_time: bool = False
+    """Real steps in one thread, timed by what the process takes of the processor: for a machine that others load."""
     peaks: Path | None = None
     """Result of an earlier run with what needs no quiet machine, for parts that take their time from there."""
     machine: Path | None = None
@@ -63,6 +65,7 @@ def run_parts(parts: Sequence[Part], *, prog: str, description: str | None) -> i
     parser.add_argument("--add", action="store_true", help="keep what FILE has of other parts and cases")
     parser.add_argument("--machine", type=Path, metavar="FILE", help="keep the calibrated machine there, for later runs")
     parser.add_argument("--peaks", type=Path, metavar="FILE", help="an earlier result whose peaks are not measured again")
+    parser.add_argument("--processor-time", action="store_true", help="time one thread's processor time: others load the machine")
     parser.add_argument("--seed", type=int, default=SEED, help="of everything drawn by chance")
     parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
     arguments = parser.parse_args()
@@ -73,6 +76,7 @@ def run_parts(parts: Sequence[Part], *, prog: str, description: str | None) -> i
         of=tuple(arguments.of or ()),
         machine=arguments.machine,
         peaks=arguments.peaks,
+        processor_time=arguments.processor_time,
     )
     record = Record(file=arguments.json, machine=describe_machine(options.device))
     wanted = arguments.only or [part.name for part in parts if not part.is_extra]

@@ -70,17 +70,21 @@ def calibrate_machine(setup: Setup, device: torch.device) -> Calibrated:
     """Probed, then corrected by short runs."""
     machine = probe_machine(device=str(device), max_s=setup.probe_s)
     names = CALIBRATION_PLANS[: setup.num_calibration_plans]
-    runs = [run for subject in setup.calibration_subjects for run in _timed_runs(subject, names, machine, device)]
+    runs: list[TimedRun] = []
+    for subject in setup.calibration_subjects:
+        runs += _timed_runs(subject, names, machine, device, processor_time=setup.processor_time)
     return Calibrated(machine=machine, calibration=fit_calibration(runs))
 
 
-def _timed_runs(subject: Subject, names: Sequence[str], machine: Machine, device: torch.device) -> list[TimedRun]:
+def _timed_runs(
+    subject: Subject, names: Sequence[str], machine: Machine, device: torch.device, *, processor_time: bool
+) -> list[TimedRun]:
     """Raced as contenders are, in turn and without a meter: a slow moment of the machine falls on all of them."""
     spec = subject.spec
     profile_of = obtain_profile(spec, extent=LOSSLESS)
     plans = make_plans(spec.num_blocks, subject.batch_size, waits=False)
     predictions: dict[str, Prediction] = {}
-    stage = Stage(max_kept=len(names))
+    stage = Stage(max_kept=len(names), processor_time=processor_time)
     try:
         for name in names:
             plan = plans[name]
@@ -149,7 +153,9 @@ def resident_bytes(contender: Any) -> int:
 class Stage:
     """Contenders that were built, ready to step. Where not all have room, those longest unused are closed and built again."""
 
-    def __init__(self, *, max_kept: int) -> None:
+    def __init__(self, *, max_kept: int, processor_time: bool = False) -> None:
+        """processor_time: steps are timed by what the process takes of the processor, whoever else is on the machine."""
+        self._now_s = time.process_time if processor_time else time.perf_counter
         self._factories: dict[str, Factory] = {}
         self.max_kept = max_kept
         self._built: OrderedDict[str, Contender] = OrderedDict()
@@ -159,11 +165,11 @@ class Stage:
 
     def race(self, names: Sequence[str], *, num_rounds: int) -> dict[str, list[float]]:
         """Milliseconds of each one's steps, taken in turn, in reverse order every second round."""
-        contenders = {name: self._get(name) for name in names}
+        contenders = {name: self.get(name) for name in names}
         times: dict[str, list[float]] = {name: [] for name in names}
         for index in range(num_rounds):
             for name in names if index % 2 == 0 else reversed(names):
-                times[name].append(timed_ms(contenders[name]))
+                times[name].append(self._timed_ms(contenders[name]))
         return times
 
     def close(self) -> None:
@@ -171,7 +177,13 @@ class Stage:
             self._built.popitem()[1].close()
         clear()
 
-    def _get(self, name: str) -> Contender:
+    def _timed_ms(self, contender: Contender) -> float:
+        start_s = self._now_s()
+        contender.step()
+        return (self._now_s() - start_s) * 1000
+
+    def get(self, name: str) -> Contender:
+        """Ready: its first steps are taken."""
         if name not in self._built:
             while len(self._built) >= self.max_kept:
                 self._built.popitem(last=False)[1].close()
@@ -183,12 +195,6 @@ class Stage:
             self._built[name] = contender
         self._built.move_to_end(name)
         return self._built[name]
-
-
-def timed_ms(contender: Contender) -> float:
-    start_s = time.perf_counter()
-    contender.step()
-    return (time.perf_counter() - start_s) * 1000
 
 
 def max_kept(job: Job, machine: Machine, *, at_once: int) -> int:

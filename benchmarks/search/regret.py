@@ -13,13 +13,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from benchmarks.alternatives import Job, Ours
 from benchmarks.parts import Options, Part
 from benchmarks.record import Row, clear, goal
 from benchmarks.search.racing import LOSSLESS, Calibrated, Stage, calibrated_machine, max_kept, peak_of_plan
-from benchmarks.search.subjects import Subject, full_setup, gpt2, opt, quick_setup, rotary, subject
+from benchmarks.search.subjects import Subject, gpt2, opt, rotary, setup_for, subject
 from benchmarks.search.sweep import BLOCKS_ONLY
 from benchmarks.search.sweep_summary import ratio
 from benchmarks.training.plans import describe
@@ -27,7 +25,6 @@ from optimizer.errors import HeadroomError, InvalidPlan
 from optimizer.plan.plan import Plan
 from optimizer.profile.obtain import obtain_profile
 from optimizer.runtime.device import prepared_device
-from optimizer.runtime.train import set_num_threads
 from optimizer.search.levers import variants_of
 from optimizer.search.pricebook import PriceBook
 from optimizer.search.problem import SearchProblem
@@ -87,20 +84,19 @@ def draw_job(seed: int, index: int, *, is_small: bool = False) -> DrawnJob:
 
 
 def measure(options: Options) -> Iterator[Row]:
-    set_num_threads()
-    setup = quick_setup() if options.quick else full_setup()
+    setup = setup_for(options)
     with prepared_device(options.device):
         calibrated = calibrated_machine(setup, options.device, file=options.machine)
         for index in range(2 if options.quick else NUM_JOBS):
             if options.wants(index):
                 drawn = draw_job(options.seed, index, is_small=options.quick)
-                yield {"job": index, **measure_job(drawn, calibrated, options.device, seed=index)}
+                yield {"job": index, **measure_job(drawn, calibrated, options, seed=index)}
                 clear()
 
 
-def measure_job(drawn: DrawnJob, calibrated: Calibrated, device: torch.device, *, seed: int) -> Row:
+def measure_job(drawn: DrawnJob, calibrated: Calibrated, options: Options, *, seed: int) -> Row:
     """seed: of the plans drawn by chance."""
-    subject = drawn.subject
+    subject, device = drawn.subject, options.device
     job = Job(spec=subject.spec, workload=subject.workload, device=device)
     profile = obtain_profile(subject.spec, extent=LOSSLESS)
     circumstances: dict[str, Any] = {
@@ -132,7 +128,8 @@ def measure_job(drawn: DrawnJob, calibrated: Calibrated, device: torch.device, *
     known = [point.plan for point in (*reversed(result.frontier), *result.baselines.values())]
     rivals = pick_plans(problem.with_budget(budget_bytes), chosen, known, seed=seed)
     plans = {"chosen": chosen, **{f"rival {index}": plan for index, plan in enumerate(rivals)}}
-    stage = Stage(max_kept=max_kept(job, calibrated.machine, at_once=1 + NUM_RIVALS))
+    room = max_kept(job, calibrated.machine, at_once=1 + NUM_RIVALS)
+    stage = Stage(max_kept=room, processor_time=options.processor_time)
     try:
         row |= _race(stage, job, plans)
     finally:

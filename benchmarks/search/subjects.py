@@ -1,11 +1,15 @@
 """What is run for real, and how much of it is measured. On the CPU device models of 3 to 4 million parameters, whose steps take
 some 150 ms on two cores."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
+from benchmarks.parts import Options
 from benchmarks.search.contenders import BUDGETS, FUSED_BUDGETS, NUM_POLICIES
 from optimizer.models.spec import ModelSpec, read_model_spec
+from optimizer.runtime.train import set_num_threads
 from optimizer.workload import TrainingWorkload
 
 
@@ -36,16 +40,18 @@ class Setup:
     num_below: int = 3
     """Smaller ones, for which deciding about blocks is not enough."""
     num_calibration_plans: int = 8
-    screening_rounds: int = 3
+    screening_rounds: int = 2
     min_rounds: int = 7
     max_rounds: int = 40
-    race_s: float = 120.0
+    race_s: float = 60.0
     """For all races at budgets of one subject; rounds are as many as that allows."""
     probe_s: float = 12.0
     budgets: tuple[float, ...] = BUDGETS
     fused_budgets: tuple[float, ...] = FUSED_BUDGETS
     num_policies: int = NUM_POLICIES
     draws_quickly: bool = False
+    processor_time: bool = False
+    """Steps run in one thread, and are timed by what the process takes of the processor."""
 
 
 def rotary(model_type: str, hidden: int, blocks: int, vocabulary: int, **more: Any) -> dict[str, Any]:
@@ -112,6 +118,17 @@ def quick_setup() -> Setup:
         fused_budgets=(),
         num_policies=2,
     )
+
+
+def setup_for(options: Options) -> Setup:
+    """And as many threads as its steps take."""
+    if options.device.type == "cuda":
+        return cuda_setup(quick=options.quick)
+    setup = quick_setup() if options.quick else full_setup()
+    set_num_threads()
+    if options.processor_time:
+        torch.set_num_threads(1)
+    return replace(setup, processor_time=options.processor_time)
 
 
 def cuda_setup(*, quick: bool) -> Setup:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Final, get_args
 
-from optimizer.plan.activations import Compression
+from optimizer.plan.activations import OFFLOADING, Compression
 from optimizer.plan.gradients import GradientsChoice
 from optimizer.plan.optimizer_state import StatePlace
 from optimizer.plan.weights import WeightsPlace
@@ -26,19 +26,28 @@ MAX_SETTINGS: Final = 1_500
 def few_settings(book: PriceBook) -> list[Setting] | None:
     """All settings where all their plans are at most MAX_ENUMERATED, else None."""
     problem = book.problem
-    num_arrangements = count_arrangements(problem)
+    num_arrangements, num_plans = count_arrangements(problem), 0
     if num_arrangements > MAX_ENUMERATED:
         return None
+    num_repeated = 0 if "compress" in problem.pinned_levers else _count_without_offload(problem)
     found: list[Setting] = []
     for setting in every_setting(book):
         found.append(setting)
-        if len(found) > min(MAX_SETTINGS, MAX_ENUMERATED // num_arrangements):
+        num_plans += num_arrangements - (num_repeated if setting.compress != "none" else 0)
+        if len(found) > MAX_SETTINGS or num_plans > MAX_ENUMERATED:
             return None
     return found
 
 
 def count_arrangements(problem: SearchProblem) -> int:
     return 1 if problem.pinned_blocks is not None else len(problem.choices) ** problem.num_blocks
+
+
+def _count_without_offload(problem: SearchProblem) -> int:
+    """Arrangements that are the same plan however copies would be compressed."""
+    if problem.pinned_blocks is not None:
+        return int(not set(problem.pinned_blocks) & set(OFFLOADING))
+    return int((len(problem.choices) - len(problem.offloading)) ** problem.num_blocks)
 
 
 def every_arrangement(problem: SearchProblem) -> Iterator[PerBlock]:

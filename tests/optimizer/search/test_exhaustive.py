@@ -3,6 +3,7 @@
 import random
 from dataclasses import replace
 from functools import cache
+from typing import get_args
 
 import pytest
 
@@ -15,8 +16,8 @@ from optimizer.search.exhaustive import bound_of_setting
 from optimizer.search.pricebook import PriceBook
 from optimizer.search.problem import Setting
 from optimizer.search.search import training_problem
-from optimizer.search.space import count_arrangements, every_setting, few_settings
-from optimizer.workload import Goal, TrainingWorkload
+from optimizer.search.space import MAX_ENUMERATED, count_arrangements, every_setting, few_settings
+from optimizer.workload import Goal, Technique, TrainingWorkload
 
 WORKLOAD = TrainingWorkload(sequence_length=64, global_batch_size=4)
 
@@ -59,6 +60,15 @@ def test_the_settings_counted_are_those_that_brute_force_finds():
     book = PriceBook(problem)
     found = {setting.plan(("offload",) * 2) for setting in every_setting(book)}
     assert found == set(every_plan(problem, per_block=("offload",) * 2))
+
+
+def test_plans_without_copies_count_once_however_copies_would_be_compressed():
+    allowed = ("recompute", "offload", "compress", "chunked_loss", "8bit_optimizer")
+    forbid = tuple(name for name in get_args(Technique) if name not in allowed)
+    problem = synthetic_problem(budget_mib=100, num_blocks=4, global_batch_size=4, allow_lossy=True, forbid=forbid)
+    settings = few_settings(PriceBook(problem))
+    assert settings is not None
+    assert len(settings) * count_arrangements(problem) > MAX_ENUMERATED > len(set(every_plan(problem)))
 
 
 def test_deep_problems_are_not_small():
