@@ -10,8 +10,9 @@ sweep     plans at budgets against what torch offers, on real steps
 regret    jobs drawn by chance: the chosen plan against the best of real runs
 
 A long part can be measured case by case, into one file: ``--only sweep --of llama --json FILE --add``. Cases of the sweep are
-models, those of regret the numbers of jobs. ``--machine FILE`` keeps the calibrated machine between them. Part ``peaks`` is what
-of the sweep needs no quiet machine; ``--only sweep --peaks FILE`` goes on from its result.
+models, those of regret the numbers of jobs, those of small the numbers of families. ``--machine FILE`` keeps the calibrated
+machine between them. Part ``peaks`` is what of the sweep needs no quiet machine; ``--only sweep --peaks FILE`` goes on from its
+result. On a machine that others load, ``--processor-time`` runs steps in one thread and does not count what others take.
 
 Exit code 1 where a goal is missed. What goes wrong in one part is told in a row, and the parts after it still run.
 """

@@ -49,14 +49,15 @@ class Family:
 def small_rows(options: Options) -> Iterator[Row]:
     num_families = 4 if options.quick else -(-LEAST_INSTANCES // PER_FAMILY)
     models = _MODELS[:1] if options.quick else _MODELS
-    for index in range(num_families):
+    for index in (index for index in range(num_families) if options.wants(index)):
         draw = random.Random(f"{options.seed} {index}")
         family = draw_family(draw, models=models)
         for instance in range(PER_FAMILY):
             problem = draw_budgets(draw, family)
-            yield {"part": "small", "family": family.name, **compare(problem, family.plans)}
+            head = {"part": "small", "index": index, "family": family.name}
+            yield {**head, **compare(problem, family.plans)}
             if instance % LARGEST_EVERY == 0:
-                yield {"part": "small", "family": family.name, **compare_largest(problem, family.plans)}
+                yield {**head, **compare_largest(problem, family.plans)}
 
 
 def draw_family(draw: random.Random, *, models: Sequence[str]) -> Family:
@@ -225,4 +226,4 @@ def summarize(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     }
 
 
-PART = Part(name="small", measure=small_rows, summarize=summarize)
+PART = Part(name="small", measure=small_rows, summarize=summarize, case="index")
