@@ -1,8 +1,9 @@
 """The audit trail: what is in it, what is not, and that nothing in it changes."""
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.db import DatabaseError, transaction
-from django.test import Client
+from django.test import AsyncClient, Client
 
 from webapp.accounts.audit import FAILED_LOGINS_PER_MINUTE, record
 from webapp.accounts.models import AuditRecord, Scope
@@ -121,3 +122,21 @@ def test_the_page_shows_it_a_page_at_a_time(admin):
     assert "target-05" not in first
     older = first.split('href="?')[-1].split('"')[0].replace("&amp;", "&")
     assert "target-05" in client.get(f"/audit/?{older}").content.decode()
+
+
+async def test_an_asynchronous_server_admits_refuses_and_records_alike(transactional_db):
+    ada, job_id = await sync_to_async(_ada_and_her_job)()
+    client, stranger = AsyncClient(), AsyncClient()
+    await client.aforce_login(ada)
+    assert (await client.post(f"/jobs/{job_id}/pause/")).status_code == 302
+    assert (await client.get("/people/")).status_code == 403
+    assert (await stranger.get("/jobs/"))["Location"] == "/login/?next=/jobs/"
+    rows = await sync_to_async(lambda: list(AuditRecord.objects.values_list("action", "target", "outcome")))()
+    assert ("job.pause", job_id, "done") in rows
+
+
+def _ada_and_her_job():
+    from tests.webapp.pages import rows
+
+    ada = rows.make_user("ada")
+    return ada, rows.make_job(ada).pk
