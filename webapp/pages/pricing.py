@@ -12,6 +12,7 @@ from django.utils import timezone
 
 from optimizer.categories import CATEGORIES, CATEGORY_LABELS
 from optimizer.errors import HeadroomError, NoFeasiblePlan
+from optimizer.hardware.devices import find_device
 from optimizer.plan.plan import Plan
 from optimizer.units import MIB, format_bytes
 from webapp.catalog.models import Profile
@@ -85,7 +86,7 @@ class Suggestion:
     part: str = ""
     """The category that it is a lever of, with its bytes."""
     card: str = ""
-    """A card of the table instead, to be looked at on the page of plans."""
+    """A card of the table, on which the changed form is looked at on the page of plans."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,10 +227,13 @@ def _lever(lever: Lever) -> Suggestion:
 
 def ways_out(error: NoFeasiblePlan) -> tuple[Suggestion, ...]:
     """What would fit instead, each of which was priced."""
-    return tuple(
-        Suggestion(words=str(way["sentence"]), changes=_fields_of(way["change"]), card=str(way["change"].get("gpu", "")))
-        for way in error.fields.get("ways_out", ())
-    )
+    return tuple(_way_out(way) for way in error.fields.get("ways_out", ()))
+
+
+def _way_out(way: Mapping[str, Any]) -> Suggestion:
+    card = str(way["change"].get("gpu", ""))
+    whole = {"device_budget": exact_bytes(find_device(card).usable_bytes)} if card else {}
+    return Suggestion(words=str(way["sentence"]), changes={**_fields_of(way["change"]), **whole}, card=card)
 
 
 def _fields_of(change: Mapping[str, Any]) -> dict[str, str]:

@@ -100,6 +100,8 @@ def test_what_does_not_fit_offers_the_smallest_budget_and_what_else_would(price)
     assert any(words.startswith("A budget of") for words in found)
     (shorter,) = [fields for words, fields in found.items() if words.startswith("Sequences of")]
     assert int(shorter["sequence_length"][0]) < 256
+    card = re.search(r'href="(/plans/[^"]+on=gpu:[^"]+)"', answer.content.decode())
+    assert parse_qs(urlparse(unescape(card[1])).query)["device_budget"] != ["4.2 MiB"]
 
 
 def test_the_most_that_fits_is_found_and_asked_for_by_a_button(price):
