@@ -159,6 +159,8 @@ class Stage:
         self._factories: dict[str, Factory] = {}
         self.max_kept = max_kept
         self._built: OrderedDict[str, Contender] = OrderedDict()
+        self.losses: dict[str, float] = {}
+        """Of each one's second step."""
 
     def add(self, name: str, factory: Factory) -> None:
         self._factories[name] = factory
@@ -191,7 +193,7 @@ class Stage:
             contender = self._factories[name](None)
             # The first step makes the optimizer's state, and of compiled ones the code.
             contender.step()
-            contender.step()
+            self.losses[name] = contender.step()
             self._built[name] = contender
         self._built.move_to_end(name)
         return self._built[name]

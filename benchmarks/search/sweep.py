@@ -193,7 +193,7 @@ class _Bench:
             return peak_of_baseline(baseline, self.job)
         self.stage.add(baseline.name, baseline.make)
         contender = self.stage.get(baseline.name)
-        return {"peak_bytes": allocator_peak(contender, self.job.device), "losses": [contender.step()]}
+        return {"peak_bytes": allocator_peak(contender, self.job.device), "losses": [self.stage.losses[baseline.name]]}
 
     def _screen(self, names: Sequence[str]) -> dict[str, float]:
         """Each one's time over that of plain, a few at a time."""
