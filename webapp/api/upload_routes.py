@@ -4,7 +4,7 @@ from typing import Any, BinaryIO, Literal, cast
 
 from django.db import transaction
 from django.http import Http404, HttpRequest, HttpResponse
-from ninja import Field, Router, Schema
+from ninja import Field, Router, Schema, Status
 
 from webapp.api.auth import owner_of
 from webapp.api.idempotency import idempotent, remember
@@ -86,10 +86,10 @@ def finish_upload(request: HttpRequest, upload_id: str) -> HttpResponse:
 
 
 @router.delete("/uploads/{upload_id}", response={204: None}, tags=["uploads"])
-def drop_upload(request: HttpRequest, upload_id: str) -> HttpResponse:
+def drop_upload(request: HttpRequest, upload_id: str) -> Status[None]:
     """Give it up; what came of it is removed. One that is left alone goes after a day."""
     uploads.drop_upload(_get(request, upload_id))
-    return HttpResponse(status=204)
+    return Status(204, None)
 
 
 def _get(request: HttpRequest, upload_id: str) -> Upload:
