@@ -47,7 +47,7 @@ def fill(*, job_id: str, num_points: int) -> None:
 
     attempt = _attempts[job_id]
     made = (
-        Sample(job_id=job_id, attempt=attempt.number, kind="step", step=step, data=rows.step_record(attempt, step))
+        Sample.of_record(rows.step_record(attempt, step), job_id=job_id, attempt=attempt.number)
         for step in range(1, num_points + 1)
     )
     while batch := list(itertools.islice(made, _BATCH)):
