@@ -32,6 +32,7 @@ def add_commands(commands: Subparsers, connection: argparse.ArgumentParser, *, c
     frontier = add("frontier", _frontier, "every plan worth its time or its memory, on one machine")
     frontier.add_argument("--gpu", help="a card of the table instead of the first machine")
     cards = add("cards", _cards, "cards of the table for a job's file, best first")
+    cards.add_argument("--card", action="append", metavar="NAME", help="only these; may be given several times")
     cards.add_argument("--by-money", action="store_true", help="by the rent of a million tokens")
     for command in (price, frontier, cards):
         command.add_argument("file", type=Path, metavar="JOB.yaml")
@@ -88,7 +89,8 @@ def _frontier(client: HeadroomClient, options: argparse.Namespace) -> None:
 
 
 def _cards(client: HeadroomClient, options: argparse.Namespace) -> None:
-    question = {**_question(client, options), "order": "money" if options.by_money else "speed"}
+    order = "money" if options.by_money else "speed"
+    question = {**_question(client, options), "order": order, "cards": options.card or ["all"]}
     found = client.rank_cards(question)
     if options.json:
         print(json.dumps(found, indent=2))

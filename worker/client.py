@@ -26,6 +26,8 @@ Row = dict[str, Any]
 
 FIRST_RETRY_S = 0.5
 LONGEST_RETRY_S = 10.0
+PRICE_LIMIT_S = 600.0
+"""All cards of the table for a deep model take minutes."""
 SILENCE_LIMIT_S = 45.0
 """A stream that sends nothing for this long, not even its keep-alive comment, is taken for dead."""
 
@@ -344,7 +346,7 @@ class HeadroomClient(AccessCalls):
         """Asked again while the model is being profiled."""
         deadline = time.monotonic() + wait_s
         while True:
-            response = self._request("POST", path, json=question)
+            response = self._request("POST", path, json=question, timeout=PRICE_LIMIT_S)
             if response.status_code != 202:
                 return _document_of(response)
             if time.monotonic() > deadline:

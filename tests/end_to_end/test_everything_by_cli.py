@@ -116,7 +116,8 @@ def plan(terminal, folder):
     assert re.search(r"^chosen .* fits ", priced, re.MULTILINE)
     assert "keep_all" in priced
     assert "peak" in terminal.run("frontier", folder / "job.yaml")
-    assert "RTX 4090" in terminal.run("cards", folder / "job.yaml")
+    ranked = terminal.run("cards", folder / "job.yaml", "--card", "RTX 4090", "--card", "T4")
+    assert "RTX 4090" in ranked
 
 
 def train(terminal, folder):
