@@ -98,7 +98,7 @@ def manage_models_and_datasets(terminal, folder):
     assert name == "tiny"
     assert "tiny" in terminal.run("models", "list")
     assert "word embedding" in terminal.run("models", "show", "tiny")
-    assert "pending" in terminal.run("models", "cards", "tiny", "--ask")
+    assert "not_asked" in terminal.run("models", "cards", "tiny")
     terminal.run("datasets", "add", folder / "verse.txt")
     dataset_id = terminal.run("datasets", "add", folder / "verse.txt", "--name", "spare").split()[0]
     assert "2 prompts" in terminal.run("datasets", "add", folder / "questions.jsonl", "--prompts")
