@@ -47,11 +47,14 @@ class SampleCopier:
         self._copied_at = float("-inf")
 
     def copy_if_due(self) -> Records:
-        """At most ten times a second; the records that were copied."""
+        """At most ten times a second; the records that were copied. A look that finds nothing new does not count: a sample
+        that comes right after it would wait for the next turn.
+        """
         if time.monotonic() - self._copied_at < FLUSH_INTERVAL_S:
             return []
-        self._copied_at = time.monotonic()
-        return self.copy()
+        if copied := self.copy():
+            self._copied_at = time.monotonic()
+        return copied
 
     def copy(self) -> Records:
         """All whole lines that are there now, in batches. Raises the database's error; what was written stays copied."""

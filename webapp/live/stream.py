@@ -6,13 +6,18 @@ says that entries were lost on the way and the page should fetch the metrics. Wh
 database, once a second and without ids. ``done`` is the last event. A comment each 15 s keeps the line open.
 """
 
+import asyncio
+import contextlib
+import copy
 import json
 import logging
 import re
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import redis.exceptions
 from django.conf import settings
@@ -139,11 +144,17 @@ class _Watcher:
         read_snapshot(self._job_id, self._seen)
 
     async def _snapshot(self) -> AsyncIterator[bytes]:
-        document, is_ended = await from_database(lambda: read_snapshot(self._job_id, self._seen))
-        # the snapshot holds everything up to where the stream was read from, so this id tells the truth
-        yield _event("snapshot", document, identifier=self._last_id if self._last_id != "0-0" else "")
-        if is_ended:
-            yield self._done(document["job"])
+        shared = await _snapshot_of(self._job_id, after_id=self._last_id)
+        own_id, self._last_id, self._seen = self._last_id, shared.after_id, copy.copy(shared.seen)
+        yield shared.event
+        if shared.is_ended:
+            yield self._done(shared.seen.state)
+        elif shared.after_id != own_id:
+            # another client's: what came between its place in the stream and this one's
+            with contextlib.suppress(*_REDIS_AWAY):  # of which the hub will tell
+                for entry in await self._hub.entries_after(self._job_id, shared.after_id):
+                    if not self._is_ended and (sent := self._entry(*entry)) is not None:
+                        yield sent
 
     async def _poll(self) -> AsyncIterator[bytes]:
         news = await from_database(lambda: read_news(self._job_id, self._seen))
@@ -196,6 +207,38 @@ class _Watcher:
             return True
         self._checked_at_s = time.monotonic()
         return await from_database(lambda: may_still_watch(self._user, self._job_id))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Snapshot:
+    """What a stream begins with, whoever reads it."""
+
+    after_id: str
+    """Of the entry that was the newest before the database was read; it holds everything up to there."""
+    event: bytes
+    seen: Seen
+    is_ended: bool
+
+
+async def _snapshot_of(job_id: str, *, after_id: str) -> _Snapshot:
+    """Those who come while one is being read share it: when a server starts again, hundreds come at once."""
+    reading = _reading.setdefault(asyncio.get_running_loop(), {})
+    if job_id not in reading:
+        reading[job_id] = asyncio.create_task(from_database(lambda: _read_snapshot(job_id, after_id)))
+        reading[job_id].add_done_callback(lambda _: reading.pop(job_id, None))
+    # a client that leaves must not take the others' snapshot with it
+    return await asyncio.shield(reading[job_id])
+
+
+_reading: "WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Task[_Snapshot]]]" = WeakKeyDictionary()
+"""By job."""
+
+
+def _read_snapshot(job_id: str, after_id: str) -> _Snapshot:
+    seen = Seen()
+    document, is_ended = read_snapshot(job_id, seen)
+    event = _event("snapshot", document, identifier=after_id if after_id != "0-0" else "")
+    return _Snapshot(after_id=after_id, event=event, seen=seen, is_ended=is_ended)
 
 
 def _order(identifier: str) -> tuple[int, int]:
