@@ -20,6 +20,8 @@ from webapp.live.publish import stream_key
 logger = logging.getLogger(__name__)
 
 QUEUE_LIMIT = 100
+MAX_CONNECTIONS = 16
+"""Clients that come at once wait for one another: a connection each, and some would time out as if Redis were away."""
 _BLOCK_MS = 500
 """How long a read waits; a newly watched stream joins the next read."""
 _BATCH = 200
@@ -65,9 +67,16 @@ class Hub:
 
     def __init__(self, redis_url: str) -> None:
         # Any: redis-py types the answers of its two protocols together, of which one is in use
-        self._redis: Any = redis.asyncio.Redis.from_url(
-            redis_url, decode_responses=True, socket_connect_timeout=1, socket_timeout=10, retry=None
+        pool = redis.asyncio.BlockingConnectionPool.from_url(
+            redis_url,
+            max_connections=MAX_CONNECTIONS,
+            timeout=10,
+            decode_responses=True,
+            socket_connect_timeout=1,
+            socket_timeout=10,
+            retry=None,
         )
+        self._redis: Any = redis.asyncio.Redis(connection_pool=pool)
         self._subscribers: dict[str, set[Subscription]] = defaultdict(set)
         self._positions: dict[str, str] = {}
         self._reader: asyncio.Task[None] | None = None
