@@ -4,6 +4,7 @@ Finer than lanes: a lane says what can be busy at once, a kind says what is bein
 rate, be shown by itself and be corrected by what finished runs took.
 """
 
+from collections.abc import Mapping
 from typing import Literal, get_args
 
 from optimizer.profile.profile import OpKind
@@ -11,7 +12,7 @@ from optimizer.profile.profile import OpKind
 ComputeKind = Literal[
     "matmul",
     "attention",
-    "matmul_16",
+    "half_precision",
     "elementwise",
     "reduction",
     "gather",
@@ -20,9 +21,9 @@ ComputeKind = Literal[
     "hooks",
     "optimizer",
 ]
-"""On the compute lane. ``matmul_16`` is products and attention in 16 bits: another unit of the processor, or none, does them, so
-that what is learnt of fp32 says nothing of them. ``dispatch`` is what ops cost beside their kernels; ``hooks`` is the techniques'
-own Python: entering a block again, packing and unpacking what goes away."""
+"""On the compute lane. ``half_precision`` is products and attention in 16 bits: another unit of the processor, or none, does
+them, so that what is learnt of fp32 says nothing of them. ``dispatch`` is what ops cost beside their kernels; ``hooks`` is the
+techniques' own Python: entering a block again, packing and unpacking what goes away."""
 COMPUTE_KINDS: tuple[ComputeKind, ...] = get_args(ComputeKind)
 KINDS: tuple[str, ...] = (*COMPUTE_KINDS, "allocation", "copy_in", "copy_out", "host", "disk", "network")
 """All of them; ``allocation`` is memory touched for the first time, the rest are the other lanes (``prediction.Lane``)."""
@@ -31,8 +32,17 @@ _REDUCTIONS = ("softmax", "norm", "sum", "mean", "var", "amax", "max", "logsumex
 _GATHERS = ("embedding", "index", "gather", "scatter", "nll_loss", "select_backward", "slice_backward", "one_hot", "histc")
 
 
-PRODUCTS: tuple[ComputeKind, ...] = ("matmul", "attention", "matmul_16")
+PRODUCTS: tuple[ComputeKind, ...] = ("matmul", "attention", "half_precision")
 """Kinds whose work is counted in FLOPs; that of the others in bytes."""
+
+
+_EARLIER_NAMES = {"matmul_16": "half_precision"}
+"""Of kinds, in predictions and calibrations that were stored under them."""
+
+
+def by_present_names(by_kind: Mapping[str, float]) -> dict[str, float]:
+    """Stored times or factors by the names that kinds have now; what has none stays as it is."""
+    return {_EARLIER_NAMES.get(kind, kind): value for kind, value in by_kind.items()}
 
 
 def kind_of(op_kind: OpKind, name: str) -> ComputeKind:

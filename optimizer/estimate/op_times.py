@@ -90,7 +90,7 @@ class OpTimes:
     def charged_to(self, kind: ComputeKind, dtype: str = "") -> ComputeKind:
         """Under which kind the time of an op is shown and corrected. dtype: its own, where it is known."""
         is_product = kind == "matmul" or kind == "attention"
-        return "matmul_16" if is_product and (dtype or self._dtype) in _HALVES else kind
+        return "half_precision" if is_product and (dtype or self._dtype) in _HALVES else kind
 
     def kernel_s(
         self,

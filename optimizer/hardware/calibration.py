@@ -19,10 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimizer.hardware.machine import Machine, Rates
-from optimizer.time_kinds import KINDS
+from optimizer.time_kinds import KINDS, by_present_names
 
 VERSION: Final = 2
-"""Of the stored object. One without a version holds a common factor alone (``step_time_factor``), and loads."""
+"""Of the stored object. One without a version holds a common factor alone (``step_time_factor``), and loads. So does one whose
+kinds have names of before (``time_kinds.by_present_names``), and one that lacks a kind: its factor is the common one."""
 MAX_RUNS = 64
 """Runs that are kept, the latest; an old driver is forgotten with them."""
 FACTOR_LIMITS = (0.1, 10.0)
@@ -70,8 +71,9 @@ class TimedRun:
         """common_factor: inside a prediction that names no kinds."""
         placed = prediction.exposed_by_kind_ms or {_UNPLACED: prediction.step_ms / common_factor}
         factors = prediction.time_factors
+        bare = {kind: kind_ms / factors.get(kind, 1.0) for kind, kind_ms in placed.items()}
         return cls(
-            predicted_ms={kind: kind_ms / factors.get(kind, 1.0) for kind, kind_ms in placed.items()},
+            predicted_ms=by_present_names(bare),
             measured_ms=measured_ms,
         )
 
@@ -155,7 +157,7 @@ def step_time_factor(calibration: Mapping[str, Any] | None) -> float:
 def read_time_factors(calibration: Mapping[str, Any] | None) -> dict[str, float]:
     """By kind, all of KINDS; empty where nothing is corrected."""
     common = step_time_factor(calibration)
-    by_kind = (calibration or {}).get("time_factors", {})
+    by_kind = by_present_names((calibration or {}).get("time_factors", {}))
     if not by_kind and common == 1.0:
         return {}
     return {kind: float(by_kind.get(kind, common)) for kind in KINDS}
@@ -264,7 +266,7 @@ def _runs_of(calibration: Mapping[str, Any]) -> list[TimedRun]:
         ratios = calibration.get("recent_step_time_ratios", [])
         return [TimedRun(predicted_ms={_UNPLACED: 1.0}, measured_ms=float(ratio)) for ratio in ratios]
     return [
-        TimedRun(predicted_ms=dict(run["predicted_ms"]), measured_ms=float(run["measured_ms"]))
+        TimedRun(predicted_ms=by_present_names(run["predicted_ms"]), measured_ms=float(run["measured_ms"]))
         for run in calibration.get("runs", [])
     ]
 

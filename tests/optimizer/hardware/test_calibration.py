@@ -1,5 +1,6 @@
 """What runs teach: factors that settle, kinds that are told apart, and errors that are told."""
 
+import json
 import random
 from dataclasses import dataclass, field
 
@@ -157,6 +158,24 @@ def test_a_calibration_of_the_first_version_loads_and_learns_on():
     assert after["num_runs"] == 4
     assert len(after["runs"]) == 4
     assert after["step_time_factor"] == pytest.approx(1.2, rel=0.01)
+
+
+def test_a_kind_stored_under_its_earlier_name_keeps_what_was_learnt_of_it():
+    now = fit_calibration(make_runs(20, factors={"matmul": 1.0, "half_precision": 2.0, "dispatch": 1.0}))
+    before = json.loads(json.dumps(now).replace("half_precision", "matmul_16"))
+    assert read_time_factors(before) == read_time_factors(now)
+    after = [
+        update_calibration(
+            calibration, prediction=Predicted(exposed_by_kind_ms={"matmul": 50.0, name: 50.0}), measured={"step_ms": 150.0}
+        )
+        for calibration, name in ((before, "matmul_16"), (now, "half_precision"))
+    ]
+    assert after[0] == after[1]
+
+
+def test_a_kind_that_an_older_calibration_lacks_has_the_common_factor():
+    older = fit_calibration(make_runs(20))
+    assert read_time_factors(older)["half_precision"] == step_time_factor(older)
 
 
 def test_old_runs_are_forgotten():
