@@ -15,7 +15,7 @@ from optimizer.estimate.weights import is_streamed
 from optimizer.hardware.machine import Rates
 from optimizer.plan.optimizer_state import MIN_8BIT_ELEMENTS, split_state
 from optimizer.plan.plan import Plan
-from optimizer.profile.profile import TensorSize
+from optimizer.profile.trained import TensorSize
 from optimizer.workload import TrainingWorkload
 
 ASSUMED_HOST_ELEMENTS_PER_S = 2e8

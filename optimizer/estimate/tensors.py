@@ -3,7 +3,8 @@
 import weakref
 from dataclasses import dataclass, field
 
-from optimizer.profile.profile import Profile, TensorSize
+from optimizer.profile.profile import Profile
+from optimizer.profile.trained import TensorSize
 
 
 @dataclass(frozen=True, kw_only=True)

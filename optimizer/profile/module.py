@@ -18,12 +18,13 @@ from optimizer.plan.activations import BlockChoice
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.assemble import assemble_regime
 from optimizer.profile.dataless import Ops
-from optimizer.profile.profile import BLOCK_CHOICES, Profile, Regime, Tensors, TensorSize, tail_name
+from optimizer.profile.profile import BLOCK_CHOICES, Profile, Regime, tail_name
 from optimizer.profile.ranges import MICRO_BATCH_HIGH, SEQUENCE_LOW, ShapeRange
 from optimizer.profile.sizes import NUM_MONOMIALS, Shape, Terms
 from optimizer.profile.tables import PartTables
 from optimizer.profile.tensor_sizes import size_of, sum_storages
 from optimizer.profile.trace_step import Subject, trace_evaluation, trace_step
+from optimizer.profile.trained import Tensors, TensorSize
 from optimizer.runtime.step import MicroBatch
 from optimizer.runtime.weights import torch_dtype
 

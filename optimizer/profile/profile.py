@@ -24,6 +24,7 @@ from optimizer.errors import InvalidModel, InvalidPlan, InvalidWorkload, NotProf
 from optimizer.plan.activations import BlockChoice
 from optimizer.profile.extent import Extent, traced_choice, traced_representation
 from optimizer.profile.sizes import NO_TERMS, Shape, Terms
+from optimizer.profile.trained import FrozenBytes, Tensors
 from optimizer.serialize import from_json, to_json
 from optimizer.workload import Adapter
 
@@ -193,59 +194,6 @@ the last block. ``_first``: the parameters have no gradient yet; ``_accumulate``
 def tail_name(part: str, choice: BlockChoice) -> str:
     """Of what follows the last block, where that depends on the last block's choice: of plain modules, not of language models."""
     return part if choice == "keep" else f"{part} after {choice}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class TensorSize:
-    """One trained tensor."""
-
-    num_elements: int
-    is_matrix: bool
-    """Two or more dimensions: weight decay applies, and the optimizer takes these first."""
-    row_elements: int = 0
-    """Of an embedding whose gradient holds only the rows of a batch's tokens: elements in a row. 0: gradients are whole."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tensors:
-    """Sizes of the trained tensors in the model's order, tied ones once: the optimizer takes them one by one.
-
-    Where a decoder follows an encoder, ``between`` come before the block ``num_before_between``.
-    """
-
-    before: tuple[TensorSize, ...]
-    """Ahead of the blocks."""
-    by_block: tuple[tuple[TensorSize, ...], ...]
-    """Distinct blocks."""
-    block_kinds: tuple[int, ...]
-    """For each block of the model, which of ``by_block``."""
-    after: tuple[TensorSize, ...]
-    between: tuple[TensorSize, ...] = ()
-    num_before_between: int = 0
-
-    def placed(self) -> list[tuple[int, TensorSize]]:
-        """Every tensor of the model with its block: -1 before the blocks; their number after them, and between two stacks."""
-        outside = len(self.block_kinds)
-        placed = [(-1, size) for size in self.before]
-        for block, kind in enumerate(self.block_kinds):
-            if block == self.num_before_between:
-                placed += [(outside, size) for size in self.between]
-            placed += [(block, size) for size in self.by_block[kind]]
-        return placed + [(outside, size) for size in self.after]
-
-    def in_order(self) -> list[TensorSize]:
-        """Every tensor of the model."""
-        return [size for _, size in self.placed()]
-
-
-@dataclass(frozen=True, kw_only=True)
-class FrozenBytes:
-    """Bytes of the weights that are not trained, in one representation: those under adapters, packed or not, their scales."""
-
-    outside: int
-    """Of what belongs to no block: embedding, final norm, head. Always on the device."""
-    by_block: tuple[int, ...]
-    """Distinct blocks, in the order of ``Tensors.by_block``. What streams where ``weights.place`` is not the device."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,8 @@ from optimizer.profile.events import Allocated, Began, Event, Freed, Moved, Ran,
 from optimizer.profile.op_costs import classify_op, count_flops
 from optimizer.profile.op_layout import dtype_of, form_of
 from optimizer.profile.op_scratch import read_scratch
-from optimizer.runtime.meter import NUM_CATEGORIES, Meter
+from optimizer.runtime.ledger import NUM_CATEGORIES
+from optimizer.runtime.meter import Meter
 
 _MAX_SHADOW_ELEMENTS = 1 << 22
 """Largest integer tensor computed for real: enough for position ids and the tests made on them."""

@@ -10,7 +10,7 @@ from torch import nn
 
 from optimizer.errors import InvalidModel
 from optimizer.models.anatomy import find_blocks
-from optimizer.profile.profile import FrozenBytes, Tensors, TensorSize
+from optimizer.profile.trained import FrozenBytes, Tensors, TensorSize
 from optimizer.runtime.sparse_gradients import find_sparse
 
 

@@ -29,10 +29,8 @@ from optimizer.profile.dataless import Ops
 from optimizer.profile.extent import EVERYTHING, Extent, traced_representation
 from optimizer.profile.profile import (
     BLOCK_CHOICES,
-    FrozenBytes,
     Profile,
     Regime,
-    Tensors,
     beyond_positions,
     not_in_blocks,
     not_profiled,
@@ -43,6 +41,7 @@ from optimizer.profile.structure import sequence_limits, sequence_steps, shorten
 from optimizer.profile.tables import PartTables
 from optimizer.profile.tensor_sizes import list_tensors, mark_sparse, sum_frozen, sum_storages
 from optimizer.profile.trace_step import Subject, trace_evaluation, trace_step
+from optimizer.profile.trained import FrozenBytes, Tensors
 from optimizer.runtime.prepare import prepare_model
 from optimizer.runtime.weights import torch_dtype
 from optimizer.workload import Adapter, TrainingWorkload

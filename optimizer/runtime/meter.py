@@ -1,7 +1,7 @@
 """Counts the bytes that live on each tier, by category, while torch runs, and enforces the device's cap.
 
-A ``TorchDispatchMode`` sees every op's results. A storage seen for the first time is an allocation; a weak reference with a
-callback tells when it goes. Views and in-place ops allocate nothing. Sizes are ``nbytes`` of the storage on the CPU device
+A ``TorchDispatchMode`` sees every op's results. A storage seen for the first time is an allocation, and ``ledger.py`` keeps what
+is live. Views and in-place ops allocate nothing. Sizes are ``nbytes`` of the storage on the CPU device
 and the same rounded up to 512 on CUDA.
 
 On CUDA the budget is about the same bytes: those that torch has allocated, without the libraries' workspaces, which like the
@@ -31,9 +31,7 @@ resized after birth, unless the meter is told (``resized``). Predictions tell of
 reach above it (``estimate/cpu_scratch.py``); torch's profiler sees it (``benchmarks/accuracy/meter.py``).
 """
 
-import time
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -46,10 +44,10 @@ from torch.utils.hooks import RemovableHandle
 from optimizer.categories import CATEGORIES, Category, Tier
 from optimizer.errors import OutOfDeviceMemory, OutOfHostMemory
 from optimizer.plan.optimizer_state import update_scratch_bytes
+from optimizer.runtime.block_marks import watch_blocks
 from optimizer.runtime.card import Card, requested_in
-from optimizer.runtime.timeline import MAX_TIMELINE_POINTS, TimelinePoint, cut_timeline
+from optimizer.runtime.ledger import NUM_CATEGORIES, Ledger
 
-NUM_CATEGORIES = len(CATEGORIES)
 CUDA_ROUNDING_BYTES = 512
 """Smallest block of torch's CUDA caching allocator (c10/core/AllocatorConfig.h)."""
 
@@ -60,15 +58,6 @@ _UPDATES = {
     "bitsandbytes.optimizer_update_32bit.default": 32,
 }
 """Ops of the optimizer that on the CPU are made of others, with the bits of the state they update."""
-
-
-class _Allocation(weakref.ref[torch.UntypedStorage]):
-    """One live storage. Slots below NUM_CATEGORIES are on the device, the rest on the host."""
-
-    __slots__ = ("key", "num_bytes", "slot")
-    key: int
-    num_bytes: int
-    slot: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +74,7 @@ class Peak:
     """What torch's allocator had reserved at most beyond what it had allocated at most: its fragmentation; 0 on the CPU."""
 
 
-class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Meter(Ledger, TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Enter it around what is to be counted; what lives on after leaving stays counted until it goes.
 
     Over the cap an op's result is dropped and OutOfDeviceMemory raised; counts are right again once that error is let go.
@@ -94,23 +83,17 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(
         self, *, device: torch.device, cap_bytes: int | None = None, host_cap_bytes: int | None = None
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.device = device
         self.cap_bytes = cap_bytes
         self.host_cap_bytes = host_cap_bytes
         self._is_cuda = device.type == "cuda"
-        self._live: dict[int, _Allocation] = {}
-        self._bytes = [0] * (2 * NUM_CATEGORIES)
-        self._device_bytes = 0
-        self._host_bytes = 0
         self._slot = _SLOT["temporaries"]
         self._phase = "loading"
         self._block = -1
         self._num_blocks = 0
         self._op_allocates: dict[int, bool] = {}
         self._ops: list[Any] = []  # keeps the ids above from being used again
-        self._events: list[tuple[float, int, int]] | None = None
-        self._events_start: tuple[float, list[int]] = (0.0, [])
         self._limit_bytes: float = float("inf") if cap_bytes is None else cap_bytes
         self._card = Card(device) if self._is_cuda else None
         if self._card is not None and cap_bytes is not None:
@@ -158,19 +141,6 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return allocates
 
     # What is live.
-
-    @property
-    def device_bytes(self) -> int:
-        return self._device_bytes
-
-    @property
-    def host_bytes(self) -> int:
-        return self._host_bytes
-
-    def bytes_by_category(self, *, tier: Tier = "device") -> dict[str, int]:
-        """Live bytes now, every category named."""
-        offset = 0 if tier == "device" else NUM_CATEGORIES
-        return dict(zip(CATEGORIES, self._bytes[offset : offset + NUM_CATEGORIES], strict=True))
 
     def reset_peak(self, *, is_counted: bool = True) -> None:
         """Start a new peak from what is live now. is_counted: False keeps the last one, but for what torch counts on CUDA: what
@@ -293,29 +263,14 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         phase: of the blocks' forward; None for the one that was marked last.
         """
         self._num_blocks = len(blocks)
-        handles: list[RemovableHandle] = []
-        for index, block in enumerate(blocks):
-            handles.append(block.register_forward_pre_hook(self._forward_marker(index, phase)))
-            handles.append(block.register_forward_hook(self._backward_marker(index)))
-        return handles
 
-    # The timeline of one step.
+        def at_forward(index: int) -> None:
+            self.mark(phase or self._phase, block_index=index)
 
-    def start_timeline(self) -> None:
-        """Begin to note every allocation and release."""
-        self._events = []
-        self._events_start = (time.perf_counter(), self._bytes[:])
+        def at_backward(index: int) -> None:
+            self.mark("backward", block_index=index)
 
-    def take_events(self) -> list[tuple[float, int, int]]:
-        """Stop noting; ``(time_s, slot, delta_bytes)`` of both tiers in order, as the benchmark compares them."""
-        events, self._events = self._events or [], None
-        return events
-
-    def take_timeline(self, *, max_points: int = MAX_TIMELINE_POINTS) -> list[TimelinePoint]:
-        """Stop noting; the device's highest moments in order, at most ``max_points``, the peak always among them."""
-        events = self.take_events()
-        start_s, levels = self._events_start
-        return cut_timeline(events, start_s=start_s, levels=levels[:NUM_CATEGORIES], max_points=max_points)
+        return watch_blocks(blocks, at_forward=at_forward, at_backward=at_backward)
 
     # Helpers.
 
@@ -328,21 +283,12 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for part in _parts_of(tensor):
                 self._see(part, slot)
             return
-        key = storage._cdata
-        live = self._live
-        if key in live:
+        if storage._cdata in self._live:
             return
         num_bytes = storage.nbytes()
         if self._is_cuda:
             num_bytes = -(-num_bytes // CUDA_ROUNDING_BYTES) * CUDA_ROUNDING_BYTES
-        allocation = _Allocation(storage, self._gone)
-        allocation.key = key
-        allocation.num_bytes = num_bytes
-        allocation.slot = slot
-        live[key] = allocation
-        self._bytes[slot] += num_bytes
-        if self._events is not None:
-            self._events.append((time.perf_counter(), slot, num_bytes))
+        self._come(storage, slot, num_bytes)
         if slot >= NUM_CATEGORIES:
             self._seen_on_host(num_bytes)
             return
@@ -374,30 +320,6 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
         self._host_peak_bytes = max(self._host_peak_bytes, self._host_bytes)
 
-    def _gone(self, reference: weakref.ref[torch.UntypedStorage]) -> None:
-        allocation: _Allocation = reference  # type: ignore[assignment]
-        del self._live[allocation.key]
-        slot = allocation.slot
-        num_bytes = allocation.num_bytes
-        self._bytes[slot] -= num_bytes
-        if slot < NUM_CATEGORIES:
-            self._device_bytes -= num_bytes
-        else:
-            self._host_bytes -= num_bytes
-        if self._events is not None:
-            self._events.append((time.perf_counter(), slot, -num_bytes))
-
-    def _move(self, allocation: _Allocation, slot: int) -> None:
-        if allocation.slot == slot:
-            return
-        self._bytes[allocation.slot] -= allocation.num_bytes
-        self._bytes[slot] += allocation.num_bytes
-        if self._events is not None:
-            now_s = time.perf_counter()
-            self._events.append((now_s, allocation.slot, -allocation.num_bytes))
-            self._events.append((now_s, slot, allocation.num_bytes))
-        allocation.slot = slot
-
     def _gradient_ready(self, parameter: torch.Tensor) -> None:
         gradient = parameter.grad
         if gradient is not None:
@@ -410,23 +332,6 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._see(tensor, slot)
         else:
             self._move(allocation, slot)
-
-    def _forward_marker(self, index: int, phase: str | None) -> Callable[..., None]:
-        def mark(module: nn.Module, args: Any) -> None:
-            self.mark(phase or self._phase, block_index=index)
-
-        return mark
-
-    def _backward_marker(self, index: int) -> Callable[..., None]:
-        def at_backward(gradient: torch.Tensor) -> None:
-            self.mark("backward", block_index=index)
-
-        def after_forward(module: nn.Module, args: Any, output: Any) -> None:
-            hidden = output[0] if isinstance(output, tuple) else output
-            if hidden.requires_grad:
-                hidden.register_hook(at_backward)
-
-        return after_forward
 
     def _describe(self, phase: str, block: int) -> str:
         return f"{phase} of block {block + 1} of {self._num_blocks}" if block >= 0 else phase

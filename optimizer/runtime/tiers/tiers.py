@@ -18,7 +18,6 @@ the host side is pinned and all copies run in order on one side stream. Three ru
 Knows nothing of blocks or autograd; that is ``activations.py``.
 """
 
-import tempfile
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -29,20 +28,18 @@ from typing import Literal
 import torch
 
 from optimizer.categories import LINKS, Category, Link
-from optimizer.errors import OutOfHostMemory, RemoteStoreLost
+from optimizer.errors import OutOfHostMemory
 from optimizer.packing import STAGING_BYTES
 from optimizer.plan.activations import Compression
 from optimizer.runtime.lanes import LaneClock
 from optimizer.runtime.meter import Meter
 from optimizer.runtime.tiers.compression import Packing, Scratch
 from optimizer.runtime.tiers.copies import Copy, DeviceCopy, HostCopy, Leaving, OffloadedCopy, as_bytes, bytes_of, typed
-from optimizer.runtime.tiers.disk import DiskStore
 from optimizer.runtime.tiers.host_memory import HostArena, PinnedBuffers, Staging
-from optimizer.runtime.tiers.remote import URL_VARIABLE, RemoteStore, remote_url
-from optimizer.runtime.tiers.stores import Store
+from optimizer.runtime.tiers.opened import OpenStores, StorePlace
 from optimizer.runtime.tiers.transfers import Background, StoredBuffer, StoredCopy, Transfer
 
-OffloadPlace = Literal["host", "disk", "remote"]
+OffloadPlace = Literal["host"] | StorePlace
 _MAX_LEAVING = 1
 """Groups beside the current one whose device bytes wait for their copies."""
 _MAX_COPIES_OUT = 4
@@ -60,9 +57,7 @@ class Tiers:
         scratch: Path | None = None,
         remote_url: str | None = None,
     ) -> None:
-        """scratch: folder for the disk tier's file, made when first needed; the system's temporary folder unless given.
-        remote_url: of the remote tier's store; ``HEADROOM_REMOTE_URL`` unless given.
-        """
+        """scratch: folder for the disk tier's file; remote_url: of the remote tier's store; both as for ``OpenStores``."""
         self.device = device
         self.meter = meter
         self.copied_bytes: dict[Link, int] = dict.fromkeys(LINKS, 0)
@@ -70,15 +65,13 @@ class Tiers:
         self.lanes = LaneClock()
         """What copies, stores and waiting for them take, as far as this program's threads see it."""
         self._count_lock = threading.Lock()
-        self._scratch_folder = scratch
-        self._remote_url = remote_url
         self._copy_stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._arena = HostArena()
         self._pinned = PinnedBuffers()
         self._leaving: deque[Leaving] = deque()
         self._copies_out: deque[Copy] = deque()
         self._packing_scratch: dict[Compression, Scratch] = {}
-        self._stores: dict[OffloadPlace, Store] = {}
+        self._stores = OpenStores(scratch=scratch, url=remote_url)
         self._background: Background | None = None
 
     # What is in use.
@@ -86,24 +79,23 @@ class Tiers:
     @property
     def disk_bytes(self) -> int:
         """In use in the scratch file now."""
-        return self._used_bytes("disk")
+        return self._stores.used_bytes("disk")
 
     @property
     def remote_bytes(self) -> int:
-        return self._used_bytes("remote")
+        return self._stores.used_bytes("remote")
 
     @property
     def disk_peak_bytes(self) -> int:
         """Most in use since the last ``reset_peak``."""
-        return self._peak_bytes("disk")
+        return self._stores.peak_bytes("disk")
 
     @property
     def remote_peak_bytes(self) -> int:
-        return self._peak_bytes("remote")
+        return self._stores.peak_bytes("remote")
 
     def reset_peak(self) -> None:
-        for store in self._stores.values():
-            store.room.reset_peak()
+        self._stores.reset_peak()
 
     @property
     def is_asynchronous(self) -> bool:
@@ -118,9 +110,7 @@ class Tiers:
         """Stop the threads, remove the scratch file, delete the remote keys. Copies must not be used after."""
         if self._background is not None:
             self._background.close()
-        for store in self._stores.values():
-            store.close()
-        self._stores.clear()
+        self._stores.close()
         if self._copy_stream is not None:
             self._copy_stream.synchronize()
         self._copies_out.clear()
@@ -148,7 +138,7 @@ class Tiers:
 
     def disk_buffer(self, num_bytes: int) -> StoredBuffer:
         """Room on the disk tier, preallocated, written and read by ranges of host tensors. Raises DiskFull at once."""
-        return self._threads().buffer(self._store("disk"), num_bytes)
+        return self._threads().buffer(self._stores.get("disk"), num_bytes)
 
     def copy_to_host(self, source: torch.Tensor, target: torch.Tensor) -> Copy:
         """Copy a device tensor over a host tensor of the same bytes, both contiguous; autograd's versions do not move.
@@ -235,7 +225,7 @@ class Tiers:
     def open_store(self, place: OffloadPlace) -> None:
         """Open what ``place`` needs now, so that what is missing is named before the run: a folder, a store, a package."""
         if place != "host":
-            self._store(place)
+            self._stores.get(place)
 
     def offload(
         self,
@@ -261,7 +251,7 @@ class Tiers:
         if place == "host":
             copy = self._offload_to_host(source, packing, category)
         else:
-            copy = self._staged().copy(self._store(place), packing)
+            copy = self._staged().copy(self._stores.get(place), packing)
             self._write_units(copy, source)
         if self._copy_stream is not None:
             if not self._leaving:
@@ -377,29 +367,6 @@ class Tiers:
                 self.meter.assign(memory, "temporaries", tier="host")
             background.staging = Staging(memory)
         return background
-
-    def _store(self, place: OffloadPlace) -> Store:
-        if place not in self._stores:
-            if place == "disk":
-                self._stores[place] = DiskStore(self._scratch_folder or Path(tempfile.gettempdir()))
-            else:
-                self._stores[place] = RemoteStore(self._address())
-        return self._stores[place]
-
-    def _address(self) -> str:
-        url = self._remote_url or remote_url()
-        if url is None:
-            raise RemoteStoreLost(
-                f"the plan uses the remote tier; {URL_VARIABLE} is not set",
-                hint=f"Set {URL_VARIABLE} (redis://host:6379/0), or choose a plan without the remote tier.",
-            )
-        return url
-
-    def _used_bytes(self, place: OffloadPlace) -> int:
-        return self._stores[place].room.used_bytes if place in self._stores else 0
-
-    def _peak_bytes(self, place: OffloadPlace) -> int:
-        return self._stores[place].room.peak_bytes if place in self._stores else 0
 
     def _count(self, link: Link, num_bytes: int) -> None:
         # Updates on the host count from a thread of their own.

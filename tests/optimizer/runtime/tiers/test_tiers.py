@@ -12,6 +12,7 @@ from optimizer.plan.activations import ActivationsPlan
 from optimizer.runtime.activations import apply_activations
 from optimizer.runtime.meter import Meter
 from optimizer.runtime.tiers.host_memory import HostArena, Staging
+from optimizer.runtime.tiers.opened import OpenStores
 from optimizer.runtime.tiers.tiers import Tiers
 from optimizer.units import MIB
 from tests.optimizer.runtime.tiers.test_disk import largest_file
@@ -359,7 +360,7 @@ def test_what_is_fetched_from_a_store_comes_in_the_background_and_is_waited_for(
 
 def test_a_store_that_fails_in_the_background_is_named_where_its_bytes_are_used(stream, tmp_path):
     tiers = make_asynchronous_tiers(stream)
-    tiers._scratch_folder = tmp_path
+    tiers._stores = OpenStores(scratch=tmp_path, url=None)
     copy = tiers.offload(torch.ones(MIB).untyped_storage(), category="activations", place="disk")
     tiers.fetch(copy, category="activations").wait()
     del copy
@@ -372,7 +373,7 @@ def test_a_store_that_fails_in_the_background_is_named_where_its_bytes_are_used(
 
 def test_saving_and_loading_beside_compute_keep_to_the_order_they_were_asked_in(stream, tmp_path):
     tiers = make_asynchronous_tiers(stream)
-    tiers._scratch_folder = tmp_path
+    tiers._stores = OpenStores(scratch=tmp_path, url=None)
     buffer = tiers.disk_buffer(4 * 3 * MIB)
     source, target = torch.randn(3 * MIB), torch.empty(3 * MIB)
     for value in range(3):

@@ -1,0 +1,56 @@
+"""Sizes of a model's own tensors: those that are trained, one by one, and the bytes of those that are not. Torch-free."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorSize:
+    """One trained tensor."""
+
+    num_elements: int
+    is_matrix: bool
+    """Two or more dimensions: weight decay applies, and the optimizer takes these first."""
+    row_elements: int = 0
+    """Of an embedding whose gradient holds only the rows of a batch's tokens: elements in a row. 0: gradients are whole."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tensors:
+    """Sizes of the trained tensors in the model's order, tied ones once: the optimizer takes them one by one.
+
+    Where a decoder follows an encoder, ``between`` come before the block ``num_before_between``.
+    """
+
+    before: tuple[TensorSize, ...]
+    """Ahead of the blocks."""
+    by_block: tuple[tuple[TensorSize, ...], ...]
+    """Distinct blocks."""
+    block_kinds: tuple[int, ...]
+    """For each block of the model, which of ``by_block``."""
+    after: tuple[TensorSize, ...]
+    between: tuple[TensorSize, ...] = ()
+    num_before_between: int = 0
+
+    def placed(self) -> list[tuple[int, TensorSize]]:
+        """Every tensor of the model with its block: -1 before the blocks; their number after them, and between two stacks."""
+        outside = len(self.block_kinds)
+        placed = [(-1, size) for size in self.before]
+        for block, kind in enumerate(self.block_kinds):
+            if block == self.num_before_between:
+                placed += [(outside, size) for size in self.between]
+            placed += [(block, size) for size in self.by_block[kind]]
+        return placed + [(outside, size) for size in self.after]
+
+    def in_order(self) -> list[TensorSize]:
+        """Every tensor of the model."""
+        return [size for _, size in self.placed()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrozenBytes:
+    """Bytes of the weights that are not trained, in one representation: those under adapters, packed or not, their scales."""
+
+    outside: int
+    """Of what belongs to no block: embedding, final norm, head. Always on the device."""
+    by_block: tuple[int, ...]
+    """Distinct blocks, in the order of ``Tensors.by_block``. What streams where ``weights.place`` is not the device."""
