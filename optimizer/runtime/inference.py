@@ -36,6 +36,7 @@ from optimizer.models.spec import ModelSpec
 from optimizer.plan.inference import PREFILL, InferencePlan, decode_phase, head_of
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.allocator import apply_allocator
+from optimizer.runtime.counting import CountingPolicy
 from optimizer.runtime.frozen import freeze_base
 from optimizer.runtime.kv_cache import KvCache, chain, find_windows
 from optimizer.runtime.kv_workspace import KvHomes, KvWorkspace
@@ -46,8 +47,6 @@ from optimizer.runtime.tiers.tiers import Tiers
 from optimizer.runtime.turns import Turns, check_turns
 from optimizer.runtime.weights import StreamedWeights, torch_dtype
 from optimizer.sampling import Sampling
-
-_COUNT_EVERY_S = 10.0
 
 
 def build_for_inference(
@@ -128,7 +127,7 @@ class Generator:
         self.windows = find_windows(model)
         self._anatomy = find_anatomy(model)
         self._handles: list[RemovableHandle] = []
-        self._next_count_s = 0.0
+        self._counting = CountingPolicy()
         self._turns = Turns(resumed=partial(self._region, "activations"))
         if plan.num_micro_batches > 1:
             check_turns()
@@ -187,8 +186,8 @@ class Generator:
     ) -> PassTimes:
         """Until all sequences have ended. At most ``plan.num_micro_batches``. should_stop: asked after each forward pass.
 
-        counts_all: False has the meter count the prefill, the first two decodes and the last, and one in ten seconds, since
-        counting costs Python for every op; on the CPU device its cap holds in those alone.
+        counts_all: False has the meter count the prefill, the first two decodes and the last, and now and then one between
+        (``counting.py``).
         """
         start_s = time.perf_counter()
         num_steps, prefill_s = self._run(micro_batches, should_stop, counts_all=counts_all)
@@ -294,21 +293,13 @@ class Generator:
             prefill_s = time.perf_counter()
             num_steps = 1
             while running and not should_stop():
-                with self.metered(is_counted=counts_all or self._is_due(num_steps, last_step)):
+                with self.metered(is_counted=counts_all or self._counting.is_due(num_steps, is_last=num_steps == last_step)):
                     num_steps += 1
                     self._forward(running, decode_phase(num_steps))
                     running = _still_running(running)
         finally:
             self._weights.release_all()
         return num_steps, prefill_s
-
-    def _is_due(self, step: int, last_step: int) -> bool:
-        """Whether a decode is counted where not all are."""
-        now_s = time.monotonic()
-        if step in (1, 2, last_step) or now_s >= self._next_count_s:
-            self._next_count_s = now_s + _COUNT_EVERY_S
-            return True
-        return False
 
     def _forward(self, running: Sequence[tuple[MicroBatch, KvCache]], phase: str) -> None:
         """One token more of each sequence."""

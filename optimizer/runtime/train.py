@@ -27,6 +27,7 @@ from optimizer.plan.plan import Plan
 from optimizer.runtime.allocator import apply_allocator, release_unused
 from optimizer.runtime.batch import BatchReader, read_validation_batches
 from optimizer.runtime.checkpoint import Checkpoint, find_resumable, read_checkpoint, write_checkpoint
+from optimizer.runtime.counting import COUNT_EVERY_S, CountingPolicy
 from optimizer.runtime.device import check_dtype, prepared_device
 from optimizer.runtime.finish import Artifact, leave_artifacts
 from optimizer.runtime.frozen import hash_frozen
@@ -39,10 +40,6 @@ from optimizer.runtime.telemetry import StepWatch
 from optimizer.serialize import to_json
 from optimizer.units import format_bytes
 from optimizer.workload import Goal, TrainingWorkload
-
-NUM_FIRST_COUNTED = 3
-"""Steps of an attempt that the meter counts: in the first state comes to be, and the next are steady. Later ones are as those
-are, and counting costs Python for every op; they are counted once in ``timeline_every_s``."""
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -73,8 +70,9 @@ class TrainingRun:
     """Of jobs that this one retries, the last first: with ``newest``, where to look when this one has no checkpoint."""
     scratch_folder: Path | None = None
     """For what the plan keeps on the disk while the job runs; None: a folder in the job's, gone with the run."""
-    timeline_every_s: float = 10.0
-    """A timeline of one step is reported this often; that step is counted by the meter, the others are not (``Trainer.step``)."""
+    timeline_every_s: float = COUNT_EVERY_S
+    """A step is counted this often, beside an attempt's first ones (``counting.py``); each but the very first reports its
+    timeline."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +165,7 @@ class _Job:
         self._attempt_steps = 0
         self._has_evaluated = False
         self._saved_step = -1
-        self._next_timeline_s = 0.0
+        self._counting = CountingPolicy(every_s=run.timeline_every_s)
 
     def carry_out(self, should_stop: Callable[[], bool]) -> TrainingResult:
         torch.manual_seed(self.workload.seed)
@@ -222,15 +220,14 @@ class _Job:
         batches = self.reader.read(self.step)
         self._data_wait_ms.append(self.reader.waited_ms)
         learning_rate = learning_rate_at(self.step, self.workload)
-        with_timeline = self._attempt_steps > 0 and time.monotonic() >= self._next_timeline_s
+        is_counted = self._counting.is_due(self._attempt_steps)
+        with_timeline = is_counted and self._attempt_steps > 0
         self.watch.begin(with_timeline=with_timeline)
-        is_counted = with_timeline or self._attempt_steps < NUM_FIRST_COUNTED
         result = self.last = self.trainer.step(batches, learning_rate=learning_rate, is_counted=is_counted)
         self.watch.end()
         self.step += 1
         if with_timeline:
             self._sample("timeline", **self.watch.timeline(result))
-            self._next_timeline_s = time.monotonic() + self.run.timeline_every_s
         self._record(result, learning_rate, is_counted=is_counted)
         self._attempt_steps += 1
         if self._is_due(self.workload.eval_every_steps) and self.step < self.workload.num_steps:
