@@ -16,7 +16,7 @@ from optimizer.categories import CATEGORIES, Category
 from optimizer.estimate.compiled import CompiledShape
 from optimizer.estimate.op_times import OpTimes
 from optimizer.estimate.parts import PartBytes, PartTime
-from optimizer.hardware.machine import Rates
+from optimizer.hardware.machine import Machine
 from optimizer.plan.logits_and_loss import WIDE_COPY_ELEMENTS
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Op, Part, Profile
@@ -95,7 +95,7 @@ class ChunkedHead:
     """Of the loss, which like backward's root goes after these parts."""
 
 
-def estimate_chunked_head(profile: Profile, compiled: CompiledShape, *, plan: Plan, rates: Rates) -> ChunkedHead | None:
+def estimate_chunked_head(profile: Profile, compiled: CompiledShape, *, plan: Plan, machine: Machine) -> ChunkedHead | None:
     """The head parts of one micro-batch; None for one chunk, where the traced parts hold.
 
     *Not modelled*: what a kernel allocates and frees inside itself; an embedding whose gradient is sparse.
@@ -110,14 +110,15 @@ def estimate_chunked_head(profile: Profile, compiled: CompiledShape, *, plan: Pl
         "head_backward_first": tuple(list_backward(head, adds=False)),
         "head_backward_accumulate": tuple(list_backward(head, adds=True)),
     }
-    times = OpTimes(rates, compiled.compute_dtype, element_dtype=plan.weights.dtype)
+    times = OpTimes(machine.rates, compiled.compute_dtype, element_dtype=plan.weights.dtype)
+    runs_ahead = machine.device.kind == "cuda"
     return ChunkedHead(
         changes=changes,
         bytes={name: _sum_changes(found) for name, found in changes.items()},
         time={
-            "head": _forward_time(head, num_chunks, times),
-            "head_backward_first": _backward_time(head, times, adds=False),
-            "head_backward_accumulate": _backward_time(head, times, adds=True),
+            "head": _forward_time(head, num_chunks, times, runs_ahead=runs_ahead),
+            "head_backward_first": _backward_time(head, times, adds=False, runs_ahead=runs_ahead),
+            "head_backward_accumulate": _backward_time(head, times, adds=True, runs_ahead=runs_ahead),
         },
         loss_bytes=head.wide_bytes,
     )
@@ -366,7 +367,11 @@ class _Clock:
         """Ops that cost their dispatch."""
         self._seconds["dispatch"] += num_ops * self._times.dispatch_s[0]
 
-    def total(self) -> PartTime:
+    def total(self, *, runs_ahead: bool) -> PartTime:
+        """runs_ahead: the device computes while Python runs ahead, as of the traced parts (``compiled.py``)."""
+        if runs_ahead and self._times.counts_views:
+            kernels_s = sum(seconds for kind, seconds in self._seconds.items() if kind != "dispatch")
+            self._seconds["dispatch"] = max(0.0, self._seconds["dispatch"] - kernels_s)
         return PartTime(
             compute_ms=sum(self._seconds.values()) * 1000,
             kinds_ms=tuple(seconds * 1000 for seconds in self._seconds.values()),
@@ -374,14 +379,14 @@ class _Clock:
         )
 
 
-def _forward_time(head: Head, num_chunks: int, times: OpTimes) -> PartTime:
+def _forward_time(head: Head, num_chunks: int, times: OpTimes, *, runs_ahead: bool) -> PartTime:
     length = chunk_length(head.num_tokens, num_chunks)
     num_full, last = divmod(head.num_tokens, length)
     clock = _Clock(times)
     _add_chunk(clock, head, length, times=num_full)
     if last:
         _add_chunk(clock, head, last, times=1)
-    return clock.total()
+    return clock.total(runs_ahead=runs_ahead)
 
 
 def _add_chunk(clock: _Clock, head: Head, length: int, *, times: int) -> None:
@@ -409,7 +414,7 @@ def _add_chunk(clock: _Clock, head: Head, length: int, *, times: int) -> None:
         clock.add_pass("elementwise", "add", head.weight_elements * (2 * head.wide_bytes + size), times=times)
 
 
-def _backward_time(head: Head, times: OpTimes, *, adds: bool) -> PartTime:
+def _backward_time(head: Head, times: OpTimes, *, adds: bool, runs_ahead: bool) -> PartTime:
     clock = _Clock(times)
     clock.add_pass("elementwise", "mul", 2 * head.hidden_bytes)
     if head.trains_weight:
@@ -419,4 +424,4 @@ def _backward_time(head: Head, times: OpTimes, *, adds: bool) -> PartTime:
         if adds and not head.is_tied:
             clock.add_pass("elementwise", "add", 3 * head.weight_elements * head.weight_element_bytes)
     clock.add_small(_SMALL_OPS_BACKWARD)
-    return clock.total()
+    return clock.total(runs_ahead=runs_ahead)

@@ -92,7 +92,7 @@ class Layout:
         self.leaves_gradients = plan.gradients.choice == "host"
         head_key = ("head", plan.logits_and_loss, plan.weights.representation, self.rates_key)
         self._head = compiled.keep(
-            head_key, lambda: estimate_chunked_head(profile, compiled, plan=plan, rates=machine.rates)
+            head_key, lambda: estimate_chunked_head(profile, compiled, plan=plan, machine=machine)
         )
         # One object for all that does not change from block to block: plans are slow to hash.
         in_blocks = (self.leaves_gradients, plan.activations.compress, self.rates_key, self.dropped)

@@ -28,7 +28,7 @@ def make_plan(num_chunks, *, dtype="fp32", accumulation_steps=1):
 
 def price(profile, machine, plan):
     compiled = compile_shape(profile, plan.weights, SHAPE)
-    return estimate_chunked_head(profile, compiled, plan=plan, rates=machine.rates)
+    return estimate_chunked_head(profile, compiled, plan=plan, machine=machine)
 
 
 def highest(changes):
