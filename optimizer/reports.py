@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from optimizer.categories import CATEGORIES, CATEGORY_LABELS
 from optimizer.estimate.prediction import Prediction
-from optimizer.hardware.machine import Machine
+from optimizer.hardware.machine import DISTURBED, Machine
 from optimizer.profile.profile import Profile
 from optimizer.search.problem import PricedPlan
 from optimizer.units import format_bytes
@@ -50,9 +50,10 @@ def report_machine(machine: Machine) -> str:
             "remote store", rates.remote_write_bytes_per_s, rates.remote_read_bytes_per_s, machine.remote_free_bytes
         ),
         ("rates", rates.source),
-        *machine.facts.items(),
+        *((name, fact) for name, fact in machine.facts.items() if name != DISTURBED),
     ]
-    return format_pairs(rows)
+    remark = machine.facts.get(DISTURBED)
+    return format_pairs(rows) + (f"\n\nNote: {remark}." if remark else "")
 
 
 def _store_rows(

@@ -18,7 +18,8 @@ from optimizer.estimate.kv_cache import sum_homes
 from optimizer.estimate.parts import Bytes
 from optimizer.estimate.prediction import LANES, TimelinePoint
 from optimizer.estimate.simulate import Simulation
-from optimizer.estimate.training import MEMORY_MARGIN, TIME_SPREAD
+from optimizer.estimate.time_interval import time_interval
+from optimizer.estimate.training import MEMORY_MARGIN
 from optimizer.hardware.calibration import Spread, calibrated_machine, read_spread
 from optimizer.hardware.machine import Machine
 from optimizer.plan.inference import PREFILL, InferencePlan
@@ -105,7 +106,7 @@ def _predict(
     peak_bytes = highest.device_peak_bytes
     margin_bytes = int(np.ceil(peak_bytes * MEMORY_MARGIN[machine.device.kind]))
     unmetered_bytes = max(0, max(each.allocated_bytes for each in priced.values()) - peak_bytes)
-    width = spread.width if spread is not None else TIME_SPREAD[machine.rates.source]
+    low, high = time_interval(machine.rates, spread)
     total_s = _total_ms(priced, passes) / 1000
     every = [priced.get(index) or full.other(shape) for index, (shape, _) in enumerate(passes)]
     away_bytes = sum_homes([each.kv_homes for each in every])
@@ -131,11 +132,11 @@ def _predict(
             link: num_bytes // decoded.num_tokens for link, num_bytes in full.decode_copied_bytes.items()
         },
         prefill_ms=full.prefill.step_ms,
-        prefill_low_ms=full.prefill.step_ms * (1 - width),
-        prefill_high_ms=full.prefill.step_ms * (1 + width),
+        prefill_low_ms=full.prefill.step_ms * low,
+        prefill_high_ms=full.prefill.step_ms * high,
         decode_ms=decode_ms,
-        decode_low_ms=decode_ms * (1 - width),
-        decode_high_ms=decode_ms * (1 + width),
+        decode_low_ms=decode_ms * low,
+        decode_high_ms=decode_ms * high,
         decode=tuple(
             DecodePoint(
                 num_tokens=full.micro_batches[0].prompt_length + index,

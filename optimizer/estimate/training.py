@@ -24,6 +24,7 @@ from optimizer.estimate.setting import Setting, find_setting
 from optimizer.estimate.simulate import Resident, Simulation, simulate
 from optimizer.estimate.stages import StagePeaks
 from optimizer.estimate.tensors import TensorList
+from optimizer.estimate.time_interval import time_interval
 from optimizer.estimate.unmetered import estimate_allocated_peak
 from optimizer.hardware.calibration import Spread, calibrated_machine, read_spread
 from optimizer.hardware.machine import Machine
@@ -37,8 +38,6 @@ MEMORY_MARGIN = {"cpu": 0.0025, "cuda": 0.05}
 is for models that no test holds to it, and for kernels' scratch that is not modelled.
 cuda: an assumption until a card has been measured; other attention kernels save other tensors, and blocks are rounded up to 512
 bytes."""
-TIME_SPREAD = {"measured": 0.15, "table": 0.5}
-"""Half-width of the time interval as a share, until enough runs have finished on this machine to tell."""
 _ALWAYS = ("compute", "copy_out", "copy_in")
 """Lanes of which a prediction tells even where they are idle."""
 
@@ -157,7 +156,7 @@ def _predict(
     """
     peak_bytes = simulation.device_peak_bytes
     margin_bytes = math.ceil(peak_bytes * MEMORY_MARGIN[machine.device.kind])
-    width = spread.width if spread is not None else TIME_SPREAD[machine.rates.source]
+    low, high = time_interval(machine.rates, spread)
     step_ms = simulation.step_ms
     exposed_ms = simulation.exposed_ms
     prediction = Prediction(
@@ -172,8 +171,8 @@ def _predict(
         copied_bytes={link: num_bytes for link, num_bytes in simulation.copied_bytes.items() if num_bytes},
         peak_moment=simulation.peak_task.describe(profile.num_blocks),
         step_ms=step_ms,
-        step_low_ms=step_ms * (1 - width),
-        step_high_ms=step_ms * (1 + width),
+        step_low_ms=step_ms * low,
+        step_high_ms=step_ms * high,
         exposed_copy_ms=sum(lane_ms for lane, lane_ms in exposed_ms.items() if lane != "host"),
         exposed_ms=dict(exposed_ms.items()),
         tokens_per_s=workload.tokens_per_step / step_ms * 1000,

@@ -13,6 +13,7 @@ from optimizer.hardware.cuda_facts import bytes_beside_tensors
 from optimizer.hardware.device_spec import DeviceSpec
 from optimizer.hardware.device_table import read_devices
 from optimizer.hardware.machine import Device, Machine, Rates
+from optimizer.serialize import shown
 from optimizer.units import GIB, MIB
 
 OP_OVERHEAD_S = 8e-6
@@ -36,7 +37,7 @@ def find_device(name: str) -> DeviceSpec:
     Raises InvalidInput that lists the table, also where a name such as ``A100 80`` or ``H100`` could be several cards.
     """
     devices = known_devices()
-    wanted = _squeezed(name)
+    wanted = _squeezed(str(name))
     matching = [spec for spec in devices.values() if wanted in _spellings(spec)]
     matching = matching or [spec for spec in devices.values() if wanted == _squeezed(_without_size(spec.name))]
     matching = matching or [spec for spec in devices.values() if wanted and _squeezed(spec.name).startswith(wanted)]
@@ -46,7 +47,7 @@ def find_device(name: str) -> DeviceSpec:
     raise InvalidInput(
         f"GPU {name!r} {meaning}; known: {', '.join(devices)}",
         field="gpu",
-        value=name,
+        value=shown(name),
         allowed=list(devices),
         hint="Choose a name of the list, measure the machine itself with `probe`, or add a row (docs/devices.md).",
     )

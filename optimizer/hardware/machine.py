@@ -12,6 +12,8 @@ from optimizer.errors import InvalidInput
 from optimizer.serialize import from_json, shown, to_json
 
 RateSource = Literal["measured", "table"]
+DISTURBED = "disturbed"
+"""Among a machine's facts, where others used it while it was probed: a sentence with what to do."""
 Curve = tuple[tuple[float, float], ...]
 """Rates attained by size, as (size, rate per second), sizes rising."""
 
@@ -68,6 +70,9 @@ class Rates:
     """Memory that the process does not have yet, touched for the first time: pages that the system finds and clears."""
     link_bytes_per_s: dict[str, float] = field(default_factory=dict)
     """Copies as they were probed: alone, beside compute, both ways at once; for people."""
+    probe_slowdown: float = 1.0
+    """How many times slower than by itself the machine may have been when this was measured, because others used it
+    (``probe/disturbance.py``); 1 where it was left alone, and for rates of the table."""
     time_factors: dict[str, float] = field(default_factory=dict)
     """What finished runs say of each kind of time (``calibration.py``); 1 for those not named."""
 
@@ -131,6 +136,7 @@ class Machine:
 
 
 _LEAST_RATE, _LARGEST_RATE = 1e-9, 1e30
+_LARGEST_SLOWDOWN = 1e6
 _LARGEST_SIZE = 2**60
 _ALWAYS_THERE = {"matmul_flops_per_s": "fp32", "attention_flops_per_s": "fp32", "optimizer_elements_per_s": "adamw_32"}
 """Keys that the estimate falls back to."""
@@ -156,6 +162,7 @@ def _check_rates(rates: Rates) -> None:
                 _check_curve(place, number)
             elif isinstance(number, int | float):
                 _require(place, number, low=low, high=_LARGEST_RATE)
+    _require("machine.rates.probe_slowdown", rates.probe_slowdown, low=1.0, high=_LARGEST_SLOWDOWN)
     for table, key in _ALWAYS_THERE.items():
         if key not in getattr(rates, table):
             raise InvalidInput(f"machine.rates.{table} has no {key}", field=f"machine.rates.{table}", allowed=[key])

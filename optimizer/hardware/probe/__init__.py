@@ -3,7 +3,8 @@
 A package by subject: ``products.py`` (by shape and form, attention by length), ``ops.py`` (by bytes), ``packing.py`` (compressed
 trips), ``flat.py`` (one number each, where there is no curve), ``steps.py`` and ``passes.py`` (what a step and a generation cost
 beside their kernels), ``links.py`` (copies alone and under load), ``updates.py`` (AdamW on the device and the host),
-``stores.py`` (disk and remote store), ``facts.py``. ``clock.py`` says how something is timed.
+``stores.py`` (disk and remote store), ``facts.py``. ``clock.py`` says how something is timed, ``disturbance.py`` whether others
+used the machine meanwhile.
 
 On CUDA under the settings of a run (deterministic, no TF32), timed by events. Neither threads nor random state of the process are
 changed. Needs torch; the result does not.
@@ -14,14 +15,17 @@ Finished runs correct them (``hardware/calibration.py``).
 
 import socket
 import tempfile
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from optimizer.errors import InvalidInput
-from optimizer.hardware.machine import Machine, Rates
+from optimizer.hardware.machine import DISTURBED, Machine, Rates
 from optimizer.hardware.memory import available_memory_bytes
 from optimizer.hardware.probe.clock import Share
+from optimizer.hardware.probe.disturbance import Disturbance, Watch
 from optimizer.hardware.probe.facts import describe_device, list_facts
 from optimizer.hardware.probe.flat import (
     probe_attention_rate,
@@ -48,6 +52,8 @@ _SHARES = {
 }  # fmt: skip
 """Of the time, by what is measured."""
 
+Measured = TypeVar("Measured")
+
 
 def probe_machine(
     *, name: str | None = None, device: str | None = None, max_s: float = MAX_PROBE_S, scratch: Path | None = None
@@ -66,7 +72,10 @@ def probe_machine(
     remote = probe_remote(max_s=share_s["remote"])
     state = torch.get_rng_state()
     with prepared_device(chosen):
-        rates = _measure_rates(chosen, share_s=share_s, disk=disk, remote=remote)
+        watch = Watch(chosen)
+        rates = _measure_rates(chosen, share_s=share_s, disk=disk, remote=remote, watch=watch)
+        disturbance = watch.judge()
+        del watch
         workspace_bytes = reserve_workspaces(chosen)
         host_bytes = available_memory_bytes()
         described = describe_device(chosen, host_bytes=host_bytes, workspace_bytes=workspace_bytes)
@@ -75,12 +84,18 @@ def probe_machine(
         name=name or socket.gethostname(),
         device=described,
         host_memory_bytes=host_bytes - described.memory_bytes if described.kind == "cpu" else host_bytes,
-        rates=rates,
+        rates=replace(rates, probe_slowdown=disturbance.slowdown),
         disk_free_bytes=disk.free_bytes,
         remote_free_bytes=remote.free_bytes,
         num_threads=torch.get_num_threads(),
-        facts=list_facts(chosen, workspace_bytes=workspace_bytes) | faults_of(disk=disk, remote=remote),
+        facts=list_facts(chosen, workspace_bytes=workspace_bytes)
+        | faults_of(disk=disk, remote=remote)
+        | _remarks_on(disturbance),
     )
+
+
+def _remarks_on(disturbance: Disturbance) -> dict[str, str]:
+    return {DISTURBED: disturbance.describe()} if disturbance.slowdown > 1 else {}
 
 
 def _choose_device(device: str | None) -> torch.device:
@@ -107,15 +122,22 @@ def _unknown_device(device: str | None) -> InvalidInput:
     )
 
 
-def _measure_rates(device: torch.device, *, share_s: dict[str, float], disk: Stored, remote: Stored) -> Rates:
+def _measure_rates(device: torch.device, *, share_s: dict[str, float], disk: Stored, remote: Stored, watch: Watch) -> Rates:
     dtypes = {name: dtype for name, dtype in _DTYPES.items() if name != "bf16" or has_bf16(device)}
     # Without a flat rate no search takes a dtype: not bf16 where a card emulates it, and fp16 only there.
     flat_dtypes = {name: dtype for name, dtype in dtypes.items() if name != "fp16" or "bf16" not in dtypes}
-    optimizers = probe_updates(device, max_s=share_s["updates"] * 3 / 4)
-    eight_s = probe_8bit_tensor_s(optimizers, device, max_s=share_s["updates"] / 4)
-    links = probe_links(device, max_s=share_s["links"])
-    steps = probe_steps(device, max_s=share_s["steps"])
-    passes = probe_passes(device, max_s=share_s["passes"])
+
+    def watched(measured: Measured) -> Measured:
+        """What was just measured; a look at the machine goes with it."""
+        watch.look()
+        return measured
+
+    watch.look()
+    optimizers = watched(probe_updates(device, max_s=share_s["updates"] * 3 / 4))
+    eight_s = watched(probe_8bit_tensor_s(optimizers, device, max_s=share_s["updates"] / 4))
+    links = watched(probe_links(device, max_s=share_s["links"]))
+    steps = watched(probe_steps(device, max_s=share_s["steps"]))
+    passes = watched(probe_passes(device, max_s=share_s["passes"]))
     flat = Share(share_s["flat"])
     return Rates(
         matmul_flops_per_s={
@@ -125,24 +147,24 @@ def _measure_rates(device: torch.device, *, share_s: dict[str, float], disk: Sto
             name: probe_attention_rate(device, dtype, max_s=flat.of(4)) for name, dtype in flat_dtypes.items()
         },
         memory_bytes_per_s=probe_memory_rate(device, max_s=flat.of(2)),
-        op_overhead_s=probe_op_overhead_s(device, max_s=flat.of(1)),
+        op_overhead_s=watched(probe_op_overhead_s(device, max_s=flat.of(1))),
         device_to_host_bytes_per_s=rate_in_step(links, "device_to_host"),
         host_to_device_bytes_per_s=rate_in_step(links, "host_to_device"),
         optimizer_elements_per_s=optimizers,
         source="measured",
-        host_optimizer_elements_per_s=probe_host_update(optimizers, device, max_s=share_s["host update"]),
+        host_optimizer_elements_per_s=watched(probe_host_update(optimizers, device, max_s=share_s["host update"])),
         disk_write_bytes_per_s=disk.write_bytes_per_s,
         disk_read_bytes_per_s=disk.read_bytes_per_s,
         remote_write_bytes_per_s=remote.write_bytes_per_s,
         remote_read_bytes_per_s=remote.read_bytes_per_s,
-        matmul_curves=probe_matmuls(device, dtypes, max_s=share_s["matmuls"]),
-        attention_curves=probe_attention(device, dtypes, max_s=share_s["attention"]),
-        op_curves=probe_ops(device, dtypes, max_s=share_s["ops"]),
-        packing_curves=probe_packing(device, max_s=share_s["packing"]),
+        matmul_curves=watched(probe_matmuls(device, dtypes, max_s=share_s["matmuls"])),
+        attention_curves=watched(probe_attention(device, dtypes, max_s=share_s["attention"])),
+        op_curves=watched(probe_ops(device, dtypes, max_s=share_s["ops"])),
+        packing_curves=watched(probe_packing(device, max_s=share_s["packing"])),
         forward_dispatch_s=steps.forward_dispatch_s,
         backward_dispatch_s=steps.backward_dispatch_s,
         pass_dispatch_s=passes.dispatch_s,
         python_s=steps.python_s | {"update 8-bit": eight_s, "token": passes.token_s},
-        fresh_bytes_per_s=probe_fresh_memory(device, max_s=share_s["fresh memory"]),
+        fresh_bytes_per_s=watched(probe_fresh_memory(device, max_s=share_s["fresh memory"])),
         link_bytes_per_s=links,
     )
