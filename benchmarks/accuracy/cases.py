@@ -4,16 +4,18 @@ A case is named by what it is (``llama/tiny/recompute+8bit``), so that its name 
 a hash of the name and ``HOLDOUT_SEED``, is held back: nothing is fitted to it, and its errors are reported apart. Adding cases
 moves none from one part to the other.
 
-``configs.py`` says what the models are, ``techniques.py`` what each technique changes.
+``configs.py`` says what the models are, ``modules.py`` what plain modules, ``techniques.py`` what each technique changes.
 """
 
 import hashlib
+import itertools
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from benchmarks.accuracy.configs import BRIEF, BRIEF_SHARE, MODELS, SHAPES, WITHOUT_CACHE, make_config
+from benchmarks.accuracy.modules import PLAIN_MODULES, Module
 from benchmarks.accuracy.techniques import (
     GENERATION,
     GENERATIONS,
@@ -84,6 +86,34 @@ TIMED_SLOW: tuple[tuple[str, ...], ...] = (
     ("fp16", "recompute"),
     ("autocast-fp16", "offload"),
 )
+PADDED_MODELS = ("gpt2", "llama", "gemma2", "mixtral", "bert", "headroom_decoder")
+PADDED: tuple[tuple[str, ...], ...] = (
+    (),
+    ("recompute",),
+    ("offload", "accumulate"),
+    ("selective", "bf16"),
+    ("host-state", "chunks"),
+)
+MODULE_TECHNIQUES: tuple[tuple[str, ...], ...] = (
+    (),
+    ("recompute",),
+    ("selective",),
+    ("offload",),
+    ("offload-disk",),
+    ("offload-int8",),
+    ("accumulate",),
+    ("consume",),
+    ("part-host-state",),
+    ("disk-state",),
+    ("streamed",),
+    ("8bit",),
+    ("sgd",),
+    ("bf16",),
+    ("autocast",),
+    ("recompute", "8bit", "accumulate"),
+    ("offload", "host-state"),
+    ("mixed", "unclipped"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +128,13 @@ class Case:
     workload: TrainingWorkload | InferenceWorkload = field(repr=False)
     plan: Plan | InferencePlan = field(repr=False)
     is_timed: bool = False
+    is_padded: bool = False
+    """Each micro-batch's last sequence ends before the others."""
+
+    @property
+    def module(self) -> Module | None:
+        """Of cases of plain modules, which have no config."""
+        return PLAIN_MODULES.get(self.model)
 
     @property
     def adapter(self) -> Adapter | None:
@@ -111,6 +148,10 @@ class Case:
     def is_carried_out(self) -> bool:
         """Whether the verdict on it is put to the test under a cap: one case in three, those that are not timed."""
         return not self.is_timed and _hash(f"carried out:{self.name}") % 3 == 0
+
+    @property
+    def num_blocks(self) -> int:
+        return self.spec.num_blocks if self.module is None else self.module.num_blocks
 
     @property
     def spec(self) -> ModelSpec:
@@ -127,8 +168,14 @@ def _hash(text: str) -> int:
 
 
 def list_cases() -> list[Case]:
-    """All, in a fixed order: model by model, bytes first, then those that are also timed."""
+    """All, in a fixed order: model by model, bytes first, then those that are also timed; then padded batches, then modules."""
     cases = [case for index, model in enumerate(MODELS) for case in _cases_of(model, index)]
+    cases += [
+        make_case(model, "tiny", names, is_padded=True)
+        for model, names in itertools.product(PADDED_MODELS, PADDED)
+        if IMPOSSIBLE.get(model, frozenset()).isdisjoint(names)
+    ]
+    cases += [make_module_case(name, names) for name in PLAIN_MODULES for names in MODULE_TECHNIQUES]
     names = [case.name for case in cases]
     if len(names) != len(set(names)):
         raise ValueError("two cases have one name")
@@ -173,7 +220,24 @@ def taken_in_turn(options: Sequence[Option], index: int, number: int) -> list[Op
     return [options[(index * number + turn) % len(options)] for turn in range(number)]
 
 
-def make_case(model: str, shape: str, techniques: tuple[str, ...], *, is_timed: bool = False) -> Case:
+def make_module_case(name: str, techniques: tuple[str, ...]) -> Case:
+    """The case of a plain module."""
+    changes = merge_changes(techniques)
+    workload = make_workload(SHAPES["tiny"], changes)
+    return Case(
+        name=f"{name}/module/{'+'.join(techniques) or 'plain'}",
+        model=name,
+        shape="module",
+        techniques=techniques,
+        config={},
+        workload=workload,
+        plan=make_training_plan(PLAIN_MODULES[name].num_blocks, workload, changes),
+    )
+
+
+def make_case(
+    model: str, shape: str, techniques: tuple[str, ...], *, is_timed: bool = False, is_padded: bool = False
+) -> Case:
     """The case of one model, one shape and some techniques, which must go together."""
     config = make_config(model, SHAPES[shape])
     spec = read_model_spec(config)
@@ -181,9 +245,9 @@ def make_case(model: str, shape: str, techniques: tuple[str, ...], *, is_timed: 
     # Attention in blocks takes whole ones; of other models a length need not be a multiple of anything.
     block = config.get("attention_block", 1)
     workload = make_workload(SHAPES[shape], changes, sequence_multiple=block)
-    plan = make_training_plan(spec, workload, changes)
+    plan = make_training_plan(spec.num_blocks, workload, changes)
     return Case(
-        name=f"{model}/{shape}/{'+'.join(techniques) or 'plain'}",
+        name=f"{model}/{shape}/{'padded ' if is_padded else ''}{'+'.join(techniques) or 'plain'}",
         model=model,
         shape=shape,
         techniques=techniques,
@@ -191,6 +255,7 @@ def make_case(model: str, shape: str, techniques: tuple[str, ...], *, is_timed: 
         workload=workload,
         plan=plan,
         is_timed=is_timed,
+        is_padded=is_padded,
     )
 
 

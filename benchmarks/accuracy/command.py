@@ -85,7 +85,7 @@ def is_wanted(case: Case, words: Sequence[str] | None, *, quick: bool) -> bool:
     """quick: one model without adapters, so that two shapes are profiled and no more."""
     if words:
         return any(word in case.name for word in words)
-    return not quick or (case.model == "llama" and case.shape in ("tiny", "small") and case.adapter is None)
+    return not quick or (case.model == "llama" and case.shape in ("tiny", "small") and not (case.adapter or case.is_padded))
 
 
 def find_machine(journal: Journal, *, probe_s: float) -> Machine:
@@ -134,11 +134,15 @@ def ask_in_time(journal: Journal, cases: Sequence[Case]) -> None:
 
 
 def ask(journal: Journal, case: Case) -> None:
-    """Other ways to estimate, of what the memory part has measured; large models would only take MemTracker longer."""
+    """Other ways to estimate, of what the memory part has measured; large models would only take MemTracker longer, and plain
+    modules and padded batches the others do not know.
+    """
     memory = next((row for row in journal.rows if row["what"] == "memory" and row["case"] == case.name), None)
     if (
         memory is None
         or case.is_timed
+        or case.is_padded
+        or case.module is not None
         or isinstance(case.workload, InferenceWorkload)
         or journal.has(what="estimator", case=case.name)
     ):

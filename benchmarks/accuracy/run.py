@@ -37,13 +37,15 @@ from optimizer.profile.inference_trace import profile_inference
 from optimizer.profile.profile import Profile
 from optimizer.profile.trace import profile_model
 from optimizer.runtime.inference import Generator, build_for_inference
+from optimizer.runtime.logits_and_loss import IGNORED_LABEL
 from optimizer.runtime.measure import make_synthetic_batches, measure_step
 from optimizer.runtime.measure_inference import make_prompts, measure_generation
 from optimizer.runtime.meter import Meter, Peak
 from optimizer.runtime.prepare import build_prepared
-from optimizer.runtime.step import Trainer
+from optimizer.runtime.step import MicroBatch, Trainer
 from optimizer.runtime.tiers.remote import URL_VARIABLE
 from optimizer.runtime.tiers.tiers import Tiers
+from optimizer.runtime.weights import torch_dtype
 from optimizer.workload import InferenceWorkload, TrainingWorkload
 
 CPU = torch.device("cpu")
@@ -82,8 +84,12 @@ class Bench:
             if isinstance(case.plan, InferencePlan):
                 names = sorted(self._representations[key])
                 self._profiles[key] = profile_inference(case.spec, representations=names)
+            elif case.module is not None:
+                self._profiles[key] = case.module.profile()
             else:
-                self._profiles[key] = profile_model(case.spec, adapter=case.adapter, extent=self._extents[key])
+                self._profiles[key] = profile_model(
+                    case.spec, adapter=case.adapter, is_padded=case.is_padded, extent=self._extents[key]
+                )
         return self._profiles[key]
 
     def predict(self, case: Case, *, calibration: Any = None) -> Prediction | InferencePrediction:
@@ -101,7 +107,7 @@ class Bench:
 
 def _key_of(case: Case) -> str:
     kind = type(case.workload).__name__
-    return json.dumps([kind, dict(case.config), repr(case.adapter)], sort_keys=True)
+    return json.dumps([kind, dict(case.config) or case.model, repr(case.adapter), case.is_padded], sort_keys=True)
 
 
 def predicted_ms(prediction: Prediction | InferencePrediction, case: Case) -> float:
@@ -235,8 +241,8 @@ def ready(case: Case, meter: Meter | None) -> Iterator[Subject]:
     trainer = _make_trainer(case, meter)
     try:
         yield Subject(
-            repeat=functools.partial(_step, trainer),
-            evaluate=functools.partial(_evaluate, trainer),
+            repeat=functools.partial(_step, trainer, case),
+            evaluate=functools.partial(_evaluate, trainer, case),
             tiers=trainer.tiers,
         )
     finally:
@@ -246,18 +252,39 @@ def ready(case: Case, meter: Meter | None) -> Iterator[Subject]:
 def _make_trainer(case: Case, meter: Meter | None) -> Trainer:
     assert isinstance(case.plan, Plan)
     assert isinstance(case.workload, TrainingWorkload)
+    if case.module is not None:
+        model = case.module.make().to(torch_dtype(case.plan.weights))
+        anatomy = case.module.anatomy(model)
+        return Trainer(model, plan=case.plan, workload=case.workload, device=CPU, meter=meter, anatomy=anatomy)
     model = build_prepared(case.spec, weights=case.plan.weights, workload=case.workload, device=CPU)
     return Trainer(model, plan=case.plan, workload=case.workload, device=CPU, meter=meter)
 
 
-def _step(trainer: Trainer) -> None:
+def _make_batches(trainer: Trainer, case: Case) -> list[MicroBatch]:
+    if case.module is not None:
+        sizes = [trainer.plan.batch.micro_batch_size] * trainer.plan.batch.accumulation_steps
+        return [case.module.make_batch(size) for size in sizes]
     batches = make_synthetic_batches(trainer.model, plan=trainer.plan, workload=trainer.workload)
+    return [_padded(*batch) for batch in batches] if case.is_padded else batches
+
+
+def _padded(ids: torch.Tensor, labels: torch.Tensor) -> MicroBatch:
+    """The last sequence two thirds as long as the others."""
+    end = 2 * ids.shape[1] // 3
+    mask = torch.ones_like(ids)
+    mask[-1, end:] = 0
+    labels[-1, end - 1 :] = IGNORED_LABEL
+    return ids, labels, mask
+
+
+def _step(trainer: Trainer, case: Case) -> None:
+    batches = _make_batches(trainer, case)
     trainer.step(batches, learning_rate=trainer.workload.learning_rate)
     trainer.join()
 
 
-def _evaluate(trainer: Trainer) -> None:
-    trainer.evaluate(make_synthetic_batches(trainer.model, plan=trainer.plan, workload=trainer.workload))
+def _evaluate(trainer: Trainer, case: Case) -> None:
+    trainer.evaluate(_make_batches(trainer, case))
 
 
 def _make_generator(case: Case, meter: Meter | None) -> Generator:
@@ -320,7 +347,13 @@ def _peak_under(case: Case, cap_bytes: int) -> int:
         return measure_generation(case.spec, plan=plan, workload=workload, cap_bytes=cap_bytes).device_peak_bytes
     assert isinstance(plan, Plan)
     assert isinstance(workload, TrainingWorkload)
-    return measure_step(case.spec, plan=plan, workload=workload, cap_bytes=cap_bytes).device_peak_bytes
+    if case.module is None and not case.is_padded:
+        return measure_step(case.spec, plan=plan, workload=workload, cap_bytes=cap_bytes).device_peak_bytes
+    meter = Meter(device=CPU, cap_bytes=cap_bytes)
+    with ready(case, meter) as subject:
+        subject.repeat()
+        subject.repeat()
+        return meter.peak().device_bytes
 
 
 def _refusal_at(case: Case, cap_bytes: int) -> str | None:

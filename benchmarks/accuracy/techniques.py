@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from benchmarks.accuracy.configs import SHAPES, Shape, make_config
-from benchmarks.training.plans import make_plan
+from benchmarks.training.plans import make_plan_of
 from optimizer.errors import InvalidPlan
-from optimizer.models.spec import ModelSpec, read_model_spec
+from optimizer.models.spec import read_model_spec
 from optimizer.plan.plan import Plan
 from optimizer.workload import Adapter, TrainingWorkload
 
@@ -97,8 +97,8 @@ def make_workload(shape: Shape, changes: Mapping[str, Any], *, sequence_multiple
     )
 
 
-def make_training_plan(spec: ModelSpec, workload: TrainingWorkload, changes: Mapping[str, Any]) -> Plan:
-    return make_plan(spec, workload, **{key: value for key, value in changes.items() if key != "work"})
+def make_training_plan(num_blocks: int, workload: TrainingWorkload, changes: Mapping[str, Any]) -> Plan:
+    return make_plan_of(num_blocks, workload, **{key: value for key, value in changes.items() if key != "work"})
 
 
 def _decisions(changes: Mapping[str, Any]) -> Iterator[str]:
@@ -115,7 +115,7 @@ def _find_conflict(techniques: list[str]) -> InvalidPlan | None:
     spec = read_model_spec(make_config("llama", SHAPES["tiny"]))
     workload = make_workload(SHAPES["tiny"], changes)
     try:
-        plan = make_training_plan(spec, workload, changes)
+        plan = make_training_plan(spec.num_blocks, workload, changes)
     except InvalidPlan as error:
         return error
     return plan.find_conflict(workload)

@@ -16,9 +16,14 @@ from optimizer.workload import TrainingWorkload
 
 def make_plan(spec: ModelSpec, workload: TrainingWorkload, *, cut: int = 1, **changes: Any) -> Plan:
     """The plain plan with some decisions changed, each by its short name; ``blocks`` is a choice, or some in turn."""
+    return make_plan_of(spec.num_blocks, workload, cut=cut, **changes)
+
+
+def make_plan_of(num_blocks: int, workload: TrainingWorkload, *, cut: int = 1, **changes: Any) -> Plan:
+    """The same of what has no spec."""
     blocks = changes.get("blocks", "keep")
     choices: list[Any] = [blocks] if isinstance(blocks, str) else list(blocks)
-    per_block: tuple[BlockChoice, ...] = tuple(itertools.islice(itertools.cycle(choices), spec.num_blocks))
+    per_block: tuple[BlockChoice, ...] = tuple(itertools.islice(itertools.cycle(choices), num_blocks))
     return Plan(
         batch=BatchPlan(micro_batch_size=workload.global_batch_size // cut, accumulation_steps=cut),
         weights=WeightsPlan(**changes.get("weights", {})),

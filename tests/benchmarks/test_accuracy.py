@@ -11,9 +11,10 @@ from torch._C._profiler import _EventType
 
 from benchmarks.accuracy import command as accuracy
 from benchmarks.accuracy import summary as accuracy_summary
-from benchmarks.accuracy.cases import is_held_back, list_cases, make_case, make_generation_case
+from benchmarks.accuracy.cases import is_held_back, list_cases, make_case, make_generation_case, make_module_case
 from benchmarks.accuracy.configs import MODELS, SHAPES, WITHOUT_CACHE, Shape
 from benchmarks.accuracy.meter import STEADY, AllocationProfile, read_peak
+from benchmarks.accuracy.modules import PLAIN_MODULES
 from benchmarks.accuracy.run import Bench, carry_out, measure_memory, time_steps
 from benchmarks.accuracy.techniques import GENERATION, GENERATIONS, TECHNIQUES, merge_changes
 from benchmarks.accuracy.times import (
@@ -81,11 +82,18 @@ def tiny():
 def test_there_are_more_than_two_hundred_cases_of_many_models_and_all_names_differ(cases):
     assert len(cases) >= 200
     assert len({case.name for case in cases}) == len(cases)
-    assert {case.model for case in cases} == set(MODELS)
+    assert {case.model for case in cases} == set(MODELS) | set(PLAIN_MODULES)
     assert len(MODELS) >= 20
-    assert all(
-        len({case.shape for case in cases if case.model == model}) >= 3 for model in {case.model for case in cases}
-    )
+    assert all(len({case.shape for case in cases if case.model == model}) >= 3 for model in MODELS)
+
+
+def test_padded_batches_and_plain_modules_are_among_them(cases):
+    padded = [case for case in cases if case.is_padded]
+    assert len({case.model for case in padded}) >= 5
+    assert len(padded) >= 25
+    modules = [case for case in cases if case.module is not None]
+    assert {case.model for case in modules} == set(PLAIN_MODULES)
+    assert len(modules) >= 50
 
 
 def test_every_technique_is_there_alone_and_in_combination(cases):
@@ -97,8 +105,7 @@ def test_every_technique_is_there_alone_and_in_combination(cases):
 
 def test_both_workloads_are_there_for_every_model_that_generates(cases):
     generating = [case for case in cases if GENERATION in case.techniques]
-    models = {case.model for case in cases}
-    assert {case.model for case in generating} == models - WITHOUT_CACHE
+    assert {case.model for case in generating} == set(MODELS) - WITHOUT_CACHE
     assert {name for case in generating for name in case.techniques[1:]} == set(GENERATIONS)
 
 
@@ -107,12 +114,13 @@ def test_every_case_can_be_carried_out(cases):
         if isinstance(case.plan, InferencePlan):
             case.plan.check(workload=case.workload, max_sequence_length=case.spec.max_sequence_length)
         else:
-            case.plan.check(num_blocks=case.spec.num_blocks, workload=case.workload)
+            case.plan.check(num_blocks=case.num_blocks, workload=case.workload)
 
 
 def test_a_fixed_fifth_is_held_back(cases):
-    held_back = sorted(case.name for case in cases if case.is_held_back)
-    assert 0.15 < len(held_back) / len(cases) < 0.25
+    assert 0.15 < sum(case.is_held_back for case in cases) / len(cases) < 0.25
+    first = [case for case in cases if case.module is None and not case.is_padded]
+    held_back = sorted(case.name for case in first if case.is_held_back)
     assert any(case.is_timed and case.is_held_back for case in cases)
     assert hashlib.sha256("\n".join(held_back).encode()).hexdigest() == SPLIT_SHA256
 
@@ -190,6 +198,14 @@ def test_bytes_of_a_case_are_predicted_to_the_meters_and_nearly_to_the_profilers
     assert 0 <= row["unseen_by_meter_bytes"] <= 2 * 5056 + 1000
     assert row["verdicts"]["-1 %"] != "fits"
     assert json.loads(json.dumps(row)) == row
+
+
+@pytest.mark.parametrize("case", [make_module_case("two-towers", ("recompute",)), make_case("gpt2", "tiny", (), is_padded=True)])
+def test_a_plain_module_and_padded_batches_are_held_against_both_meters_too(case):
+    row = measure_memory(Bench(MACHINE), case)
+    assert row["error_to_meter_bytes"] == row["host_error_bytes"] == 0
+    assert row["stage_error_bytes"] == {"first_step": 0, "evaluation": 0}
+    assert abs(row["error"]) < 0.01
 
 
 def test_a_generation_is_held_against_both_meters_too(tiny):
