@@ -2,6 +2,7 @@
 
 import argparse
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from optimizer.cli_adapters import add_adapter_options, pack_frozen
@@ -20,12 +21,14 @@ from optimizer.cli_options import (
 )
 from optimizer.errors import InvalidInput
 from optimizer.estimating import estimate_model, estimate_profiled
+from optimizer.estimating_padded import estimate_padded_model, read_lengths
+from optimizer.hardware.machine import Machine
 from optimizer.hardware.prices import price_run, read_prices
 from optimizer.plan.weights import WeightsPlan
-from optimizer.reports_estimate import report_costs, report_estimate
+from optimizer.reports_estimate import report_costs, report_estimate, report_padded
 from optimizer.search.baselines import BASELINES
 from optimizer.serialize import to_json
-from optimizer.workload import LOSSY, Goal
+from optimizer.workload import LOSSY, Goal, TrainingWorkload
 
 _DTYPES: dict[str, WeightsPlan] = {
     "fp32": WeightsPlan(),
@@ -51,6 +54,11 @@ def add_estimate_command(commands: "argparse._SubParsersAction[argparse.Argument
     estimate.add_argument("--json", action="store_true", help="print all of it as JSON")
     add_adapter_options(estimate)
     add_generation_options(estimate)
+    padding = estimate.add_argument_group("padded batches", "of a dataset whose batches are padded to their longest sequence")
+    padding.add_argument(
+        "--lengths", type=Path, metavar="FILE", help="tokens of each sequence, one a line or a JSON list: the worst batch decides"
+    )
+    padding.add_argument("--pad-to-multiple", type=int, default=1, metavar="TOKENS", help="of padded lengths")
     estimate.set_defaults(run=run_estimate)
 
 
@@ -68,6 +76,9 @@ def run_estimate(options: argparse.Namespace) -> int:
         print_answer(run_generation_estimate(options, weights=weights, machine=machine, goal=goal))
         return 0
     weights = pack_frozen(weights, options)
+    if options.lengths is not None:
+        _run_padded(options, machine=machine, workload=workload, goal=goal, weights=weights)
+        return 0
     if weights != WeightsPlan():
         goal = _allowing(goal, weights)
     asked: dict[str, Any] = {
@@ -95,6 +106,28 @@ def run_estimate(options: argparse.Namespace) -> int:
         print(report_estimate(estimate, is_explained=options.explain))
         print(f"\n{report_costs(costs, device=machine.device.name, num_steps=workload.num_steps)}")
     return 0
+
+
+def _run_padded(
+    options: argparse.Namespace, *, machine: Machine, workload: TrainingWorkload, goal: Goal, weights: WeightsPlan
+) -> None:
+    if not options.model:
+        raise InvalidInput(
+            f"--profile {options.profile} is of batches of one length; for padded ones name the --model",
+            field="profile",
+            value=str(options.profile),
+        )
+    estimate = estimate_padded_model(
+        options.model,
+        machine=machine,
+        lengths=read_lengths(options.lengths),
+        workload=workload,
+        plan=read_plan(options.plan) or "keep_all",
+        goal=goal,
+        weights=weights,
+        pad_to_multiple=options.pad_to_multiple,
+    )
+    print_answer(estimate.to_json() if options.json else report_padded(estimate))
 
 
 def _allowing(goal: Goal, weights: WeightsPlan) -> Goal:

@@ -1,15 +1,17 @@
 """What ``estimate`` and ``plan`` do about generating, which ``--prompt-length`` or ``--new-tokens`` asks for."""
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
 from optimizer.errors import InvalidInput
-from optimizer.estimating import BEST, read_json, read_model
+from optimizer.estimating import BEST, read_config, read_json, read_model
 from optimizer.estimating_generation import check_plan_label, estimate_generation, needed_representations
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.prices import price_run, read_prices
 from optimizer.models.spec import ModelSpec
+from optimizer.models.unread import describe_unread
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.weights import FrozenFormat, WeightsPlace, WeightsPlan
 from optimizer.profile.obtain import obtain_inference_profile
@@ -67,6 +69,9 @@ def run_generation_estimate(options: argparse.Namespace, *, weights: WeightsPlan
         goal=_read_goal(options, goal, weights),
         weights=weights,
     )
+    config = read_config(options.model)
+    if config is not None:
+        estimate = replace(estimate, unread=describe_unread(config, spec))
     costs = price_run(
         read_prices(),
         device=machine.device.name,

@@ -19,6 +19,7 @@ from optimizer.hardware.machine import Machine
 from optimizer.models.presets import PRESETS
 from optimizer.models.spec import SUPPORTED_MODEL_TYPES, ModelSpec, read_model_spec
 from optimizer.models.targets import check_targets
+from optimizer.models.unread import describe_unread
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.extent import EVERYTHING, Extent, extent_of_plans, traced_representation
@@ -29,7 +30,7 @@ from optimizer.search.core import search
 from optimizer.search.knobs import Knob, list_knobs
 from optimizer.search.problem import PricedPlan, SearchProblem, divisors
 from optimizer.search.search import training_problem
-from optimizer.serialize import to_json
+from optimizer.serialize import shown, to_json
 from optimizer.workload import Goal, TrainingWorkload
 
 BEST = "best"
@@ -60,6 +61,8 @@ class Estimate:
     """Of the last of ``plans``."""
     knobs: tuple[Knob, ...]
     """What one change of that plan would buy and cost; empty unless asked for."""
+    unread: tuple[str, ...] = ()
+    """What the config asks for that is not in this estimate (``models/unread.py``)."""
 
     @property
     def priced(self) -> PricedPlan:
@@ -90,8 +93,15 @@ def estimate_model(
 
     Raises InvalidInput and what is below it for anything that was asked wrongly, NoFeasiblePlan for ``best`` where nothing fits.
     """
-    spec = model if isinstance(model, ModelSpec) else read_model(model)
+    config = None if isinstance(model, ModelSpec) else read_config(model)
+    spec = model if isinstance(model, ModelSpec) else read_model(model if config is None else config)
     workload = workload or TrainingWorkload()
+    if not isinstance(workload, TrainingWorkload):
+        raise InvalidInput(
+            f"workload is of type {type(workload).__name__}; allowed: a TrainingWorkload",
+            field="workload",
+            allowed="a TrainingWorkload",
+        )
     target = machine if isinstance(machine, Machine) else table_machine(machine)
     goal = goal or Goal(device_budget_bytes=target.device.memory_bytes)
     _check_label(plan)
@@ -102,9 +112,10 @@ def estimate_model(
             spec.num_blocks, plan, workload=workload, goal=goal, weights=weights, with_knobs=with_knobs
         )
         profile = source.read(extent)
-    return estimate_profiled(
+    estimate = estimate_profiled(
         profile, machine=target, workload=workload, plan=plan, goal=goal, weights=weights, with_knobs=with_knobs
     )
+    return estimate if config is None else replace(estimate, unread=describe_unread(config, spec))
 
 
 def estimate_profiled(
@@ -142,10 +153,22 @@ def estimate_profiled(
 
 def read_model(model: str | Path | Mapping[str, Any]) -> ModelSpec:
     """A preset's name, a config.json or the folder with one, or its content. Raises InvalidInput, InvalidModel."""
+    config = read_config(model)
+    return PRESETS[str(model)].spec if config is None else _read_spec(config)
+
+
+def read_config(model: str | Path | Mapping[str, Any]) -> dict[str, Any] | None:
+    """The config that ``read_model`` reads; None for a preset. Raises InvalidInput, InvalidModel."""
     if isinstance(model, Mapping):
-        return _read_spec(dict(model))
+        return dict(model)
+    if not isinstance(model, str | Path):
+        raise InvalidInput(
+            f"model is {type(model).__name__}; allowed: a file's or a preset's name, or the content of a config.json",
+            field="model",
+            allowed="a name or an object",
+        )
     if str(model) in PRESETS:
-        return PRESETS[str(model)].spec
+        return None
     path = Path(model)
     if not is_there(path):
         raise InvalidInput(
@@ -157,7 +180,7 @@ def read_model(model: str | Path | Mapping[str, Any]) -> ModelSpec:
     document = read_json(path / "config.json" if path.is_dir() else path, field="model", max_bytes=MAX_CONFIG_BYTES)
     if not isinstance(document, dict):
         raise InvalidModel(f"{path} must hold one JSON object", field="model", value=str(path), allowed="a JSON object")
-    return _read_spec(document)
+    return document
 
 
 def _read_spec(document: dict[str, Any]) -> ModelSpec:
@@ -179,24 +202,32 @@ def is_there(path: Path) -> bool:
 
 def read_json(path: Path, *, field: str, max_bytes: int = 256_000_000) -> Any:
     """Raises InvalidInput that names the file where it cannot be read, is too large, or is no JSON."""
+    try:
+        return json.loads(read_text(path, field=field, max_bytes=max_bytes))
+    except ValueError as error:
+        raise _refuse(path, field, f" is not JSON: {error}") from error
+    except RecursionError as error:
+        raise _refuse(path, field, " is not JSON that can be read: it is nested too deeply") from error
 
-    def refuse(why: str) -> InvalidInput:
-        return InvalidInput(f"--{field} {path}{why}", field=field, value=str(path))
 
+def read_text(path: Path, *, field: str, max_bytes: int) -> str:
+    """Raises InvalidInput that names the file where it cannot be read, is too large, or is no text."""
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
-            raise refuse(" is no file")
+            raise _refuse(path, field, " is no file")
         if path.stat().st_size > max_bytes:
-            raise refuse(f" has {path.stat().st_size:,} bytes; allowed: up to {max_bytes:,}")
-        return json.loads(path.read_text(encoding="utf-8"))
+            raise _refuse(path, field, f" has {path.stat().st_size:,} bytes; allowed: up to {max_bytes:,}")
+        return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise refuse(f": {error.strerror}") from error
+        raise _refuse(path, field, f": {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise refuse(" is not JSON: it is no UTF-8 text") from error
+        raise _refuse(path, field, " cannot be read: it is no UTF-8 text") from error
     except ValueError as error:
-        raise refuse(f" is not JSON: {error}") from error
-    except RecursionError as error:
-        raise refuse(" is not JSON that can be read: it is nested too deeply") from error
+        raise _refuse(path, field, f" cannot be read: {error}") from error
+
+
+def _refuse(path: Path, field: str, why: str) -> InvalidInput:
+    return InvalidInput(f"--{field} {path}{why}", field=field, value=str(path))
 
 
 def needed_extent(
@@ -247,10 +278,12 @@ def _unpriced(num_blocks: int, workload: TrainingWorkload, goal: Goal) -> Search
 
 def _check_label(plan: str | Plan | None) -> None:
     allowed = [BEST, *BASELINES]
-    if isinstance(plan, str) and plan not in allowed:
-        raise InvalidInput(
-            f"plan {plan!r} is not one of {', '.join(allowed)}", field="plan", value=plan, allowed=allowed
-        )
+    if isinstance(plan, Plan) or plan is None or plan in allowed:
+        return
+    named = repr(plan) if isinstance(plan, str) else f"of type {type(plan).__name__}"
+    raise InvalidInput(
+        f"plan {named} is not one of {', '.join(allowed)}, nor a Plan", field="plan", value=shown(plan), allowed=allowed
+    )
 
 
 def _price(

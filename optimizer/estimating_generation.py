@@ -52,6 +52,8 @@ class GenerationEstimate:
     """Of the last of ``plans``."""
     sentences: tuple[str, ...]
     """What the last of ``plans`` does."""
+    unread: tuple[str, ...] = ()
+    """What the config asks for that is not in this estimate (``models/unread.py``)."""
 
     @property
     def priced(self) -> PricedInferencePlan:

@@ -6,6 +6,8 @@ from optimizer.categories import CATEGORY_LABELS
 from optimizer.estimate.explanation import Explanation
 from optimizer.estimate.prediction import CardMemory, Prediction
 from optimizer.estimating import Estimate
+from optimizer.estimating_padded import PaddedEstimate
+from optimizer.hardware.machine import DISTURBED
 from optimizer.hardware.prices import Cost, describe_costs
 from optimizer.plan.explain import explain_plan
 from optimizer.reports import (
@@ -14,6 +16,7 @@ from optimizer.reports import (
     format_bullets,
     format_header,
     format_ms,
+    format_pairs,
     format_table,
     plans_table,
 )
@@ -68,6 +71,26 @@ def report_estimate(estimate: Estimate, *, is_explained: bool = False) -> str:
     return "\n\n".join(parts)
 
 
+def report_padded(estimate: PaddedEstimate) -> str:
+    """Of a dataset's padded batches: the worst, the mean, and how much is padding."""
+    predicted, batch = estimate.predicted, estimate.predicted.worst_batch
+    peak = f"{format_bytes(predicted.device_peak_bytes)}, at most {format_bytes(predicted.device_peak_high_bytes)}"
+    rows = [
+        ("sequences", f"{estimate.num_sequences:,}, cut to {estimate.workload.sequence_length:,} tokens"),
+        ("worst batch", f"step {batch.step + 1:,}: {batch.num_sequences} sequences of {batch.length:,} tokens"),
+        ("device memory there", f"{peak}, {predicted.peak.moment}"),
+        ("that step", format_ms(predicted.worst.step_ms)),
+        ("a step on average", format_ms(predicted.mean.step_ms)),
+        (
+            "padded lengths",
+            f"half up to {predicted.median_length:,}, 90 % up to {predicted.p90_length:,}, 99 % up to {predicted.p99_length:,}",
+        ),
+        ("padding", f"{predicted.padding_share:.0%} of all tokens"),
+        ("verdict", VERDICTS[estimate.verdict]),
+    ]
+    return format_pairs(rows)
+
+
 def report_costs(costs: tuple[Cost, ...], *, device: str, num_steps: int) -> str:
     """Of all steps, each with the date of its price; or that no price is known."""
     return f"Cost of {num_steps:,} steps\n{format_bullets(describe_costs(costs, device=device))}"
@@ -93,6 +116,9 @@ def _verdict_sentences(estimate: Estimate) -> list[str]:
             f"the host would hold {format_bytes(prediction.host_peak_bytes)}, of "
             f"{format_bytes(estimate.host_budget_bytes)} it has"
         )
+    if not prediction.num_time_runs and DISTURBED in estimate.machine.facts:
+        sentences.append(f"times are uncertain: {estimate.machine.facts[DISTURBED]}")
+    sentences += estimate.unread
     if not prediction.is_model_held_to_measurement:
         sentences.append("no test holds predictions for this model type to a measurement; it was traced as the others are")
     if estimate.nothing_fits is not None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.estimating_generation import GenerationEstimate
-from optimizer.hardware.machine import Machine
+from optimizer.hardware.machine import DISTURBED, Machine
 from optimizer.reports import VERDICTS, format_bullets, format_ms, format_pairs, format_table, size_or_dash
 from optimizer.reports_estimate import card_table, contributors_table, lanes_table, peak_table
 from optimizer.search.inference.frontier import inference_label
@@ -122,6 +122,9 @@ def _verdict_sentences(estimate: GenerationEstimate) -> list[str]:
             f"the host would hold {format_bytes(prediction.host_peak_bytes)}, of "
             f"{format_bytes(estimate.host_budget_bytes)} it has"
         )
+    sentences += estimate.unread
+    if not prediction.num_time_runs and DISTURBED in estimate.machine.facts:
+        sentences.append(f"times are uncertain: {estimate.machine.facts[DISTURBED]}")
     if estimate.nothing_fits is not None:
         sentences.append(f"no plan that is allowed fits: {estimate.nothing_fits}")
     return sentences

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from optimizer.data.batches import shuffled
 from optimizer.errors import InvalidDataset
+from optimizer.serialize import shown
 
 IntArray = NDArray[np.int64]
 
@@ -108,6 +109,15 @@ class Padding:
     """Of the order: ``epoch_order``."""
     keeps_last: bool = True
     """Whether an epoch's last, smaller micro-batch and step are run, as transformers' ``Trainer`` does."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.pad_to_multiple <= _MAX_LENGTH:
+            raise InvalidDataset(
+                f"pad_to_multiple is {self.pad_to_multiple}; allowed: 1 to {_MAX_LENGTH:,}",
+                field="pad_to_multiple",
+                value=shown(self.pad_to_multiple),
+                allowed={"minimum": 1, "maximum": _MAX_LENGTH},
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -67,7 +67,8 @@ def _trace() -> dict[str, Any]:
         return profile_inference(spec, representations=request["representations"]).to_json()
     adapter = None if request["adapter"] is None else from_json(Adapter, request["adapter"])
     spec = read_any_spec(request["config"])
-    return profile_model(spec, adapter=adapter, extent=from_json(Extent, request["extent"])).to_json()
+    extent = from_json(Extent, request["extent"])
+    return profile_model(spec, adapter=adapter, is_padded=request.get("is_padded", False), extent=extent).to_json()
 
 
 if __name__ == "__main__":

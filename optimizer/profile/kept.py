@@ -40,15 +40,15 @@ def profiles_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headroom" / "profiles"
 
 
-def read_kept_profile(fingerprint: str, *, folder: Path | None = None) -> Profile | None:
+def read_kept_profile(fingerprint: str, *, is_padded: bool = False, folder: Path | None = None) -> Profile | None:
     """fingerprint: of the model with its adapters (``profile_fingerprint``). None where no whole file is there."""
-    profile = _read(_path_of(fingerprint, folder), Profile.from_json)
+    profile = _read(_training_path(fingerprint, folder, is_padded=is_padded), Profile.from_json)
     return profile if profile is not None and profile.model_fingerprint == fingerprint else None
 
 
 def keep_profile(profile: Profile, *, folder: Path | None = None) -> None:
     """In place of what was kept of the model before."""
-    _keep(_path_of(profile.model_fingerprint, folder), profile.to_json())
+    _keep(_training_path(profile.model_fingerprint, folder, is_padded=profile.is_padded), profile.to_json())
 
 
 def read_kept_inference_profile(
@@ -95,6 +95,10 @@ def _keep(path: Path, document: Any) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         _write_whole(path, text)
         _drop_oldest(path.parent)
+
+
+def _training_path(fingerprint: str, folder: Path | None, *, is_padded: bool) -> Path:
+    return _path_of(f"{fingerprint} padded" if is_padded else fingerprint, folder)
 
 
 def _inference_path(fingerprint: str, representations: Sequence[str], folder: Path | None) -> Path:

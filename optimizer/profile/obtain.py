@@ -32,14 +32,20 @@ _ROOT = Path(__file__).parents[2]
 
 
 def obtain_profile(
-    spec: ModelSpec, *, adapter: Adapter | None = None, extent: Extent = EVERYTHING, folder: Path | None = None
+    spec: ModelSpec,
+    *,
+    adapter: Adapter | None = None,
+    extent: Extent = EVERYTHING,
+    is_padded: bool = False,
+    folder: Path | None = None,
 ) -> Profile:
-    """At least what is asked for. folder: where profiles are kept, instead of ``kept.profiles_folder()``.
+    """At least what is asked for. is_padded: as ``profile_model`` takes it. folder: where profiles are kept, instead of
+    ``kept.profiles_folder()``.
 
     Raises what ``profile_model`` raises, InvalidModel also where an operation cannot be traced at all, and ProfilingFailed
     where the process that traces ends without an answer.
     """
-    with ProfileSource(spec, adapter=adapter, folder=folder) as source:
+    with ProfileSource(spec, adapter=adapter, is_padded=is_padded, folder=folder) as source:
         return source.read(extent)
 
 
@@ -62,11 +68,15 @@ class ProfileSource:
     To be entered, so that a child that was not needed is ended.
     """
 
-    def __init__(self, spec: ModelSpec, *, adapter: Adapter | None = None, folder: Path | None = None) -> None:
+    def __init__(
+        self, spec: ModelSpec, *, adapter: Adapter | None = None, is_padded: bool = False, folder: Path | None = None
+    ) -> None:
         self._spec = spec
         self._adapter = adapter
+        self._is_padded = is_padded
         self._folder = folder
-        self._kept = read_kept_profile(profile_fingerprint(spec.fingerprint, adapter), folder=folder)
+        fingerprint = profile_fingerprint(spec.fingerprint, adapter)
+        self._kept = read_kept_profile(fingerprint, is_padded=is_padded, folder=folder)
         self._child = self._start() if self._kept is None else None
 
     def __enter__(self) -> "ProfileSource":
@@ -95,6 +105,7 @@ class ProfileSource:
         request = {
             "config": self._spec.to_config(),
             "adapter": to_json(self._adapter),
+            "is_padded": self._is_padded,
             "extent": to_json(extent),
         }
         child, self._child = self._child or self._start(), None

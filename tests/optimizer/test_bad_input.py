@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from optimizer.cli import main
 from optimizer.errors import HeadroomError, InvalidModel
-from optimizer.estimating import estimate_profiled, read_model
+from optimizer.estimating import estimate_model, estimate_profiled, read_model
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.machine import Machine
 from optimizer.models.spec import ModelSpec
@@ -188,6 +188,30 @@ def test_a_card_that_is_none_lists_the_table(files, gpu):
     code, errors = run(["estimate", "--profile", files["profile"], "--gpu", gpu])
     assert code == 2
     assert errors.startswith("error: GPU ")
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"model": None}, "model is NoneType; allowed: a file's or a preset's name, or the content of a config.json"),
+        ({"model": ["llama"]}, "model is list; allowed: "),
+        ({"model": b"llama"}, "model is bytes; allowed: "),
+        ({"model": {}}, "model_type is missing; allowed: "),
+        ({"model": {"model_type": ["llama"]}}, "model_type \"['llama']\" is not supported; supported: "),
+        ({"machine": 5}, "GPU 5 is not in the table; known: "),
+        ({"machine": None}, "GPU None is not in the table; known: "),
+        ({"machine": {"name": "T4"}}, "GPU {'name': 'T4'} is not in the table; known: "),
+        ({"plan": 5}, "plan of type int is not one of best, "),
+        ({"plan": {"version": 2}}, "plan of type dict is not one of best, "),
+        ({"workload": {"sequence_length": 3}}, "workload is of type dict; allowed: a TrainingWorkload"),
+    ],
+)
+def test_what_python_passes_wrongly_is_named(asked, words):
+    given_ = {"model": "gpt2", "machine": "T4", "plan": "keep_all", **asked}
+    with pytest.raises(HeadroomError) as caught:
+        estimate_model(given_.pop("model"), **given_)
+    assert caught.value.message.startswith(words)
+    check_said(caught.value)
 
 
 def test_every_baseline_is_priced_or_refused(llama_profile):
