@@ -86,25 +86,6 @@ class Residuals(nn.Module):
         return classes
 
 
-class TwoTowers(nn.Module):
-    """Ids and numbers in, a score out; nothing in it repeats, so that the whole is one block."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(2000, 48)
-        self.numbers = nn.Sequential(nn.Linear(13, 64), nn.ReLU(), nn.Linear(64, 48))
-        self.top = nn.Sequential(nn.Linear(96, 128), nn.Tanh(), nn.Linear(128, 1))
-
-    def forward(self, ids: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-        towers = torch.cat([self.table(ids).mean(1), self.numbers(numbers)], dim=-1)
-        score: torch.Tensor = self.top(towers)
-        return score
-
-
-def squared(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    return F.mse_loss(output.float(), labels)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Module:
     """A module with what else its profile and its training take."""
@@ -137,13 +118,5 @@ PLAIN_MODULES: dict[str, Module] = {
     "mixer": Module(make=Mixer, inputs=_IMAGES, labels=_CLASSES, loss=F.cross_entropy, num_blocks=4),
     "residuals": Module(
         make=Residuals, inputs=_IMAGES, labels=_CLASSES, loss=F.cross_entropy, num_blocks=6, blocks=("blocks",)
-    ),
-    "two-towers": Module(
-        make=TwoTowers,
-        inputs=(torch.zeros(2, 5, dtype=torch.long), torch.zeros(2, 13)),
-        labels=torch.zeros(2, 1),
-        loss=squared,
-        num_blocks=1,
-        blocks=(),
     ),
 }

@@ -93,7 +93,7 @@ def test_padded_batches_and_plain_modules_are_among_them(cases):
     assert len(padded) >= 25
     modules = [case for case in cases if case.module is not None]
     assert {case.model for case in modules} == set(PLAIN_MODULES)
-    assert len(modules) >= 50
+    assert len(modules) >= 30
 
 
 def test_every_technique_is_there_alone_and_in_combination(cases):
@@ -200,7 +200,7 @@ def test_bytes_of_a_case_are_predicted_to_the_meters_and_nearly_to_the_profilers
     assert json.loads(json.dumps(row)) == row
 
 
-@pytest.mark.parametrize("case", [make_module_case("two-towers", ("recompute",)), make_case("gpt2", "tiny", (), is_padded=True)])
+@pytest.mark.parametrize("case", [make_module_case("mixer", ("recompute",)), make_case("gpt2", "tiny", (), is_padded=True)])
 def test_a_plain_module_and_padded_batches_are_held_against_both_meters_too(case):
     row = measure_memory(Bench(MACHINE), case)
     assert row["error_to_meter_bytes"] == row["host_error_bytes"] == 0
