@@ -46,6 +46,24 @@ def catalog():
     return {"dataset": dataset.pk, "machine": Machine.objects.get().pk}
 
 
+def access():
+    """Ids of what the pages of projects and webhooks show: one with members, one webhook with a message on its way."""
+    from django.contrib.auth.models import User
+
+    from tests.webapp.pages import rows
+    from webapp.accounts.projects import create_project, set_member
+    from webapp.webhooks.actions import create_webhook, send_test
+
+    ada = User.objects.get(username="ada")
+    User.objects.filter(pk=ada.pk).update(is_superuser=True)
+    rows.make_user("eve")
+    project = create_project(ada, name="verses")
+    set_member(project, username="eve", role="viewer")
+    webhook, _ = create_webhook(ada, project, url="https://example.com/hooks/headroom", events=["job.succeeded"])
+    send_test(webhook)
+    return {"project": project.pk, "webhook": webhook.pk}
+
+
 def add_llama(*, profile_file):
     """A model whose profile is known, so that jobs of it can be priced."""
     from optimizer.models.spec import read_model_spec
