@@ -42,7 +42,8 @@ def shown_jobs(site, llama_folder):
     site.ask("new_job", name="waits-here")
     llama = site.ask("add_llama", profile_file=str(llama_folder / "profile.json"))
     generating = site.ask("new_generate_job", name="answers")
-    return {"job": running, "failed-job": failed, "generate-job": generating, "llama": llama, **site.ask("catalog"), **site.ask("access")}
+    jobs = {"job": running, "failed-job": failed, "generate-job": generating}
+    return {**jobs, "llama": llama, **site.ask("catalog"), **site.ask("access")}
 
 
 # the name of a page's pictures -> its address; names in braces stand for what ``shown_jobs`` made
