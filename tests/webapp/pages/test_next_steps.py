@@ -16,7 +16,7 @@ def steps_of(ada, reason, *, fields=None, has_checkpoint=False):
     return next_steps(job, has_checkpoint=has_checkpoint)
 
 
-@pytest.mark.parametrize("reason", set(Reason) - {Reason.DONE, Reason.CANCELLED_BY_USER})
+@pytest.mark.parametrize("reason", sorted(set(Reason) - {Reason.DONE, Reason.CANCELLED_BY_USER}))
 def test_each_failure_has_a_name_and_something_to_do(ada, reason):
     assert NAMES[reason]
     assert steps_of(ada, reason)
