@@ -125,7 +125,7 @@ def test_a_config_that_is_no_object_is_refused() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("hidden_size", "32", "hidden_size is 32; allowed: an integer from 1 to 65,536"),
+        ("hidden_size", "32", "hidden_size is the text '32'; allowed: an integer from 1 to 65,536"),
         ("hidden_size", 32.0, "hidden_size is 32.0; allowed: an integer from 1 to 65,536"),
         ("hidden_size", True, "hidden_size is True; allowed: an integer from 1 to 65,536"),
         ("hidden_size", 0, "hidden_size is 0; allowed: an integer from 1 to 65,536"),
@@ -133,7 +133,7 @@ def test_a_config_that_is_no_object_is_refused() -> None:
         ("vocab_size", -1, "vocab_size is -1; allowed: an integer from 2 to 1,048,576"),
         ("num_hidden_layers", 513, "num_hidden_layers is 513; allowed: an integer from 1 to 512"),
         ("rms_norm_eps", float("nan"), "rms_norm_eps is nan; allowed: a number from 1e-12 to 0.1"),
-        ("rms_norm_eps", "1e-6", "rms_norm_eps is 1e-6; allowed: a number from 1e-12 to 0.1"),
+        ("rms_norm_eps", "1e-6", "rms_norm_eps is the text '1e-6'; allowed: a number from 1e-12 to 0.1"),
         ("attention_dropout", 1.5, "attention_dropout is 1.5; allowed: a number from 0.0 to 0.9"),
         ("tie_word_embeddings", 1, "tie_word_embeddings is 1; allowed: true or false"),
         ("dtype", "int8", "dtype is int8; allowed: float32, bfloat16, float16"),
