@@ -9,6 +9,7 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.db import connection
 
 from optimizer.models.spec import read_model_spec
+from webapp.accounts.models import Scope
 from webapp.accounts.tokens import create_token
 from webapp.catalog.actions import create_dataset as create_prompts_row
 from webapp.catalog.models import Dataset, Machine, Model
@@ -20,9 +21,9 @@ def database():
     return connection.vendor
 
 
-def token(name):
+def token(name, scope="write"):
     """Of a new person."""
-    return create_token(user=User.objects.create_user(username=name), name="test")[1]
+    return create_token(user=User.objects.create_user(username=name), name="test", scope=Scope(scope))[1]
 
 
 def create_model(config, folder="models/tiny", has_weights=False):

@@ -70,7 +70,7 @@ class Terminal:
 @pytest.fixture
 def terminal(stack, capsys):
     url = stack.start_web()
-    terminal = Terminal(capsys, url, stack.ask("token", name="ada"))
+    terminal = Terminal(capsys, url, stack.ask("token", name="ada", scope="admin"))
     with terminal.client:
         yield terminal
 

@@ -57,7 +57,7 @@ class GenerateJobs(Jobs):
         return self.wait_for_process(job)
 
     def texts(self, job: str) -> list[str]:
-        [results] = self.stack.ask("artifacts", job=job)
+        [results] = [artifact for artifact in self.stack.ask("artifacts", job=job) if artifact["kind"] == "results"]
         lines = (self.stack.home / results["file"]).read_text().splitlines()
         return [json.loads(line)["text"] for line in lines]
 

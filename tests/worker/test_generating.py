@@ -131,7 +131,7 @@ def test_every_line_is_answered_in_the_order_of_the_file_and_wrong_ones_in_the_e
     assert (second["id"], second["completion_tokens"]) == ("3", 3)
     assert (chat["custom_id"], chat["response"]["body"]["usage"]["completion_tokens"]) == ("chat", 4)
     assert [record["error"]["code"] for record in records(tmp_path, "errors")] == ["invalid_json", "context_length_exceeded"]
-    assert {artifact["kind"] for artifact in result["artifacts"]} == {"results", "errors"}
+    assert {artifact["kind"] for artifact in result["artifacts"]} == {"results", "errors", "tensorboard"}
     samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
     assert samples[-1]["kind"] == "generate"
     assert (samples[-1]["prompts_done"], samples[-1]["num_prompts"], samples[-1]["step"]) == (5, 5, 13)
