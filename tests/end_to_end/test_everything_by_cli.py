@@ -157,7 +157,7 @@ def look_back(terminal, first, second, folder):
     assert "tfevents" in terminal.run("files", first)
     steps = list(csv.DictReader(io.StringIO(terminal.run("metrics", first))))
     assert [int(row["step"]) for row in steps] == list(range(1, NUM_STEPS + 1))
-    assert "plan" in terminal.run("compare", first, second)
+    assert "workload.num_steps" in terminal.run("compare", first, second)
     assert "clone.yaml" in terminal.run("clone", first, "-o", folder / "clone.yaml")
     assert yaml.safe_load((folder / "clone.yaml").read_text())["workload"]["num_steps"] == NUM_STEPS
     terminal.run("download", first, "-o", folder / "files")
@@ -180,7 +180,7 @@ def share(terminal):
     assert "yours" in terminal.run("projects", "list")
     project = terminal.run("projects", "create", "lab").split()[0]
     assert "ada" in terminal.run("projects", "members", project)
-    assert "no models" not in terminal.run("models", "list", "--work-in", "lab")
+    assert "tiny" not in terminal.run("models", "list", "--work-in", "lab")
     assert "project.create" in terminal.run("audit", "--project", project)
     assert "none" in terminal.run("webhooks", "list", project)
     assert "test" in terminal.run("tokens", "list")
