@@ -17,7 +17,6 @@ import json
 import statistics
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks.record import failure
 from optimizer.errors import NoFeasiblePlan, OutOfDeviceMemory
 from optimizer.hardware.cuda_facts import find_workspaces
 from optimizer.hardware.machine import Machine
@@ -48,7 +48,7 @@ from optimizer.runtime.weights import torch_dtype
 from optimizer.search.problem import PricedPlan
 from optimizer.search.search import SearchResult, search_plans
 from optimizer.units import GIB, format_bytes
-from optimizer.workload import Goal, TrainingWorkload
+from optimizer.workload import UNLIMITED_BYTES, Goal, TrainingWorkload
 
 CARDS_GIB = (8, 12, 16, 24)
 CARD_MODELS = ("llama-3.2-1b", "qwen2.5-0.5b", "gpt2", "headroom-demo-10m")
@@ -177,7 +177,7 @@ def budgets(machine: Machine, profiles: Profiles, workload: TrainingWorkload, *,
             if size * GIB <= int(machine.facts["total_bytes"])
         ]
     else:
-        anything = Goal(device_budget_bytes=2**60)
+        anything = Goal(device_budget_bytes=UNLIMITED_BYTES)
         profile = profiles.of(next(iter(profiles.specs)))
         result = search_plans(profile, workload=workload, goal=anything, machine=machine)
         plain_bytes = result.baselines["keep_all"].prediction.device_peak_bytes
@@ -377,7 +377,7 @@ def guarded(what: str, rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any
     try:
         yield from rows
     except Exception as error:
-        yield {"what": "failed", "of": what, "error": str(error), "traceback": traceback.format_exc()}
+        yield failure(what, error)
     clear(None)
 
 

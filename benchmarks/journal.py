@@ -2,12 +2,11 @@
 
 import json
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.record import Record, Row, clear
+from benchmarks.record import Record, Row, clear, failure
 
 WRITE_EVERY_S = 20.0
 
@@ -49,8 +48,5 @@ class Journal(Record):
         try:
             self.add({**head, **make()})
         except Exception as error:
-            short = f"{type(error).__name__}: {error}"
-            # Results are published: paths as the repository has them, not as this machine does.
-            trace = traceback.format_exc().replace(f"{Path.cwd()}/", "")
-            self.add({"what": "failed", "of": dict(head), "error": short, "traceback": trace})
+            self.add(failure(dict(head), error))
         clear()

@@ -1,4 +1,4 @@
-"""What benchmarks share that run for long: rows printed and written as they come, goals, and what a machine is.
+"""What benchmarks share that run for long: rows printed and written as they come, goals, failures, and what a machine is.
 
 The file holds ``{"machine": ..., "rows": [...], "summary": {goal: {"value", "goal", "met"}}}``.
 """
@@ -7,18 +7,24 @@ import gc
 import json
 import os
 import platform
+import sys
 import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from optimizer.units import format_bytes
 
+if TYPE_CHECKING:
+    import torch
+
 Row = dict[str, Any]
+
+_ROOT = Path(__file__).resolve().parents[1]
+_FOLDERS = {f"{_ROOT}/": "", f"{sys.prefix}/": "", f"{sys.base_prefix}/": "", f"{Path.home()}/": "~/"}
+"""What paths begin with on this machine, and with what in a result, which is published."""
 
 
 @dataclass(kw_only=True)
@@ -45,7 +51,7 @@ class Record:
             for row in rows:
                 self.add(row)
         except Exception as error:
-            self.add({"what": "failed", "of": what, "error": str(error), "traceback": traceback.format_exc()})
+            self.add(failure(what, error))
         clear()
 
     def close(self) -> None:
@@ -62,19 +68,31 @@ class Record:
             self.file.write_text(json.dumps(result, indent=1) + "\n")
 
 
+def failure(what: object, error: Exception) -> Row:
+    """The row that tells why something has none, with paths as the repository has them."""
+    trace = "".join(traceback.format_exception(error))
+    for folder, name in _FOLDERS.items():
+        trace = trace.replace(folder, name)
+    return {"what": "failed", "of": what, "error": f"{type(error).__name__}: {error}", "traceback": trace}
+
+
 def goal(value: object, wanted: object, *, met: bool) -> dict[str, Any]:
     return {"value": value, "goal": wanted, "met": met}
 
 
-def describe_machine(device: torch.device) -> dict[str, Any]:
+def describe_machine(device: "torch.device | None" = None) -> dict[str, Any]:
+    """device: where tensors are; None for a benchmark without any, whose process must not import torch."""
     facts: dict[str, Any] = {
         "processor": platform.processor() or platform.machine(),
         "num_cores": os.cpu_count(),
-        "num_threads": torch.get_num_threads(),
         "load_average": [round(value, 2) for value in os.getloadavg()],
         "python": platform.python_version(),
-        "torch": torch.__version__,
     }
+    if device is None:
+        return facts
+    import torch
+
+    facts |= {"num_threads": torch.get_num_threads(), "torch": torch.__version__}
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         facts |= {"device": properties.name, "device_bytes": properties.total_memory, "cuda": torch.version.cuda}
@@ -84,7 +102,8 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
 def clear() -> None:
     """Cycles that hold tensors, and what the allocator keeps cached."""
     gc.collect()
-    if torch.cuda.is_available():
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 

@@ -16,10 +16,7 @@ from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
 from optimizer.search.baselines import BASELINES
 from optimizer.units import parse_bytes
-from optimizer.workload import Goal, Loss, Objective, OptimizerName, TrainingWorkload
-
-UNLIMITED_BYTES = 2**60
-"""The largest budget of a goal."""
+from optimizer.workload import UNLIMITED_BYTES, Goal, Loss, Objective, OptimizerName, TrainingWorkload
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:

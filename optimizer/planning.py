@@ -30,7 +30,7 @@ from optimizer.search.objectives import Answer, answer_goal, sizes_looked_at
 from optimizer.search.problem import SearchProblem
 from optimizer.search.remembered import PriceMemory
 from optimizer.search.search import training_problem
-from optimizer.workload import Goal, TrainingWorkload
+from optimizer.workload import UNLIMITED_BYTES, Goal, TrainingWorkload
 
 Model = str | Path | Mapping[str, Any] | ModelSpec
 
@@ -189,7 +189,7 @@ def rank_model_cards(
     progress: told of each card before it is looked at.
     """
     spec = model if isinstance(model, ModelSpec) else read_model(model)
-    workload, goal = workload or TrainingWorkload(), goal or Goal(device_budget_bytes=2**60)
+    workload, goal = workload or TrainingWorkload(), goal or Goal(device_budget_bytes=UNLIMITED_BYTES)
     profile = profile_for(spec, workload=workload, goal=goal, folder=profiles_folder)
     return rank_cards_profiled(
         profile, cards, workload=workload, goal=goal, order=order, prices=prices, progress=progress

@@ -39,6 +39,8 @@ Loss = Literal["rounding", "any"]
 """How much of quality may be lost: what ROUNDING names, or whatever LOSSY does."""
 Objective = Literal["fastest_step", "cheapest_run", "largest_batch", "longest_sequence", "largest_model"]
 """What is best. The last three change what is asked for: as much of it as fits, and of that the fastest."""
+UNLIMITED_BYTES = 2**60
+"""The largest budget of a goal, for whoever has none in mind."""
 ScheduleName = Literal["constant", "linear", "cosine"]
 OptimizerName = Literal["adamw", "sgd"]
 
@@ -330,11 +332,11 @@ def shown_pin(value: object) -> str:
 
 
 def _check_budgets(goal: "Goal | InferenceGoal") -> None:
-    _require_int("device_budget_bytes", goal.device_budget_bytes, low=1, high=2**60, section="goal")
+    _require_int("device_budget_bytes", goal.device_budget_bytes, low=1, high=UNLIMITED_BYTES, section="goal")
     if goal.host_budget_bytes is not None:
-        _require_int("host_budget_bytes", goal.host_budget_bytes, low=0, high=2**60, section="goal")
+        _require_int("host_budget_bytes", goal.host_budget_bytes, low=0, high=UNLIMITED_BYTES, section="goal")
     if goal.disk_budget_bytes is not None:
-        _require_int("disk_budget_bytes", goal.disk_budget_bytes, low=0, high=2**60, section="goal")
+        _require_int("disk_budget_bytes", goal.disk_budget_bytes, low=0, high=UNLIMITED_BYTES, section="goal")
 
 
 def _require_int(name: str, value: object, *, low: int, high: int, section: str = "workload") -> None:

@@ -11,8 +11,6 @@ that are not asked for keep the rows that the file has of them.
 
 import argparse
 import json
-import os
-import platform
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -20,10 +18,9 @@ from benchmarks.live.cuts import measure_cuts
 from benchmarks.live.opening import measure_opening
 from benchmarks.live.service import LiveService
 from benchmarks.live.viewers import measure_viewers
-from optimizer.serialize import to_json
+from benchmarks.record import Record, Row, describe_machine, goal
 from optimizer.units import MIB
 
-Row = dict[str, object]
 Part = Callable[[LiveService, bool], Row]
 PARTS: dict[str, Part] = {
     "viewers": lambda service, is_quick: measure_viewers(service, is_quick=is_quick),
@@ -41,17 +38,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args(arguments)
-    rows = {str(row["what"]): row for row in _earlier_rows(options.json)}
+    record = Record(file=options.json, machine=describe_machine())
+    record.rows = [row for row in _earlier_rows(options.json) if row["what"] not in options.only]
     for name in options.only:
         with LiveService() as service:
-            rows[name] = {"what": name, **PARTS[name](service, options.quick)}
-        print("  ".join(f"{key}={value}" for key, value in rows[name].items()), flush=True)
-    summary = _summary(rows)
-    for goal, entry in summary.items():
-        print(f"{goal}: {entry['value']} (goal {entry['goal']}, {'met' if entry['met'] else 'MISSED'})")
-    if options.json is not None:
-        document = {"machine": _machine(), "rows": list(rows.values()), "summary": summary}
-        options.json.write_text(json.dumps(to_json(document), indent=1) + "\n")
+            record.add({"what": name, **PARTS[name](service, options.quick)})
+    record.summary = _summary(record.rows)
+    record.close()
     return 0
 
 
@@ -62,7 +55,8 @@ def _earlier_rows(file: Path | None) -> list[Row]:
     return rows
 
 
-def _summary(rows: dict[str, Row]) -> dict[str, Row]:
+def _summary(rows: Sequence[Row]) -> dict[str, Row]:
+    by_part = {row["what"]: row for row in rows}
     goals = (
         ("sample to browser, p99 (ms)", "viewers", "p99_ms", LATENCY_GOAL_MS),
         ("web process (bytes)", "viewers", "web_peak_bytes", MEMORY_GOAL_BYTES),
@@ -70,16 +64,7 @@ def _summary(rows: dict[str, Row]) -> dict[str, Row]:
         ("points missing after cuts", "cuts", "num_missing", 0),
     )
     return {
-        name: {"value": rows[part][key], "goal": goal, "met": float(str(rows[part][key])) <= goal}
-        for name, part, key, goal in goals
-        if part in rows
-    }
-
-
-def _machine() -> Row:
-    return {
-        "processor": platform.processor() or platform.machine(),
-        "num_cores": os.cpu_count(),
-        "load_average": [round(value, 2) for value in os.getloadavg()],
-        "python": platform.python_version(),
+        name: goal(by_part[part][key], most, met=by_part[part][key] <= most)
+        for name, part, key, most in goals
+        if part in by_part
     }

@@ -14,7 +14,6 @@ ladder.
 import json
 import os
 import time
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, get_args
@@ -24,7 +23,7 @@ import torch
 from benchmarks.alternatives import DoesNotRun, Job, Ours
 from benchmarks.paired import paired_ratio
 from benchmarks.parts import Options, Part
-from benchmarks.record import Row, clear
+from benchmarks.record import Row, clear, failure
 from benchmarks.search.contenders import FULL, PLAIN, Baseline, list_baselines
 from benchmarks.search.racing import (
     LOSSLESS,
@@ -181,8 +180,7 @@ class _Bench:
         except DoesNotRun as error:
             return {**row, "why_not": str(error)}
         except Exception as error:
-            told = {"what": "failed", "of": baseline.name, "error": str(error), "traceback": traceback.format_exc()}
-            return {**row, **told}
+            return {**row, **failure(baseline.name, error)}
         finally:
             clear()
         return {**row, "peak_bytes": found["peak_bytes"], "loss": found["losses"][-1]}

@@ -15,7 +15,6 @@ import argparse
 import os
 import statistics
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +24,7 @@ import torch
 
 from benchmarks.alternatives import DoesNotRun, Factory, Job, Ours, list_alternatives
 from benchmarks.paired import measure_peak, paired_ratio, race, tokens_per_s
-from benchmarks.record import Record, Row, clear, describe_machine, goal
+from benchmarks.record import Record, Row, clear, describe_machine, failure, goal
 from benchmarks.training.cards import measure_cards, summarize_cards
 from benchmarks.training.head import HeadShape, head_rows
 from benchmarks.training.plans import TECHNIQUES, describe, make_plan
@@ -202,7 +201,7 @@ def technique_rows(bench: Bench) -> Iterator[Row]:
         try:
             yield {**head, **_technique_row(bench, changes, plain)}
         except Exception as error:
-            yield {**head, "what": "failed", "of": name, "error": str(error), "traceback": traceback.format_exc()}
+            yield {**head, **failure(name, error)}
         clear()
 
 

@@ -50,5 +50,5 @@ def test_an_error_in_one_row_is_told_and_leaves_the_rows_before_it():
 
     found = list(gpu_check.guarded("8 GB card", rows()))
     assert [row["what"] for row in found] == ["bits", "failed"]
-    assert found[1]["error"] == "the card fell over"
+    assert found[1]["error"] == "RuntimeError: the card fell over"
     assert not gpu_check.summarize(found)["rows that failed"]["met"]

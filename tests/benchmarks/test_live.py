@@ -9,10 +9,10 @@ from benchmarks.live.viewers import Seen, _at, _take
 
 
 def test_goals_are_judged_on_the_rows_that_are_there():
-    rows = {
-        "viewers": {"p99_ms": 251.0, "web_peak_bytes": 150 * 1024**2},
-        "cuts": {"num_missing": 0},
-    }
+    rows = [
+        {"what": "viewers", "p99_ms": 251.0, "web_peak_bytes": 150 * 1024**2},
+        {"what": "cuts", "num_missing": 0},
+    ]
     summary = _summary(rows)
     assert {name: entry["met"] for name, entry in summary.items()} == {
         "sample to browser, p99 (ms)": False,

@@ -1,8 +1,9 @@
 """``/me``, ``/models``, ``/datasets``, ``/machines``."""
 
-from typing import Any
+from typing import Any, TypeVar
 
-from django.db import transaction
+from django.db import models, transaction
+from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from ninja import File, Form, Router, UploadedFile
 
@@ -27,6 +28,7 @@ from webapp.planning.offers import program_version
 from webapp.planning.reach import ask_for_needs, reach_document
 
 router = Router()
+R = TypeVar("R", bound=models.Model)
 
 
 @router.get("/me", response=dict[str, Any], tags=["account"])
@@ -77,7 +79,7 @@ def create_model(
 
 @router.get("/models/{model_id}", response=dict[str, Any], tags=["models"])
 def get_model(request: HttpRequest, model_id: str) -> dict[str, Any]:
-    return model_document(_model(request, model_id))
+    return model_document(_one(models_visible_to(request.user), model_id))
 
 
 @router.get("/models/{model_id}/cards", response=dict[str, Any], tags=["models"])
@@ -86,13 +88,13 @@ def get_model_cards(request: HttpRequest, model_id: str) -> dict[str, Any]:
 
     A method whose profile was never made says ``not_asked``; POST here asks for it.
     """
-    return reach_document(_model(request, model_id))
+    return reach_document(_one(models_visible_to(request.user), model_id))
 
 
 @router.post("/models/{model_id}/cards", response={202: dict[str, Any]}, tags=["models"])
 def ask_for_model_cards(request: HttpRequest, model_id: str) -> HttpResponse:
     """Have a worker profile it for every method that is not known; GET tells when that is done."""
-    row = _model(request, model_id)
+    row = _one(models_visible_to(request.user), model_id)
     ask_for_needs(row)
     return JsonResponse(reach_document(row), status=202)
 
@@ -100,15 +102,13 @@ def ask_for_model_cards(request: HttpRequest, model_id: str) -> HttpResponse:
 @router.delete("/models/{model_id}", response=dict[str, Any], tags=["models"])
 def delete_model(request: HttpRequest, model_id: str) -> dict[str, Any]:
     """Out of sight at once; until ``restorable_until`` it can be had back. 409 for what ships with the program."""
-    return _deleted(models_visible_to(request.user).filter(pk=model_id).first())
+    return _deleted(_one(models_visible_to(request.user), model_id))
 
 
 @router.post("/models/{model_id}/restore", response=dict[str, Any], tags=["models"])
 def restore_model(request: HttpRequest, model_id: str) -> dict[str, Any]:
     """Have a deleted one back."""
-    row = deleted_models_visible_to(request.user).filter(pk=model_id).first()
-    if row is None:
-        raise Http404
+    row = _one(deleted_models_visible_to(request.user), model_id)
     restore_row(row)
     return model_documents([row])[0]
 
@@ -135,24 +135,19 @@ def create_dataset(
 
 @router.get("/datasets/{dataset_id}", response=dict[str, Any], tags=["datasets"])
 def get_dataset(request: HttpRequest, dataset_id: str) -> dict[str, Any]:
-    row = datasets_visible_to(request.user).filter(pk=dataset_id).first()
-    if row is None:
-        raise Http404
-    return dataset_documents([row])[0]
+    return dataset_documents([_one(datasets_visible_to(request.user), dataset_id)])[0]
 
 
 @router.delete("/datasets/{dataset_id}", response=dict[str, Any], tags=["datasets"])
 def delete_dataset(request: HttpRequest, dataset_id: str) -> dict[str, Any]:
     """As of a model."""
-    return _deleted(datasets_visible_to(request.user).filter(pk=dataset_id).first())
+    return _deleted(_one(datasets_visible_to(request.user), dataset_id))
 
 
 @router.post("/datasets/{dataset_id}/restore", response=dict[str, Any], tags=["datasets"])
 def restore_dataset(request: HttpRequest, dataset_id: str) -> dict[str, Any]:
     """Have a deleted one back."""
-    row = deleted_datasets_visible_to(request.user).filter(pk=dataset_id).first()
-    if row is None:
-        raise Http404
+    row = _one(deleted_datasets_visible_to(request.user), dataset_id)
     restore_row(row)
     return dataset_documents([row])[0]
 
@@ -169,22 +164,17 @@ def get_machine(request: HttpRequest, machine_id: str) -> dict[str, Any]:
 
     Of jobs that are not yours there are bytes and no names.
     """
-    row = machines_visible_to(request.user).filter(pk=machine_id).first()
-    if row is None:
-        raise Http404
-    return machine_document(request.user, row)
+    return machine_document(request.user, _one(machines_visible_to(request.user), machine_id))
 
 
-def _model(request: HttpRequest, model_id: str) -> Model:
-    row = models_visible_to(request.user).filter(pk=model_id).first()
+def _one(rows: QuerySet[R], key: str) -> R:
+    row = rows.filter(pk=key).first()
     if row is None:
         raise Http404
     return row
 
 
-def _deleted(row: Model | Dataset | None) -> dict[str, Any]:
-    if row is None:
-        raise Http404
+def _deleted(row: Model | Dataset) -> dict[str, Any]:
     delete_row(row)
     deleted_at = row.deleted_at
     return {

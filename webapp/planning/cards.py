@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Literal
 
 from optimizer.hardware.devices import known_devices
 from optimizer.recent import Recent
-from webapp.planning.searches import Question
+from optimizer.workload import UNLIMITED_BYTES
+from webapp.planning.searches import TrainingQuestion
 
 if TYPE_CHECKING:
     from optimizer.search.cards import CardAnswer
@@ -51,7 +52,7 @@ class CardsSoFar:
         return next((answer for answer in ranked if answer.rented_per_million_tokens is not None), None)
 
 
-def rank_some_cards(question: Question, *, order: Literal["speed", "money"]) -> CardsSoFar:
+def rank_some_cards(question: TrainingQuestion, *, order: Literal["speed", "money"]) -> CardsSoFar:
     """All of the table that are known, and as many more as ``LOOK_FOR_S`` allows, at least one.
 
     question: its machine is not looked at; each card has all its memory, and the goal's other wishes hold.
@@ -77,13 +78,12 @@ def card_names() -> list[str]:
     return list(known_devices())
 
 
-def _asked(question: Question) -> tuple[object, ...]:
+def _asked(question: TrainingQuestion) -> tuple[object, ...]:
     return question.profile_sha256, question.workload, replace(question.goal, device_budget_bytes=1)
 
 
-def _look_at(question: Question, name: str) -> "CardAnswer":
+def _look_at(question: TrainingQuestion, name: str) -> "CardAnswer":
     from optimizer.planning import rank_cards_profiled
-    from webapp.planning.questions import UNLIMITED_BYTES
 
     goal = replace(question.goal, device_budget_bytes=UNLIMITED_BYTES, objective="fastest_step")
     (answer,) = rank_cards_profiled(question.profile, [name], workload=question.workload, goal=goal)

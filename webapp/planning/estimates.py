@@ -1,6 +1,6 @@
 """Prices one plan of a model on a known machine or a card of the table, and explains it. Torch-free; nothing is kept.
 
-A model that was never profiled is asked of a worker, as a spec's is (``planning.py``).
+A model that was never profiled is asked of a worker, as a spec's is (``profiles.py``).
 """
 
 from dataclasses import dataclass

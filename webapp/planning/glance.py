@@ -13,7 +13,7 @@ from webapp.catalog.queries import machines_visible_to
 from webapp.jobs.spec import JobSpec
 from webapp.planning.pricing import question_of
 from webapp.planning.profiles import ready_profile
-from webapp.planning.searches import Question, is_answered, problem_of
+from webapp.planning.searches import TrainingQuestion, is_answered, problem_of
 
 if TYPE_CHECKING:
     from optimizer.search.problem import PricedPlan, SearchProblem
@@ -45,7 +45,7 @@ def _step_ms(glance: Glance) -> float:
     return float("inf") if glance.priced is None else glance.priced.prediction.step_ms
 
 
-def _fastest(question: Question, taken: Plan | None) -> "PricedPlan | None":
+def _fastest(question: TrainingQuestion, taken: Plan | None) -> "PricedPlan | None":
     from optimizer.search.baselines import list_baselines
 
     problem = problem_of(question)

@@ -11,7 +11,7 @@ from optimizer.categories import Category
 from optimizer.plan.pins import pins_of_change
 from optimizer.plan.plan import Plan
 from optimizer.workload import Technique
-from webapp.planning.searches import Question, problem_of
+from webapp.planning.searches import TrainingQuestion, problem_of
 
 TECHNIQUES_OF: Final[dict[Category, tuple[Technique, ...]]] = {
     "weights": ("stream_weights", "bf16", "fp16", "quantize_frozen"),
@@ -43,7 +43,7 @@ class Lever:
     """Of the plan's own step."""
 
 
-def list_levers(question: Question, plan: Plan, bytes_by_category: Mapping[str, int]) -> tuple[Lever, ...]:
+def list_levers(question: TrainingQuestion, plan: Plan, bytes_by_category: Mapping[str, int]) -> tuple[Lever, ...]:
     """Of the plan's largest parts, the largest first: the changes that take least time for what they save, one lossless and one
     that changes the numbers. A part without such a change has no lever, and the next one is looked at."""
     # here, so that numpy and scipy are loaded with the first price and not with every process that knows of jobs

@@ -21,7 +21,7 @@ from webapp.jobs.spec import JobSpec
 from webapp.planning.generation_searches import GenerationQuestion, explain_generation, find_generation
 from webapp.planning.offers import Found, Offer, PlanAnswer, keep_offer
 from webapp.planning.profiles import known_profiles_of, read_inference_profile, read_profile, ready_profile
-from webapp.planning.searches import Question, find_answer, problem_of
+from webapp.planning.searches import TrainingQuestion, find_answer, problem_of
 
 if TYPE_CHECKING:
     from optimizer.search.objectives import Answer
@@ -143,8 +143,8 @@ def _search(spec: JobSpec, profile: Profile, machine: Machine) -> _Searched:
     return _Searched(found=[chosen, *_explained(result.baselines, machine)])
 
 
-def question_of(spec: JobSpec, profile: Profile, machine: Machine) -> Question:
-    return Question(
+def question_of(spec: JobSpec, profile: Profile, machine: Machine) -> TrainingQuestion:
+    return TrainingQuestion(
         profile=read_profile(profile.pk, profile.document_sha256),
         profile_sha256=profile.document_sha256,
         workload=spec.workload,

@@ -24,7 +24,7 @@ from optimizer.serialize import to_json
 from optimizer.workload import Adapter, Goal, TrainingWorkload
 from webapp.catalog.models import Model, Profile
 from webapp.jobs.actions import create_job
-from webapp.planning.searches import Question
+from webapp.planning.searches import TrainingQuestion
 
 if TYPE_CHECKING:
     from optimizer.search.elsewhere import Obtain
@@ -52,7 +52,7 @@ def known_profile_of(model: Model, adapter: Adapter | None) -> ModelProfile | No
     return None if row is None else read_profile(row.pk, row.document_sha256)
 
 
-def known_profiles_of(model: Model, question: Question) -> "Obtain":
+def known_profiles_of(model: Model, question: TrainingQuestion) -> "Obtain":
     """For what would fit instead: the model's profile, and that with other adapters where it was made already."""
 
     def obtain(workload: TrainingWorkload, goal: Goal) -> ModelProfile | None:

@@ -1,6 +1,6 @@
 """What ``headroom plan`` answers, for the API: the best plan for a goal, plans side by side, cards ranked, a plan after one edit.
 
-Torch-free; nothing is kept. A model that was never profiled is asked of a worker, as a spec's is (``planning.py``).
+Torch-free; nothing is kept. A model that was never profiled is asked of a worker, as a spec's is (``profiles.py``).
 """
 
 from dataclasses import dataclass
@@ -10,19 +10,16 @@ from optimizer.errors import InvalidPlan
 from optimizer.plan.pins import Pins
 from optimizer.plan.plan import Plan
 from optimizer.serialize import from_json, to_json
-from optimizer.workload import Goal, TrainingWorkload
+from optimizer.workload import UNLIMITED_BYTES, Goal, TrainingWorkload
 from webapp.catalog.models import Model
 from webapp.catalog.queries import models_visible_to
 from webapp.jobs.spec import check_against_model, find_visible, read_goal, read_workload
-from webapp.planning import searches
 from webapp.planning.estimates import read_machine
 from webapp.planning.profiles import known_profiles_of, profile_of, read_profile, ready_profile
+from webapp.planning.searches import TrainingQuestion, find_answer
 
 if TYPE_CHECKING:
     from optimizer.search.objectives import Answer
-
-UNLIMITED_BYTES = 2**60
-"""The largest budget of a goal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +38,7 @@ class Asked:
     """The question read: what is searched, and of which model."""
 
     model: Model
-    question: searches.Question
+    question: TrainingQuestion
 
     @property
     def here(self) -> dict[str, Any]:
@@ -55,7 +52,7 @@ class Asked:
 
     def answer(self) -> "Answer":
         """The best plan, from memory where it was asked for before. Raises NoFeasiblePlan with what would fit."""
-        return searches.find_answer(self.question, obtain=known_profiles_of(self.model, self.question))
+        return find_answer(self.question, obtain=known_profiles_of(self.model, self.question))
 
 
 def find_best(user: Any, question: Question) -> dict[str, Any] | None:
@@ -117,7 +114,7 @@ def read_question(user: Any, question: Question) -> Asked | None:
     row = ready_profile(model, adapter=workload.adapter)
     if row is None:
         return None
-    found = searches.Question(
+    found = TrainingQuestion(
         profile=read_profile(row.pk, row.document_sha256),
         profile_sha256=row.document_sha256,
         workload=workload,

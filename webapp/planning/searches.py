@@ -26,7 +26,7 @@ MAX_MEMORIES = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class TrainingQuestion:
     """What work, on what, for what."""
 
     profile: ModelProfile
@@ -73,7 +73,7 @@ _answers: "Recent[tuple[object, ...], Answer | NothingFits]" = Recent(MAX_ANSWER
 _memories: "Recent[str, PriceMemory]" = Recent(MAX_MEMORIES)
 
 
-def find_answer(question: Question, *, obtain: "Obtain") -> "Answer":
+def find_answer(question: TrainingQuestion, *, obtain: "Obtain") -> "Answer":
     """The best plan. Raises NoFeasiblePlan with what would fit."""
     from optimizer.search.remembered import for_run
 
@@ -83,12 +83,12 @@ def find_answer(question: Question, *, obtain: "Obtain") -> "Answer":
     return for_run(found, question.workload)
 
 
-def is_answered(question: Question) -> bool:
+def is_answered(question: TrainingQuestion) -> bool:
     """Whether ``find_answer`` will answer at once."""
     return _answers.get(question.key) is not None
 
 
-def problem_of(question: Question) -> "SearchProblem":
+def problem_of(question: TrainingQuestion) -> "SearchProblem":
     """For prices of single plans; from memory where a search has asked for them."""
     # here and below, so that numpy and scipy are loaded with the first price and not with every process that knows of jobs
     from optimizer.search.search import training_problem
@@ -103,7 +103,7 @@ def problem_of(question: Question) -> "SearchProblem":
     return _memory(question).bind(problem)
 
 
-def _search(question: Question, obtain: "Obtain") -> "Answer | NothingFits":
+def _search(question: TrainingQuestion, obtain: "Obtain") -> "Answer | NothingFits":
     from optimizer.planning import plan_profiled
 
     try:
@@ -120,7 +120,7 @@ def _search(question: Question, obtain: "Obtain") -> "Answer | NothingFits":
         return NothingFits.of(error)
 
 
-def _memory(question: Question) -> "PriceMemory":
+def _memory(question: TrainingQuestion) -> "PriceMemory":
     from optimizer.search.remembered import PriceMemory
 
     return _memories.obtain(question.place, PriceMemory)
