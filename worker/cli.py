@@ -17,7 +17,7 @@ from optimizer.errors import HeadroomError
 from optimizer.units import format_bytes, format_duration
 from worker import cli_access, cli_catalog, cli_plans, cli_records, stack
 from worker.client import HeadroomClient
-from worker.client_types import Job
+from worker.client.types import Job
 from worker.comparing import print_comparison
 from worker.generate import add_generate_options, generate_from_options
 from worker.submit import (

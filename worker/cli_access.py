@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from worker.cli_catalog import Connect, Run, Subparsers, add_group, with_client
 from worker.client import HeadroomClient
-from worker.client_types import Webhook
+from worker.client.types import Webhook
 from worker.tables import print_table
 
 ROLES = ("viewer", "member", "admin")

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from optimizer.units import format_bytes
 from worker.client import HeadroomClient
-from worker.client_types import Device, Machine, MachineDetails, ModelDetails, Within
+from worker.client.types import Device, Machine, MachineDetails, ModelDetails, Within
 from worker.submit import DATASET_SUFFIXES, UsageError
 from worker.tables import print_table
 

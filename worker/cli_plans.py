@@ -11,7 +11,7 @@ import yaml
 from optimizer.units import format_bytes, format_duration
 from worker.cli_catalog import Connect, Subparsers, size
 from worker.client import ApiProblem, HeadroomClient, Row
-from worker.client_types import Offer
+from worker.client.types import Offer
 from worker.submit import read_job_file, upload_named_files
 from worker.tables import print_table
 

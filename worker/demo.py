@@ -20,7 +20,7 @@ from rich.console import Console
 from optimizer.errors import HeadroomError
 from optimizer.units import TIB, format_bytes, format_duration
 from worker.client import HeadroomClient, Row
-from worker.client_types import Job
+from worker.client.types import Job
 from worker.stack_home import PROGRAM_FOLDER, Stack
 from worker.submit import connect, download_artifacts, follow_to_end, read_job_file, submit_job, verdict_of
 

@@ -15,7 +15,7 @@ from optimizer.errors import HeadroomError
 from optimizer.units import format_bytes, parse_bytes
 from worker import stack
 from worker.client import ApiProblem, HeadroomClient, Row
-from worker.client_types import Job, Offer
+from worker.client.types import Job, Offer
 from worker.stack_home import Stack
 from worker.terminal import JobView, watch
 

@@ -6,8 +6,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from worker import client as client_module
-from worker.client import ApiProblem, HeadroomClient, ServiceUnreachable, parse_events
+from worker.client import ApiProblem, HeadroomClient, ServiceUnreachable, calls, connection, parse_events
 
 
 class Server:
@@ -124,7 +123,7 @@ def test_each_write_has_an_idempotency_key_of_its_own(server, client):
 
 def test_pricing_waits_while_the_model_is_profiled(server, client, monkeypatch):
     pauses = []
-    monkeypatch.setattr(client_module.time, "sleep", pauses.append)
+    monkeypatch.setattr(connection.time, "sleep", pauses.append)
     waiting = iter([True, True, False])
 
     def answer(handler):
@@ -174,7 +173,7 @@ def test_following_an_ended_job_ends_with_the_snapshot(server, client):
 
 
 def test_a_broken_stream_is_resumed_after_the_last_event_seen(server, client, monkeypatch):
-    monkeypatch.setattr(client_module, "FIRST_RETRY_S", 0.001)
+    monkeypatch.setattr(calls, "FIRST_RETRY_S", 0.001)
     bodies = iter([sse(("sample", "5-0", {"step": 5})), sse(("done", "6-0", {}))])
 
     def answer(handler):
@@ -187,7 +186,7 @@ def test_a_broken_stream_is_resumed_after_the_last_event_seen(server, client, mo
 
 
 def test_following_gives_up_after_the_allowed_number_of_failures(monkeypatch):
-    monkeypatch.setattr(client_module, "FIRST_RETRY_S", 0.001)
+    monkeypatch.setattr(calls, "FIRST_RETRY_S", 0.001)
     with HeadroomClient("http://127.0.0.1:9", token="t") as client:
         events = client.follow_job("job_1", max_lost=3)
         assert [next(events).data["num_lost"], next(events).data["num_lost"]] == [1, 2]

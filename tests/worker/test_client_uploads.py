@@ -6,8 +6,7 @@ import json
 import httpx
 import pytest
 
-from worker import client_uploads
-from worker.client import ApiProblem, HeadroomClient
+from worker.client import ApiProblem, HeadroomClient, uploads
 
 CONTENT = bytes(range(256)) * 100
 PIECE_BYTES = 10_000
@@ -58,8 +57,8 @@ def service():
 
 @pytest.fixture
 def client(service, monkeypatch):
-    monkeypatch.setattr(client_uploads, "SMALL_BYTES", 100)
-    monkeypatch.setattr(client_uploads.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(uploads, "SMALL_BYTES", 100)
+    monkeypatch.setattr(uploads.time, "sleep", lambda seconds: None)
     with HeadroomClient("http://headroom", token="t", transport=httpx.MockTransport(service)) as client:
         yield client
 
@@ -87,7 +86,7 @@ def test_a_cut_line_is_gone_on_from(client, service, file):
 
 
 def test_the_same_command_goes_on_where_a_killed_one_stopped(client, service, file):
-    client.begin_upload("dataset", [client_uploads._announce(file)], name="verse")
+    client.begin_upload("dataset", [uploads._announce(file)], name="verse")
     client.send_piece("upload_1", 0, CONTENT[:PIECE_BYTES], offset_bytes=0)
     client.create_dataset(file, name="verse")
     assert service.kept == CONTENT
@@ -114,4 +113,4 @@ def test_a_server_that_stays_away_is_given_up(client, service, file):
     service.cut_at = set(range(100))
     with pytest.raises(Exception, match="nothing answers"):
         client.create_dataset(file, name="verse")
-    assert service.num_pieces == client_uploads.MAX_FAILURES
+    assert service.num_pieces == uploads.MAX_FAILURES

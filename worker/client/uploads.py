@@ -8,13 +8,11 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
 from optimizer.errors import HeadroomError
-
-if TYPE_CHECKING:
-    from worker.client import HeadroomClient
-    from worker.client_types import Upload
+from worker.client import types
+from worker.client.connection import Connection, Row, in_path
 
 SMALL_BYTES = 1024 * 1024
 """What goes up in one request."""
@@ -26,8 +24,37 @@ _FIELDS = {"config.json": "config", "tokenizer.json": "tokenizer", "tokenizer_co
 Progress = Callable[[int, int], None]
 
 
+class UploadCalls(Connection):
+    """Uploads in pieces, as ``send_files`` uses them."""
+
+    def uploads(self) -> list[types.Upload]:
+        """Those that are not finished."""
+        return self._all_rows("uploads")
+
+    def upload(self, upload_id: str) -> types.Upload:
+        return cast(types.Upload, self._json("GET", f"uploads/{in_path(upload_id)}"))
+
+    def begin_upload(self, kind: str, files: Sequence[Row], *, name: str, purpose: str = "text") -> types.Upload:
+        body = {"kind": kind, "name": name, "purpose": purpose, "files": list(files)}
+        return cast(types.Upload, self._json("POST", "uploads", json=body))
+
+    def send_piece(self, upload_id: str, number: int, piece: bytes, *, offset_bytes: int) -> int:
+        """How many bytes of the file are there then."""
+        headers = {"X-Piece-SHA256": hashlib.sha256(piece).hexdigest(), "Content-Type": "application/octet-stream"}
+        path = f"uploads/{in_path(upload_id)}/files/{number}"
+        answer = self._json("PUT", path, params={"offset": offset_bytes}, content=piece, headers=headers, timeout=120)
+        return int(answer["received_bytes"])
+
+    def finish_upload(self, upload_id: str) -> Row:
+        """The model or dataset that it becomes. Checking a large file takes minutes."""
+        return self._json("POST", f"uploads/{in_path(upload_id)}/finish", timeout=None)
+
+    def drop_upload(self, upload_id: str) -> None:
+        self._request("DELETE", f"uploads/{in_path(upload_id)}")
+
+
 def send_files(
-    client: "HeadroomClient",
+    client: UploadCalls,
     kind: str,
     files: Sequence[Path],
     *,
@@ -50,7 +77,7 @@ def send_files(
 
 
 def _send_at_once(
-    client: "HeadroomClient", kind: str, files: Sequence[Path], *, name: str, purpose: str
+    client: UploadCalls, kind: str, files: Sequence[Path], *, name: str, purpose: str
 ) -> dict[str, Any]:
     if kind == "dataset":
         return client.post_files("datasets", [("file", files[0])], name=name, purpose=purpose)
@@ -67,8 +94,8 @@ def _announce(path: Path) -> dict[str, Any]:
 
 
 def _find_begun(
-    client: "HeadroomClient", kind: str, announced: list[dict[str, Any]], *, name: str, purpose: str
-) -> "Upload | None":
+    client: UploadCalls, kind: str, announced: list[dict[str, Any]], *, name: str, purpose: str
+) -> types.Upload | None:
     for upload in client.uploads():
         files = [{key: file[key] for key in ("name", "num_bytes", "sha256")} for file in upload["files"]]
         if (upload["kind"], upload["name"], upload["purpose"], files) == (kind, name, purpose, announced):
@@ -77,8 +104,8 @@ def _find_begun(
 
 
 def _send_file(
-    client: "HeadroomClient",
-    upload: "Upload",
+    client: UploadCalls,
+    upload: types.Upload,
     number: int,
     path: Path,
     done_bytes: int,
@@ -111,7 +138,7 @@ def _may_pass(error: HeadroomError) -> bool:
     return status is None or status >= 500 or status in (408, 409, 429)
 
 
-def _where_it_stands(client: "HeadroomClient", upload_id: str, number: int, *, otherwise: int) -> int:
+def _where_it_stands(client: UploadCalls, upload_id: str, number: int, *, otherwise: int) -> int:
     try:
         return client.upload(upload_id)["files"][number]["received_bytes"]
     except HeadroomError:

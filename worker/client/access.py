@@ -1,22 +1,13 @@
 """The client's calls about people and what they may do: projects, tokens, accounts, the audit trail, webhooks."""
 
-from typing import Any, cast
-from urllib.parse import quote
+from typing import cast
 
-from worker import client_types as types
+from worker.client import types
+from worker.client.connection import Connection, in_path
 
 
-class AccessCalls:
-    """A part of ``HeadroomClient``, which has the three methods that these use."""
-
-    def _json(self, method: str, path: str, **arguments: Any) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def _all_rows(self, path: str, *, params: dict[str, Any] | None = None, limit: int | None = None) -> list[Any]:
-        raise NotImplementedError
-
-    def _request(self, method: str, path: str, **arguments: Any) -> Any:
-        raise NotImplementedError
+class AccessCalls(Connection):
+    """Who may do what, and who did."""
 
     def tokens(self) -> list[types.Token]:
         """One's own. A new one is made on the page: a token makes no others."""
@@ -87,9 +78,3 @@ class AccessCalls:
 
     def replay_delivery(self, delivery_id: str) -> types.Delivery:
         return cast(types.Delivery, self._json("POST", f"deliveries/{in_path(delivery_id)}/replay"))
-
-
-def in_path(identifier: str) -> str:
-    """One segment of an address, whatever was typed: no slash, no dots that lead elsewhere."""
-    quoted = quote(identifier, safe="")
-    return quoted if quoted.strip(".") else "-"

@@ -1,0 +1,232 @@
+"""The client's calls about models, datasets, machines, plans and jobs; with the others' it is the whole client."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Literal, cast
+
+import httpx
+
+from worker.client import types
+from worker.client.access import AccessCalls
+from worker.client.connection import (
+    LONGEST_RETRY_S,
+    ApiProblem,
+    Row,
+    ServiceUnreachable,
+    StreamEvent,
+    in_path,
+    parse_events,
+    unreachable,
+)
+from worker.client.uploads import UploadCalls, send_files
+
+FIRST_RETRY_S = 0.5
+SILENCE_LIMIT_S = 45.0
+"""A stream that sends nothing for this long, not even its keep-alive comment, is taken for dead."""
+
+
+class HeadroomClient(AccessCalls, UploadCalls):
+    """Calls of ``/api/v1`` as one user. Use as a context manager, or call ``close``."""
+
+    def me(self) -> types.Me:
+        return cast(types.Me, self._json("GET", "me"))
+
+    # Models and datasets.
+
+    def models(self) -> list[types.Model]:
+        return self._all_rows("models")
+
+    def model(self, model_id: str) -> types.ModelDetails:
+        return cast(types.ModelDetails, self._json("GET", f"models/{in_path(model_id)}"))
+
+    def create_model(
+        self, folder: Path, *, name: str, on_progress: Callable[[int, int], None] | None = None
+    ) -> types.Model:
+        """Upload a Hugging Face folder: config.json, and tokenizer.json and safetensors where they are.
+
+        on_progress: called with the bytes sent and the bytes in all.
+        """
+        if not (folder / "config.json").is_file():
+            raise FileNotFoundError(f"{folder} holds no config.json")
+        parts = [folder / name for name in ("config.json", "tokenizer.json", "tokenizer_config.json")]
+        weights = [*sorted(folder.glob("*.safetensors")), *sorted(folder.glob("*.safetensors.index.json"))]
+        files = [*(path for path in parts if path.is_file()), *weights]
+        made = send_files(self, "model", files, name=name, on_progress=on_progress)
+        return cast(types.Model, made)
+
+    def delete_model(self, model_id: str) -> types.Deleted:
+        return cast(types.Deleted, self._json("DELETE", f"models/{in_path(model_id)}"))
+
+    def restore_model(self, model_id: str) -> types.Model:
+        return cast(types.Model, self._json("POST", f"models/{in_path(model_id)}/restore"))
+
+    def model_cards(self, model_id: str) -> types.ModelCards:
+        """On which cards it can be trained or run, as far as that is known."""
+        return cast(types.ModelCards, self._json("GET", f"models/{in_path(model_id)}/cards"))
+
+    def ask_for_model_cards(self, model_id: str) -> types.ModelCards:
+        """Have a worker find out what is not known."""
+        return cast(types.ModelCards, self._json("POST", f"models/{in_path(model_id)}/cards"))
+
+    def datasets(self) -> list[types.Dataset]:
+        return self._all_rows("datasets")
+
+    def dataset(self, dataset_id: str) -> types.Dataset:
+        return cast(types.Dataset, self._json("GET", f"datasets/{in_path(dataset_id)}"))
+
+    def create_dataset(
+        self,
+        file: Path,
+        *,
+        name: str,
+        purpose: Literal["text", "prompts"] = "text",
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> types.Dataset:
+        made = send_files(self, "dataset", [file], name=name, purpose=purpose, on_progress=on_progress)
+        return cast(types.Dataset, made)
+
+    def delete_dataset(self, dataset_id: str) -> types.Deleted:
+        return cast(types.Deleted, self._json("DELETE", f"datasets/{in_path(dataset_id)}"))
+
+    def restore_dataset(self, dataset_id: str) -> types.Dataset:
+        return cast(types.Dataset, self._json("POST", f"datasets/{in_path(dataset_id)}/restore"))
+
+    # Machines and plans.
+
+    def machines(self) -> list[types.Machine]:
+        return self._all_rows("machines")
+
+    def machine(self, machine_id: str) -> types.MachineDetails:
+        """With who holds its memory now, and how its runs were predicted."""
+        return cast(types.MachineDetails, self._json("GET", f"machines/{in_path(machine_id)}"))
+
+    def price_plans(
+        self, spec: Row, *, wait_s: float = 300.0, on_wait: Callable[[], None] | None = None
+    ) -> list[types.Offer]:
+        """Offers for a spec. A model seen for the first time is profiled first; waits for that, ``wait_s`` at most."""
+        return cast(list[types.Offer], self._priced("plans", spec, wait_s=wait_s, on_wait=on_wait)["offers"])
+
+    def find_best_plan(self, question: Row, *, wait_s: float = 300.0) -> Row:
+        """``POST /plans/best``: the best plan for a goal, with frontier, bound and reasons."""
+        return self._priced("plans/best", question, wait_s=wait_s)
+
+    def rank_cards(self, question: Row, *, wait_s: float = 300.0) -> Row:
+        """``POST /plans/cards``: cards of the table, best first."""
+        return self._priced("plans/cards", question, wait_s=wait_s)
+
+    def compare_plans(self, question: Row, *, wait_s: float = 300.0) -> Row:
+        """``POST /plans/compare``: plans side by side, only what differs."""
+        return self._priced("plans/compare", question, wait_s=wait_s)
+
+    def price_change(self, question: Row, *, wait_s: float = 300.0) -> Row:
+        """``POST /plans/price``: a plan after one edit."""
+        return self._priced("plans/price", question, wait_s=wait_s)
+
+    def estimate(self, question: Row, *, wait_s: float = 300.0) -> Row:
+        """``POST /estimates``: what one plan takes, and where."""
+        return self._priced("estimates", question, wait_s=wait_s)
+
+    # Jobs.
+
+    def create_job(self, spec: Row, *, plan_id: str | None = None, override: bool = False) -> types.Job:
+        body: Row = {"spec": spec, "override": override}
+        if plan_id is not None:
+            body["plan_id"] = plan_id
+        return cast(types.Job, self._json("POST", "jobs", json=body))
+
+    def jobs(self, *, state: str | None = None, text: str | None = None, limit: int = 50) -> list[types.Job]:
+        """Newest first, at most ``limit``."""
+        query = {"state": state, "q": text, "page_size": min(limit, 100)}
+        return self._all_rows("jobs", params={key: value for key, value in query.items() if value}, limit=limit)
+
+    def job(self, job_id: str) -> types.Job:
+        return cast(types.Job, self._json("GET", f"jobs/{in_path(job_id)}"))
+
+    def compare_jobs(self, job_ids: Sequence[str]) -> types.Comparison:
+        """Two to ten jobs side by side; the first is what the others are held against."""
+        return cast(types.Comparison, self._json("GET", "compare", params={"jobs": ",".join(job_ids)}))
+
+    def queue(self) -> types.Queue:
+        """What waits, in order and why, and what is at work."""
+        return cast(types.Queue, self._json("GET", "queue"))
+
+    def set_priority(self, job_id: str, priority: int) -> types.Job:
+        """Higher starts first; above 0 for administrators."""
+        return cast(types.Job, self._json("POST", f"jobs/{in_path(job_id)}/priority", json={"priority": priority}))
+
+    def cancel_job(self, job_id: str, *, mode: Literal["save", "discard"] = "save") -> types.Job:
+        return cast(types.Job, self._json("POST", f"jobs/{in_path(job_id)}/cancel", json={"mode": mode}))
+
+    def pause_job(self, job_id: str) -> types.Job:
+        return cast(types.Job, self._json("POST", f"jobs/{in_path(job_id)}/pause"))
+
+    def resume_job(self, job_id: str) -> types.Job:
+        return cast(types.Job, self._json("POST", f"jobs/{in_path(job_id)}/resume"))
+
+    def retry_job(self, job_id: str) -> types.Job:
+        return cast(types.Job, self._json("POST", f"jobs/{in_path(job_id)}/retry"))
+
+    def metrics(self, job_id: str, *, max_points: int | None = None) -> types.Metrics:
+        params = {"max_points": max_points} if max_points else {}
+        return cast(types.Metrics, self._json("GET", f"jobs/{in_path(job_id)}/metrics", params=params))
+
+    def events(self, job_id: str) -> list[types.JobEvent]:
+        """Every move of the job, in order."""
+        return self._all_rows(f"jobs/{in_path(job_id)}/events")
+
+    def logs(self, job_id: str) -> str:
+        return self._request("GET", f"jobs/{in_path(job_id)}/logs").text
+
+    def artifacts(self, job_id: str) -> list[types.Artifact]:
+        return self._all_rows(f"jobs/{in_path(job_id)}/artifacts")
+
+    def checkpoints(self, job_id: str) -> list[types.Checkpoint]:
+        return self._all_rows(f"jobs/{in_path(job_id)}/checkpoints")
+
+    def download_artifact(self, artifact_id: str, *, file: Path) -> None:
+        """Into ``file`` by way of a neighbour that is renamed when whole."""
+        partial = file.with_name(f".{file.name}.part")
+        try:
+            with self._stream("GET", f"artifacts/{in_path(artifact_id)}/download") as response, partial.open("wb") as out:
+                for chunk in response.iter_bytes():
+                    out.write(chunk)
+            partial.replace(file)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def follow_job(self, job_id: str, *, max_lost: int | None = None) -> Iterator[StreamEvent]:
+        """The job's events until its end. A broken connection is resumed after the last event seen.
+
+        max_lost: give up with ServiceUnreachable after this many failures in a row; None never gives up.
+        """
+        last_id, num_lost = "", 0
+        while True:
+            try:
+                for event in self._events_once(job_id, last_id=last_id):
+                    last_id, num_lost = event.id or last_id, 0
+                    yield event
+                    if _is_last(event):
+                        return
+            except (httpx.TransportError, ServiceUnreachable) as error:
+                num_lost += 1
+                if max_lost is not None and num_lost >= max_lost:
+                    raise unreachable(self.url, error) from error
+            except ApiProblem as error:
+                if error.status < 500 and error.status != 429:
+                    raise
+                num_lost += 1
+            yield StreamEvent(kind="lost", data={"num_lost": num_lost})
+            time.sleep(min(LONGEST_RETRY_S, FIRST_RETRY_S * 2 ** max(0, num_lost - 1)))
+
+    def _events_once(self, job_id: str, *, last_id: str) -> Iterator[StreamEvent]:
+        headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last_id} if last_id else {})
+        timeout = httpx.Timeout(SILENCE_LIMIT_S)
+        with self._stream("GET", f"jobs/{in_path(job_id)}/events", headers=headers, timeout=timeout) as response:
+            yield from parse_events(response.iter_lines())
+
+
+def _is_last(event: StreamEvent) -> bool:
+    if event.kind == "snapshot":
+        return bool(event.data.get("job", event.data).get("is_terminal"))
+    return event.kind == "done"
