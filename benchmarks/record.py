@@ -70,10 +70,14 @@ class Record:
 
 def failure(what: object, error: Exception) -> Row:
     """The row that tells why something has none, with paths as the repository has them."""
-    trace = "".join(traceback.format_exception(error))
+    trace = _as_in_repository("".join(traceback.format_exception(error)))
+    return {"what": "failed", "of": what, "error": _as_in_repository(f"{type(error).__name__}: {error}"), "traceback": trace}
+
+
+def _as_in_repository(text: str) -> str:
     for folder, name in _FOLDERS.items():
-        trace = trace.replace(folder, name)
-    return {"what": "failed", "of": what, "error": f"{type(error).__name__}: {error}", "traceback": trace}
+        text = text.replace(folder, name)
+    return text
 
 
 def goal(value: object, wanted: object, *, met: bool) -> dict[str, Any]:

@@ -176,7 +176,7 @@ def test_the_record_is_written_after_every_row_and_tells_what_broke(tmp_path):
     record.close()
     written = json.loads(file.read_text())
     assert written.keys() == {"machine", "rows", "summary"}
-    assert written["rows"][1]["error"] == "the card fell over"
+    assert written["rows"][1]["error"] == "RuntimeError: the card fell over"
     assert not any(entry["met"] for entry in written["summary"].values())
 
 
