@@ -5,17 +5,10 @@ https://platform.openai.com/docs/api-reference/batch/request-output
 
 import time
 import uuid
-from collections.abc import Sequence
 from typing import Any
 
 from optimizer.data.prompts import CHAT_URL, LineProblem, PromptLine
 from worker.results import Result
-
-
-def cut_at_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
-    """The text before the first of the stops in it, and whether there was one."""
-    found = [place for stop in stops if (place := text.find(stop)) >= 0]
-    return (text[: min(found)], True) if found else (text, False)
 
 
 def answer(

@@ -1,24 +1,26 @@
 """What the attempt's process does for a ``generate`` job: prompts into tokens, passes over the model, answers line by line.
 
 A line that is done is on the disk before anyone is told of it, and no later attempt does it again. A line that cannot be used
-becomes an entry of the error file; it does not end the job. Stop texts are looked for in what was written, once a sequence has
-ended.
+becomes an entry of the error file; it does not end the job. Stop texts are looked for after each token (``data/stop_texts.py``)
+and end their sequence; what is written of it ends before them.
 """
 
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from optimizer.data.prompt_tokens import LineTokens, PromptTokenizer, length_problem
 from optimizer.data.prompts import read_prompts
+from optimizer.data.stop_texts import StopWatch, cut_at_stop
 from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan.inference import InferencePlan
 from optimizer.serialize import from_json
 from optimizer.workload import GenerationWorkload, InferenceGoal
-from worker.answers import answer, cut_at_stop, refusal
+from worker.answers import answer, refusal
 from worker.reporter import Reporter
 from worker.results import Result, ResultWriter, read_finished, write_finished
 
@@ -199,7 +201,8 @@ def _request(work: _Work, each: LineTokens) -> "Request":
         seed=workload.seed,
         stop_token_ids=work.tokenizer.end_ids,
     )
-    return Request(id=str(each.line.index), token_ids=tuple(each.ids), sampling=sampling)
+    watch = partial(StopWatch, workload.stop, decode=work.tokenizer.decode) if workload.stop else None
+    return Request(id=str(each.line.index), token_ids=tuple(each.ids), sampling=sampling, make_watch=watch)
 
 
 def _answer(work: _Work, each: LineTokens, finished: "Finished") -> Result:

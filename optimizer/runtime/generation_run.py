@@ -21,7 +21,7 @@ from optimizer.runtime.device import check_dtype, prepared_device
 from optimizer.runtime.inference import Generator, PassTimes, build_for_inference
 from optimizer.runtime.lanes import lane_fields
 from optimizer.runtime.meter import Meter
-from optimizer.runtime.micro_batch import FinishReason, MicroBatch
+from optimizer.runtime.micro_batch import FinishReason, MicroBatch, Watch
 from optimizer.sampling import Sampling
 
 Sample = Mapping[str, Any]
@@ -37,6 +37,9 @@ class Request:
     id: str
     token_ids: tuple[int, ...]
     sampling: Sampling = field(default_factory=Sampling)
+    make_watch: Callable[[], Watch] | None = None
+    """Makes what is asked after each new token whether the sequence is over; called once, as its pass begins. So a caller that
+    knows texts ends a sequence at one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +48,7 @@ class Finished:
 
     id: str
     token_ids: tuple[int, ...]
-    """New ones; a stop token is the last of them."""
+    """New ones; what stopped it is the last of them."""
     finish_reason: FinishReason
     prompt_tokens: int
 
@@ -235,7 +238,9 @@ class _Run:
         self._current = [
             (
                 self._generator.micro_batch(
-                    [request.token_ids for request in part], samplings=[request.sampling for request in part]
+                    [request.token_ids for request in part],
+                    samplings=[request.sampling for request in part],
+                    watches=[None if request.make_watch is None else request.make_watch() for request in part],
                 ),
                 part,
             )

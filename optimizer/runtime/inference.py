@@ -41,7 +41,7 @@ from optimizer.runtime.frozen import freeze_base
 from optimizer.runtime.kv_cache import KvCache, chain, find_windows
 from optimizer.runtime.kv_workspace import KvHomes, KvWorkspace
 from optimizer.runtime.meter import Meter
-from optimizer.runtime.micro_batch import MicroBatch
+from optimizer.runtime.micro_batch import MicroBatch, Watch
 from optimizer.runtime.sampling import Chooser, choose_tokens
 from optimizer.runtime.tiers.tiers import Tiers
 from optimizer.runtime.turns import Turns, check_turns
@@ -173,9 +173,11 @@ class Generator:
                 num_steps=times.num_steps,
             )
 
-    def micro_batch(self, prompts: Sequence[Sequence[int]], *, samplings: Sequence[Sampling]) -> MicroBatch:
+    def micro_batch(
+        self, prompts: Sequence[Sequence[int]], *, samplings: Sequence[Sampling], watches: Sequence[Watch | None] = ()
+    ) -> MicroBatch:
         """As the plan has it run."""
-        return MicroBatch(prompts, samplings=samplings, prefill_tokens=self.plan.prefill_tokens)
+        return MicroBatch(prompts, samplings=samplings, watches=watches, prefill_tokens=self.plan.prefill_tokens)
 
     def run_pass(
         self,

@@ -5,7 +5,7 @@ a longer prompt's further tokens are given one by one, in place of what would ha
 runs on unseen until all have.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,6 +16,8 @@ from optimizer.runtime.sampling import Chooser
 from optimizer.sampling import Sampling
 
 FinishReason = Literal["stop", "length"]
+Watch = Callable[[int], bool]
+"""Called with each new token of one sequence: whether it is the last."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,18 +25,24 @@ class Generated:
     """What one sequence came to."""
 
     token_ids: tuple[int, ...]
-    """New ones; a stop token is the last of them."""
+    """New ones; what stopped it is the last of them."""
     finish_reason: FinishReason
 
 
 class MicroBatch:
     """Make it outside the meter: what it keeps on the host is no part of what runs on the CPU device.
 
-    prompts: the longest first, none empty. prefill_tokens: as the plan's.
+    prompts: the longest first, none empty. watches: by prompt, what beside a stop token ends it; may be shorter than the prompts.
+    prefill_tokens: as the plan's.
     """
 
     def __init__(
-        self, prompts: Sequence[Sequence[int]], *, samplings: Sequence[Sampling], prefill_tokens: int | None = None
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        samplings: Sequence[Sampling],
+        watches: Sequence[Watch | None] = (),
+        prefill_tokens: int | None = None,
     ) -> None:
         self.shape = shape_of(
             [(len(prompt), sampling.max_new_tokens) for prompt, sampling in zip(prompts, samplings, strict=True)],
@@ -50,6 +58,7 @@ class MicroBatch:
             self._extra_ids[: self._extra[row], row] = torch.tensor(prompt[shared:], dtype=torch.long)
         self._choosers = [None if sampling.is_greedy else Chooser(sampling) for sampling in samplings]
         self._stops = [frozenset(sampling.stop_token_ids) for sampling in samplings]
+        self._watches = [*watches, *[None] * (len(prompts) - len(watches))]
         self._ends = [
             extra + sampling.max_new_tokens for extra, sampling in zip(self._extra, samplings, strict=True)
         ]
@@ -101,7 +110,7 @@ class MicroBatch:
         ]
 
     def note_step(self) -> None:
-        """After each step: longer prompts go on, and who came to a stop token is over."""
+        """After each step: longer prompts go on, and who came to a stop token or whose watch says so is over."""
         step = self._num_steps
         num_longer = sum(extra > step for extra in self._extra)
         if num_longer:
@@ -110,12 +119,13 @@ class MicroBatch:
         watched = [
             row
             for row, stops in enumerate(self._stops)
-            if stops and self._extra[row] <= step < self._ends[row]
+            if (stops or self._watches[row] is not None) and self._extra[row] <= step < self._ends[row]
         ]
         if watched:
             tokens = self._tokens[step].tolist()
             for row in watched:
-                if tokens[row] in self._stops[row]:
+                watch = self._watches[row]
+                if tokens[row] in self._stops[row] or (watch is not None and watch(tokens[row])):
                     self._stopped[row] = True
                     self._ends[row] = step + 1
 

@@ -163,6 +163,19 @@ def test_a_stop_text_ends_an_answer_before_it(attempt, run, tmp_path):
     assert (cut["text"], cut["finish_reason"]) == (whole[: whole.index(stop)], "stop")
 
 
+def test_a_stop_text_ends_the_work_of_its_sequence_with_the_token_that_completes_it(attempt, run, tmp_path):
+    lines = [{**LINES[0], "max_new_tokens": 40}]
+    run(attempt(lines=lines))
+    [free] = records(tmp_path)
+    # From the middle of what was written, over the ends of tokens.
+    stop = free["text"][len(free["text"]) // 3 :][:6]
+    (tmp_path / "job").rename(tmp_path / "before")
+    _, result, _ = run(attempt(lines=[{**lines[0], "stop": ["not there", stop]}]))
+    [cut] = records(tmp_path)
+    assert cut["text"] == free["text"][: free["text"].index(stop)]
+    assert cut["completion_tokens"] == result["measured"]["num_new_tokens"] < 40 == free["completion_tokens"]
+
+
 def test_drawn_answers_are_the_same_for_the_same_seed_however_they_are_batched(attempt, run, tmp_path):
     lines = [{"prompt": "In the beginning"}] * 3
     drawn = GenerationWorkload(max_new_tokens=6, temperature=1.5, seed=4)

@@ -1,5 +1,8 @@
 """Requests of all lengths, run under a plan: each gets the tokens it gets alone."""
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 import torch
 
@@ -107,6 +110,30 @@ def test_a_pass_ends_with_its_last_sequence(model):
         ]
         result = run_requests(generator, requests, on_finished=lambda finished: None)
     assert (result.num_steps, result.num_new_tokens) == (end, 2 * end)
+
+
+def test_a_watch_ends_its_own_sequence_alone_and_sees_its_new_tokens_in_order(model):
+    free = run(model, requests_of(), batch_size=4)
+    seen = {request.id: [] for request in requests_of()}
+
+    def watching(name):
+        def watch(token):
+            seen[name].append(token)
+            return len(seen[name]) == 3
+
+        return watch
+
+    requests = [
+        replace(request, make_watch=partial(watching, request.id)) if index % 2 else request
+        for index, request in enumerate(requests_of())
+    ]
+    watched = run(model, requests, batch_size=4, num_micro_batches=2)
+    for name, each in free.items():
+        number = int(name.removeprefix("request "))
+        end = 3 if number % 2 else len(each.token_ids)
+        assert watched[name].token_ids == each.token_ids[:end]
+        assert watched[name].finish_reason == ("stop" if number % 2 else "length")
+        assert tuple(seen[name]) == (each.token_ids[:3] if number % 2 else ())
 
 
 def test_streamed_weights_come_once_a_step_for_all_micro_batches(model):
