@@ -1,13 +1,16 @@
 // The live job page: follows the one event stream, keeps what was measured, redraws at most twice a second.
 
+import { Board } from "./board.js";
 import * as charts from "./charts.js";
 import { formatBytes, formatCount, formatDuration, formatFigure, signedError } from "./format.js";
 import { drawLanes, lanesOf, predictedStallShare, stallShare } from "./lanes.js";
+import { fetchMetrics, metrics, stream } from "./opening.js";
 import { onColourChange } from "./palette.js";
 import { Series } from "./series.js";
-import { follow } from "./stream.js";
 
 const MIN_REDRAW_MS = 500;
+// how long the charts wait for the first measurements before they show the prediction alone
+const FIRST_DRAW_MS = 1000;
 const page = document.getElementById("job-page");
 const facts = JSON.parse(document.getElementById("job-facts").textContent);
 const series = new Series();
@@ -15,7 +18,6 @@ const generates = facts.job.kind === "generate";
 
 let job = facts.job;
 let memoryView = "run";
-let stream = null;
 let changed = true;
 let drawnAtMs = -Infinity;
 let drawTimer = 0;
@@ -35,40 +37,34 @@ function draw() {
   if (document.hidden || !changed) return;
   changed = false;
   drawnAtMs = performance.now();
-  const data = shared();
-  const drawMemory = memoryView === "run" ? charts.drawMemoryOverRun : charts.drawMemoryWithinStep;
-  describe("chart-memory", drawMemory(document.getElementById("chart-memory"), data));
-  describe("chart-host", charts.drawHostBytes(document.getElementById("chart-host"), data));
-  if (!generates) describe("chart-loss", charts.drawLoss(document.getElementById("chart-loss"), data));
-  describe("chart-speed", charts.drawSpeed(document.getElementById("chart-speed"), data));
-  drawBeside(data);
+  // links and the card only where there is something to tell
+  if (series.steps().some((sample) => sample.copied_bytes)) document.getElementById("links-panel").hidden = false;
+  if (series.steps().some((sample) => sample.gpu)) document.getElementById("card-panel").hidden = false;
+  board.show(shared());
   showFigures();
   page.dataset.points = String(series.steps().length);
   page.dataset.draws = String(Number(page.dataset.draws ?? 0) + 1);
 }
 
-// Lanes, links and the card; the last two only where there is something to tell.
-function drawBeside(data) {
-  const found = lanesOf({ timeline: series.latestTimeline(), samples: series.steps(), prediction: data.prediction });
-  describe("chart-lanes", drawLanes(document.getElementById("chart-lanes"), { found, unit: generates ? "pass" : "step", uirevision: data.uirevision }));
-  drawWhere("links", series.linkRates().length > 0, charts.drawLinks, data);
-  drawWhere("card", series.steps().some((sample) => sample.gpu), charts.drawCard, data);
-}
+const board = new Board([
+  { id: "chart-memory", draw: (element, data) => (memoryView === "run" ? charts.drawMemoryOverRun : charts.drawMemoryWithinStep)(element, data) },
+  { id: "chart-host", draw: charts.drawHostBytes },
+  ...(generates ? [] : [{ id: "chart-loss", draw: charts.drawLoss }]),
+  { id: "chart-speed", draw: charts.drawSpeed },
+  { id: "chart-lanes", draw: drawLanesNow },
+  { id: "chart-links", draw: charts.drawLinks },
+  { id: "chart-card", draw: charts.drawCard },
+]);
 
-function drawWhere(name, isKnown, draw, data) {
-  if (!isKnown) return;
-  document.getElementById(`${name}-panel`).hidden = false;
-  describe(`chart-${name}`, draw(document.getElementById(`chart-${name}`), data));
+function drawLanesNow(element, { prediction, uirevision }) {
+  const found = lanesOf({ timeline: series.latestTimeline(), samples: series.steps(), prediction });
+  return drawLanes(element, { found, unit: generates ? "pass" : "step", uirevision });
 }
 
 function scheduleDraw() {
   changed = true;
   if (drawTimer || document.hidden) return;
   drawTimer = setTimeout(draw, Math.max(0, drawnAtMs + MIN_REDRAW_MS - performance.now()));
-}
-
-function describe(id, summary) {
-  document.getElementById(id).setAttribute("aria-label", summary);
 }
 
 function show(name, text) {
@@ -166,19 +162,18 @@ const takers = {
   state(data) { takeState(data); scheduleDraw(); },
   log() {}, // the log follows its file
   checkpoint() { refreshTab(["checkpoints"]); },
-  gap() { fetchMetrics(); },
-  reset() { fetchMetrics(); },
+  gap() { catchUp(); },
+  reset() { catchUp(); },
   done() {
     stream.close();
     refresh("job-head", page.dataset.headUrl);
     refreshTab(["plan", "checkpoints", "samples", "events", "files"]);
-    fetchMetrics();
+    catchUp();
   },
 };
 
-async function fetchMetrics() {
-  const answer = await fetch(page.dataset.metricsUrl, { headers: { Accept: "application/json" } });
-  if (answer.ok) takeMetrics(await answer.json());
+async function catchUp() {
+  takeMetrics(await fetchMetrics());
 }
 
 // parts that the server renders
@@ -228,14 +223,11 @@ document.addEventListener("visibilitychange", () => { if (!document.hidden && ch
 document.body.addEventListener("htmx:afterSettle", () => showFigures());
 onColourChange(scheduleDraw);
 
-takeMetrics(facts.metrics ?? {});
-scheduleDraw();
-if (job.is_terminal) {
-  fetchMetrics();
-  showConnection("ended", new Date());
+setTimeout(() => { if (drawnAtMs < 0) scheduleDraw(); }, FIRST_DRAW_MS);
+if (stream) {
+  stream.listen({ onEvent: (type, data) => takers[type](data), onConnection: showConnection });
 } else {
-  stream = follow(page.dataset.eventsUrl, {
-    onEvent: (type, data) => takers[type](data),
-    onConnection: showConnection,
-  });
+  takeMetrics(await metrics);
+  scheduleDraw();
+  showConnection("ended", new Date());
 }

@@ -5,6 +5,7 @@ rest would be most of the time.
 """
 
 from collections.abc import Collection, Sequence
+from itertools import pairwise
 from operator import itemgetter
 from typing import Any
 
@@ -53,11 +54,12 @@ def thinned(points: Sequence[Point], *, max_points: int) -> Sequence[Point]:
 def _latest(job_id: str, kind: str) -> list[Point]:
     """In the order of the steps."""
     rows = Sample.objects.filter(job_id=job_id, kind=kind).order_by("attempt", "step")
-    found = rows.values_list("step", "pk", "peak_bytes", "loss", "tokens_per_s").iterator(chunk_size=10_000)
-    by_step = {
-        step: (step, pk, -1 if peak is None else peak, -1 if loss is None else loss, -1 if speed is None else speed)
-        for step, pk, peak, loss, speed in found
-    }
+    points: list[Point] = list(rows.values_list("step", "pk", "peak_bytes", "loss", "tokens_per_s"))
+    if any(None in point for point in points):
+        points = [tuple(-1 if number is None else number for number in point) for point in points]  # type: ignore[misc]
+    if all(point[0] < after[0] for point, after in pairwise(points)):
+        return points  # one attempt, or each went on exactly where the one before stood
+    by_step = {point[0]: point for point in points}
     return [by_step[step] for step in sorted(by_step)]
 
 
