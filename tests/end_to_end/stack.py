@@ -57,9 +57,14 @@ class Stack:
     def prepare(self) -> None:
         """The tables, and someone to ask."""
         # the checks would load every page of the web, which is not part of this stack
-        self._run("manage.py", "migrate", "--skip-checks", "--verbosity", "0")
+        self.run_manage("migrate", "--verbosity", "0")
         pipe = subprocess.PIPE
         self._control = self._spawn("control", "-m", "tests.end_to_end.control", stdin=pipe, stdout=pipe)
+
+    def run_manage(self, *words: str) -> str:
+        """What a command of manage.py printed."""
+        command = [sys.executable, "manage.py", *words, "--skip-checks"]
+        return subprocess.run(command, cwd=ROOT, env=self._environment, check=True, stdout=subprocess.PIPE, text=True).stdout
 
     def start_valkey(self) -> None:
         socket, folder = self.home / "run" / "valkey.sock", self.home / "valkey"
@@ -123,9 +128,6 @@ class Stack:
                     stream.close()
         self._measured.update({file.name: file.read_text() for file in self.home.glob("cache/machine-*.json")})
         shutil.rmtree(self.home, ignore_errors=True)
-
-    def _run(self, *arguments: str) -> None:
-        subprocess.run([sys.executable, *arguments], cwd=ROOT, env=self._environment, check=True)
 
     def _spawn(self, name: str, *arguments: str, **streams) -> subprocess.Popen:
         return self._start(name, [sys.executable, *arguments], **streams)

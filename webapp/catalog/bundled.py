@@ -4,16 +4,20 @@ import hashlib
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
+import yaml
 from django.conf import settings
 
 from optimizer.data.bundled import TEXT_FILE, TOKENIZER_FILE
 from optimizer.data.inspect import inspect_dataset
 from optimizer.models.presets import PRESETS, Preset
+from optimizer.units import parse_bytes
 from webapp.catalog.models import Dataset, Model
 from webapp.ids import new_model_id
 
 DATASET_NAME = "kjv"
+EXAMPLE_FILE = Path(__file__).parents[2] / "demo" / "job.yaml"
 
 
 def ensure_bundled() -> None:
@@ -21,6 +25,17 @@ def ensure_bundled() -> None:
     for preset in PRESETS.values():
         _ensure_preset(preset)
     _ensure_dataset()
+
+
+def example_spec() -> dict[str, Any] | None:
+    """The demo's job as a spec with ids; None where its model or its dataset is not there."""
+    spec: dict[str, Any] = yaml.safe_load(EXAMPLE_FILE.read_text())
+    model = Model.objects.filter(preset=spec["model"]).values_list("pk", flat=True).first()
+    dataset = Dataset.objects.filter(owner__isnull=True, name=spec["dataset"]).values_list("pk", flat=True).first()
+    if model is None or dataset is None:
+        return None
+    budget_bytes = parse_bytes(spec["goal"]["device_budget_bytes"])
+    return {**spec, "model": model, "dataset": dataset, "goal": {**spec["goal"], "device_budget_bytes": budget_bytes}}
 
 
 def _ensure_preset(preset: Preset) -> None:

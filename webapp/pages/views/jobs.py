@@ -9,6 +9,7 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_GET
 
+from webapp.catalog.bundled import example_spec
 from webapp.jobs.models import Job, State
 from webapp.jobs.queries import jobs_visible_to
 from webapp.pages.job_head import budget_bytes, state_words
@@ -39,6 +40,7 @@ def job_list(request: HttpRequest) -> HttpResponse:
     context = {
         "jobs": [_row(job) for job in page],
         "any_jobs": bool(page) or visible.exists(),
+        "has_example": not page and example_spec() is not None,
         "filtered": bool(filters or before),
         "query": query,
         "selected_state": state,

@@ -9,6 +9,7 @@ from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse, QueryDict
 from django.views.decorators.http import require_http_methods, require_POST
 
+from webapp.catalog.bundled import example_spec
 from webapp.catalog.queries import datasets_visible_to, models_visible_to
 from webapp.jobs.models import Kind
 from webapp.pages.forms import DatasetUploadForm, JobForm, ModelUploadForm, initial_from_spec
@@ -62,6 +63,7 @@ PAGE = FormPage(
     initial_from_spec=initial_from_spec,
     models=lambda request: models_visible_to(request.user),
     describe=_describe,
+    example=example_spec,
 )
 
 

@@ -35,6 +35,8 @@ class FormPage:
     models: Callable[[HttpRequest], QuerySet[Model]]
     describe: Callable[[WorkForm], dict[str, Any]]
     """What the template needs besides."""
+    example: Callable[[], dict[str, Any] | None] = lambda: None
+    """The spec that ``?example=yes`` fills the form from."""
 
     def empty_form(self, request: HttpRequest) -> WorkForm:
         return self.make_form(request, None, self._initial(request))
@@ -48,11 +50,13 @@ class FormPage:
                 messages.error(request, "The job to clone is not there; the form starts empty.")
             else:
                 initial |= self.initial_from_spec(source.spec)
+        elif request.GET.get("example") and (example := self.example()) is not None:
+            initial |= self.initial_from_spec(example)
         return initial | initial_from_query(request.GET)
 
 
 def answer_form(request: HttpRequest, page: FormPage) -> HttpResponse:
-    """The form, prefilled from ``?from=<job>`` and from any field that the address names.
+    """The form, prefilled from ``?from=<job>`` or ``?example=yes`` and from any field that the address names.
 
     A POST starts the job; with ``look`` it only prices it, for browsers without JavaScript.
     """
