@@ -140,6 +140,8 @@ def test_runs_chosen_in_the_list_stay_chosen_as_it_refreshes_and_are_compared(op
 
 def test_every_chart_has_the_cloud_turned_off(open_tab, shown_jobs):
     tab = open_page(open_tab, "job", shown_jobs)
+    # those out of view are drawn when the browser is idle
+    tab.page.wait_for_function("() => document.querySelectorAll('.js-plotly-plot').length === 6")
     configs = tab.page.evaluate(
         "[...document.querySelectorAll('.js-plotly-plot')].map(chart => chart._context)"
         ".map(c => [c.showSendToCloud, c.plotlyServerURL, c.displaylogo, c.responsive])"

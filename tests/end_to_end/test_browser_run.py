@@ -123,6 +123,19 @@ def test_a_burst_of_samples_is_drawn_at_most_twice_a_second(site, open_tab, runn
     tab.check()
 
 
+def test_a_chart_out_of_view_waits_until_it_comes_into_view(site, open_tab, running_job):
+    tab = open_tab(f"/jobs/{running_job}/")
+    tab.page.wait_for_function("() => document.getElementById('chart-speed').data?.[0]?.x?.length === 30")
+    tab.page.set_viewport_size({"width": 1280, "height": 300})
+    site.ask("measure", job_id=running_job, first=31, last=40)
+    wait_for_points(tab, 40)
+    drawn = "() => document.getElementById('chart-speed').data[0].x.length"
+    assert tab.page.evaluate(drawn) == 30
+    tab.page.locator("#chart-speed").scroll_into_view_if_needed()
+    tab.page.wait_for_function(f"() => ({drawn})() === 40")
+    tab.check()
+
+
 def test_stop_and_save_is_one_click(site, open_tab, running_job):
     tab = open_tab(f"/jobs/{running_job}/")
     tab.page.get_by_role("button", name="Stop and save").click()

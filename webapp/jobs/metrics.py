@@ -7,7 +7,7 @@ rest would be most of the time.
 from collections.abc import Collection, Sequence
 from itertools import pairwise
 from operator import itemgetter
-from typing import Any
+from typing import Any, cast
 
 from webapp.jobs.models import Sample
 
@@ -54,9 +54,9 @@ def thinned(points: Sequence[Point], *, max_points: int) -> Sequence[Point]:
 def _latest(job_id: str, kind: str) -> list[Point]:
     """In the order of the steps."""
     rows = Sample.objects.filter(job_id=job_id, kind=kind).order_by("attempt", "step")
-    points: list[Point] = list(rows.values_list("step", "pk", "peak_bytes", "loss", "tokens_per_s"))
+    points = cast(list[Point], list(rows.values_list("step", "pk", "peak_bytes", "loss", "tokens_per_s")))
     if any(None in point for point in points):
-        points = [tuple(-1 if number is None else number for number in point) for point in points]  # type: ignore[misc]
+        points = [cast(Point, tuple(-1 if number is None else number for number in point)) for point in points]
     if all(point[0] < after[0] for point, after in pairwise(points)):
         return points  # one attempt, or each went on exactly where the one before stood
     by_step = {point[0]: point for point in points}

@@ -6,6 +6,8 @@ from django.urls import reverse
 from tests.webapp.pages import rows
 from webapp.accounts.models import ApiToken
 from webapp.accounts.tokens import find_token_user
+from webapp.catalog.bundled import ensure_bundled
+from webapp.catalog.models import Dataset, Model
 from webapp.pages.views.jobs import PAGE_SIZE
 
 pytestmark = pytest.mark.django_db
@@ -19,6 +21,20 @@ def test_an_empty_list_of_jobs_offers_the_one_next_step(browser):
     text = text_of(browser, "jobs")
     assert "No jobs yet" in text
     assert "Describe the first job" in text
+
+
+def test_an_empty_list_offers_the_bundled_example_whose_form_is_filled_from_the_demos_file(browser):
+    assert "bundled example" not in text_of(browser, "jobs")
+    ensure_bundled()
+    assert f'href="{reverse("job_new")}?example=yes"' in text_of(browser, "jobs")
+    form = browser.get(reverse("job_new"), {"example": "yes"}).context["form"]
+    shown = {name: form[name].value() for name in ("name", "num_steps", "learning_rate", "device_budget", "forbid")}
+    assert shown == {
+        "name": "kjv-demo", "num_steps": 150, "learning_rate": 1e-3, "device_budget": "400 MiB",
+        "forbid": ["accumulate", "chunked_loss"],
+    }
+    chosen = (Model.objects.get(pk=form["model"].value()).preset, Dataset.objects.get(pk=form["dataset"].value()).name)
+    assert chosen == ("headroom-demo-10m", "kjv")
 
 
 def test_jobs_are_filtered_by_name_and_state(browser, ada):
