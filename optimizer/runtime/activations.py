@@ -131,7 +131,7 @@ def _offloading(block: nn.Module, schedule: "_Offloads", index: int, place: Offl
 class _Moved:
     """One storage that left the device, and how many saved tensors still wait for it."""
 
-    __slots__ = ("__weakref__", "copy", "device_copy", "dtype", "num_waiting", "position", "source", "version")
+    __slots__ = ("__weakref__", "copy", "device_copy", "dtype", "is_used", "num_waiting", "position", "source", "version")
 
     def __init__(self, copy: OffloadedCopy, tensor: torch.Tensor, *, position: int) -> None:
         self.copy = copy
@@ -142,6 +142,7 @@ class _Moved:
         """Among what its block moved, in the order of leaving."""
         self.device_copy: DeviceCopy | None = None
         self.num_waiting = 0
+        self.is_used = False
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether it is this tensor's storage as it is now: an address can be used again, a storage be written to after it was
@@ -199,19 +200,28 @@ class _Group:
         self._in_backward = False
 
     def pack(self, tensor: torch.Tensor) -> Any:
+        tiers = self._schedule.tiers
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key in self._staying or not self._schedule.tiers.is_on_device(tensor):
+        if key in self._staying or not tiers.is_on_device(tensor):
             return tensor
         moved = self._by_storage.get(key)
-        if moved is None or not moved.holds(tensor):
-            copy = self._schedule.tiers.offload(
-                storage, category=_CATEGORY, dtype=tensor.dtype, place=self._place, compress=self._schedule.compress
-            )
-            moved = _Moved(copy, tensor, position=len(self.order))
-            self._by_storage[key] = moved
-            self.order.append(weakref.ref(moved))
-        moved.num_waiting += 1
+        if moved is not None and moved.holds(tensor):
+            moved.num_waiting += 1
+            return moved, Layout(tensor)
+        is_whole = tensor.is_contiguous() and tensor.nbytes == storage.nbytes()
+        copy = tiers.offload(
+            storage,
+            category=_CATEGORY,
+            dtype=tensor.dtype,
+            place=self._place,
+            compress=self._schedule.compress,
+            whole=tensor if is_whole else None,
+        )
+        moved = _Moved(copy, tensor, position=len(self.order))
+        self._by_storage[key] = moved
+        self.order.append(weakref.ref(moved))
+        moved.num_waiting = 1
         return moved, Layout(tensor)
 
     def unpack(self, packed: Any) -> torch.Tensor:
@@ -221,7 +231,8 @@ class _Group:
         if not self._in_backward:
             self._in_backward = True
             self._schedule.enter_backward(self)
-        if moved.position not in self.used:
+        if not moved.is_used:
+            moved.is_used = True
             self.used.append(moved.position)
         data = self._schedule.fetch(moved).wait()
         moved.num_waiting -= 1

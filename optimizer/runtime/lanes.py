@@ -6,8 +6,6 @@ of a remote store. What a card does on its streams is not; nobody waits for it h
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,33 +81,53 @@ class LaneClock:
         """Say that this thread works beside compute: nothing stands still for what it does."""
         self._thread.is_beside = True
 
-    @contextmanager
-    def busy(self, lane: Lane) -> Iterator[None]:
+    def busy(self, lane: Lane) -> "_Timing":
         """The lane works; on compute's own thread compute stands still meanwhile. Of what is nested, each has its own time."""
-        yield from self._timed(lane, works=True)
+        return _Timing(self, lane, works=True)
 
-    @contextmanager
-    def waiting(self, lane: Lane) -> Iterator[None]:
+    def waiting(self, lane: Lane) -> "_Timing":
         """Somebody waits for what the lane does elsewhere."""
-        yield from self._timed(lane, works=False)
+        return _Timing(self, lane, works=False)
 
-    def _timed(self, lane: Lane, *, works: bool) -> Iterator[None]:
+    def enter(self) -> float:
+        """What was nested until now in what begins; to be given to ``leave``."""
         thread = self._thread
-        outer_s, thread.inner_s = getattr(thread, "inner_s", 0.0), 0.0
-        begin_s = time.perf_counter()
-        try:
-            yield
-        finally:
-            end_s = time.perf_counter()
-            own_s, thread.inner_s = end_s - begin_s - thread.inner_s, outer_s + end_s - begin_s
-            is_stall = not getattr(thread, "is_beside", False)
-            with self._lock:
-                if works:
-                    self._busy_s[lane] = self._busy_s.get(lane, 0.0) + own_s
-                if is_stall:
-                    self._stall_s[lane] = self._stall_s.get(lane, 0.0) + own_s
-                if self._spans is not None and begin_s >= self._begin_s and (works or is_stall):
-                    self._spans.append((lane, begin_s, end_s, is_stall))
+        outer_s: float = getattr(thread, "inner_s", 0.0)
+        thread.inner_s = 0.0
+        return outer_s
+
+    def leave(self, lane: Lane, *, begin_s: float, outer_s: float, works: bool) -> None:
+        """What began then is over."""
+        end_s = time.perf_counter()
+        thread = self._thread
+        took_s = end_s - begin_s
+        own_s, thread.inner_s = took_s - thread.inner_s, outer_s + took_s
+        is_stall = not getattr(thread, "is_beside", False)
+        with self._lock:
+            if works:
+                self._busy_s[lane] = self._busy_s.get(lane, 0.0) + own_s
+            if is_stall:
+                self._stall_s[lane] = self._stall_s.get(lane, 0.0) + own_s
+            if self._spans is not None and begin_s >= self._begin_s and (works or is_stall):
+                self._spans.append((lane, begin_s, end_s, is_stall))
+
+
+class _Timing:
+    """A class, since a generator would cost each copy three times as much."""
+
+    __slots__ = ("_begin_s", "_clock", "_lane", "_outer_s", "_works")
+
+    def __init__(self, clock: LaneClock, lane: Lane, *, works: bool) -> None:
+        self._clock = clock
+        self._lane = lane
+        self._works = works
+
+    def __enter__(self) -> None:
+        self._outer_s = self._clock.enter()
+        self._begin_s = time.perf_counter()
+
+    def __exit__(self, *exc: object) -> None:
+        self._clock.leave(self._lane, begin_s=self._begin_s, outer_s=self._outer_s, works=self._works)
 
 
 _SEEN_BESIDE_A_CARD: tuple[Lane, ...] = ("host", "disk", "network")

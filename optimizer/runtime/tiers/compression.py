@@ -43,9 +43,10 @@ class Packing:
     def __init__(
         self, num_bytes: int, *, dtype: torch.dtype, compress: Compression = "none", scratch: Scratch | None = None
     ) -> None:
-        name = str(dtype).removeprefix("torch.")
         self.num_bytes = num_bytes
-        self.packed_bytes = packed_bytes(num_bytes, dtype=name, compress=compress)
+        self.packed_bytes = num_bytes
+        if compress != "none":
+            self.packed_bytes = packed_bytes(num_bytes, dtype=str(dtype).removeprefix("torch."), compress=compress)
         # What would not become smaller travels as it is.
         self.compress: Compression = compress if self.packed_bytes < num_bytes else "none"
         self.dtype = dtype

@@ -21,7 +21,7 @@ Knows nothing of blocks or autograd; that is ``activations.py``.
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Literal
 
@@ -40,6 +40,7 @@ from optimizer.runtime.tiers.opened import OpenStores, StorePlace
 from optimizer.runtime.tiers.transfers import Background, StoredBuffer, StoredCopy, Transfer
 
 OffloadPlace = Literal["host"] | StorePlace
+_UNCOUNTED: AbstractContextManager[None] = nullcontext()
 _MAX_LEAVING = 1
 """Groups beside the current one whose device bytes wait for their copies."""
 _MAX_COPIES_OUT = 4
@@ -59,6 +60,7 @@ class Tiers:
     ) -> None:
         """scratch: folder for the disk tier's file; remote_url: of the remote tier's store; both as for ``OpenStores``."""
         self.device = device
+        self._is_cuda = device.type == "cuda"
         self.meter = meter
         self.copied_bytes: dict[Link, int] = dict.fromkeys(LINKS, 0)
         """Moved over each link since the start."""
@@ -104,7 +106,7 @@ class Tiers:
 
     def is_on_device(self, tensor: torch.Tensor) -> bool:
         """Not so for the random seeds that CUDA's attention kernels save: those are on the host already."""
-        return tensor.device.type == self.device.type
+        return tensor.is_cuda == self._is_cuda
 
     def close(self) -> None:
         """Stop the threads, remove the scratch file, delete the remote keys. Copies must not be used after."""
@@ -235,17 +237,19 @@ class Tiers:
         dtype: torch.dtype = torch.uint8,
         place: OffloadPlace = "host",
         compress: Compression = "none",
+        whole: torch.Tensor | None = None,
     ) -> OffloadedCopy:
         """Copy a device storage away. On CUDA its device bytes are let go by ``begin_group`` and ``settle``.
 
         dtype: of the tensors over it; decides what ``compress`` makes of it.
+        whole: a tensor that is all of it in one piece, if there is one: spares the CPU device a view.
         Raises OutOfHostMemory, DiskFull, RemoteStoreFull, RemoteStoreLost, and so may ``fetch`` for what was written meanwhile.
         """
         self.prepare_compression(compress)
         scratch = self._packing_scratch.get(compress)
         packing = Packing(storage.nbytes(), dtype=dtype, compress=compress, scratch=scratch)
         if place == "host" and self._copy_stream is None and packing.compress == "none":
-            return self._offload_as_it_is(storage, packing, category)
+            return self._offload_as_it_is(storage, packing, category, whole=whole)
         source = bytes_of(storage, self.device)
         copy: OffloadedCopy
         if place == "host":
@@ -272,16 +276,14 @@ class Tiers:
     def fetch(self, copy: OffloadedCopy, *, category: Category) -> DeviceCopy:
         """Copy bytes back to the device, under ``category``."""
         packing = copy.packing
-        dtype, num_elements = torch.uint8, packing.num_bytes
         if isinstance(copy, HostCopy) and self._copy_stream is None and packing.compress == "none":
-            dtype, num_elements = copy.pieces[0].dtype, copy.pieces[0].numel()
+            return self._fetch_as_it_is(copy, category)
         with self._region(category, on_host=False):
-            data = torch.empty(num_elements, dtype=dtype, device=self.device)
+            data = torch.empty(packing.num_bytes, dtype=torch.uint8, device=self.device)
         if isinstance(copy, StoredCopy):
             return DeviceCopy(data, None, self._read_units(copy, data))
         self._count("host_to_device", packing.packed_bytes)
         if self._copy_stream is None:
-            # Whole pieces, of one dtype on both sides where nothing is packed.
             with self.lanes.busy("copy_in"):
                 packing.unpack(copy.pieces, data)
             return DeviceCopy(data, None)
@@ -304,15 +306,26 @@ class Tiers:
             packing.pack(source, (data,))
         return HostCopy((data,), packing, None)
 
-    def _offload_as_it_is(self, storage: torch.UntypedStorage, packing: Packing, category: Category) -> HostCopy:
+    def _offload_as_it_is(
+        self, storage: torch.UntypedStorage, packing: Packing, category: Category, *, whole: torch.Tensor | None
+    ) -> HostCopy:
         """On the CPU device, in as few ops as can be; by dtype, so that a trace shows what could be packed."""
         self._count("device_to_host", packing.packed_bytes)
-        source = typed(storage, dtype=packing.dtype, device=self.device)
+        source = typed(storage, dtype=packing.dtype, device=self.device) if whole is None else whole
         with self._region(category, on_host=True):
-            data = torch.empty(source.numel(), dtype=source.dtype)
+            data = torch.empty(source.size(), dtype=source.dtype)
         with self.lanes.busy("copy_out"):
             data.copy_(source)
         return HostCopy((data,), packing, None)
+
+    def _fetch_as_it_is(self, copy: HostCopy, category: Category) -> DeviceCopy:
+        (home,) = copy.pieces
+        self._count("host_to_device", copy.packing.packed_bytes)
+        with self._region(category, on_host=False):
+            data = torch.empty(home.size(), dtype=home.dtype)
+        with self.lanes.busy("copy_in"):
+            data.copy_(home)
+        return DeviceCopy(data, None)
 
     def _write_units(self, copy: StoredCopy, source: torch.Tensor) -> None:
         """Through the slabs to the store: the device's part here, the store's part in the background."""
@@ -395,10 +408,7 @@ class Tiers:
         with torch.cuda.stream(self._copy_stream):
             yield
 
-    @contextmanager
-    def _region(self, category: Category, *, on_host: bool) -> Iterator[None]:
+    def _region(self, category: Category, *, on_host: bool) -> AbstractContextManager[None]:
         if self.meter is None:
-            yield
-            return
-        with self.meter.region(category, tier="host" if on_host else "device"):
-            yield
+            return _UNCOUNTED
+        return self.meter.region(category, tier="host" if on_host else "device")
