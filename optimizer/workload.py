@@ -3,7 +3,8 @@
 import math
 import reprlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal, get_args
 
 from optimizer.errors import InvalidWorkload
@@ -168,13 +169,17 @@ class InferenceWorkload:
     prompt_length: int = 512
     """Tokens of each prompt, 2 to 131,072; of the longest where ``prompt_lengths`` has them all."""
     num_new_tokens: int = 128
-    """Tokens generated after each prompt, 1 to 131,072; no token ends a sequence early."""
+    """Tokens generated after each prompt, 1 to 131,072; no token ends a sequence early. The most where ``new_token_counts`` has
+    them all."""
     num_sequences: int = 1
     """Prompts in all, however they are split into passes."""
     seed: int = 0
     """Fixes random weights and made-up prompts."""
     prompt_lengths: tuple[int, ...] = ()
     """Of each prompt, where they differ; empty where all are of ``prompt_length``. See ``of_prompts``."""
+    new_token_counts: tuple[int, ...] = ()
+    """Tokens generated after each prompt, in the order of ``prompt_lengths``, where they differ; empty where all are
+    ``num_new_tokens``."""
     draws: bool = False
     """Whether any sequence draws its tokens (a temperature above 0) instead of taking the likeliest; some room more is then
     needed, and some time for each sequence."""
@@ -186,29 +191,72 @@ class InferenceWorkload:
         _require_int("seed", self.seed, low=0, high=2**63 - 1)
         for length in set(self.prompt_lengths):
             _require_int("prompt_lengths", length, low=2, high=131_072)
-        known = (len(self.prompt_lengths), max(self.prompt_lengths, default=0))
-        if self.prompt_lengths and known != (self.num_sequences, self.prompt_length):
+        for count in set(self.new_token_counts):
+            _require_int("new_token_counts", count, low=1, high=131_072)
+        self._check_each("prompt_lengths", "lengths", longest="prompt_length")
+        self._check_each("new_token_counts", "counts", longest="num_new_tokens")
+
+    def _check_each(self, name: str, what: str, *, longest: str) -> None:
+        """That what is given of each sequence agrees with what is said of all."""
+        given: tuple[int, ...] = getattr(self, name)
+        known = (len(given), max(given, default=0))
+        if given and known != (self.num_sequences, getattr(self, longest)):
             raise InvalidWorkload(
-                f"workload.prompt_lengths has {known[0]:,} lengths up to {known[1]:,}; workload.num_sequences is "
-                f"{self.num_sequences:,} and workload.prompt_length {self.prompt_length:,}: give their number and the longest",
-                field="workload.prompt_lengths",
+                f"workload.{name} has {known[0]:,} {what} up to {known[1]:,}; workload.num_sequences is "
+                f"{self.num_sequences:,} and workload.{longest} {getattr(self, longest):,}: give their number and the longest",
+                field=f"workload.{name}",
                 value=known[0],
-                allowed={"num_sequences": known[0], "prompt_length": known[1]},
+                allowed={"num_sequences": known[0], longest: known[1]},
             )
 
     @classmethod
     def of_prompts(
-        cls, prompt_lengths: Sequence[int], *, num_new_tokens: int = 128, seed: int = 0, draws: bool = False
+        cls,
+        prompt_lengths: Sequence[int],
+        *,
+        num_new_tokens: int | Sequence[int] = 128,
+        seed: int = 0,
+        draws: bool = False,
     ) -> "InferenceWorkload":
-        """Of prompts of these lengths, one at least."""
+        """Of prompts of these lengths, one at least. num_new_tokens: after each of them, or one number for all."""
+        counts = (num_new_tokens,) if isinstance(num_new_tokens, int) else tuple(num_new_tokens)
         return cls(
             prompt_length=max(prompt_lengths),
-            num_new_tokens=num_new_tokens,
+            num_new_tokens=max(counts),
             num_sequences=len(prompt_lengths),
             seed=seed,
             prompt_lengths=tuple(prompt_lengths) if len(set(prompt_lengths)) > 1 else (),
+            new_token_counts=counts if len(set(counts)) > 1 else (),
             draws=draws,
         )
+
+    @cached_property
+    def lengths(self) -> tuple[tuple[int, int], ...]:
+        """Of each sequence its prompt's tokens and new ones; one alone where all are alike."""
+        if not self.prompt_lengths and not self.new_token_counts:
+            return ((self.prompt_length, self.num_new_tokens),)
+        prompts = self.prompt_lengths or (self.prompt_length,) * self.num_sequences
+        counts = self.new_token_counts or (self.num_new_tokens,) * self.num_sequences
+        return tuple(zip(prompts, counts, strict=True))
+
+    @cached_property
+    def longest(self) -> tuple[int, int]:
+        """The prompt's tokens and the new ones of the sequence that needs the most positions."""
+        return max(self.lengths, key=sum) if self.new_token_counts else (self.prompt_length, self.num_new_tokens)
+
+    @property
+    def total_new_tokens(self) -> int:
+        """Of all sequences."""
+        return sum(self.new_token_counts) or self.num_sequences * self.num_new_tokens
+
+    def as_if_equal(self, *, max_sequence_length: int) -> "InferenceWorkload":
+        """As if every prompt were the longest, and each asked for the most new tokens, as far as a model has positions: no plan
+        needs less for it.
+        """
+        if not self.prompt_lengths and not self.new_token_counts:
+            return self
+        most_new = max(1, min(self.num_new_tokens, max_sequence_length - self.prompt_length))
+        return replace(self, prompt_lengths=(), new_token_counts=(), num_new_tokens=most_new)
 
     @property
     def cache_length(self) -> int:

@@ -145,7 +145,7 @@ def _predict(
             )
             for index, step in full.decoded
         ),
-        tokens_per_s=workload.num_sequences * workload.num_new_tokens / total_s,
+        tokens_per_s=workload.total_new_tokens / total_s,
         total_s=total_s,
         lane_busy_ms=busy,
         exposed_ms=exposed,

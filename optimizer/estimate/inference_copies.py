@@ -28,12 +28,13 @@ class CopyTimes:
 def estimate_copies(
     profile: InferenceProfile, *, plan: InferencePlan, workload: InferenceWorkload, machine: Machine
 ) -> CopyTimes:
-    """plan: its batch is not looked at. Of prompts that differ the shortest counts for all. Of packed keys and values, which move
-    in whole blocks and are priced on average, nothing counts.
+    """plan: its batch is not looked at. Of prompts that differ the shortest counts for all, and the fewest new tokens. Of packed
+    keys and values, which move in whole blocks and are priced on average, nothing counts.
     """
     length = min(workload.prompt_lengths or (workload.prompt_length,))
     prefill = min(length, plan.prefill_tokens or length)
-    shape = MicroBatchShape(batch_size=1, prompt_length=prefill, num_steps=length - prefill + workload.num_new_tokens)
+    num_new = min(workload.new_token_counts or (workload.num_new_tokens,))
+    shape = MicroBatchShape(batch_size=1, prompt_length=prefill, num_steps=length - prefill + num_new)
     one = GenerationPass(
         profile, replace(plan, batch_size=1, num_micro_batches=1), workload, machine, micro_batches=(shape,)
     )

@@ -1,6 +1,7 @@
 """What runs in one pass of a batch generation, block by block as ``runtime/inference.py`` runs it, as tasks. Torch-free.
 
-Nothing is priced here but what a task itself takes; ``inference_pass.py`` runs the tasks and sums them up.
+Nothing is priced here but what a task itself takes; ``inference_pass.py`` runs the tasks and sums them up. *Not modelled*: moving
+what is kept of a plain cache together as sequences leave, once each time that half of them are over.
 """
 
 from collections.abc import Hashable, Iterable, Iterator
@@ -109,7 +110,8 @@ class PassLayout:
         self, traced: Phase, shape: MicroBatchShape, *, step: int, arrivals: tuple[tuple[int, ...], ...]
     ) -> "_Layout":
         """arrivals: of keys and values, by block; empty where all are there."""
-        compiled = compile_shape(traced, self.plan.weights, (shape.batch_size, shape.prompt_length + step))
+        num_running = shape.num_running(step)
+        compiled = compile_shape(traced, self.plan.weights, (num_running, shape.prompt_length + step))
         regime = compiled.regime
         assert isinstance(regime, ForwardRegime)
         blocks = []
@@ -119,19 +121,19 @@ class PassLayout:
             blocks.append(self._part(compiled, block_part(template), arrivals=come))
         head = [self._part(compiled, HEAD)]
         if self.workload.draws:
-            head.append(compiled.keep(("draw", self._rates_key), lambda: self._draw_task(shape)))
+            head.append(compiled.keep(("draw", self._rates_key), lambda: self._draw_task(num_running)))
         return _Layout(embedding=self._part(compiled, EMBEDDING), blocks=tuple(blocks), head=tuple(head))
 
-    def _draw_task(self, shape: MicroBatchShape) -> Task:
+    def _draw_task(self, num_running: int) -> Task:
         """Sequences draw one after the other while the logits are there, which the head's own part has gone again."""
         profile, size = self.profile, self.plan.weights.bytes_per_element
-        logits_bytes = shape.batch_size * (profile.hidden_size + profile.vocab_size) * size
+        logits_bytes = num_running * (profile.hidden_size + profile.vocab_size) * size
         return Task(
             phase="",
             block=-1,
             name="",
             bytes=risen_bytes(single("logits_and_loss", logits_bytes + draw_bytes(profile.vocab_size))),
-            time=draw_time(profile.vocab_size, num_sequences=shape.batch_size, rates=self.machine.rates),
+            time=draw_time(profile.vocab_size, num_sequences=num_running, rates=self.machine.rates),
         )
 
     def _part(self, compiled: CompiledShape, part: str, *, arrivals: tuple[Arrival, ...] = ()) -> Task:

@@ -2,7 +2,7 @@
 
 A pass is a prefill and the decode of each further token, every step of them for all its micro-batches. A decode grows with the
 cache. Its time and its peak are piecewise linear in the number of tokens: sums and maxima of what is linear, within the ranges
-over which the ops are the same and no micro-batch ends. So the ends of a range are priced, and its middle; where that is not on
+over which the ops are the same and no sequence leaves. So the ends of a range are priced, and its middle; where that is not on
 the line between the ends, both halves are priced the same way. Time is then summed over every step, none of them sampled.
 """
 
@@ -198,12 +198,12 @@ class GenerationPass:
         return {link: num_steps * num_bytes for link, num_bytes in each.items()}
 
     def _last_alike(self, step: int) -> int:
-        """Up to which step the same micro-batches run by the same ops."""
+        """Up to which step the same sequences run by the same ops."""
         running = self.layout.running(step)
-        last = min(shape.num_steps for shape in running) - 1
+        last = min(shape.last_alike(step) for shape in running)
         for shape in dict.fromkeys(running):
             length = shape.prompt_length + step
-            regime = self.profile.decode.regime(self.plan.weights.representation, (shape.batch_size, length))
+            regime = self.profile.decode.regime(self.plan.weights.representation, (shape.num_running(step), length))
             last = min(last, regime.sequence_high - shape.prompt_length)
         return last
 

@@ -61,8 +61,8 @@ def _passes_sentence(plan: InferencePlan, workload: InferenceWorkload) -> str:
     passes = plan.list_passes(workload)
     num_passes = sum(count for _, count in passes)
     apart = f", in micro-batches of {plan.batch_size}" if plan.num_micro_batches > 1 else ""
-    if workload.prompt_lengths:
-        lengths = f"prompts of {min(workload.prompt_lengths):,} to {workload.prompt_length:,} tokens, sorted by length"
+    if workload.prompt_lengths or workload.new_token_counts:
+        lengths = _lengths_text(workload)
         passes_text = "one pass" if num_passes == 1 else f"{num_passes} passes of up to {plan.sequences_per_pass}"
         return f"{num_sequences} sequences run in {passes_text}{apart}: {lengths}"
     if num_passes == 1:
@@ -70,6 +70,16 @@ def _passes_sentence(plan: InferencePlan, workload: InferenceWorkload) -> str:
     rest = num_sequences % plan.sequences_per_pass
     last = f", the last with {rest}" if rest else ""
     return f"{num_sequences} sequences run in {num_passes} passes of {plan.sequences_per_pass}{apart}{last}"
+
+
+def _lengths_text(workload: InferenceWorkload) -> str:
+    texts = []
+    if workload.prompt_lengths:
+        texts.append(f"prompts of {min(workload.prompt_lengths):,} to {workload.prompt_length:,} tokens, sorted by length")
+    if workload.new_token_counts:
+        fewest = min(workload.new_token_counts)
+        texts.append(f"{fewest:,} to {workload.num_new_tokens:,} new tokens each, those alike together where it pays")
+    return " and ".join(texts)
 
 
 def _prefill_sentences(plan: InferencePlan, workload: InferenceWorkload) -> Iterator[str]:

@@ -76,7 +76,15 @@ class InferencePlan:
             batch_size=self.batch_size,
             num_micro_batches=self.num_micro_batches,
             prefill_tokens=self.prefill_tokens,
+            drops_ended=self.drops_ended,
         )
+
+    @property
+    def drops_ended(self) -> bool:
+        """Whether sequences that are over leave their micro-batch. In packed blocks, and in those that live elsewhere, all
+        sequences of a token lie together: there they run on unseen until the last of them is over.
+        """
+        return self.kv_cache.is_plain
 
     @property
     def is_lossless(self) -> bool:
@@ -90,14 +98,15 @@ class InferencePlan:
 
     def check(self, *, workload: InferenceWorkload, max_sequence_length: int) -> None:
         """Raise InvalidPlan where the plan contradicts itself or the workload, InvalidWorkload beyond the model's positions."""
-        num_tokens = workload.prompt_length + workload.num_new_tokens
+        prompt_length, num_new_tokens = workload.longest
+        num_tokens = prompt_length + num_new_tokens
         if num_tokens > max_sequence_length:
             raise InvalidWorkload(
-                f"workload.prompt_length {workload.prompt_length:,} and workload.num_new_tokens "
-                f"{workload.num_new_tokens:,} make {num_tokens:,} tokens; this model has positions for "
+                f"workload.prompt_length {prompt_length:,} and workload.num_new_tokens "
+                f"{num_new_tokens:,} make {num_tokens:,} tokens; this model has positions for "
                 f"{max_sequence_length:,}: shorten the prompt or generate fewer",
                 field="workload.num_new_tokens",
-                value=workload.num_new_tokens,
+                value=num_new_tokens,
                 allowed={"prompt_length + num_new_tokens": {"maximum": max_sequence_length}},
             )
         conflict = self.find_conflict(workload)

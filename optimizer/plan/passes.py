@@ -4,13 +4,19 @@ Prompts of several lengths share a micro-batch without padding. Its prefill is a
 all its sequences stand at the same position in every step, and one whose prompt is longer is given its prompt's next token
 instead of the one it would have generated. Nothing is masked and nothing computed twice; what it costs are steps: as many more
 as the prompts of one micro-batch differ in length. So prompts are sorted by length, and neighbours are parted where their gap
-is larger than what is generated: there two micro-batches take fewer steps than one.
+is larger than what is generated: there two micro-batches take fewer steps than one. Where sequences ask for different numbers
+of new tokens, those that ask for about as many may run together first, and prompts be sorted among them: whichever takes fewer
+steps in all.
+
+A sequence that is over leaves its micro-batch where its cache is plain (``InferencePlan.drops_ended``), with others: when half of
+those that run are over, and the rest have some steps to go, for what is kept of the cache is moved together then.
 
 A plan may cut the prefill shorter still (``InferencePlan.prefill_tokens``): every prompt is then a longer one.
 """
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -19,6 +25,8 @@ from optimizer.workload import InferenceWorkload
 
 Lengths = tuple[int, int]
 """Of one sequence: tokens of its prompt, and new tokens at most."""
+_LEAST_STEPS_TO_GO = 8
+"""Moving the cache reads and writes it once, about as much as two or three steps' attention does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,21 +38,67 @@ class MicroBatchShape:
     """Tokens of the prefill: of the shortest prompt, or fewer."""
     num_steps: int
     """Forward passes until the last sequence is through, the prefill among them."""
+    leaving: tuple[tuple[int, int], ...] = ()
+    """From which step on (the prefill is step 0) only how many of the sequences run; empty where all run to the end."""
 
     @property
     def cache_length(self) -> int:
         """Tokens whose keys and values are kept: all but the last one, which nothing follows."""
         return self.prompt_length + self.num_steps - 1
 
+    def num_running(self, step: int) -> int:
+        """Sequences that run in a step."""
+        return next((number for since, number in reversed(self.leaving) if step >= since), self.batch_size)
 
-def shape_of(lengths: Sequence[Lengths], *, prefill_tokens: int | None = None) -> MicroBatchShape:
-    """Of the sequences of one micro-batch, in any order. prefill_tokens: at most; None for no limit."""
+    def last_alike(self, step: int) -> int:
+        """Up to which step as many run."""
+        return next((since for since, _ in self.leaving if since > step), self.num_steps) - 1
+
+    @property
+    def stretches(self) -> Iterator[tuple[int, int]]:
+        """So many sequences, up to so long a cache."""
+        number = self.batch_size
+        for since, fewer in self.leaving:
+            yield number, self.prompt_length + since - 1
+            number = fewer
+        yield number, self.cache_length
+
+
+def shape_of(
+    lengths: Sequence[Lengths], *, prefill_tokens: int | None = None, drops_ended: bool = False
+) -> MicroBatchShape:
+    """Of the sequences of one micro-batch, in any order. prefill_tokens: at most; None for no limit. drops_ended: the plan's."""
     shortest = _cut(min(prompt for prompt, _ in lengths), prefill_tokens)
+    totals = sorted((prompt + num_new for prompt, num_new in lengths), reverse=True)
+    return _shape(totals, prompt_length=shortest, drops_ended=drops_ended)
+
+
+def _shape(totals: Sequence[int], *, prompt_length: int, drops_ended: bool) -> MicroBatchShape:
+    """totals: of each sequence its prompt's and new tokens, the most first."""
     return MicroBatchShape(
-        batch_size=len(lengths),
-        prompt_length=shortest,
-        num_steps=max(prompt + num_new for prompt, num_new in lengths) - shortest,
+        batch_size=len(totals),
+        prompt_length=prompt_length,
+        num_steps=totals[0] - prompt_length,
+        leaving=tuple(_list_leaving(totals, prompt_length)) if drops_ended else (),
     )
+
+
+def may_leave(*, num_running: int, num_live: int, num_steps_to_go: int) -> bool:
+    """Whether those that are over leave now. num_live: of those that run, how many are not over. num_steps_to_go: at most."""
+    return 0 < 2 * num_live <= num_running and num_steps_to_go >= _LEAST_STEPS_TO_GO
+
+
+def _list_leaving(totals: Sequence[int], prompt_length: int) -> Iterator[tuple[int, int]]:
+    """When ``may_leave`` first says so, and again."""
+    num_running = len(totals)
+    while num_running > 1:
+        # As soon as this one is over, half of them are.
+        end = totals[num_running // 2]
+        num_live = bisect_left(totals, -end, key=lambda total: -total)
+        if not may_leave(num_running=num_running, num_live=num_live, num_steps_to_go=totals[0] - end):
+            return
+        yield end - prompt_length, num_live
+        num_running = num_live
 
 
 def arrange_passes(
@@ -52,15 +106,31 @@ def arrange_passes(
 ) -> list[list[tuple[int, ...]]]:
     """Passes in the order in which they run, each of its micro-batches, each of indices into ``lengths``.
 
-    The longest come first: what needs most memory is known at once, and what is still to come is never slower than it was.
-    Equals keep their order. Sequences of fewer new tokens change nothing in which prompt lengths run together, so that no pass
-    needs more than where all generate the most.
+    The longest prompts come first: what needs most memory is known at once, and what is still to come is never slower than it
+    was. Equals keep their order.
     """
-    order = sorted(range(len(lengths)), key=lambda index: lengths[index], reverse=True)
+    found = []
+    for parts in _list_partings(lengths):
+        groups = [group for part in parts for group in _group(part, lengths, batch_size=batch_size)]
+        found.append([groups[start : start + num_micro_batches] for start in range(0, len(groups), num_micro_batches)])
+    return min(found, key=lambda passes: sum(max(_num_steps(group, lengths) for group in each) for each in passes))
+
+
+def _list_partings(lengths: Sequence[Lengths]) -> Iterator[list[list[int]]]:
+    """All together, and, where they ask for different numbers of new tokens, parted at the powers of two."""
     # Of equals ``reverse`` keeps the order in which they were given.
-    most_new = max((num_new for _, num_new in lengths), default=0)
-    groups = list(_group([(index, lengths[index][0]) for index in order], batch_size=batch_size, widest_gap=most_new))
-    return [groups[start : start + num_micro_batches] for start in range(0, len(groups), num_micro_batches)]
+    order = sorted(range(len(lengths)), key=lambda index: lengths[index], reverse=True)
+    yield [order]
+    by_size: dict[int, list[int]] = {}
+    for index in order:
+        by_size.setdefault((lengths[index][1] - 1).bit_length(), []).append(index)
+    if len(by_size) > 1:
+        yield [by_size[size] for size in sorted(by_size, reverse=True)]
+
+
+def _num_steps(group: Sequence[int], lengths: Sequence[Lengths]) -> int:
+    """Without a cut prefill, which adds as many to each."""
+    return max(sum(lengths[index]) for index in group) - min(lengths[index][0] for index in group)
 
 
 PassShape = tuple[MicroBatchShape, ...]
@@ -73,38 +143,58 @@ def num_steps_of(shape: PassShape) -> int:
 
 def covers(larger: PassShape, smaller: PassShape) -> bool:
     """Whether each micro-batch of the smaller one stands against one of the larger that has at least as many sequences, as long a
-    prefill, and as long a cache. Of caches as long the steps count as well: for each there is a new token's id, which is less
-    than what one token keeps in a cache.
+    prefill, and as long a cache, with as many sequences still there. Of caches as long the steps count as well: for each there is
+    a new token's id, which is less than what one token keeps in a cache.
     """
     return len(larger) >= len(smaller) and all(
         one.batch_size >= other.batch_size
         and one.prompt_length >= other.prompt_length
         and (one.cache_length, one.num_steps) >= (other.cache_length, other.num_steps)
+        and all(any(a >= b and c >= d for a, c in one.stretches) for b, d in other.stretches)
         for one, other in zip(larger, smaller, strict=False)
     )
 
 
 @lru_cache(maxsize=1024)
 def list_passes(
-    workload: InferenceWorkload, *, batch_size: int, num_micro_batches: int, prefill_tokens: int | None = None
+    workload: InferenceWorkload,
+    *,
+    batch_size: int,
+    num_micro_batches: int,
+    prefill_tokens: int | None = None,
+    drops_ended: bool = False,
 ) -> tuple[tuple[PassShape, int], ...]:
     """Distinct passes in the order in which they run, and how many there are of each. Those of equal prompts cost nothing to
     list, however many there are.
     """
+    if workload.new_token_counts:
+        lengths = workload.lengths
+        passes = arrange_passes(lengths, batch_size=batch_size, num_micro_batches=num_micro_batches)
+        return _counted(
+            tuple(
+                shape_of([lengths[index] for index in group], prefill_tokens=prefill_tokens, drops_ended=drops_ended)
+                for group in each
+            )
+            for each in passes
+        )
     if workload.prompt_lengths:
         stretches = _stretches(workload.prompt_lengths, widest_gap=workload.num_new_tokens)
         shapes = [
             shape
             for stretch in stretches
-            for shape in _shapes_in(stretch, workload.num_new_tokens, batch_size, prefill_tokens)
+            for shape in _shapes_in(stretch, workload.num_new_tokens, batch_size, prefill_tokens, drops_ended=drops_ended)
         ]
         starts = range(0, len(shapes), num_micro_batches)
-        return tuple(Counter(tuple(shapes[start : start + num_micro_batches]) for start in starts).items())
+        return _counted(tuple(shapes[start : start + num_micro_batches]) for start in starts)
     num_full, rest = divmod(workload.num_sequences, batch_size * num_micro_batches)
     in_full = _equal_shapes(workload, batch_size * num_micro_batches, batch_size, prefill_tokens)
-    passes = [(in_full, num_full)] if num_full else []
+    full = [(in_full, num_full)] if num_full else []
     last = [(_equal_shapes(workload, rest, batch_size, prefill_tokens), 1)] if rest else []
-    return (*passes, *last)
+    return (*full, *last)
+
+
+def _counted(passes: Iterable[PassShape]) -> tuple[tuple[PassShape, int], ...]:
+    return tuple(Counter(passes).items())
 
 
 @lru_cache(maxsize=8)
@@ -116,15 +206,13 @@ def _stretches(prompt_lengths: tuple[int, ...], *, widest_gap: int) -> tuple[tup
 
 
 def _shapes_in(
-    stretch: tuple[int, ...], num_new_tokens: int, batch_size: int, prefill_tokens: int | None
+    stretch: tuple[int, ...], num_new_tokens: int, batch_size: int, prefill_tokens: int | None, *, drops_ended: bool
 ) -> Iterator[MicroBatchShape]:
-    """What ``shape_of`` says of ``_group``'s groups, by their ends alone."""
+    """What ``shape_of`` says of ``_group``'s groups."""
     for start in range(0, len(stretch), batch_size):
-        end = min(start + batch_size, len(stretch))
-        longest, shortest = stretch[start], _cut(stretch[end - 1], prefill_tokens)
-        yield MicroBatchShape(
-            batch_size=end - start, prompt_length=shortest, num_steps=longest - shortest + num_new_tokens
-        )
+        prompts = stretch[start : start + batch_size]
+        totals = [prompt + num_new_tokens for prompt in prompts]
+        yield _shape(totals, prompt_length=_cut(prompts[-1], prefill_tokens), drops_ended=drops_ended)
 
 
 def _equal_shapes(
@@ -144,13 +232,13 @@ def _cut(length: int, prefill_tokens: int | None) -> int:
     return length if prefill_tokens is None else min(length, prefill_tokens)
 
 
-def _group(
-    order: Sequence[tuple[int, int]], *, batch_size: int, widest_gap: int
-) -> Iterator[tuple[int, ...]]:
-    """order: (index, prompt length), the longest first."""
+def _group(order: Sequence[int], lengths: Sequence[Lengths], *, batch_size: int) -> Iterator[tuple[int, ...]]:
+    """order: the longest prompt first."""
+    widest_gap = max((lengths[index][1] for index in order), default=0)
     group: list[int] = []
     before = 0
-    for index, prompt in order:
+    for index in order:
+        prompt = lengths[index][0]
         if group and (len(group) == batch_size or before - prompt > widest_gap):
             yield tuple(group)
             group = []

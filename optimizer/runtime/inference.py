@@ -9,6 +9,8 @@ prefill        the backbone over the prompts (activations); each block makes its
                a copy of the last position's hidden states, and the logits of that position alone (logits and loss); where
                sequences draw, what ``sampling.py`` says beside them.
 decode         the same with the newest token, once for each token but the first
+leaving        where the cache is plain, sequences that are over leave their micro-batch when half of those that run are
+               (``plan/passes.py``): what is kept of those that go on is moved to the front of the tensors, which stay
 end            a micro-batch's cache goes as its last token is there
 
 Keys and values that are packed or off the device come and go as ``kv_placed.py`` says; what their blocks share on the device
@@ -177,7 +179,13 @@ class Generator:
         self, prompts: Sequence[Sequence[int]], *, samplings: Sequence[Sampling], watches: Sequence[Watch | None] = ()
     ) -> MicroBatch:
         """As the plan has it run."""
-        return MicroBatch(prompts, samplings=samplings, watches=watches, prefill_tokens=self.plan.prefill_tokens)
+        return MicroBatch(
+            prompts,
+            samplings=samplings,
+            watches=watches,
+            prefill_tokens=self.plan.prefill_tokens,
+            drops_ended=self.plan.drops_ended,
+        )
 
     def run_pass(
         self,
@@ -188,8 +196,8 @@ class Generator:
     ) -> PassTimes:
         """Until all sequences have ended. At most ``plan.num_micro_batches``. should_stop: asked after each forward pass.
 
-        counts_all: False has the meter count the prefill, the first two decodes and the last, and now and then one between
-        (``counting.py``).
+        counts_all: False has the meter count the prefill, the first two decodes, those after which fewer sequences run, and now
+        and then one between (``counting.py``).
         """
         start_s = time.perf_counter()
         num_steps, prefill_s = self._run(micro_batches, should_stop, counts_all=counts_all)
@@ -277,7 +285,12 @@ class Generator:
         self, micro_batches: Sequence[MicroBatch], should_stop: Callable[[], bool], *, counts_all: bool
     ) -> tuple[int, float]:
         """How many forward passes there were, and when the first had ended."""
-        last_step = max(micro_batch.shape.num_steps for micro_batch in micro_batches) - 1
+        # A decode's peak grows until fewer sequences run.
+        last_alike = {
+            micro_batch.shape.last_alike(since)
+            for micro_batch in micro_batches
+            for since in (0, *(since for since, _ in micro_batch.shape.leaving))
+        }
         try:
             with self.metered():
                 self._mark(PREFILL)
@@ -295,7 +308,7 @@ class Generator:
             prefill_s = time.perf_counter()
             num_steps = 1
             while running and not should_stop():
-                with self.metered(is_counted=counts_all or self._counting.is_due(num_steps, is_last=num_steps == last_step)):
+                with self.metered(is_counted=counts_all or self._counting.is_due(num_steps, is_last=num_steps in last_alike)):
                     num_steps += 1
                     self._forward(running, decode_phase(num_steps))
                     running = _still_running(running)
@@ -320,8 +333,11 @@ class Generator:
                 for micro_batch, cache in running
             ]
         )
-        for micro_batch, _ in running:
+        for micro_batch, cache in running:
             micro_batch.note_step()
+            kept = micro_batch.leave()
+            if kept is not None:
+                cache.keep_sequences(kept)
 
     def _synchronize(self) -> None:
         if self.device.type == "cuda":

@@ -118,6 +118,12 @@ class KvCache(Cache):
         )
         chain([self])
 
+    def keep_sequences(self, kept: Sequence[int]) -> None:
+        """Of a plain cache these sequences alone, numbered from 0 in rising order among those that are left."""
+        for layer in self.layers:
+            assert isinstance(layer, KvLayer)
+            layer.keep_sequences(kept)
+
 
 def chain(caches: Sequence[KvCache]) -> None:
     """Have records come in the order in which caches that share a workspace take turns: block by block, in each block one cache

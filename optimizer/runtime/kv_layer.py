@@ -4,6 +4,7 @@ A block with a sliding window holds the window alone, as a ring: a new token tak
 is seen then, so its order does not matter to attention, whose sum over keys is merely made in another order.
 """
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -26,6 +27,8 @@ class KvLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         self._num_seen = num_seen
         self._first = 0
         """Position whose place is the first slot; those that follow take the next ones, round and round."""
+        self._num_sequences: int | None = None
+        """That are left; None for all."""
         self._meter = meter
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -53,7 +56,17 @@ class KvLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         num_held = min(self._num_seen, self.num_slots)
         assert self.keys is not None
         assert self.values is not None
-        return self.keys[:, :, :num_held], self.values[:, :, :num_held]
+        number = self._num_sequences
+        return self.keys[:number, :, :num_held], self.values[:number, :, :num_held]
+
+    def keep_sequences(self, kept: Sequence[int]) -> None:
+        """These alone of those that are left, in rising order: moved to the front, where the tensors stay as they are."""
+        num_held = min(self._num_seen, self.num_slots)
+        assert self.keys is not None
+        assert self.values is not None
+        for tensor in (self.keys, self.values):
+            move_to_front(tensor[:, :, :num_held], kept)
+        self._num_sequences = len(kept)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Keys that ``update`` will return, and the position of the first."""
@@ -87,5 +100,12 @@ class KvLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         end = slot + key_states.shape[-2]
         assert self.keys is not None
         assert self.values is not None
-        self.keys[:, :, slot:end].copy_(key_states)
-        self.values[:, :, slot:end].copy_(value_states)
+        self.keys[: self._num_sequences, :, slot:end].copy_(key_states)
+        self.values[: self._num_sequences, :, slot:end].copy_(value_states)
+
+
+def move_to_front(rows: torch.Tensor, kept: Sequence[int]) -> None:
+    """These rows of a tensor, in rising order, over its first; in place, and with no memory besides."""
+    for row, source in enumerate(kept):
+        if row != source:
+            rows[row].copy_(rows[source])

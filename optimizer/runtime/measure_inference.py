@@ -44,7 +44,7 @@ class GenerationMeasurement:
     timeline: list[TimelinePoint]
     """``(offset_ms, device bytes by category)`` of all passes."""
     tokens: torch.Tensor
-    """[sequences, new tokens], on the host."""
+    """[sequences, new tokens], on the host; behind a sequence's own, -1."""
 
 
 def measure_generation(
@@ -107,7 +107,7 @@ def _measure(generator: Generator, meter: Meter, workload: InferenceWorkload) ->
         prefill_ms=statistics.median(each.prefill_ms for each in passes),
         decode_ms=sum(each.decode_ms for each in passes) / num_later if num_later else 0.0,
         total_s=total_s,
-        tokens_per_s=workload.num_sequences * workload.num_new_tokens / total_s,
+        tokens_per_s=workload.total_new_tokens / total_s,
         copied_bytes={
             link: num_bytes - before_bytes[link]
             for link, num_bytes in generator.tiers.copied_bytes.items()
@@ -123,17 +123,17 @@ _Arranged = tuple[list[tuple[int, ...]], list[MicroBatch]]
 
 
 def _arrange(plan: InferencePlan, workload: InferenceWorkload, prompts: torch.Tensor) -> list[_Arranged]:
-    lengths = workload.prompt_lengths or (workload.prompt_length,) * workload.num_sequences
-    given = [row[:length] for row, length in zip(prompts.tolist(), lengths, strict=True)]
+    lengths = workload.lengths if len(workload.lengths) > 1 else workload.lengths * workload.num_sequences
+    given = [row[:length] for row, (length, _) in zip(prompts.tolist(), lengths, strict=True)]
     passes = arrange_passes(
-        [(length, workload.num_new_tokens) for length in lengths],
+        lengths,
         batch_size=plan.batch_size,
         num_micro_batches=plan.num_micro_batches,
     )
     temperature = 1.0 if workload.draws else 0.0
     samplings = [
-        Sampling(max_new_tokens=workload.num_new_tokens, temperature=temperature, seed=workload.seed + index)
-        for index in range(len(lengths))
+        Sampling(max_new_tokens=num_new, temperature=temperature, seed=workload.seed + index)
+        for index, (_, num_new) in enumerate(lengths)
     ]
     return [
         (
@@ -143,6 +143,7 @@ def _arrange(plan: InferencePlan, workload: InferenceWorkload, prompts: torch.Te
                     [given[index] for index in group],
                     samplings=[samplings[index] for index in group],
                     prefill_tokens=plan.prefill_tokens,
+                    drops_ended=plan.drops_ended,
                 )
                 for group in groups
             ],
@@ -152,9 +153,10 @@ def _arrange(plan: InferencePlan, workload: InferenceWorkload, prompts: torch.Te
 
 
 def _in_order(arranged: list[_Arranged]) -> torch.Tensor:
-    """[sequences, new tokens], as the prompts were given."""
+    """As ``GenerationMeasurement.tokens``, in the order in which the prompts were given."""
     rows: dict[int, tuple[int, ...]] = {}
     for groups, micro_batches in arranged:
         for group, micro_batch in zip(groups, micro_batches, strict=True):
             rows |= {group[row]: made.token_ids for row, made in micro_batch.take_ended()}
-    return torch.tensor([rows[index] for index in range(len(rows))])
+    most = max(map(len, rows.values()))
+    return torch.tensor([rows[index] + (-1,) * (most - len(rows[index])) for index in range(len(rows))])

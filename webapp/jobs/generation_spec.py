@@ -178,12 +178,10 @@ def asked_tokens(
 def summed_workload(
     tokens: Sequence[tuple[int, int, int]], *, max_sequence_length: int, draws: bool = False
 ) -> InferenceWorkload:
-    """Each prompt with its own length, as if all asked for the most new tokens, as far as the model has positions."""
+    """Each prompt with its own length and the new tokens that it asks for."""
     lengths = [max(2, prompt) for prompt, _, num in tokens for _ in range(num)]
-    most_new = max(new for _, new, _ in tokens)
-    return InferenceWorkload.of_prompts(
-        lengths, num_new_tokens=max(1, min(most_new, max_sequence_length - max(lengths))), draws=draws
-    )
+    counts = [min(new, max_sequence_length - max(2, prompt)) for prompt, new, num in tokens for _ in range(num)]
+    return InferenceWorkload.of_prompts(lengths, num_new_tokens=[max(1, count) for count in counts], draws=draws)
 
 
 def _first_problem(spec: GenerateSpec) -> str:

@@ -1,10 +1,10 @@
 """Searches for a generate job's plan, remembered like those of training (``searches.py``).
 
-Looked for as if every prompt were the longest, since a search prices hundreds of plans and each price grows with the number of
-lengths; what is then shown is priced with the lengths as they are, and never needs more.
+Looked for as if every prompt were the longest and asked for the most new tokens, since a search prices hundreds of plans and each
+price grows with the number of lengths; what is then shown is priced with the lengths as they are, and never needs more.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from optimizer.errors import NoFeasiblePlan
@@ -78,10 +78,11 @@ def _search(question: GenerationQuestion) -> GenerationAnswer:
     from optimizer.search.inference.solve import Book
 
     workload = question.workload
-    exact, bound = question.pose(workload), question.pose(replace(workload, prompt_lengths=()))
+    bound_workload = workload.as_if_equal(max_sequence_length=question.profile.max_sequence_length)
+    exact, bound = question.pose(workload), question.pose(bound_workload)
 
     def shown(found: "PricedInferencePlan", *, in_detail: bool = True) -> "PricedInferencePlan":
-        return exact.priced(found.label, found.plan, in_detail=in_detail) if workload.prompt_lengths else found
+        return exact.priced(found.label, found.plan, in_detail=in_detail) if bound_workload is not workload else found
 
     try:
         result = search_inference(bound, profile=question.profile, machine=question.machine)

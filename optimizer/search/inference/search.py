@@ -90,7 +90,7 @@ def inference_problem(
     is shown in detail is priced with their own.
     """
 
-    coarse = _coarse(workload)
+    coarse = _coarse(workload, max_sequence_length=profile.max_sequence_length)
 
     def price(plan: InferencePlan) -> InferencePrediction:
         return estimate_inference(
@@ -212,14 +212,17 @@ def _gap(problem: InferenceProblem, chosen: PricedInferencePlan, bound: float) -
     return abs(values[problem.goal.objective] / bound - 1)
 
 
-def _coarse(workload: InferenceWorkload) -> InferenceWorkload:
+def _coarse(workload: InferenceWorkload, *, max_sequence_length: int) -> InferenceWorkload:
     """With few lengths, each prompt's own or the next larger of them: no less memory, and nearly the same time."""
     ordered = sorted(workload.prompt_lengths)
     if len(set(ordered)) <= _MAX_LENGTHS:
         return workload
     levels = [ordered[len(ordered) * place // _MAX_LENGTHS - 1] for place in range(1, _MAX_LENGTHS + 1)]
-    lengths = tuple(levels[bisect_left(levels, length)] for length in workload.prompt_lengths)
-    return replace(workload, prompt_lengths=lengths)
+    lengths = [levels[bisect_left(levels, length)] for length in workload.prompt_lengths]
+    # No longer than leaves room for the tokens that its own prompt asks for.
+    for index, num_new in enumerate(workload.new_token_counts):
+        lengths[index] = min(lengths[index], max_sequence_length - num_new)
+    return replace(workload, prompt_lengths=tuple(lengths))
 
 
 def _unavailable(machine: Machine) -> frozenset[Technique]:

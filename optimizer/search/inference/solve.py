@@ -260,7 +260,7 @@ def _is_slower(book: Book, plan: InferencePlan, low: int, high: int) -> bool:
 def _micro_batch_ms(book: Book, plan: InferencePlan) -> float:
     """A full micro-batch's share of a pass; where prompts differ, and so passes do, on average."""
     workload, prediction = book.problem.workload, book.price(plan)
-    if workload.prompt_lengths:
+    if workload.prompt_lengths or workload.new_token_counts:
         return prediction.total_s * 1000 / -(-workload.num_sequences // plan.batch_size)
     num_steps = plan.list_passes(workload)[0][0][0].num_steps
     return (prediction.prefill_ms + prediction.decode_ms * (num_steps - 1)) / plan.num_micro_batches

@@ -9,6 +9,7 @@ from optimizer.errors import InvalidPlan
 from optimizer.estimate.inference import estimate_inference
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.inference import InferencePlan
+from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.passes import list_passes, num_steps_of
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.inference_trace import profile_inference
@@ -22,6 +23,7 @@ LENGTHS = ((20, 20, 20, 20, 20), (31, 9, 12, 10, 22), (8, 40, 9, 16))
 NUM_PLANS = 3
 REPRESENTATIONS = ("fp32", "bf16/int4", "fp32/int8", "bf16", "fp32/int4", "bf16/nf4")
 """Models take turns with these."""
+STREAMED = WeightsPlan(place="host")
 
 
 def draw_plan(random, *, num_sequences, representations, can_cut_prompts):
@@ -51,13 +53,26 @@ def test_random_plans_are_predicted_to_the_byte(name, machine, tmp_path):
         multiple = profile.prefill.length_multiple
         least = 2 * multiple if multiple > 1 else 1
         lengths = tuple(max(least, length // multiple * multiple) for length in LENGTHS[index % len(LENGTHS)])
-        workload = InferenceWorkload.of_prompts(
-            lengths, num_new_tokens=random.choice((1, 4, 9)), draws=random.random() < 0.4
-        )
+        num_new = random.choice((1, 4, 9)) if index < NUM_PLANS - 1 else [random.choice((1, 3, 9, 20)) for _ in lengths]
+        workload = InferenceWorkload.of_prompts(lengths, num_new_tokens=num_new, draws=random.random() < 0.4)
         plan = draw_plan(
             random, num_sequences=len(lengths), representations=representations, can_cut_prompts=multiple == 1
         )
         check(spec, profile, machine, tmp_path, plan=plan, workload=workload)
+
+
+def test_the_peak_of_few_sequences_that_outlast_the_others_is_predicted_to_the_byte(machine, tmp_path):
+    spec = read_model_spec({**MODELS["mixed layers"], "max_position_embeddings": 96})
+    profile = profile_inference(spec, representations=("fp32",))
+    workload = InferenceWorkload.of_prompts((8, 4, 4, 6, 5), num_new_tokens=(56, 58, 3, 2, 5))
+    plan = InferencePlan(batch_size=5, weights=STREAMED)
+    [((shape,), _)] = plan.list_passes(workload)
+    assert shape.leaving == ((6, 2),)
+    check(spec, profile, machine, tmp_path, plan=plan, workload=workload)
+    predicted = estimate_inference(profile, plan=plan, workload=workload, machine=machine)
+    assert predicted.peak_moment.startswith("decode (token")
+    alone = replace(plan, kv_cache=KvCachePlan(place="host"))
+    assert alone.list_passes(workload)[0][0][0].leaving == ()
 
 
 @pytest.fixture(scope="module")
@@ -68,9 +83,6 @@ def spec():
 @pytest.fixture(scope="module")
 def profile(spec):
     return profile_inference(spec, representations=("fp32",))
-
-
-STREAMED = WeightsPlan(place="host")
 
 
 def test_micro_batches_share_what_is_copied_in_a_step(profile, machine):

@@ -42,6 +42,13 @@ def test_a_plain_plan_names_passes_cache_time_and_peak():
     ]
 
 
+def test_lines_that_ask_for_fewer_tokens_are_told_of():
+    workload = InferenceWorkload.of_prompts([100, 100, 100], num_new_tokens=[8, 128, 8])
+    assert explain(batch_size=2, workload=workload)[0] == (
+        "3 sequences run in 2 passes of up to 2: 8 to 128 new tokens each, those alike together where it pays"
+    )
+
+
 def test_streamed_weights_say_what_each_token_copies_and_waits_for():
     prediction = costs(
         host_peak_bytes=12 * GIB, copied_bytes_per_token={"host_to_device": 12 * GIB}, exposed_ms={"copy_in": 70.0}

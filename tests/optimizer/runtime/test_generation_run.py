@@ -9,12 +9,12 @@ import torch
 from optimizer.errors import InvalidWorkload, OutOfDeviceMemory
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.inference import InferencePlan
+from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.passes import arrange_passes
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.generation_run import Request, open_generator, run_requests
 from optimizer.runtime.inference import Generator
 from optimizer.runtime.meter import Meter
-from optimizer.runtime.micro_batch import MicroBatch
 from optimizer.sampling import Sampling
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 from tests.optimizer.runtime.test_inference import MODELS, build
@@ -136,6 +136,49 @@ def test_a_watch_ends_its_own_sequence_alone_and_sees_its_new_tokens_in_order(mo
         assert tuple(seen[name]) == (each.token_ids[:3] if number % 2 else ())
 
 
+def test_a_sequence_that_is_over_leaves_and_the_others_go_on_with_the_tokens_they_get_alone(model):
+    requests = [
+        Request(id=str(index), token_ids=(5, 6, index), sampling=Sampling(max_new_tokens=num_new, temperature=0.8, seed=index))
+        for index, num_new in enumerate((30, 2, 4, 30, 9, 1))
+    ]
+    alone = run(model, requests, batch_size=1)
+    num_rows = []
+    handle = model.model.register_forward_pre_hook(
+        lambda module, args, kwargs: num_rows.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
+    try:
+        assert run(model, requests, batch_size=6) == alone
+        # Three are over after 4 steps; another after 9, which is no half of those that run.
+        assert num_rows == [6] * 4 + [3] * 26
+        num_rows.clear()
+        assert run(model, requests, batch_size=6, kv_cache=KvCachePlan(place="host")) == alone
+        assert num_rows == [6] * 30
+    finally:
+        handle.remove()
+
+
+def test_who_is_stopped_leaves_too(model):
+    requests = [
+        Request(
+            id=str(index),
+            token_ids=(5, 6, 7, index),
+            sampling=Sampling(max_new_tokens=40, temperature=0.8, seed=index),
+            make_watch=None if index % 2 else lambda: lambda token: True,
+        )
+        for index in range(4)
+    ]
+    num_rows = []
+    handle = model.model.register_forward_pre_hook(
+        lambda module, args, kwargs: num_rows.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
+    try:
+        finished = run(model, requests, batch_size=4)
+    finally:
+        handle.remove()
+    assert num_rows == [4] + [2] * 39
+    assert [len(finished[str(index)].token_ids) for index in range(4)] == [1, 40, 1, 40]
+
+
 def test_streamed_weights_come_once_a_step_for_all_micro_batches(model):
     meter = Meter(device=CPU)
     plan = InferencePlan(batch_size=1, num_micro_batches=4, weights=WeightsPlan(place="host"))
@@ -209,7 +252,7 @@ def test_steps_that_are_not_counted_change_neither_the_peak_nor_what_is_left(mod
     for micro_batches in arrange_passes(lengths, batch_size=2, num_micro_batches=2):
         generator.run_pass(
             [
-                MicroBatch(
+                generator.micro_batch(
                     [requests[index].token_ids for index in group],
                     samplings=[requests[index].sampling for index in group],
                 )

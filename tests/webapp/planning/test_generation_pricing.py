@@ -70,6 +70,15 @@ def test_plans_are_shown_with_the_price_of_the_lengths_as_they_are(ada, machine,
         assert offer.row.prediction["device_peak_bytes"] == exact.device_peak_bytes
 
 
+def test_lines_that_ask_for_fewer_tokens_make_the_predicted_job_shorter_and_need_no_more(ada, machine, writer):
+    lines = [{"prompt": "And", "max_new_tokens": 40} for _ in range(4)]
+    files = [make_prompts(*given, owner=ada) for given in (lines, [lines[0], *({"prompt": "And", "max_new_tokens": 1},) * 3])]
+    most, fewer = (price_spec(ada, make_generate_spec(writer, file)).offers[0].row for file in files)
+    assert most.plan == fewer.plan
+    assert fewer.prediction["total_s"] < most.prediction["total_s"]
+    assert fewer.prediction["device_peak_bytes"] <= most.prediction["device_peak_bytes"]
+
+
 def test_tokens_are_counted_once_for_a_model(ada, machine, writer, prompts, monkeypatch):
     price_spec(ada, make_generate_spec(writer, prompts))
     monkeypatch.setattr("webapp.catalog.actions.run_limited", None)
@@ -110,12 +119,14 @@ def test_lines_without_room_are_not_priced_and_a_file_of_nothing_else_is_refused
     assert caught.value.fields["field"] == "prompts"
 
 
-def test_the_price_is_of_each_prompts_length_and_the_most_tokens_that_any_line_asks_for():
+def test_the_price_is_of_each_prompts_length_and_of_the_tokens_that_its_line_asks_for():
     workload = summed_workload([(4, 8, 3), (20, 2, 1)], max_sequence_length=64)
     assert (workload.prompt_length, workload.num_new_tokens, workload.num_sequences) == (20, 8, 4)
-    assert workload.prompt_lengths == (4, 4, 4, 20)
+    assert workload.lengths == ((4, 8), (4, 8), (4, 8), (20, 2))
+    assert workload.total_new_tokens == 26
     near_the_end = summed_workload([(4, 60, 1), (60, 4, 1)], max_sequence_length=64)
-    assert (near_the_end.prompt_length, near_the_end.num_new_tokens) == (60, 4)
+    assert near_the_end.longest == (4, 60)
+    InferencePlan().check(workload=near_the_end, max_sequence_length=64)
 
 
 @pytest.mark.parametrize(
