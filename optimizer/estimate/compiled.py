@@ -23,7 +23,8 @@ from optimizer.estimate.activations import (
     read_copy,
     redirect_changes,
 )
-from optimizer.estimate.cpu_scratch import OpScratch, Point, list_points, scratch_of
+from optimizer.estimate.convolution_scratch import Held
+from optimizer.estimate.cpu_scratch import Point, list_points, scratch_of
 from optimizer.estimate.moments import Moments
 from optimizer.estimate.op_times import OpTimes
 from optimizer.estimate.parts import Change, PartBytes, PartTime, sum_changes
@@ -189,16 +190,16 @@ class CompiledShape:
 
         return self.keep(("indexed points", index), make)
 
-    def _scratch_in(self, part: Part) -> dict[int, OpScratch]:
+    def _scratch_in(self, part: Part) -> dict[int, tuple[Held, ...]]:
         """By the op's number in the part; ops that hold nothing left out."""
         return {at: self._scratch[op] for at, op in enumerate(part.ops) if op in self._scratch}
 
     @cached_property
-    def _scratch(self) -> dict[int, OpScratch]:
+    def _scratch(self) -> dict[int, tuple[Held, ...]]:
         """By the op's number in the profile."""
         is_half = self.compute_dtype != "fp32"
         found = ((index, scratch_of(op, self.shape, is_half=is_half)) for index, op in enumerate(self._op_list))
-        return {index: scratch for index, scratch in found if scratch is not None}
+        return {index: scratch for index, scratch in found if scratch}
 
     def indexed_bytes(self, index: int) -> PartBytes:
         """Of one of the profile's parts by its number."""

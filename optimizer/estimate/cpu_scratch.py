@@ -1,6 +1,7 @@
 """What the CPU device holds beside the tensors that the runtime's meter counts, and the peak with it. Torch-free.
 
-Kernels hold scratch while they run (``profile/op_scratch.py``); attention squares of scores for each thread, in tiles. A block
+Kernels hold scratch while they run (``profile/op_scratch.py``); attention squares of scores for each thread, in tiles;
+convolutions what ``convolution_scratch.py`` says. A block
 that will run forward again keeps the random numbers' state from its forward to the end of its backward. All of it is in
 torch's own allocations, and not in what a budget on the CPU device is enforced by: it widens the interval above the peak.
 
@@ -12,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from optimizer.categories import Tier
+from optimizer.estimate.convolution_scratch import Held, list_held
+from optimizer.profile.convolution import Convolution
 from optimizer.profile.profile import Op
 from optimizer.profile.sizes import Shape, evaluate
 
@@ -25,26 +28,24 @@ _HALF_BYTES = 2
 
 
 class Point(NamedTuple):
-    """A moment inside a part with scratch: bytes above the part's start, and how many more for each thread."""
+    """A moment inside a part with scratch: bytes above the part's start, and how many more for each thread. It comes only where
+    there are so many threads.
+    """
 
     num_bytes: int
     per_thread_bytes: int = 0
+    min_threads: int = 1
 
 
-class OpScratch(NamedTuple):
-    """Of one op, at one shape."""
-
-    num_bytes: int
-    per_thread_bytes: int
-
-
-def scratch_of(op: Op, shape: Shape, *, is_half: bool) -> OpScratch | None:
-    """None where it holds nothing. is_half: what is computed in takes 16 bits."""
+def scratch_of(op: Op, shape: Shape, *, is_half: bool) -> tuple[Held, ...]:
+    """Of one op, at one shape: empty where it holds nothing. is_half: what is computed in takes 16 bits."""
+    if op.convolution:
+        return list_held(Convolution(*(evaluate(size, shape) for size in op.convolution)))
     if not op.square and not any(op.scratch_bytes):
-        return None
+        return ()
     square = [evaluate(side, shape) for side in op.square]
     each = attention_bytes(square, is_backward="backward" in op.name, is_half=is_half) if square else 0
-    return OpScratch(num_bytes=max(0, evaluate(op.scratch_bytes, shape)), per_thread_bytes=each)
+    return (Held(max(0, evaluate(op.scratch_bytes, shape)), each),)
 
 
 def attention_bytes(square: Sequence[int], *, is_backward: bool, is_half: bool) -> int:
@@ -58,7 +59,7 @@ def attention_bytes(square: Sequence[int], *, is_backward: bool, is_half: bool) 
     return _FP32_BYTES * (scores + 2 * rows + rows * head_dim) + _HALF_BYTES * scores * is_half
 
 
-def list_points(changes: Sequence[tuple[tuple[Tier, int, int], int]], scratch: Mapping[int, OpScratch]) -> tuple[Point, ...]:
+def list_points(changes: Sequence[tuple[tuple[Tier, int, int], int]], scratch: Mapping[int, Sequence[Held]]) -> tuple[Point, ...]:
     """Those of a part that can be its highest for some number of threads.
 
     changes: in order, each with the number of its op; what comes with an op is there while it runs, what goes leaves after.
@@ -72,8 +73,7 @@ def list_points(changes: Sequence[tuple[tuple[Tier, int, int], int]], scratch: M
         while index < len(changes) and changes[index][1] == op and _device_bytes(changes[index][0]) >= 0:
             level += _device_bytes(changes[index][0])
             index += 1
-        held = scratch[op]
-        found.append(Point(level + held.num_bytes, held.per_thread_bytes))
+        found += (Point(level + held.num_bytes, held.per_thread_bytes, held.min_threads) for held in scratch[op])
     return tuple(_highest(found))
 
 
@@ -83,9 +83,9 @@ def _device_bytes(change: tuple[Tier, int, int]) -> int:
 
 
 def _highest(points: Sequence[Point]) -> list[Point]:
-    """Without those that another is above of in both."""
+    """Without those that another is above of, however many threads there are."""
     kept: list[Point] = []
-    for point in sorted(points, key=lambda point: (-point.per_thread_bytes, -point.num_bytes)):
-        if not kept or point.num_bytes > kept[-1].num_bytes:
+    for point in sorted(points, key=lambda point: (-point.per_thread_bytes, -point.num_bytes, point.min_threads)):
+        if not any(other.num_bytes >= point.num_bytes and other.min_threads <= point.min_threads for other in kept):
             kept.append(point)
     return kept

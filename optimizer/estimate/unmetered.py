@@ -28,7 +28,14 @@ def estimate_allocated_peak(schedule: Schedule, resident: Bytes, *, num_threads:
 
 def highest_of(points: Sequence[Point], *, num_threads: int) -> int:
     """Above the part's start; 0 without points."""
-    return max((point.num_bytes + num_threads * point.per_thread_bytes for point in points), default=0)
+    return max(
+        (
+            point.num_bytes + num_threads * point.per_thread_bytes
+            for point in points
+            if num_threads >= point.min_threads
+        ),
+        default=0,
+    )
 
 
 def _top(run: Run, *, num_threads: int) -> int:

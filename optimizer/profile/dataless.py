@@ -39,6 +39,8 @@ _SAME_ON_META = frozenset(
         "embedding",
         "empty_like",
         "full_like",
+        "native_group_norm",
+        "native_group_norm_backward",
         "native_layer_norm",
         "new_ones",
         "new_zeros",

@@ -31,6 +31,8 @@ class Ran(NamedTuple):
     """What its kernel holds beside them on the CPU device (``op_scratch.py``)."""
     square: tuple[int, ...] = ()
     """Of attention, as ``op_scratch.Scratch`` has it."""
+    convolution: tuple[int, ...] = ()
+    """As ``convolution.Convolution`` has it."""
     dtype: str = ""
     """As ``profile.Op`` has it, and so is the next."""
     form: str = ""

@@ -27,7 +27,7 @@ class Fitter:
         self._shape = shape
         self._constants = constants
         self._known: dict[tuple[str, int], Terms] = {}
-        self._scratch: dict[tuple[object, ...], tuple[Terms, tuple[Terms, ...]]] = {}
+        self._scratch: dict[tuple[object, ...], tuple[Terms, tuple[Terms, ...], tuple[Terms, ...]]] = {}
 
     def learn(self, plain: Raw, others: Mapping[Shape, Raw]) -> None:
         for key, part in plain.parts.items():
@@ -79,16 +79,14 @@ class Fitter:
     def _learn_scratch(self, op: Ran, others: Mapping[Shape, Ran]) -> None:
         """No polynomial is needed here, only a bound: no more than what the op writes, and the largest length seen."""
         key = _describe_scratch(op)
-        if key in self._scratch or not (op.scratch_bytes or op.square):
+        if key in self._scratch or not (op.scratch_bytes or op.square or op.convolution):
             return
         traced = {self._shape: op, **others}
         scratch = fit_terms({shape: each.scratch_bytes for shape, each in traced.items()})
-        sides = []
-        for index in range(len(op.square)):
-            lengths = {shape: each.square[index] for shape, each in traced.items()}
-            sides.append(fit_terms(lengths) or _constant(max(lengths.values())))
+        sides = _fit_each({shape: each.square for shape, each in traced.items()})
+        convolution = _fit_each({shape: each.convolution for shape, each in traced.items()})
         written = self.terms(f"{op.name} written_bytes", op.written_bytes)
-        self._scratch[key] = (written if scratch is None else scratch, tuple(sides))
+        self._scratch[key] = (written if scratch is None else scratch, sides, convolution)
 
     def terms(self, what: str, value: int, *, adds_gradients: bool = False) -> Terms:
         """Of a storage or of an op's size; what an op moves that the plain plan lacks (a copy) is some storage's size.
@@ -124,7 +122,7 @@ class Fitter:
 
         def make(op: Ran) -> Op:
             # What the plain plan lacks, an op of another micro-batch alone, holds nothing that counts.
-            scratch_bytes, square = self._scratch.get(_describe_scratch(op), (NO_TERMS, ()))
+            scratch_bytes, square, convolution = self._scratch.get(_describe_scratch(op), (NO_TERMS, (), ()))
             return Op(
                 name=op.name,
                 kind=op.kind,
@@ -133,6 +131,7 @@ class Fitter:
                 written_bytes=size(op, "written_bytes"),
                 scratch_bytes=scratch_bytes,
                 square=square,
+                convolution=convolution,
                 dtype=op.dtype,
                 form=op.form,
             )
@@ -168,7 +167,13 @@ def _describe(op: Ran) -> str:
 
 
 def _describe_scratch(op: Ran) -> tuple[object, ...]:
-    return _describe(op), op.scratch_bytes, op.square
+    return _describe(op), op.scratch_bytes, op.square, op.convolution
+
+
+def _fit_each(values: Mapping[Shape, Sequence[int]]) -> tuple[Terms, ...]:
+    """Place by place; the largest seen of what is no polynomial."""
+    places = ({shape: each[index] for shape, each in values.items()} for index in range(len(next(iter(values.values())))))
+    return tuple(fit_terms(sizes) or _constant(max(sizes.values())) for sizes in places)
 
 
 def _constant(value: int) -> Terms:

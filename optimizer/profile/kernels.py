@@ -90,6 +90,39 @@ def _layer_norm_backward(
     return (of_source, *of_others)
 
 
+def _group_norm(
+    source: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    num_images: int,
+    _channels: int,
+    _pixels: int,
+    num_groups: int,
+    _epsilon: float,
+) -> Result:
+    """Statistics as layer norm's (native_group_norm in aten/src/ATen/native/group_norm.cpp)."""
+    given = [source if parameter is None else parameter for parameter in (weight, bias)]
+    statistics = (source.new_empty((num_images, num_groups), dtype=given[0].dtype) for _ in ("mean", "deviation"))
+    return (torch.empty_like(source), *statistics)
+
+
+def _group_norm_backward(
+    _grad: torch.Tensor,
+    source: torch.Tensor,
+    _mean: torch.Tensor,
+    _deviation: torch.Tensor,
+    weight: torch.Tensor | None,
+    *sizes_and_wanted: Any,
+) -> Result:
+    """The bias's gradient is made like the weight's."""
+    wanted: Sequence[bool] = sizes_and_wanted[-1]
+    made = (source, weight, weight)
+    return tuple(
+        torch.empty_like(other) if is_wanted and other is not None else None
+        for other, is_wanted in zip(made, wanted, strict=True)
+    )
+
+
 def _flash_attention(query: torch.Tensor, *_: Any, **__: Any) -> Result:
     batch, heads, length, _dim = query.shape
     sums = query.new_empty((batch, length, heads), dtype=_summed_in(query.dtype)).transpose(1, 2)
@@ -137,6 +170,8 @@ _KERNELS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.embedding.default: _embedding,
     torch.ops.aten.embedding_dense_backward.default: _embedding_backward,
     torch.ops.aten.native_batch_norm.default: _batch_norm,
+    torch.ops.aten.native_group_norm.default: _group_norm,
+    torch.ops.aten.native_group_norm_backward.default: _group_norm_backward,
     torch.ops.aten.native_layer_norm.default: _layer_norm,
     torch.ops.aten.native_layer_norm_backward.default: _layer_norm_backward,
     torch.ops.aten.relu.default: _of_one,

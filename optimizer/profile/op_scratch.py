@@ -11,17 +11,37 @@ embedding              ids, and in backward the gradient, in one piece where the
 sort                   the values once more (Sorting.cpp).
 attention              in backward the result's gradient in one piece, where it is not; and squares of scores for each thread,
                        of which only the sides are noted, for ``estimate/cpu_scratch.py`` (FlashAttentionKernel.cpp).
+convolution            of which only the sizes are noted, for ``estimate/convolution_scratch.py``.
+layer norm, softmax    what they read in one piece, where it is not, as behind a transpose (layer_norm.cpp, SoftMax.cpp).
+gelu's backward        the gradient and the input once more, where only the input is in one piece: in fp32, exactly and
+                       not by tanh, it is oneDNN's (Activation.cpp).
 
 *Not modelled*: partial sums of layer norm's backward, a row for each thread; matrix products in 16 bits, which a library makes.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from math import prod
+from typing import Any, NamedTuple
 
 import torch
 
+from optimizer.profile.convolution import Convolution
+
 _ELEMENTWISE = frozenset({"add", "sub", "mul", "div", "where", "maximum", "minimum", "addcmul", "pow", "atan2"})
 _WHOLE_IN_RESULTS_DTYPE = frozenset({"cumsum", "cumprod"})
+_READ_IN_ONE_PIECE = {
+    "native_layer_norm": 1,
+    "native_layer_norm_backward": 2,
+    "_softmax": 1,
+    "_log_softmax": 1,
+    "_softmax_backward_data": 2,
+    "_log_softmax_backward_data": 2,
+}
+"""How many of the first arguments."""
+_CONVOLUTION = "convolution"
+_CONVOLUTION_BACKWARD = "convolution_backward"
+_MANY_TAPS = 3
+"""A kernel whose sides are above it makes torch take the library even for one small image."""
 _FLASH = "_scaled_dot_product_flash_attention_for_cpu"
 _FLAG_BYTES = 1
 _NUMBER_BYTES = 4
@@ -34,16 +54,24 @@ class Scratch(NamedTuple):
     """The same whatever the number of threads."""
     square: tuple[int, ...] = ()
     """Of attention: the query's length, the keys' length, the width of a head. Empty for other ops."""
+    convolution: tuple[int, ...] = ()
+    """As ``convolution.Convolution`` has it. Empty for other ops."""
 
 
 NO_SCRATCH = Scratch()
 
 
-def read_scratch(name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Scratch:
-    """name: of the overload, like ``aten.mul.Tensor``. inputs: tensors among its arguments, in order."""
+def read_scratch(
+    name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], *, args: Sequence[Any] = ()
+) -> Scratch:
+    """name: of the overload, like ``aten.mul.Tensor``. inputs: tensors among its arguments, in order. args: all of them, those by
+    keyword last.
+    """
     base = name.split(".")[1] if name.startswith("aten.") else ""
     if base.startswith(_FLASH):
         return _attention(base, inputs)
+    if base in (_CONVOLUTION, _CONVOLUTION_BACKWARD):
+        return Scratch(convolution=tuple(_convolution(args, outputs, is_backward=base == _CONVOLUTION_BACKWARD)))
     if not inputs or not outputs:
         return NO_SCRATCH
     result = outputs[0]
@@ -62,6 +90,13 @@ def read_scratch(name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[to
         return Scratch(_gathered_bytes(inputs[:2]))
     if base == "sort":
         return Scratch(result.nbytes)
+    if base in _READ_IN_ONE_PIECE:
+        return Scratch(_gathered_bytes(inputs[: _READ_IN_ONE_PIECE[base]]))
+    if base == "gelu_backward":
+        gradient, argument = inputs[:2]
+        is_librarys = argument.dtype == torch.float32 and not any(each == "tanh" for each in args if isinstance(each, str))
+        is_copied = is_librarys and argument.is_contiguous() and not gradient.is_contiguous()
+        return Scratch((gradient.nbytes + argument.nbytes) * is_copied)
     return NO_SCRATCH
 
 
@@ -71,6 +106,36 @@ def _attention(base: str, inputs: Sequence[torch.Tensor]) -> Scratch:
     # The gradient is read token by token, every head of one beside the others.
     by_token = [inputs[0].transpose(1, 2)] if is_backward else []
     return Scratch(_gathered_bytes(by_token), (query.shape[-2], key.shape[-2], query.shape[-1]))
+
+
+def _convolution(args: Sequence[Any], outputs: Sequence[torch.Tensor], *, is_backward: bool) -> Convolution:
+    gradient: torch.Tensor | None = args[0] if is_backward else None
+    taken: torch.Tensor
+    taken, weight, bias, stride, _, dilation, is_transposed, _, groups, *rest = args[1:] if is_backward else args
+    result = outputs[0] if gradient is None else gradient
+    wanted = rest[0] if is_backward else (False, False, bias is not None)
+    kernel = weight.shape[2:]
+    gathered = [tensor for tensor in (taken, gradient) if tensor is not None and not tensor.is_contiguous()]
+    return Convolution(
+        batch=taken.shape[0],
+        in_channels=taken.shape[1],
+        out_channels=result.shape[1],
+        in_pixels=prod(taken.shape[2:]),
+        out_pixels=prod(result.shape[2:]),
+        taps=prod(kernel),
+        groups=groups,
+        element_bytes=taken.element_size(),
+        gathered_bytes=sum(tensor.nbytes for tensor in gathered),
+        # Of one axis, torch lays a second of length one before it.
+        kernel_is_large=int(len(kernel) > 1 and min(kernel[-2:]) > _MANY_TAPS),
+        is_pointwise=int(prod(kernel) == 1),
+        is_strided=int(max(stride) > 1),
+        is_dilated=int(max(dilation) > 1),
+        is_transposed=int(is_transposed),
+        gives_input_gradient=int(is_backward and wanted[0]),
+        gives_weight_gradient=int(is_backward and wanted[1]),
+        has_bias=int(wanted[2]),
+    )
 
 
 def _converted_bytes(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> int:

@@ -60,6 +60,8 @@ class Op:
     """What the CPU's kernel holds beside them while it runs, however many threads there are (``op_scratch.py``)."""
     square: tuple[Terms, ...] = ()
     """Of attention: the query's length, the keys' length, the width of a head. Empty for other ops."""
+    convolution: tuple[Terms, ...] = ()
+    """The fields of ``convolution.Convolution``. Empty for other ops."""
     dtype: str = ""
     """Of the numbers it reads: fp32, bf16, fp16, int8, uint8; empty where they are others, or it was not noted."""
     form: str = ""

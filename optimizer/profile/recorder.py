@@ -78,8 +78,9 @@ class Recorder(Meter):  # type: ignore[no-untyped-call]
         new = [output for output in outputs if traits.makes and self._is_new(output.untyped_storage())]
         if self._is_recording:
             moves_bytes = bool(new) or (traits.writes and not traits.sets_view)
+            given = (*args, *kwargs.values())
             self.events.append(
-                self._describe_op(traits, args, tensors_in(args, kwargs), outputs) if moves_bytes else _VIEWED
+                self._describe_op(traits, given, tensors_in(args, kwargs), outputs) if moves_bytes else _VIEWED
             )
         for output in new:
             self._see(output, self._slot)
@@ -137,7 +138,7 @@ class Recorder(Meter):  # type: ignore[no-untyped-call]
             count_flops(name, [t.shape for t in inputs], [t.shape for t in outputs], is_causal=is_causal),
             sum(tensor.nbytes for tensor in inputs),
             sum(tensor.nbytes for tensor in outputs),
-            *read_scratch(name, inputs, outputs),
+            *read_scratch(name, inputs, outputs, args=args),
             dtype=dtype_of(inputs, outputs),
             form=form_of(name, inputs),
         )

@@ -5,7 +5,10 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from optimizer.estimate.cpu_scratch import OpScratch, Point, attention_bytes, list_points
+from optimizer.estimate.convolution_scratch import Held, list_held
+from optimizer.estimate.cpu_scratch import Point, attention_bytes, list_points
+from optimizer.estimate.unmetered import highest_of
+from optimizer.profile.convolution import Convolution
 from optimizer.profile.op_scratch import read_scratch
 
 BF16 = torch.bfloat16
@@ -20,10 +23,11 @@ class Watching(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        inputs = [value for value in (*args, *(kwargs or {}).values()) if isinstance(value, torch.Tensor)]
+        given = (*args, *(kwargs or {}).values())
+        inputs = [value for value in given if isinstance(value, torch.Tensor)]
         outputs = [result] if isinstance(result, torch.Tensor) else [each for each in result if each is not None]
         dtype = inputs[0].dtype if inputs else None
-        self.predicted.append((str(func), read_scratch(str(func), inputs, outputs), dtype))
+        self.predicted.append((str(func), read_scratch(str(func), inputs, outputs, args=given), dtype))
         return result
 
 
@@ -55,6 +59,19 @@ def normal(*shape, dtype=torch.float32):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).to(dtype)
 
 
+def turned(*shape):
+    """The same shape, its last two axes laid out the other way round."""
+    return normal(*shape).transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def layer_norm_backward():
+    """Of the input's gradient alone: partial sums of the weight's are not predicted."""
+    values = normal(4, 48, 32)
+    _, mean, rstd = torch.native_layer_norm(values, (32,), None, None, 1e-5)
+    wanted = [True, False, False]
+    return torch.ops.aten.native_layer_norm_backward(turned(4, 48, 32), values, (32,), mean, rstd, None, None, wanted)
+
+
 ids = torch.arange(6 * 40).reshape(6, 40) % 30
 OPS = {
     "a product of 16 and 32 bits": lambda: normal(40, 64, dtype=BF16) * normal(40, 64),
@@ -64,6 +81,18 @@ OPS = {
     "a safe softmax": lambda: torch.ops.aten._safe_softmax(normal(4, 40, 64), -1),
     "an embedding of repeated ids": lambda: torch.embedding(normal(50, 16), ids[:1].expand(6, 40)),
     "a sort": lambda: torch.sort(ids.flatten()),
+    "a layer norm behind a transpose": lambda: torch.native_layer_norm(turned(4, 48, 32), (32,), None, None, 1e-5),
+    "a layer norm of what is in one piece": lambda: torch.native_layer_norm(normal(4, 48, 32), (32,), None, None, 1e-5),
+    "layer norm's backward, gradient behind a transpose": layer_norm_backward,
+    "a softmax behind a transpose": lambda: torch.softmax(turned(4, 48, 32), -1),
+    "softmax's backward, gradient behind a transpose": lambda: torch.ops.aten._softmax_backward_data(
+        turned(4, 48, 32), normal(4, 48, 32), -1, torch.float32
+    ),
+    "gelu's backward, gradient behind a transpose": lambda: torch.ops.aten.gelu_backward(turned(4, 48, 32), normal(4, 48, 32)),
+    "gelu's backward, both behind one": lambda: torch.ops.aten.gelu_backward(turned(4, 48, 32), turned(4, 48, 32)),
+    "gelu's backward by tanh": lambda: torch.ops.aten.gelu_backward(
+        turned(4, 48, 32), normal(4, 48, 32), approximate="tanh"
+    ),
 }
 
 
@@ -98,6 +127,62 @@ def held_by_last_op(run):
     return measure(lambda: func(*args, **kwargs))
 
 
+def convolve(images, weight, *, stride=1, padding=0, groups=1, is_transposed=False, with_bias=True):
+    """Forward and both kinds of backward, as calls of what is predicted of each."""
+    num_axes = weight.dim() - 2
+    spread = ([stride] * num_axes, [padding] * num_axes, [1] * num_axes, is_transposed, [0] * num_axes, groups)
+    channels = weight.shape[1] * groups if is_transposed else weight.shape[0]
+    bias = torch.zeros(channels, dtype=weight.dtype) if with_bias else None
+    forward = images, weight, bias, *spread
+    gradient = torch.ones_like(torch.ops.aten.convolution(*forward))
+    for wanted in ([False, True, with_bias], [True, True, with_bias]):
+        backward = gradient, images, weight, [channels], *spread, wanted
+        yield torch.ops.aten.convolution_backward, backward
+    yield torch.ops.aten.convolution, forward
+
+
+CONVOLUTIONS = {
+    "colours": lambda: convolve(normal(4, 3, 32, 32), normal(32, 3, 3, 3), padding=1),
+    "one channel": lambda: convolve(normal(4, 1, 28, 28), normal(16, 1, 5, 5)),
+    "unbiased": lambda: convolve(normal(4, 16, 32, 32), normal(16, 16, 3, 3), padding=1, with_bias=False),
+    "behind a transpose": lambda: convolve(turned(4, 32, 16, 16).transpose(1, 2), normal(16, 16, 3, 3), padding=1),
+    "one small image": lambda: convolve(normal(1, 16, 16, 16), normal(16, 16, 3, 3), padding=1),
+    "one large image": lambda: convolve(normal(1, 16, 64, 64), normal(16, 16, 3, 3), padding=1),
+    "single pixels of a few images": lambda: convolve(normal(4, 32, 16, 16), normal(16, 32, 1, 1)),
+    "single pixels of many images": lambda: convolve(normal(16, 32, 16, 16), normal(16, 32, 1, 1)),
+    "16 bits": lambda: convolve(normal(4, 16, 16, 16, dtype=BF16), normal(16, 16, 3, 3, dtype=BF16), with_bias=False),
+    "depthwise": lambda: convolve(normal(4, 32, 16, 16), normal(32, 1, 3, 3), padding=1, groups=32),
+    "groups": lambda: convolve(normal(4, 32, 16, 16), normal(64, 8, 3, 3), padding=1, groups=4),
+    "blocks not filled": lambda: convolve(normal(4, 12, 32, 32), normal(20, 12, 3, 3), padding=1),
+    "a stride": lambda: convolve(normal(4, 32, 32, 32), normal(32, 32, 3, 3), stride=2, padding=1),
+    "single pixels with a stride": lambda: convolve(normal(4, 32, 32, 32), normal(64, 32, 1, 1), stride=2),
+    "one axis": lambda: convolve(normal(4, 16, 100), normal(32, 16, 3), padding=1),
+    "transposed": lambda: convolve(normal(4, 16, 32, 32), normal(16, 24, 2, 2), stride=2, is_transposed=True),
+}
+
+
+@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX2", reason="which blocks oneDNN takes is the processor's")
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_a_convolution_and_its_backward_hold_what_is_predicted_of_them(name):
+    for call, args in CONVOLUTIONS[name]():
+        assert predict_convolution(call, args) == measure(lambda call=call, args=args: call(*args))
+
+
+def predict_convolution(call, args, *, num_threads=1):
+    returned = call(*args)
+    outputs = [returned] if isinstance(returned, torch.Tensor) else returned
+    convolution = Convolution(*read_scratch(f"aten.{call.__name__}.default", (), outputs, args=args).convolution)
+    return highest_of([Point(*held) for held in list_held(convolution)], num_threads=num_threads)
+
+
+@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX2", reason="which blocks oneDNN takes is the processor's")
+def test_single_pixels_are_the_librarys_on_more_than_one_thread():
+    torch.set_num_threads(2)
+    *_, (call, args) = CONVOLUTIONS["single pixels of a few images"]()
+    assert predict_convolution(call, args) == 0
+    assert predict_convolution(call, args, num_threads=2) == measure(lambda: call(*args)) > 0
+
+
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, BF16])
 @pytest.mark.parametrize(("length", "head_dim"), [(24, 16), (40, 24), (200, 16), (800, 8)])
@@ -122,16 +207,21 @@ def test_attention_holds_tiles_of_scores_for_each_thread(length, head_dim, dtype
 
 def test_a_moment_has_what_came_with_the_op_and_what_goes_after_it():
     changes = [(("device", 0, 100), 0), (("host", 0, 999), 0), (("device", 1, 50), 1), (("device", 0, -100), 1)]
-    assert list_points(changes, {1: OpScratch(7, 0)}) == (Point(157, 0),)
-    assert list_points(changes, {0: OpScratch(7, 0)}) == (Point(107, 0),)
+    assert list_points(changes, {1: (Held(7),)}) == (Point(157, 0),)
+    assert list_points(changes, {0: (Held(7),)}) == (Point(107, 0),)
 
 
 def test_moments_that_another_is_above_of_for_any_number_of_threads_are_left_out():
     changes = [(("device", 0, 10), 0), (("device", 0, 10), 1), (("device", 0, 10), 2)]
-    found = list_points(changes, {0: OpScratch(0, 5), 1: OpScratch(0, 4), 2: OpScratch(0, 4)})
+    found = list_points(changes, {0: (Held(0, 5),), 1: (Held(0, 4),), 2: (Held(0, 4),)})
     assert set(found) == {Point(10, 5), Point(30, 4)}
+
+
+def test_a_moment_of_more_threads_is_kept_beside_a_lower_one_of_any_number():
+    found = list_points([(("device", 0, 10), 0)], {0: (Held(0), Held(5, min_threads=2))})
+    assert [highest_of(found, num_threads=each) for each in (1, 2)] == [10, 15]
 
 
 def test_an_op_without_changes_of_its_own_stands_on_what_is_there():
     changes = [(("device", 0, 10), 0), (("device", 0, -4), 0)]
-    assert list_points(changes, {3: OpScratch(1, 0)}) == (Point(7, 0),)
+    assert list_points(changes, {3: (Held(1),)}) == (Point(7, 0),)

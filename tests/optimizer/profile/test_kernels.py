@@ -35,6 +35,17 @@ def layer_norm_backward(dtype, *, wanted=(True, True, True), transposed=False):
     return (torch.ones_like(result), source, dims, mean, deviation, weight, bias, list(wanted))
 
 
+def group_norm(dtype, of_parameters, *, format=torch.contiguous_format):
+    images = torch.randn(2, 8, 4, 4).to(dtype).contiguous(memory_format=format)
+    return (images, torch.ones(8, dtype=of_parameters), torch.zeros(8, dtype=of_parameters), 2, 8, 16, 4, 1e-5)
+
+
+def group_norm_backward(dtype, of_parameters, *, wanted=(True, True, True)):
+    images, weight, _, *sizes, _ = args = group_norm(dtype, of_parameters)
+    result, mean, deviation = ATEN.native_group_norm.default(*args)
+    return (torch.ones_like(result), images, mean, deviation, weight, *sizes, list(wanted))
+
+
 def batch_norm(dtype, *, is_training):
     ones, zeros = torch.ones(3), torch.zeros(3)
     return (torch.randn(2, 3, 4, 4).to(dtype), ones, zeros, zeros, ones, is_training, 0.1, 1e-5)
@@ -65,6 +76,19 @@ CASES = {
     "layer norm backward, frozen": (
         ATEN.native_layer_norm_backward.default,
         layer_norm_backward(BF16, wanted=(True, False, False)),
+    ),
+    "group norm": (ATEN.native_group_norm.default, group_norm(FP32, FP32)),
+    "group norm under autocast": (ATEN.native_group_norm.default, group_norm(BF16, FP32)),
+    "group norm, channels innermost": (
+        ATEN.native_group_norm.default,
+        group_norm(FP32, FP32, format=torch.channels_last),
+    ),
+    "group norm without parameters": (ATEN.native_group_norm.default, (torch.randn(2, 8, 4), None, None, 2, 8, 4, 4, 1e-5)),
+    "group norm backward": (ATEN.native_group_norm_backward.default, group_norm_backward(FP32, FP32)),
+    "group norm backward under autocast": (ATEN.native_group_norm_backward.default, group_norm_backward(BF16, FP32)),
+    "group norm backward, frozen": (
+        ATEN.native_group_norm_backward.default,
+        group_norm_backward(BF16, BF16, wanted=(True, False, False)),
     ),
     "relu": (ATEN.relu.default, (torch.randn(2, 3, 4),)),
     "relu, turned": (ATEN.relu.default, (torch.randn(2, 3, 4).transpose(0, 2),)),

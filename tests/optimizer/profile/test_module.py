@@ -16,8 +16,10 @@ from optimizer.plan.gradients import GradientsPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
+from optimizer.profile.convolution import Convolution
 from optimizer.profile.module import profile_module
 from optimizer.profile.profile import Profile
+from optimizer.profile.sizes import evaluate
 from optimizer.runtime.apply import apply
 from optimizer.runtime.measure_stages import measure_stages
 from optimizer.search.search import search_plans
@@ -198,6 +200,14 @@ def make_batches(case, plan):
         )
         for _ in range(plan.batch.accumulation_steps)
     ]
+
+
+def test_convolutions_are_known_at_any_micro_batch(profiled):
+    case, profile = profiled
+    noted = [Convolution(*(evaluate(size, (7, 1)) for size in op.convolution)) for op in profile.ops if op.convolution]
+    assert bool(noted) == any(isinstance(module, nn.Conv2d) for module in case.make().modules())
+    # Of micro-batches of one there are ops of their own.
+    assert {convolution.batch for convolution in noted} <= {1, 7}
 
 
 @pytest.mark.parametrize("name", PLANS)
