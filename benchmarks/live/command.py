@@ -3,6 +3,7 @@
 - viewers: 200 people follow one run that takes two samples a second; from the sample's line in its file to the event at each of
   them, at most 250 ms for 99 of 100, and what the web process needs for it.
 - opening: a page of a run of 100,000 points in Chromium, from the click to the drawn chart, within a second.
+- comparing: ten such runs over each other, until every curve is drawn.
 - cuts: twenty who follow a run over a line that is cut, while the web and Redis are killed and come back; no point is missing.
 
 The server is what ``headroom up`` starts: uvicorn, Valkey, SQLite; samples go the way of a worker's (``writer.py``). Parts
@@ -15,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.live.cuts import measure_cuts
-from benchmarks.live.opening import measure_opening
+from benchmarks.live.opening import measure_comparing, measure_opening
 from benchmarks.live.service import LiveService
 from benchmarks.live.viewers import measure_viewers
 from benchmarks.record import Record, Row, describe_machine, goal
@@ -25,6 +26,7 @@ Part = Callable[[LiveService, bool], Row]
 PARTS: dict[str, Part] = {
     "viewers": lambda service, is_quick: measure_viewers(service, is_quick=is_quick),
     "opening": lambda service, is_quick: measure_opening(service, is_quick=is_quick),
+    "comparing": lambda service, is_quick: measure_comparing(service, is_quick=is_quick),
     "cuts": lambda service, is_quick: measure_cuts(service, is_quick=is_quick),
 }
 LATENCY_GOAL_MS = 250

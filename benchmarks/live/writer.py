@@ -4,7 +4,6 @@
 service's own database. Rows are made as the tests of pages make theirs.
 """
 
-import itertools
 import json
 import os
 import sys
@@ -16,7 +15,6 @@ from typing import Any
 import django
 
 PASSWORD = "correct horse battery"
-_BATCH = 5_000
 _attempts: dict[str, Any] = {}
 
 
@@ -43,16 +41,8 @@ def new_job(*, name: str) -> str:
 def fill(*, job_id: str, num_points: int) -> None:
     """As many steps as a long run has, at once."""
     from tests.webapp.pages import rows
-    from webapp.jobs.models import Job, Sample
 
-    attempt = _attempts[job_id]
-    made = (
-        Sample.of_record(rows.step_record(attempt, step), job_id=job_id, attempt=attempt.number)
-        for step in range(1, num_points + 1)
-    )
-    while batch := list(itertools.islice(made, _BATCH)):
-        Sample.objects.bulk_create(batch)
-    Job.objects.filter(pk=job_id).update(step=num_points, num_steps=num_points)
+    rows.fill(_attempts[job_id], num_points=num_points)
 
 
 def measure(*, job_id: str, num_samples: int, per_second: float, first_step: int = 1) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 // Runs side by side: one curve for each, over steps or over minutes, and one line through all outcomes.
 
+import { Board } from "./board.js";
 import { CONFIG, axisTitle, baseLayout } from "./charts.js";
 import { axisUnit, formatBytes, formatCount, formatDuration, formatFigure } from "./format.js";
 import { onColourChange, runStyle } from "./palette.js";
@@ -23,8 +24,8 @@ function abscissa(run) {
   return run.steps.map((sample) => (sample.time_s - start) / 60);
 }
 
-// One chart of a field of the samples; its summary in words becomes the chart's name.
-function drawField(id, field, { title, unit, write, label }) {
+// One chart of a field of the samples.
+function drawField(element, field, { title, unit, write, label }) {
   const drawn = runs.filter((run) => run.steps.length);
   const traces = drawn.map((run) => ({
     type: "scatter",
@@ -44,22 +45,20 @@ function drawField(id, field, { title, unit, write, label }) {
     x: trace.x.at(-1), y: trace.y.at(-1), text: trace.name, showarrow: false, xanchor: "left", xshift: 4,
     font: { color: runStyle(drawn[index].index).color, size: 13 },
   }));
-  const element = document.getElementById(id);
   Plotly.react(element, traces, layout, CONFIG);
   const last = drawn.map((run) => [run.letter, run.steps.at(-1)[field]]).filter(([, value]) => Number.isFinite(value));
-  element.setAttribute("aria-label", last.length
+  return last.length
     ? `${label}: ${last.map(([letter, value]) => `run ${letter} at ${write(value)}`).join(", ")}.`
-    : `${label}; no measurement yet`);
+    : `${label}; no measurement yet`;
 }
 
 // Each outcome is an axis of its own, from its lowest to its highest value.
-function drawAll() {
+function drawAll(element) {
   const axes = [...facts.settings, ...facts.outcomes].filter(({ values }) => new Set(values.filter(Number.isFinite)).size > 1);
-  const element = document.getElementById("compare-all");
   if (!axes.length) {
     element.textContent = "No number differs yet.";
     element.classList.add("none-yet");
-    return;
+    return element.textContent;
   }
   const ranges = axes.map(({ values }) => {
     const known = values.filter(Number.isFinite);
@@ -89,6 +88,7 @@ function drawAll() {
     x: index, y: end, yshift: end ? 14 : -14, text: WRITERS[unit](value), showarrow: false, font: { size: 12 },
   })));
   Plotly.react(element, traces, layout, CONFIG);
+  return "Each run as a line through its settings and outcomes; the tables below have the numbers";
 }
 
 // ``workload.sequence_length`` and ``batch, lifetime`` as people read them, short.
@@ -96,13 +96,20 @@ function axisName(name) {
   return name.split(".").at(-1).replace(/_bytes$/, "").replaceAll("_", " ");
 }
 
+function drawMemory(element, { unit }) {
+  return drawField(element, "device_peak_bytes", { title: unit.name, unit: unit.bytes, write: formatBytes, label: "Device memory at the peak" });
+}
+
+const board = new Board([
+  ...(document.getElementById("compare-loss") ? [{ id: "compare-loss", draw: (element) => drawField(element, "loss", { title: "loss", unit: 1, write: formatFigure, label: "Training loss" }) }] : []),
+  { id: "compare-memory", draw: drawMemory },
+  { id: "compare-speed", draw: (element) => drawField(element, "tokens_per_s", { title: "tokens per second", unit: 1, write: formatCount, label: "Tokens per second" }) },
+  { id: "compare-all", draw: drawAll },
+]);
+
 function draw() {
-  const highest = Math.max(1, ...runs.flatMap((run) => run.steps.map((sample) => sample.device_peak_bytes ?? 0)));
-  const unit = axisUnit(highest);
-  if (document.getElementById("compare-loss")) drawField("compare-loss", "loss", { title: "loss", unit: 1, write: formatFigure, label: "Training loss" });
-  drawField("compare-memory", "device_peak_bytes", { title: unit.name, unit: unit.bytes, write: formatBytes, label: "Device memory at the peak" });
-  drawField("compare-speed", "tokens_per_s", { title: "tokens per second", unit: 1, write: formatCount, label: "Tokens per second" });
-  drawAll();
+  const highest = runs.reduce((most, run) => run.steps.reduce((peak, sample) => Math.max(peak, sample.device_peak_bytes ?? 0), most), 1);
+  board.show({ unit: axisUnit(highest) });
 }
 
 async function load(run) {

@@ -7,6 +7,7 @@ let timer = 0;
 
 function repriceSoon() {
   clearTimeout(timer);
+  markPlansOld();
   timer = setTimeout(() => htmx.trigger(form, "reprice"), REPRICE_AFTER_MS);
 }
 
@@ -32,6 +33,27 @@ document.addEventListener("click", (event) => {
   }
   fields[0][0].focus();
   repriceSoon();
+});
+
+// The table of plans is the last answer's until the search's new one: none can be taken from it meanwhile, since a plan that was
+// priced for other words would be refused. The answer brings a table of its own.
+const plansSince = document.getElementById("plans-since");
+
+function markPlansOld() {
+  const plans = document.getElementById("plans");
+  if (plans.inert || !plans.querySelector("table")) return;
+  plans.inert = true;
+  plansSince.textContent = "Being priced again; below are the plans of the last answer, which can be taken once the new prices are there.";
+}
+
+function markPlansNew() {
+  if (!document.getElementById("plans").inert) plansSince.textContent = "";
+}
+
+// who starts the job before the answer is there and held to Headroom's choice is given its choice for what stands in the form now
+form.addEventListener("submit", () => {
+  const taken = document.querySelector('#plans[inert] input[name="plan_id"]:checked');
+  if (taken && "chosen" in taken.dataset) taken.disabled = true;
 });
 
 // what is being waited for, and since when, where it takes longer than a glance
@@ -82,6 +104,7 @@ function keepTaken() {
 
 document.body.addEventListener("htmx:oobAfterSwap", () => {
   markInvalidFields();
+  markPlansNew();
   keepTaken();
 });
 

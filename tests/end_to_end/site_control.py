@@ -143,6 +143,12 @@ def measure(*, job_id, first, last):
     return sum(not publish(job_id, "sample", record) for record in records)
 
 
+def fill(*, job_id, num_points):
+    from tests.webapp.pages import rows
+
+    rows.fill(ATTEMPTS[job_id], num_points=num_points)
+
+
 def keep_checkpoint(*, job_id, step):
     from webapp.jobs.actions import record_checkpoint
 

@@ -95,6 +95,33 @@ def test_another_budget_changes_the_verdict_and_loses_nothing_that_was_typed(ope
     tab.check()
 
 
+def test_plans_of_the_last_answer_cannot_be_taken_while_the_form_is_priced_again(open_tab, priced_path):
+    tab = open_tab(priced_path)
+    plans = tab.page.locator("#plans")
+    expect(plans.get_by_role("radio", name="Take chosen on workbench")).to_be_checked()
+    before = plans.get_by_role("radio", name="Take chosen on workbench").get_attribute("value")
+    with tab.page.expect_request(lambda request: request.url.endswith("/price/")):
+        tab.page.get_by_label("Device memory budget").fill("350 MiB")
+        assert plans.evaluate("plans => plans.inert")
+        expect(tab.page.locator("#plans-since")).to_contain_text("Being priced again")
+    expect(tab.page.locator("#plans-since")).to_be_empty()
+    assert not plans.evaluate("plans => plans.inert")
+    assert plans.get_by_role("radio", name="Take chosen on workbench").get_attribute("value") != before
+    tab.check()
+
+
+def test_a_job_started_while_the_form_is_priced_again_has_the_plan_that_is_best_for_what_was_typed(site, open_tab, priced_path):
+    tab = open_tab(priced_path)
+    expect(tab.page.get_by_role("radio", name="Take chosen on workbench")).to_be_checked()
+    tab.page.locator("#id_name").fill("in a hurry")
+    tab.page.get_by_label("Device memory budget").fill("340 MiB")
+    tab.page.get_by_role("button", name="Start the job").click()
+    expect(tab.page.locator("#job-head .state")).to_have_text("queued")
+    job = site.ask("newest_job")
+    assert (job["name"], job["spec"]["goal"]["device_budget_bytes"]) == ("in a hurry", 340 * 1024**2)
+    tab.check()
+
+
 def test_a_plan_that_does_not_fit_starts_only_when_that_is_insisted_on(site, open_tab, priced_path):
     tab = open_tab(priced_path)
     tab.page.locator("#id_name").fill("insisted")

@@ -10,6 +10,8 @@ from playwright.sync_api import expect
 from tests.end_to_end.browser import WIDTHS, take_picture, wait_for_points
 
 pytestmark = pytest.mark.browser
+MOST_COMPARED = 1200
+# points of one run on the page that compares
 
 
 def test_shortcuts_are_listed_and_can_be_turned_off(site, open_tab):
@@ -135,6 +137,20 @@ def test_runs_chosen_in_the_list_stay_chosen_as_it_refreshes_and_are_compared(op
     expect(tab.page.locator("#compare-status")).to_contain_text("of 2 runs.")
     tab.page.get_by_role("button", name="over minutes").click()
     expect(tab.page.locator("#compare-loss")).to_contain_text("minutes since the first step")
+    tab.check()
+
+
+def test_ten_long_runs_are_compared_with_no_more_points_drawn_than_a_chart_can_show(site, open_tab):
+    jobs = [site.ask("new_job", name=f"long-{number}") for number in range(10)]
+    for job_id in jobs:
+        site.ask("begin", job_id=job_id)
+        site.ask("fill", job_id=job_id, num_points=MOST_COMPARED + 300)
+    tab = open_tab("/jobs/compare/?" + "&".join(f"job={job_id}" for job_id in jobs))
+    expect(tab.page.locator("#compare-status")).to_contain_text("points of 10 runs.")
+    for chart in ("compare-loss", "compare-memory", "compare-speed"):
+        tab.page.wait_for_function("id => document.getElementById(id).data?.length === 10", arg=chart)
+        lengths = tab.page.evaluate("id => document.getElementById(id).data.map(trace => trace.x.length)", chart)
+        assert all(100 < length <= MOST_COMPARED for length in lengths)
     tab.check()
 
 

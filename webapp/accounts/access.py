@@ -135,6 +135,21 @@ def project_of_job(user: Any, parts: "Iterable[DjangoModel | None]") -> Project 
     return project
 
 
+def require_place_for_new(user: Any, needed: Role) -> Project:
+    """Where a row goes that names no project. Raises Forbidden for who has no such place, or too small a role there."""
+    project = project_for_new(user)
+    if project is None:
+        raise Forbidden("you have no project of your own", hint="Choose a project to work in.")
+    require_role(user, project.pk, needed)
+    return project
+
+
+def require_role_somewhere(user: Any, needed: Role) -> None:
+    """In any project that they may work in now. Raises Forbidden."""
+    if not has_role(best_role(user), needed):
+        raise Forbidden(f"this needs the role {needed} in a project", hint="Ask an administrator of one to give it to you.")
+
+
 def require_role(user: Any, project_id: str, needed: Role) -> None:
     """Raises Forbidden that names the role somebody has, the one that is needed and who can give it."""
     role = role_in(user, project_id)

@@ -14,12 +14,12 @@ from django.http import Http404, HttpRequest
 from webapp.accounts.access import (
     act_as,
     acting_of,
-    best_role,
-    has_role,
     has_scope,
     project_for_new,
     reachable_projects,
+    require_place_for_new,
     require_role,
+    require_role_somewhere,
     role_in,
 )
 from webapp.accounts.errors import Forbidden, NotSignedInError
@@ -319,16 +319,11 @@ def _check_role(request: HttpRequest, user: Any, rule: Rule) -> None:
     if named is not None:
         _check_named(request, user, rule, kwarg=named)
     elif rule.anywhere:
-        if not has_role(best_role(user), rule.role):
-            raise Forbidden(
-                f"this needs the role {rule.role} in a project", hint="Ask an administrator of one to give it to you."
-            )
+        require_role_somewhere(user, rule.role)
     else:
-        project = project_for_new(user)
-        if project is None:
-            raise Forbidden("you have no project of your own", hint="Choose a project to work in.")
-        request.audit_project_id = project.pk  # type: ignore[attr-defined]
-        require_role(user, project.pk, rule.role)
+        if (project := project_for_new(user)) is not None:
+            request.audit_project_id = project.pk  # type: ignore[attr-defined]
+        require_place_for_new(user, rule.role)
 
 
 def _check_named(request: HttpRequest, user: Any, rule: Rule, *, kwarg: str) -> None:

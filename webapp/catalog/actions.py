@@ -28,6 +28,7 @@ from django.utils import timezone
 from optimizer.data.chat_facts import read_chat_facts
 from optimizer.errors import DiskFull, InvalidDataset, InvalidInput, InvalidModel
 from optimizer.models.spec import ModelSpec, read_model_spec
+from optimizer.models.unread import describe_unread
 from optimizer.models.weights import INDEX_FILE, SINGLE_FILE
 from optimizer.serialize import to_json
 from webapp.catalog.limited import run_limited
@@ -61,7 +62,8 @@ def create_model(
     tokenizer_config: of its tokenizer_config.json only the chat template is kept, and the texts that begin and end a text.
     """
     name = checked_name(name)
-    spec = _read_config(config)
+    document = _read_small_json(config, name="config.json", field="config")
+    spec = read_model_spec(document)
     model_id = new_model_id()
     with _staged(model_id, kind="models") as folder:
         (folder / "config.json").write_text(json.dumps(spec.to_config(), indent=1))
@@ -69,8 +71,8 @@ def create_model(
             _keep(tokenizer, folder / "tokenizer.json")
             _check_tokenizer(folder / "tokenizer.json", spec)
         if tokenizer_config is not None:
-            document = _read_small_json(tokenizer_config, name="tokenizer_config.json", field="tokenizer_config")
-            (folder / CHAT_FILE).write_text(json.dumps(to_json(read_chat_facts(document))))
+            chat = _read_small_json(tokenizer_config, name="tokenizer_config.json", field="tokenizer_config")
+            (folder / CHAT_FILE).write_text(json.dumps(to_json(read_chat_facts(chat))))
         for file in weights:
             _keep(file, folder / _weights_name(file, is_only_one=len(weights) == 1))
         if weights:
@@ -84,6 +86,7 @@ def create_model(
                 name=name,
                 model_type=spec.model_type,
                 config=spec.to_config(),
+                unread=describe_unread(document, spec),
                 fingerprint=spec.fingerprint,
                 folder=f"models/{model_id}",
                 has_weights=bool(weights),
@@ -281,10 +284,6 @@ def checked_name(name: str) -> str:
             allowed=f"1 to {MAX_NAME_CHARACTERS} printable characters",
         )
     return name
-
-
-def _read_config(config: "UploadedFile[Any]") -> ModelSpec:
-    return read_model_spec(_read_small_json(config, name="config.json", field="config"))
 
 
 def _read_small_json(file: "UploadedFile[Any]", *, name: str, field: str) -> Any:

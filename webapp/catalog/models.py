@@ -19,6 +19,8 @@ class Model(InProject):
     model_type = models.CharField(max_length=80)
     config = models.JSONField()
     """The validated config, written afresh from allowed keys."""
+    unread = models.JSONField(default=list)
+    """What the config.json that was sent asked for and the validated one does not have, in sentences (``models/unread.py``)."""
     fingerprint = models.CharField(max_length=64)
     """sha256 of the canonical config; profiles are kept under it."""
     folder = models.CharField(max_length=500)

@@ -42,6 +42,13 @@ OBJECTIVES = (
     ("largest_batch", "the largest batch that fits"),
     ("longest_sequence", "the longest sequence that fits"),
 )
+MOST_LOSS = (
+    ("", "nothing: they stay those of plain fp32 training"),
+    ("rounding", "a little: 16-bit weights and sums, 8-bit state"),
+    ("any", "whatever does: also compression and packed weights"),
+)
+ANY_LOSS = {"most_loss": "any"}
+"""The form's field that allows it all."""
 
 
 class JobForm(WorkForm):
@@ -51,9 +58,7 @@ class JobForm(WorkForm):
 
     name = forms.CharField(max_length=200, initial="my-job")
     objective = forms.ChoiceField(label="Best is", choices=OBJECTIVES, initial="fastest_step", required=False)
-    allow_lossy = forms.BooleanField(
-        label="Allow choices that change the numbers (16-bit weights, 8-bit state, compression)", required=False
-    )
+    most_loss = forms.ChoiceField(label="May change the numbers", choices=MOST_LOSS, required=False)
     dataset = forms.ChoiceField()
     mode = forms.ChoiceField(
         label="Kind of training",

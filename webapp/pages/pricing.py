@@ -18,6 +18,7 @@ from optimizer.units import MIB, format_bytes
 from webapp.catalog.models import Profile
 from webapp.jobs.generation_spec import GenerateSpec, read_job_spec
 from webapp.jobs.spec import JobSpec
+from webapp.pages.forms import ANY_LOSS
 from webapp.pages.pin_fields import written_pins
 from webapp.pages.presentation import (
     BLOCK_CHOICES,
@@ -216,7 +217,7 @@ def _levers(read: JobSpec, answer: PlanAnswer) -> tuple[Suggestion, ...]:
 
 
 def _lever(lever: Lever) -> Suggestion:
-    allowed = {} if lever.is_lossless else {"allow_lossy": "on"}
+    allowed = {} if lever.is_lossless else ANY_LOSS
     return Suggestion(
         words=lever.change + ("" if lever.is_lossless else ", which changes the numbers"),
         changes={**written_pins(lever.pins), **allowed},
@@ -243,7 +244,8 @@ def _fields_of(change: Mapping[str, Any]) -> dict[str, str]:
     fields = {name: str(value) for name, value in workload.items()}
     if adapter is not None:
         fields |= {"use_adapters": "on", "rank": str(adapter["rank"])}
-    return {**fields, "allow_lossy": "on"} if change.get("goal", {}).get("allow_lossy") else fields
+    goal = change.get("goal", {})
+    return {**fields, **ANY_LOSS} if goal.get("allow_lossy") or goal.get("most_loss") else fields
 
 
 def _pending(answer: PlanAnswer, read: JobSpec | GenerateSpec) -> Pricing:

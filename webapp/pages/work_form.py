@@ -50,7 +50,6 @@ class WorkForm(forms.Form):
     device_budget = BytesField(label="Device memory budget", help_text="such as 360 MiB or 12 GiB", initial="360 MiB")
     host_budget = BytesField(label="Host memory budget", help_text="empty: what the machine has free", required=False)
     disk_budget = BytesField(label="Disk budget", help_text="empty: what the machine has free", required=False)
-    allow_lossy = forms.BooleanField(required=False)
     forbid = forms.MultipleChoiceField(label="Never use", required=False, widget=forms.CheckboxSelectMultiple)
 
     def __init__(self, *args: Any, more: Mapping[str, forms.Field] | None = None, **kwargs: Any) -> None:
@@ -81,7 +80,10 @@ class WorkForm(forms.Form):
     def goal(self) -> dict[str, Any]:
         data = self.cleaned_data
         budgets = {f"{tier}_budget_bytes": data[f"{tier}_budget"] for tier in TIERS if data[f"{tier}_budget"] is not None}
-        goal = {**budgets, "allow_lossy": data["allow_lossy"], "objective": data["objective"] or self.fields["objective"].initial}
+        objective = data["objective"] or self.fields["objective"].initial
+        goal = {**budgets, "allow_lossy": data.get("allow_lossy", False), "objective": objective}
+        if data.get("most_loss"):
+            goal |= {"allow_lossy": True, "most_loss": data["most_loss"]}
         return {**goal, "forbid": data["forbid"]} if data["forbid"] else goal
 
     def put_error(self, error: HeadroomError) -> bool:
@@ -100,7 +102,8 @@ def initial_goal(goal: Mapping[str, Any]) -> dict[str, Any]:
         for tier in TIERS
         if goal.get(f"{tier}_budget_bytes") is not None
     }
-    initial = {**budgets, "allow_lossy": goal.get("allow_lossy", False), "forbid": list(goal.get("forbid", ()))}
+    most_loss = goal.get("most_loss", "any") if goal.get("allow_lossy") else ""
+    initial = {**budgets, "allow_lossy": bool(most_loss), "most_loss": most_loss, "forbid": list(goal.get("forbid", ()))}
     return {**initial, "objective": goal["objective"]} if goal.get("objective") else initial
 
 

@@ -40,6 +40,8 @@ def test_a_config_alone_makes_a_model_with_a_config_written_afresh(ada, headroom
     model = create_model(
         owner=ada, name="mine", config=upload("config.json", {**TINY_CONFIG, "auto_map": {"x": "y"}, "_attn_x": 1})
     )
+    told = "the config brings code of its own, which is not run; this is an estimate of transformers' GPT2LMHeadModel"
+    assert list(model.unread) == [told]
     kept = json.loads((headroom_home / model.folder / "config.json").read_text())
     assert (model.model_type, model.has_weights, model.has_tokenizer, model.owner) == ("gpt2", False, False, ada)
     assert not {"auto_map", "_attn_x"} & set(kept)

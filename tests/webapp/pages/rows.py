@@ -1,5 +1,6 @@
 """Rows for the tests of pages: made by the program's own actions wherever it has one, with sizes as a small model has them."""
 
+import itertools
 import math
 import time
 from typing import Any
@@ -23,7 +24,7 @@ from optimizer.workload import GenerationWorkload, Goal, InferenceGoal, Training
 from webapp.catalog.models import Dataset, Model
 from webapp.catalog.models import Machine as MachineRow
 from webapp.jobs.actions import claim_job, create_job, record_phase, record_started
-from webapp.jobs.models import Attempt, Job
+from webapp.jobs.models import Attempt, Job, Sample
 
 NUM_STEPS = 120
 BUDGET_BYTES = 480 * MIB
@@ -179,6 +180,17 @@ def step_record(attempt: Attempt, step: int) -> dict[str, Any]:
         "lane_ms": {"compute": 1548.0, "copy_in": 42.0 + step % 7, "copy_out": 50.0},
         "stall_ms": {"copy_in": 42.0 + step % 7, "copy_out": 50.0},
     }
+
+
+def fill(attempt: Attempt, *, num_points: int) -> None:
+    """As many steps as a long run has, at once; nobody who watches is told."""
+    made = (
+        Sample.of_record(step_record(attempt, step), job_id=attempt.job_id, attempt=attempt.number)
+        for step in range(1, num_points + 1)
+    )
+    while batch := list(itertools.islice(made, 5_000)):
+        Sample.objects.bulk_create(batch)
+    Job.objects.filter(pk=attempt.job_id).update(step=num_points, num_steps=num_points)
 
 
 def eval_record(attempt: Attempt, step: int) -> dict[str, Any]:

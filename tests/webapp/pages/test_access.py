@@ -1,10 +1,14 @@
 """Who may see what: a page asks for a log-in, a stranger's row is not there."""
 
+import re
+
 import pytest
 from django.urls import reverse
 
 from tests.webapp.pages import rows
+from webapp.accounts.access import project_for_new
 from webapp.accounts.models import ApiToken
+from webapp.accounts.projects import set_account_role, set_member
 from webapp.accounts.tokens import create_token
 from webapp.jobs.models import Job
 
@@ -90,3 +94,35 @@ def test_no_page_carries_inline_scripts_styles_or_other_hosts(browser, name):
         opening, _, rest = script.partition(">")
         assert "src=" in opening or 'type="application/json"' in opening
         assert "src=" not in opening or rest.startswith("</script>")
+
+
+@pytest.fixture
+def watcher(client, ada, eve):
+    """Somebody whose account only looks, signed in; ada's project lets them in."""
+    set_account_role(eve, role="viewer")
+    set_member(project_for_new(ada), username="eve", role="viewer")
+    client.force_login(eve)
+    return client
+
+
+@pytest.mark.parametrize("name", ["models", "datasets"])
+def test_who_may_only_look_reads_why_instead_of_a_form_to_upload(watcher, name):
+    text = watcher.get(reverse(name)).content.decode()
+    assert "Nothing can be uploaded here." in text
+    assert "multipart/form-data" not in text
+
+
+def test_who_may_only_look_is_told_before_they_fill_the_form_that_they_cannot_start(watcher):
+    text = watcher.get(reverse("job_new")).content.decode()
+    assert "This needs the role member in a project. Ask an administrator of one to give it to you." in text
+    assert 'name="submit" value="yes" disabled aria-describedby="start-refused">Start the job' in text
+
+
+def test_who_may_only_look_reads_who_can_help_in_the_place_of_buttons(watcher, ada):
+    job = rows.make_job(ada)
+    model, dataset = rows.make_model(ada, name="own"), rows.make_dataset(ada, name="own")
+    assert {job.project_id, model.project_id, dataset.project_id} == {project_for_new(ada).pk}
+    for path in (reverse("queue"), reverse("model", args=[model.pk]), reverse("dataset", args=[dataset.pk])):
+        text = watcher.get(path).content.decode()
+        assert "you are a viewer. Ask ada." in text
+        assert not re.search("<button[^>]*>(Delete|Later|Pause)</button>", text)

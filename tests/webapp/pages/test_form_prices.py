@@ -21,30 +21,10 @@ QUICK = ["offload", "offload_optimizer", "offload_gradients", "stream_weights"]
 
 
 @pytest.fixture
-def price(browser, profiled_llama, dataset):
+def price(browser, typed_work, profiled_llama, dataset):
     register_machine(name="bench", document=table_machine("T4").to_json())
-    typed = {
-        "name": "kjv",
-        "model": profiled_llama.pk,
-        "dataset": dataset.pk,
-        "mode": "pretrain",
-        "sequence_length": "128",
-        "global_batch_size": "4",
-        "num_steps": "50",
-        "learning_rate": "1e-3",
-        "schedule": "cosine",
-        "warmup_steps": "5",
-        "optimizer": "adamw",
-        "momentum": "0.9",
-        "weight_decay": "0.1",
-        "seed": "1",
-        "eval_every_steps": "10",
-        "eval_batches": "2",
-        "checkpoint_every_steps": "10",
-        "sample_tokens": "0",
-        "device_budget": "1 GiB",
-        "forbid": QUICK,
-    }
+    rows_named = {"model": profiled_llama.pk, "dataset": dataset.pk}
+    typed = typed_work | rows_named | {"sequence_length": "128", "device_budget": "1 GiB", "forbid": QUICK}
 
     def post(address="job_price", **changes):
         answer = browser.post(reverse(address), typed | changes)
@@ -72,7 +52,7 @@ def test_a_lever_that_is_pulled_holds_its_decision(price):
     lever = price().context["pricing"].suggestions[0]
     after = price(**lever.changes).context["pricing"]
     for name, text in lever.changes.items():
-        assert name.startswith("pin_") or (name, text) == ("allow_lossy", "on")
+        assert name.startswith("pin_") or (name, text) == ("most_loss", "any")
     assert after.kind == "priced"
 
 

@@ -5,6 +5,7 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
+from optimizer.hardware.machine import DISTURBED
 from tests.webapp.pages import rows
 from webapp.catalog.models import Machine
 from webapp.jobs.actions import finish_attempt, record_samples
@@ -95,3 +96,12 @@ def test_a_refresh_sends_the_live_part_alone(browser):
     machine = rows.make_machine()
     for path in ("/machines/", f"/machines/{machine.pk}/"):
         assert "<html" not in browser.get(path, headers={"HX-Request": "true"}).content.decode()
+
+
+def test_a_machine_that_others_used_while_it_was_measured_says_that_its_rates_are_uncertain(browser):
+    machine = rows.make_machine()
+    path = f"/machines/{machine.pk}/"
+    assert "uncertain" not in text_of(browser, path)
+    told = "others used the processor while it was measured"
+    Machine.objects.filter(pk=machine.pk).update(document={**machine.document, "facts": {DISTURBED: told}})
+    assert f"<dt>uncertain</dt><dd>{told.capitalize()}</dd>" in text_of(browser, path)

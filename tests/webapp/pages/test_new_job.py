@@ -18,32 +18,9 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def typed(model, dataset):
+def typed(typed_work, model, dataset):
     """A form filled in for a model that has never been profiled."""
-    return {
-        "name": "kjv",
-        "model": model.pk,
-        "dataset": dataset.pk,
-        "mode": "pretrain",
-        "sequence_length": "32",
-        "global_batch_size": "4",
-        "num_steps": "50",
-        "learning_rate": "1e-3",
-        "schedule": "cosine",
-        "warmup_steps": "5",
-        "optimizer": "adamw",
-        "momentum": "0.9",
-        "weight_decay": "0.1",
-        "max_grad_norm": "",
-        "seed": "1",
-        "eval_every_steps": "10",
-        "eval_batches": "2",
-        "checkpoint_every_steps": "10",
-        "sample_tokens": "0",
-        "device_budget": "100 MiB",
-        "host_budget": "",
-        "disk_budget": "",
-    }
+    return {**typed_work, "model": model.pk, "dataset": dataset.pk, "device_budget": "100 MiB"}
 
 
 def errors_beside(text, name):
@@ -214,3 +191,25 @@ def test_the_form_begins_with_the_smallest_model_until_one_has_ones_own(browser,
     own = rows.make_model(ada, name="own")
     Model.objects.filter(pk=own.pk).update(num_parameters=10**13)
     assert f'<option value="{own.pk}" selected>' in browser.get(reverse("job_new")).content.decode()
+
+
+@pytest.mark.parametrize(
+    ("chosen", "goal"),
+    [
+        ("", {"allow_lossy": False}),
+        ("rounding", {"allow_lossy": True, "most_loss": "rounding"}),
+        ("any", {"allow_lossy": True, "most_loss": "any"}),
+    ],
+)
+def test_how_far_the_numbers_may_change_is_one_choice_that_a_clone_keeps(typed, model, dataset, chosen, goal):
+    form = JobForm({**typed, "most_loss": chosen}, models=[model], datasets=[dataset])
+    assert form.is_valid()
+    spec = form.spec()
+    assert {name: spec["goal"][name] for name in ("allow_lossy", "most_loss") if name in spec["goal"]} == goal
+    assert initial_from_spec(spec)["most_loss"] == chosen
+
+
+def test_the_verdict_says_what_of_the_models_config_is_in_no_price(browser, typed, model):
+    assert "is not read" not in browser.post(reverse("job_price"), typed).content.decode()
+    Model.objects.filter(pk=model.pk).update(unread=["of the config not read: layerdrop 0.1"])
+    assert "<li>Of the config not read: layerdrop 0.1</li>" in browser.post(reverse("job_price"), typed).content.decode()

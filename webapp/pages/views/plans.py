@@ -30,6 +30,7 @@ from webapp.jobs.models import Kind
 from webapp.jobs.queries import jobs_visible_to
 from webapp.jobs.spec import read_workload
 from webapp.pages import plans
+from webapp.pages.forms import ANY_LOSS
 from webapp.pages.pin_fields import EditForm, written_pins
 from webapp.pages.presentation import largest_part
 from webapp.pages.pricing import ways_out
@@ -337,7 +338,7 @@ def _knobs(request: HttpRequest, asked: Asked, plan: Plan) -> list[dict[str, Any
     rows = []
     for knob in list_knobs(problem_of(asked.question), plan):
         fields = written_pins(pins_of_change(plan, knob.plan))
-        allowed = {} if knob.is_lossless else {"allow_lossy": "on"}
+        allowed = {} if knob.is_lossless else ANY_LOSS
         rows.append(
             {
                 "knob": knob,

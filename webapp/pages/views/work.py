@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from django import forms
 from django.contrib import messages
@@ -91,7 +91,7 @@ def answer_price(request: HttpRequest, page: FormPage) -> HttpResponse:
     """
     form = page.make_form(request, request.POST, {})
     pricing = _looked_at(request, form) if form.is_valid() else incomplete(form)
-    return render(request, "jobs/price.html", {"form": form, "pricing": pricing, **_addresses(page)})
+    return render(request, "jobs/price.html", {"form": form, "pricing": pricing, **_unread(form), **_addresses(page)})
 
 
 def _looked_at(request: HttpRequest, form: WorkForm) -> Pricing:
@@ -141,10 +141,18 @@ def _shown(request: HttpRequest, page: FormPage, form: WorkForm, pricing: Pricin
         "form": form,
         "pricing": pricing,
         "kind": page.kind,
+        **_unread(form),
         **_addresses(page),
         **page.describe(form),
     }
     return render(request, page.template, context)
+
+
+def _unread(form: WorkForm) -> dict[str, Any]:
+    """What the chosen model's config.json asked for that is in no price; models that nobody may see are in no choice."""
+    chosen = form["model"].value()
+    is_offered = chosen in dict(cast(Any, form.fields["model"]).choices)
+    return {"unread": Model.objects.filter(pk=chosen).values_list("unread", flat=True).first() if is_offered else ()}
 
 
 def _addresses(page: FormPage) -> dict[str, str]:
