@@ -1,6 +1,7 @@
 """Predicted bytes of a generation equal the meter's, and its time is the sum of every token's."""
 
 import json
+from functools import cache
 
 import pytest
 
@@ -42,6 +43,17 @@ SHAPES = ((16, 12, 3), (24, 9, 1), (32, 1, 2))
 """Prompt length, new tokens, batch, of three sequences; windows are 16 and 12."""
 
 
+def both_weights(name):
+    return WeightsPlan(), WEIGHTS[list(MODELS).index(name) % len(WEIGHTS)]
+
+
+@cache
+def profiled(name):
+    """A model's spec and its profile, traced once for all tests."""
+    spec = read_model_spec(MODELS[name])
+    return spec, profile_inference(spec, representations=[weights.representation for weights in both_weights(name)])
+
+
 def workload_of(prompt_length, num_new_tokens, num_sequences=3):
     return InferenceWorkload(
         prompt_length=prompt_length, num_new_tokens=num_new_tokens, num_sequences=num_sequences
@@ -61,10 +73,8 @@ def check(spec, profile, machine, tmp_path, *, plan, workload):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_generations_are_predicted_to_the_byte(name, machine, tmp_path):
-    spec = read_model_spec(MODELS[name])
-    both = (WeightsPlan(), WEIGHTS[list(MODELS).index(name) % len(WEIGHTS)])
-    profile = profile_inference(spec, representations=[weights.representation for weights in both])
-    for weights in both:
+    spec, profile = profiled(name)
+    for weights in both_weights(name):
         for prompt_length, num_new, batch in SHAPES:
             plan = InferencePlan(batch_size=batch, weights=weights)
             check(spec, profile, machine, tmp_path, plan=plan, workload=workload_of(prompt_length, num_new))
@@ -72,8 +82,7 @@ def test_generations_are_predicted_to_the_byte(name, machine, tmp_path):
 
 @pytest.mark.parametrize("name", ["mixed layers", "sliding window"])
 def test_a_window_is_crossed_to_the_byte(name, machine, tmp_path):
-    spec = read_model_spec(MODELS[name])
-    profile = profile_inference(spec, representations=("fp32",))
+    spec, profile = profiled(name)
     for prompt_length, num_new in ((2, 30), (14, 3), (15, 2), (16, 2), (17, 2)):
         workload = workload_of(prompt_length, num_new)
         check(spec, profile, machine, tmp_path, plan=InferencePlan(batch_size=2), workload=workload)

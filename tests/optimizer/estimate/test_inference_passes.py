@@ -61,9 +61,17 @@ def test_random_plans_are_predicted_to_the_byte(name, machine, tmp_path):
         check(spec, profile, machine, tmp_path, plan=plan, workload=workload)
 
 
-def test_the_peak_of_few_sequences_that_outlast_the_others_is_predicted_to_the_byte(machine, tmp_path):
-    spec = read_model_spec({**MODELS["mixed layers"], "max_position_embeddings": 96})
-    profile = profile_inference(spec, representations=("fp32",))
+@pytest.fixture(scope="module")
+def spec():
+    return read_model_spec({**MODELS["mixed layers"], "max_position_embeddings": 4096, "sliding_window": 64})
+
+
+@pytest.fixture(scope="module")
+def profile(spec):
+    return profile_inference(spec, representations=("fp32",))
+
+
+def test_the_peak_of_few_sequences_that_outlast_the_others_is_predicted_to_the_byte(spec, profile, machine, tmp_path):
     workload = InferenceWorkload.of_prompts((8, 4, 4, 6, 5), num_new_tokens=(56, 58, 3, 2, 5))
     plan = InferencePlan(batch_size=5, weights=STREAMED)
     [((shape,), _)] = plan.list_passes(workload)
@@ -73,16 +81,6 @@ def test_the_peak_of_few_sequences_that_outlast_the_others_is_predicted_to_the_b
     assert predicted.peak_moment.startswith("decode (token")
     alone = replace(plan, kv_cache=KvCachePlan(place="host"))
     assert alone.list_passes(workload)[0][0][0].leaving == ()
-
-
-@pytest.fixture(scope="module")
-def spec():
-    return read_model_spec({**MODELS["mixed layers"], "max_position_embeddings": 4096, "sliding_window": 64})
-
-
-@pytest.fixture(scope="module")
-def profile(spec):
-    return profile_inference(spec, representations=("fp32",))
 
 
 def test_micro_batches_share_what_is_copied_in_a_step(profile, machine):

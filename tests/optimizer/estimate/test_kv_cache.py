@@ -1,5 +1,7 @@
 """What packed and moved caches cost, to the byte and to the copy, and how their time grows."""
 
+from functools import cache
+
 import pytest
 
 from optimizer.estimate.inference import estimate_inference
@@ -38,6 +40,13 @@ SHAPES = ((120, 12, 2), (128, 3, 3), (56, 14, 1))
 """Prompt length, new tokens, batch, of three sequences."""
 
 
+@cache
+def profiled(name):
+    """A model's spec and its profile, traced once for all tests."""
+    spec = read_model_spec(MODELS[name])
+    return spec, profile_inference(spec, representations=("fp32", "bf16"))
+
+
 def workload_of(prompt_length, num_new_tokens, num_sequences=3):
     return InferenceWorkload(
         prompt_length=prompt_length, num_new_tokens=num_new_tokens, num_sequences=num_sequences
@@ -47,22 +56,20 @@ def workload_of(prompt_length, num_new_tokens, num_sequences=3):
 @pytest.mark.parametrize("name", MODELS)
 def test_bytes_and_copies_are_predicted_exactly(name, machine, tmp_path):
     """Models take turns with the caches, the weights and the shapes, so that together they have all."""
-    spec = read_model_spec(MODELS[name])
-    profile = profile_inference(spec, representations=("fp32", "bf16"))
+    spec, profile = profiled(name)
     place = list(MODELS).index(name)
     for turn in range(4 * place, 4 * place + 4):
-        cache, weights = CACHES[turn % len(CACHES)], WEIGHTS[turn % len(WEIGHTS)]
+        kv_cache, weights = CACHES[turn % len(CACHES)], WEIGHTS[turn % len(WEIGHTS)]
         prompt_length, num_new, batch = SHAPES[(turn // 3) % len(SHAPES)]
         plan = InferencePlan(
-            batch_size=batch, num_micro_batches=1 + (turn % 2) * (batch < 3), weights=weights, kv_cache=cache
+            batch_size=batch, num_micro_batches=1 + (turn % 2) * (batch < 3), weights=weights, kv_cache=kv_cache
         )
         check(spec, profile, machine, tmp_path, plan=plan, workload=workload_of(prompt_length, num_new))
 
 
 @pytest.mark.parametrize(("dtype", "place"), [("same", "host"), ("int8", "disk"), ("int4", "device"), ("int4", "host")])
 def test_micro_batches_of_mixed_lengths_are_predicted_exactly(dtype, place, machine, tmp_path):
-    spec = read_model_spec(MODELS["mixed layers"])
-    profile = profile_inference(spec, representations=("fp32",))
+    spec, profile = profiled("mixed layers")
     workload = InferenceWorkload(
         prompt_lengths=(130, 128, 90, 72, 71, 70, 30, 20, 19), prompt_length=130, num_new_tokens=9, num_sequences=9
     )
