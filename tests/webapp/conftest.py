@@ -148,6 +148,29 @@ def machine(db):
     return make_bench()
 
 
+@pytest.fixture(scope="session")
+def writer_document():
+    """The profile of the tiny model that generates, traced once."""
+    from tests.webapp.generation import trace
+
+    return trace()
+
+
+@pytest.fixture
+def writer(writer_document, db):
+    """A model that generates, profiled."""
+    from tests.webapp.generation import make_writer
+
+    return make_writer(writer_document)
+
+
+@pytest.fixture
+def prompts(ada):
+    from tests.webapp.generation import make_prompts
+
+    return make_prompts(owner=ada)
+
+
 @pytest.fixture
 def make_job(ada, model, dataset, machine):
     """A queued job of ada's."""

@@ -1,14 +1,13 @@
 """The headroom command: what it makes of files, options and answers. The service is a table of answers behind real HTTP calls."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
-import httpx
 import pytest
 from rich.console import Console
 
+from tests.worker.answering import AnsweringService
 from worker import cli, submit
 from worker.cli import describe_job, main
 from worker.client import HeadroomClient, StreamEvent
@@ -41,31 +40,10 @@ JOB = {
 }
 
 
-class Service:
-    """Answers by (method, path); keeps the bodies it was sent."""
-
-    def __init__(self):
-        self.answers, self.bodies = {}, []
-
-    def __call__(self, request):
-        self.bodies.append((request.method, request.url.path, request.read()))
-        status, document = self.answers[(request.method, request.url.path.removeprefix("/api/v1"))]
-        if isinstance(document, bytes):
-            return httpx.Response(status, content=document)
-        return httpx.Response(status, json=document)
-
-    def sent(self, path):
-        return [json.loads(body) for _, asked, body in self.bodies if asked == f"/api/v1{path}"]
-
-
 @pytest.fixture
 def service(monkeypatch):
-    service = Service()
-
-    def connected(**_):
-        return HeadroomClient("http://headroom", token="t", transport=httpx.MockTransport(service))
-
-    monkeypatch.setattr(cli, "connect", connected)
+    service = AnsweringService()
+    monkeypatch.setattr(cli, "connect", service.connect)
     return service
 
 

@@ -2,11 +2,10 @@
 
 import json
 
-import httpx
 import pytest
 
+from tests.worker.answering import AnsweringService
 from worker import cli, generate
-from worker.client import HeadroomClient
 
 MACHINES = {
     "results": [{"id": "machine_1", "device": {"memory_bytes": 4096}}, {"id": "machine_2", "device": {"memory_bytes": 8192}}]
@@ -25,42 +24,25 @@ JOB = {
 RESULTS = b'{"id": "1", "text": "and"}\n'
 
 
-class Service:
-    """Answers by (method, path); keeps the bodies it was sent."""
-
-    def __init__(self):
-        self.bodies = []
-        self.answers = {
-            ("GET", "/machines"): MACHINES,
-            ("POST", "/datasets"): {"id": "dataset_9"},
-            ("POST", "/plans"): {"offers": [{"id": "plan_1", "label": "chosen", "chosen": True}]},
-            ("POST", "/jobs"): JOB,
-            ("GET", "/jobs/job_1"): JOB,
-            ("GET", "/jobs/job_1/artifacts"): {
-                "results": [{"id": "artifact_1", "name": "results.jsonl", "num_bytes": len(RESULTS)}]
-            },
-            ("GET", "/artifacts/artifact_1/download"): RESULTS,
-            ("GET", "/jobs/job_1/events"): b'event: snapshot\ndata: {"job": ' + json.dumps(JOB).encode() + b"}\n\n",
-        }
-
-    def __call__(self, request):
-        path = request.url.path.removeprefix("/api/v1")
-        self.bodies.append((path, request.read()))
-        answer = self.answers[request.method, path]
-        return httpx.Response(200, content=answer) if isinstance(answer, bytes) else httpx.Response(200, json=answer)
-
-    def sent(self, path):
-        return [body for asked, body in self.bodies if asked == path]
+ANSWERS = {
+    ("GET", "/machines"): (200, MACHINES),
+    ("POST", "/datasets"): (201, {"id": "dataset_9"}),
+    ("POST", "/plans"): (200, {"offers": [{"id": "plan_1", "label": "chosen", "chosen": True}]}),
+    ("POST", "/jobs"): (201, JOB),
+    ("GET", "/jobs/job_1"): (200, JOB),
+    ("GET", "/jobs/job_1/artifacts"): (
+        200,
+        {"results": [{"id": "artifact_1", "name": "results.jsonl", "num_bytes": len(RESULTS)}]},
+    ),
+    ("GET", "/artifacts/artifact_1/download"): (200, RESULTS),
+    ("GET", "/jobs/job_1/events"): (200, b'event: snapshot\ndata: {"job": ' + json.dumps(JOB).encode() + b"}\n\n"),
+}
 
 
 @pytest.fixture
 def service(monkeypatch):
-    service = Service()
-
-    def connected(**_):
-        return HeadroomClient("http://headroom", token="t", transport=httpx.MockTransport(service))
-
-    monkeypatch.setattr(generate, "connect", connected)
+    service = AnsweringService(ANSWERS)
+    monkeypatch.setattr(generate, "connect", service.connect)
     return service
 
 
@@ -75,9 +57,9 @@ def test_prompts_are_uploaded_priced_followed_and_their_results_fetched(service,
     out = tmp_path / "out"
     arguments = ["generate", "--model", "writer", "--prompts", str(prompts), "--max-new-tokens", "9", "--budget", "1 MiB"]
     assert cli.main([*arguments, "--stop", "a", "--stop", "b", "--name", "verses", "-o", str(out)]) == 0
-    [upload] = service.sent("/datasets")
+    [upload] = service.sent_bytes("/datasets")
     assert b'name="purpose"\r\n\r\nprompts' in upload
-    spec = json.loads(service.sent("/plans")[0])
+    spec = service.sent("/plans")[0]
     assert spec == {
         "kind": "generate",
         "name": "verses",
@@ -86,21 +68,21 @@ def test_prompts_are_uploaded_priced_followed_and_their_results_fetched(service,
         "workload": {"max_new_tokens": 9, "stop": ["a", "b"]},
         "goal": {"device_budget_bytes": 1024**2, "allow_lossy": False},
     }
-    assert json.loads(service.sent("/jobs")[0])["plan_id"] == "plan_1"
+    assert service.sent("/jobs")[0]["plan_id"] == "plan_1"
     assert (out / "results.jsonl").read_bytes() == RESULTS
     assert "prompt 2 of 2" in capsys.readouterr().out
 
 
 def test_without_a_budget_it_is_all_of_the_largest_machine(service, prompts):
     assert cli.main(["generate", "--model", "writer", "--prompts", "known", "--detach"]) == 0
-    spec = json.loads(service.sent("/plans")[0])
+    spec = service.sent("/plans")[0]
     assert (spec["prompts"], spec["goal"]["device_budget_bytes"]) == ("known", 8192)
-    assert not service.sent("/artifacts/artifact_1/download")
+    assert not service.sent_bytes("/artifacts/artifact_1/download")
 
 
 def test_a_job_that_failed_fails_the_command_with_its_sentence(service, prompts, capsys):
     failed = {**JOB, "state": "failed", "message": "device memory ran out"}
-    service.answers["GET", "/jobs/job_1"] = failed
+    service.answers["GET", "/jobs/job_1"] = (200, failed)
     assert cli.main(["generate", "--model", "writer", "--prompts", str(prompts), "--budget", "1 MiB"]) == 1
     assert "verses failed: device memory ran out" in capsys.readouterr().err
 

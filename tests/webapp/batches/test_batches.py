@@ -10,7 +10,6 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 from django.utils import timezone
 
-from tests.webapp import generation
 from tests.webapp.api.conftest import token_client
 from tests.webapp.generation import CHAT, make_writer, request
 from webapp.batches import actions
@@ -23,14 +22,9 @@ from webapp.jobs.models import Job
 pytestmark = pytest.mark.django_db
 
 
-@pytest.fixture(scope="module")
-def document():
-    return generation.trace()
-
-
 @pytest.fixture
-def writer(document, ada):
-    return make_writer(document, owner=ada)
+def writer(writer_document, ada):
+    return make_writer(writer_document, owner=ada)
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.urls import reverse
 
-from tests.webapp import generation
-from tests.webapp.generation import make_generate_spec, make_prompts, make_writer
+from tests.webapp.generation import make_generate_spec
 from webapp.catalog.models import Dataset, Profile
 from webapp.jobs.actions import claim_job, finish_attempt, record_progress, record_samples, record_started
 from webapp.jobs.models import Job
@@ -17,21 +16,6 @@ from webapp.planning.submitting import submit_job
 
 pytestmark = pytest.mark.django_db
 MIB = 1024**2
-
-
-@pytest.fixture(scope="module")
-def document():
-    return generation.trace()
-
-
-@pytest.fixture
-def writer(document, db):
-    return make_writer(document)
-
-
-@pytest.fixture
-def prompts(ada):
-    return make_prompts(owner=ada)
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from optimizer.plan.inference import InferencePlan
 from optimizer.profile.inference import InferenceProfile
 from optimizer.search.inference.baselines import INFERENCE_BASELINES
 from optimizer.workload import GenerationWorkload
-from tests.webapp import generation
 from tests.webapp.generation import make_generate_spec, make_prompts, make_writer
 from webapp.catalog.models import Profile, PromptTokens
 from webapp.jobs.actions import claim_job, finish_attempt, record_progress, record_started, retry_job
@@ -19,21 +18,6 @@ from webapp.planning.pricing import price_spec
 from webapp.planning.submitting import submit_job
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture(scope="module")
-def document():
-    return generation.trace()
-
-
-@pytest.fixture
-def writer(document, db):
-    return make_writer(document)
-
-
-@pytest.fixture
-def prompts(ada):
-    return make_prompts(owner=ada)
 
 
 def submit(user, spec, **how):

@@ -1,0 +1,32 @@
+"""A service that is a table of answers behind real HTTP calls, for the tests of commands."""
+
+import json
+
+import httpx
+
+from worker.client import HeadroomClient
+
+
+class AnsweringService:
+    """Answers by (method, path), each a status and a document or bytes; keeps the bodies it was sent."""
+
+    def __init__(self, answers=()):
+        self.answers, self.bodies = dict(answers), []
+
+    def __call__(self, request):
+        path = request.url.path.removeprefix("/api/v1")
+        self.bodies.append((path, request.read()))
+        status, document = self.answers[request.method, path]
+        if isinstance(document, bytes):
+            return httpx.Response(status, content=document)
+        return httpx.Response(status, json=document)
+
+    def connect(self, **_):
+        """In place of the command's own ``connect``."""
+        return HeadroomClient("http://headroom", token="t", transport=httpx.MockTransport(self))
+
+    def sent_bytes(self, path):
+        return [body for asked, body in self.bodies if asked == path]
+
+    def sent(self, path):
+        return [json.loads(body) for body in self.sent_bytes(path)]
