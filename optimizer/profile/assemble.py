@@ -52,6 +52,7 @@ def assemble_regime(
     plain = raw["keep", "first"]
     others = {shape: cut(trace.first, sharing["keep", "first"].holders) for shape, trace in growth.items()}
     fit.learn(plain, others)
+    fit.learn_inputs(whole["keep"].inputs, {shape: trace.inputs for shape, trace in growth.items()})
     for unwatched in list(others.values())[:1]:
         _leave_out_watching(unwatched, raw["keep", "first"], raw["keep", "accumulate"])
 

@@ -86,5 +86,7 @@ class Trace:
     """No parameter has a gradient yet."""
     accumulate: tuple[Event, ...]
     """Gradients are there and are added to; empty where only one micro-batch ran."""
+    inputs: tuple[int, ...] = ()
+    """Bytes of what a micro-batch of a plain module is given, which a block that is all of it offloads as well."""
     constants: frozenset[int] = frozenset()
     """Bytes of saved tensors that no op made: written in the model's code, and so of one size at every shape."""

@@ -27,11 +27,17 @@ class Fitter:
         self._shape = shape
         self._constants = constants
         self._known: dict[tuple[str, int], Terms] = {}
+        self._inputs: dict[int, Terms] = {}
         self._scratch: dict[tuple[object, ...], tuple[Terms, tuple[Terms, ...], tuple[Terms, ...]]] = {}
 
     def learn(self, plain: Raw, others: Mapping[Shape, Raw]) -> None:
         for key, part in plain.parts.items():
             self._learn_part(key, part, {shape: raw.parts.get(key, RawPart()) for shape, raw in others.items()})
+
+    def learn_inputs(self, plain: Sequence[int], others: Mapping[Shape, Sequence[int]]) -> None:
+        """Bytes of what comes from outside and is in no part; asked about where nothing else is of a size."""
+        for terms, num_bytes in zip(_fit_each({self._shape: plain, **others}), plain, strict=True):
+            self._inputs.setdefault(num_bytes, terms)
 
     def _learn_part(self, key: PartKey, part: RawPart, others: Mapping[Shape, RawPart]) -> None:
         what = f"{key[0]} of block {key[1] + 1}" if key[1] >= 0 else key[0]
@@ -98,7 +104,7 @@ class Fitter:
         known = self._known.get((what, abs(value)))
         if known is None and (adds_gradients or abs(value) in self._constants):
             return _constant(value)
-        known = known or self._any_storage(abs(value))
+        known = known or self._any_storage(abs(value)) or self._inputs.get(abs(value))
         if known is None:
             raise InvalidModel(
                 f"the model cannot be traced: how {what} of {abs(value)} at {self._shape} grows is not known",

@@ -99,8 +99,14 @@ def trace_step(
     return Trace(
         first=tuple(recorder.events[bounds[0] : bounds[1]]),
         accumulate=tuple(recorder.events[bounds[1] : bounds[2]]) if num_micro_batches == 2 else (),
+        inputs=_sizes_of(micro_batches[0]) if subject.make_inputs is not None else (),
         constants=frozenset(recorder.constants),
     )
+
+
+def _sizes_of(micro_batch: MicroBatch) -> tuple[int, ...]:
+    inputs, *_ = micro_batch
+    return tuple(tensor.nbytes for tensor in (inputs if isinstance(inputs, tuple) else (inputs,)))
 
 
 def _check_order(events: Sequence[Event], *, num_blocks: int, num_micro_batches: int) -> None:

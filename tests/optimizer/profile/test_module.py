@@ -293,6 +293,37 @@ def test_blocks_that_keep_what_they_return_are_predicted_to_the_byte_in_mixtures
             assert predicted.device_peak_bytes == measured.steady_step.device_bytes, per_block
 
 
+class Bag(nn.Module):
+    """Of words: given token ids, which the embedding keeps for its backward."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(50, 16), nn.Linear(16, 8)
+
+    def forward(self, ids):
+        return self.head(self.words(ids)).mean(1)
+
+
+def test_one_block_that_is_given_token_ids_takes_the_bytes_predicted():
+    example = {"inputs": torch.zeros(2, 5, dtype=torch.long), "labels": torch.zeros(2, dtype=torch.long)}
+    profile = profile_module(Bag, **example, loss=F.cross_entropy, blocks=())
+    case = Case(make=Bag, loss=F.cross_entropy, blocks=(), num_blocks=1, **example)
+    for name in ("keep", "recompute", "offload"):
+        plan = make_plan(name, 1)
+        workload = make_workload(plan)
+        module = Bag()
+        measured = measure_stages(
+            module,
+            plan=plan,
+            workload=workload,
+            anatomy=plain_anatomy(module, loss=F.cross_entropy, blocks=()),
+            make_batches=lambda model, *, plan, workload: make_batches(case, plan),
+        )
+        predicted = estimate_training(profile, plan=plan, workload=workload, machine=MACHINE)
+        assert predicted.device_peak_bytes == measured.steady_step.device_bytes, name
+        assert predicted.host_peak_bytes == measured.steady_step.host_bytes, name
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
