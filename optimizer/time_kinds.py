@@ -5,6 +5,7 @@ rate, be shown by itself and be corrected by what finished runs took.
 """
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Literal, get_args
 
 from optimizer.profile.profile import OpKind
@@ -45,6 +46,7 @@ def by_present_names(by_kind: Mapping[str, float]) -> dict[str, float]:
     return {_EARLIER_NAMES.get(kind, kind): value for kind, value in by_kind.items()}
 
 
+@cache
 def kind_of(op_kind: OpKind, name: str) -> ComputeKind:
     """Of an op on the compute lane, from its kind in the profile and its name (``aten.tanh.default``)."""
     if op_kind == "matmul" or op_kind == "attention":

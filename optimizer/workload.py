@@ -184,6 +184,11 @@ class InferenceWorkload:
     """Whether any sequence draws its tokens (a temperature above 0) instead of taking the likeliest; some room more is then
     needed, and some time for each sequence."""
 
+    @property
+    def is_even(self) -> bool:
+        """Whether all prompts are of one length, and ask for as many tokens."""
+        return not self.prompt_lengths and not self.new_token_counts
+
     def __post_init__(self) -> None:
         _require_int("prompt_length", self.prompt_length, low=2, high=131_072)
         _require_int("num_new_tokens", self.num_new_tokens, low=1, high=131_072)

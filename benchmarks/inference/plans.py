@@ -31,6 +31,8 @@ NAME = "plans"
 NUM_PLANS, LEAST_PLANS = 72, 60
 _AMPLE_BYTES = 2**40
 _QUICK_REPRESENTATIONS = ("fp32", "fp32/int4")
+_WITH_STATE = frozenset({"headroom_decoder"})
+"""Keeps a state in some layers, which is no cache of keys and values."""
 _WORKLOADS = (
     InferenceWorkload(prompt_length=24, num_new_tokens=9, num_sequences=6),
     InferenceWorkload(prompt_length=70, num_new_tokens=5, num_sequences=5),
@@ -40,16 +42,18 @@ _WORKLOADS = (
 
 def measure(options: Options) -> Iterator[Row]:
     machine = probe_machine(device=str(options.device), max_s=1.0)
-    names = [name for name in MODELS if name not in WITHOUT_CACHE]
-    chance = random.Random(options.seed)
+    names = [name for name in MODELS if name not in WITHOUT_CACHE | _WITH_STATE]
     num_plans = 8 if options.quick else NUM_PLANS
     models = names[:1] if options.quick else names
     for index, name in enumerate(models):
+        if not options.wants(name):
+            continue
+        chance = random.Random(f"{options.seed} {name}")
         spec = read_model_spec(make_config(name, SHAPES["tiny"]))
         profile = profile_inference(spec, representations=_QUICK_REPRESENTATIONS if options.quick else None)
         share = num_plans // len(models) + (index < num_plans % len(models))
         for plan, workload in _draw(profile, machine, chance, count=share):
-            yield _run(spec, profile, machine, plan=plan, workload=workload, options=options)
+            yield _run(name, spec, profile, machine, plan=plan, workload=workload, options=options)
         clear()
 
 
@@ -67,7 +71,7 @@ def summarize(rows: Sequence[Row]) -> Mapping[str, dict[str, Any]]:
     return found
 
 
-PART = Part(name=NAME, measure=measure, summarize=summarize)
+PART = Part(name=NAME, measure=measure, summarize=summarize, case="model")
 
 
 def _draw(
@@ -81,7 +85,7 @@ def _draw(
         problem = inference_problem(profile, workload=workload, goal=goal_, machine=machine)
         # What comes ahead in vain comes right all the same.
         problem = replace(problem, has_copies_beside=True)
-        plan = chance.choice(list_arrangements(problem)).plan
+        plan = chance.choice(list_arrangements(problem))
         drawn = (replace(plan, batch_size=chance.randint(1, workload.num_sequences)), workload)
         if drawn not in seen and problem.permits(drawn[0]):
             seen.add(drawn)
@@ -89,6 +93,7 @@ def _draw(
 
 
 def _run(
+    name: str,
     spec: ModelSpec,
     profile: InferenceProfile,
     machine: Machine,
@@ -101,7 +106,7 @@ def _run(
     head = {
         "part": NAME,
         "what": "plan",
-        "model": spec.model_type,
+        "model": name,
         "prompt_length": workload.prompt_length,
         "plan": plan.to_json(),
     }

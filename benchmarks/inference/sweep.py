@@ -190,7 +190,7 @@ def _candidates(
     for _ in range(50 * count):
         if len(found) >= count:
             break
-        drawn = replace(chance.choice(arrangements).plan, batch_size=chance.randint(1, made.job.workload.num_sequences))
+        drawn = replace(chance.choice(arrangements), batch_size=chance.randint(1, made.job.workload.num_sequences))
         if drawn not in found and problem.permits(drawn) and problem.fits(problem.price(drawn)):
             found.append(drawn)
     return found

@@ -361,6 +361,19 @@ _ONCE = {"prologue": "micro-batch", EMBEDDING: "token"}
 _QUANTIZATION, _DISPATCH, _HOOKS = (KIND_SLOT[kind] for kind in ("quantization", "dispatch", "hooks"))
 
 
+def beside_kernels_s(
+    part: Part, name: str, times: OpTimes, *, kernels_s: NDArray[np.float64], is_beside: bool
+) -> NDArray[np.float64]:
+    """What a part of a generation costs beside its kernels, at many shapes at once: dispatch and Python, as in ``part_time``.
+
+    is_beside: as there; kernels_s: by shape.
+    """
+    beside_s = _num_dispatched(part, times) * times.dispatch_s[0] + (times.python_s(_ONCE[name]) if name in _ONCE else 0.0)
+    if is_beside and times.counts_views:
+        return np.maximum(0.0, beside_s - kernels_s)
+    return np.full_like(kernels_s, beside_s)
+
+
 def _is_done_again(name: PartName) -> bool:
     """Whether a part begins with what the forward did already."""
     return not isinstance(name, str) and name[0] in REBUILDING and name[2] != "forward"

@@ -88,7 +88,9 @@ class GenerationPass:
     def host_bytes(self) -> int:
         """Without homes of keys and values, which pass from one pass to the next."""
         streamed_bytes = sum(self.layout.streamed) if self.plan.weights.place == "host" else 0
-        stages = "disk" in (self.plan.weights.place, self.plan.kv_cache.place)
+        # A cache that is packed keeps the newest tokens on the device: of few tokens nothing goes to the disk.
+        has_homes = any(size for homes in self.kv_homes for size, _ in homes)
+        stages = self.plan.weights.place == "disk" or (self.plan.kv_cache.place == "disk" and has_homes)
         return streamed_bytes + (STAGING_BYTES if stages else 0)
 
     @property

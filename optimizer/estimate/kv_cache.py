@@ -95,6 +95,11 @@ class KvCosts:
         """Of its own, as long as it lives."""
         return self._sum(lambda layout: (0 if self._is_away else layout.store_bytes) + layout.residual_bytes)
 
+    def block_bytes(self, kind: int) -> tuple[int, int]:
+        """On the device, of a block's own as long as it lives: what is packed or plain, and the newest tokens."""
+        layout = self._by_kind[kind]
+        return 0 if self._is_away else layout.store_bytes, layout.residual_bytes
+
     @property
     def homes(self) -> tuple[tuple[int, int], ...]:
         """By distinct block, bytes of its home off the device, and how many blocks there are of it."""

@@ -87,7 +87,7 @@ class OpSizes:
     def priced(self, times: OpTimes, rates: Rates) -> "PricedOps":
         """Copies at the link's rate, the rest by their kernels."""
         num_ops = len(self._flops)
-        seconds, work = np.zeros(num_ops), np.zeros(num_ops)
+        seconds, work = np.zeros_like(self._flops), np.zeros_like(self._flops)
         slots = np.zeros(num_ops, dtype=np.int64)
         links = {"copy_out": rates.device_to_host_bytes_per_s, "copy_in": rates.host_to_device_bytes_per_s}
         for (op_kind, name, dtype, form), indices in self._alike.items():

@@ -6,7 +6,6 @@ from typing import Final
 
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.weights import WeightsPlan
-from optimizer.search.inference.levers import Arrangement
 from optimizer.search.inference.problem import InferenceProblem, PricedInferencePlan
 from optimizer.search.inference.solve import Book, find_largest_batch
 
@@ -71,4 +70,4 @@ def price_inference_baselines(
 def _filled(book: Book, weights: WeightsPlan) -> InferencePlan:
     """With the largest batch that fits the device; one sequence where none does."""
     plan = InferencePlan(weights=weights)
-    return replace(plan, batch_size=max(1, find_largest_batch(book, Arrangement(plan=plan, fastest=plan))))
+    return replace(plan, batch_size=max(1, find_largest_batch(book, plan)))

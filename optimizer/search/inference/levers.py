@@ -1,13 +1,12 @@
 """What can be done to a generation's plan, one lever after the other: the one list that a new field of the plan joins.
 
-Every plan is plain generation (fp32, everything on the device) with one choice of each lever, and a batch size. The batch is no
-lever here: ``solve.py`` bisects it.
+Every plan is plain generation (fp32, everything on the device) with one choice of each lever, a batch size, and a number of
+micro-batches to a pass. These two are no levers here: plans that differ in nothing else are one family, bounded all at once.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from math import inf
 from typing import Final, get_args
 
 from optimizer.plan.inference import InferencePlan
@@ -18,7 +17,8 @@ from optimizer.workload import InferenceObjective
 
 _PREFETCHES = (0, 1, 2, 4, 8)
 """Blocks whose weights come ahead. What is between them is hardly ever better than both neighbours."""
-_MICRO_BATCHES = (2, 4, 8, 16, 32)
+MICRO_BATCHES: Final = (1, 2, 4, 8, 16, 32)
+"""To a pass."""
 _MAX_PREFETCH_SHARED = 2
 """Where several micro-batches run while a block's weights are there, there is more time for the next ones to come."""
 _PREFILL_TOKENS = (8, 2)
@@ -34,72 +34,55 @@ class Lever:
     name: str
     choices: Callable[[InferencePlan], Iterable[InferencePlan]]
     """The plan with each of them; the plan as it is comes first."""
-    only_slows: bool
-    """Whether no choice makes a micro-batch faster than its first choice and those of all other such levers do: what they bring
-    is room, or a smaller price of what that costs."""
     objectives: tuple[InferenceObjective, ...] = get_args(InferenceObjective)
     """What it can be good for; it is left alone for others."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arrangement:
-    """A choice of each lever."""
+class Family:
+    """A choice of each lever: plans that differ in their batch and in how many micro-batches share a pass."""
 
     plan: InferencePlan
     """Of one sequence at a time."""
-    fastest: InferencePlan
-    """The same with the first choice of each lever that only slows: at the same batch it is at least as fast."""
+    micro_batches: tuple[int, ...]
+    """Ascending; 1 is among them."""
+
+    def list_plans(self) -> Iterator[InferencePlan]:
+        for number in self.micro_batches:
+            yield self.plan if number == 1 else replace(self.plan, num_micro_batches=number)
 
 
-def list_arrangements(problem: InferenceProblem) -> list[Arrangement]:
-    """All that the goal, machine and profile allow, in the order in which ``solve.py`` looks at them."""
-    found = [Arrangement(plan=InferencePlan(), fastest=InferencePlan())]
+def list_families(problem: InferenceProblem) -> list[Family]:
+    """All that the goal, machine and profile allow, plain generation first and the disk last."""
+    shortest = min(problem.workload.prompt_lengths or (problem.workload.prompt_length,)) if problem.can_cut_prompts else 1
+
+    def is_allowed(plan: InferencePlan) -> bool:
+        return (
+            (plan.prefill_tokens or 0) < shortest
+            and (problem.has_copies_beside or not _comes_ahead(plan))
+            and problem.permits(plan)
+        )
+
+    found = [InferencePlan()]
     for lever in LEVERS:
         if problem.goal.objective in lever.objectives:
-            found = list(_pull(lever, found))
-    found.sort(key=_turn)
-    shortest = min(problem.workload.prompt_lengths or (problem.workload.prompt_length,)) if problem.can_cut_prompts else 1
-    return [
-        arrangement
-        for arrangement in found
-        if (arrangement.plan.prefill_tokens or 0) < shortest
-        and (problem.has_copies_beside or not _comes_ahead(arrangement.plan)) and problem.permits(arrangement.plan)
-    ]
+            # What one lever makes impossible is not combined with the others.
+            found = [plan for before in found for plan in lever.choices(before) if is_allowed(plan)]
+    found.sort(key=uses_disk)
+    return [Family(plan=plan, micro_batches=_list_micro_batches(problem, plan)) for plan in found]
 
 
-def _turn(arrangement: Arrangement) -> tuple[bool, bool, int, float]:
-    """Those that are their own fastest first, plain generation before all; then what leaves most room for sequences, which is
-    mostly what wins where plain generation has none; the disk last.
-    """
-    plan = arrangement.plan
-    return plan != arrangement.fastest, uses_disk(plan), -plan.num_micro_batches, plan.prefill_tokens or inf
+def list_arrangements(problem: InferenceProblem) -> list[InferencePlan]:
+    """The same one by one, each of one sequence in a micro-batch."""
+    return [plan for family in list_families(problem) for plan in family.list_plans() if problem.permits(plan)]
 
 
 def uses_disk(plan: InferencePlan) -> bool:
     return "disk" in (plan.weights.place, plan.kv_cache.place)
 
 
-def from_host(plan: InferencePlan) -> InferencePlan:
-    """The same with the host in place of the disk."""
-    weights, cache = plan.weights, plan.kv_cache
-    if weights.place == "disk":
-        weights = replace(weights, place="host")
-    if cache.place == "disk":
-        cache = replace(cache, place="host")
-    return replace(plan, weights=weights, kv_cache=cache)
-
-
 def _comes_ahead(plan: InferencePlan) -> bool:
     return any(part.place != "device" and part.prefetch > 0 for part in (plan.weights, plan.kv_cache))
-
-
-def _pull(lever: Lever, arrangements: Iterable[Arrangement]) -> Iterator[Arrangement]:
-    for before in arrangements:
-        if lever.only_slows:
-            yield from (Arrangement(plan=plan, fastest=before.fastest) for plan in lever.choices(before.plan))
-            continue
-        for plan, fastest in zip(lever.choices(before.plan), lever.choices(before.fastest), strict=True):
-            yield Arrangement(plan=plan, fastest=fastest)
 
 
 def _representations(plan: InferencePlan) -> Iterator[InferencePlan]:
@@ -117,12 +100,11 @@ def _places(plan: InferencePlan) -> Iterator[InferencePlan]:
             yield replace(plan, weights=replace(plan.weights, place=place, prefetch=prefetch))
 
 
-def _micro_batches(plan: InferencePlan) -> Iterator[InferencePlan]:
-    """How many micro-batches share a pass: of weights that are there anyway, nothing is saved."""
-    yield plan
-    if plan.weights.place != "device" and plan.weights.prefetch <= _MAX_PREFETCH_SHARED:
-        for number in _MICRO_BATCHES:
-            yield replace(plan, num_micro_batches=number)
+def _list_micro_batches(problem: InferenceProblem, plan: InferencePlan) -> tuple[int, ...]:
+    """How many may share a pass: of weights that are there anyway, nothing is saved."""
+    weights = plan.weights
+    is_shared = weights.place != "device" and weights.prefetch <= _MAX_PREFETCH_SHARED
+    return MICRO_BATCHES if is_shared and problem.goal.objective == "throughput" else MICRO_BATCHES[:1]
 
 
 def _prefills(plan: InferencePlan) -> Iterator[InferencePlan]:
@@ -149,9 +131,8 @@ def _caches(plan: InferencePlan) -> Iterator[InferencePlan]:
 
 
 LEVERS: Final = (
-    Lever(name="representation of the weights", choices=_representations, only_slows=False),
-    Lever(name="place of the weights", choices=_places, only_slows=True),
-    Lever(name="micro-batches to a pass", choices=_micro_batches, only_slows=True, objectives=("throughput",)),
-    Lever(name="tokens of a prompt at once", choices=_prefills, only_slows=True, objectives=("throughput",)),
-    Lever(name="keys and values", choices=_caches, only_slows=True),
+    Lever(name="representation of the weights", choices=_representations),
+    Lever(name="place of the weights", choices=_places),
+    Lever(name="tokens of a prompt at once", choices=_prefills, objectives=("throughput",)),
+    Lever(name="keys and values", choices=_caches),
 )

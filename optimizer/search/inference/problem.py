@@ -3,11 +3,11 @@
 As in ``search/problem.py`` the search knows no model and no machine, only ``price``; ``search.py`` binds it to the estimator.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from optimizer.estimate.inference_copies import CopyTimes
+from optimizer.estimate.inference_floor import Floors
 from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.estimate.prediction import Verdict
 from optimizer.plan.inference import InferencePlan
@@ -15,6 +15,8 @@ from optimizer.serialize import to_json
 from optimizer.workload import LOSSY, InferenceGoal, InferenceWorkload, Technique
 
 InferencePrice = Callable[[InferencePlan], InferencePrediction]
+InferenceBound = Callable[[InferencePlan, Sequence[int], Sequence[int]], Floors]
+"""Of a plan, sizes of batches and numbers of micro-batches, both ascending."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +45,8 @@ class InferenceProblem:
     """Cap on bytes on the host tier: the goal's, or what the machine has."""
     price: InferencePrice
     """Pure: the same plan costs the same, always."""
+    floors: InferenceBound
+    """The least that plans can take, with batches of these sizes in so many micro-batches; much cheaper than a price."""
     disk_budget_bytes: int = 0
     """The same for the disk tier; 0 where there is none."""
     unavailable: frozenset[Technique] = frozenset()
@@ -53,8 +57,6 @@ class InferenceProblem:
     """Whether prompts of any length can run, so that a prefill may be of a part of one."""
     has_copies_beside: bool = True
     """Whether copies between host and device run beside compute; else nothing is gained where they come ahead of their use."""
-    copies: Callable[[InferencePlan], CopyTimes] | None = None
-    """The least that a plan's copies take, at any batch; None where nothing is known of that."""
     detail: Callable[[InferencePlan, InferencePrediction], InferencePrediction] | None = None
     """Works out what a price leaves out (``InferencePrediction.memory``), too slowly to be asked of every plan."""
 

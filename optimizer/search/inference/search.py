@@ -4,13 +4,13 @@ Torch-free; pure and deterministic: the same problem gives the same result, and 
 """
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 from optimizer.estimate.inference import estimate_inference
-from optimizer.estimate.inference_copies import CopyTimes, estimate_copies
+from optimizer.estimate.inference_floor import Floors, InferenceFloors
 from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.estimate.inference_process import add_generation_memory
 from optimizer.hardware.calibration import calibrated_machine
@@ -97,6 +97,15 @@ def inference_problem(
             profile, plan=plan, workload=coarse, machine=machine, calibration=calibration, in_detail=False
         )
 
+    @cache
+    def bounds(sizes: tuple[int, ...], micro_batches: tuple[int, ...]) -> InferenceFloors:
+        return InferenceFloors(
+            profile, coarse, calibrated_machine(machine, calibration), sizes=sizes, micro_batches=micro_batches
+        )
+
+    def floors(plan: InferencePlan, sizes: Sequence[int], micro_batches: Sequence[int]) -> Floors:
+        return bounds(tuple(sizes), tuple(micro_batches)).of(plan)
+
     def detail(plan: InferencePlan, prediction: InferencePrediction) -> InferencePrediction:
         prediction = estimate_inference(
             profile, plan=plan, workload=workload, machine=machine, calibration=calibration
@@ -112,7 +121,7 @@ def inference_problem(
         disk_budget_bytes=min(disk_budget_bytes, machine.disk_free_bytes),
         price=cache(price),
         detail=detail,
-        copies=cache(partial(_copies, profile, coarse, calibrated_machine(machine, calibration))),
+        floors=floors,
         can_cut_prompts=profile.prefill.length_multiple == 1,
         has_copies_beside=machine.device.kind != "cpu",
         unavailable=_unavailable(machine),
@@ -142,12 +151,6 @@ def search_inference(
         gap=_gap(problem, chosen, solution.bound),
         explanation=tuple(explain_choice(problem, chosen, profile=profile, machine=machine)),
     )
-
-
-def _copies(
-    profile: InferenceProfile, workload: InferenceWorkload, machine: Machine, plan: InferencePlan
-) -> CopyTimes:
-    return estimate_copies(profile, plan=plan, workload=workload, machine=machine)
 
 
 def _first_on_the_card(problem: InferenceProblem, found: Solution) -> tuple[PricedInferencePlan, Solution]:

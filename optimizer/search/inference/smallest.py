@@ -5,7 +5,7 @@ from math import inf
 
 from optimizer.errors import NoFeasiblePlan
 from optimizer.plan.inference import InferencePlan
-from optimizer.search.inference.levers import list_arrangements
+from optimizer.search.inference.levers import list_families
 from optimizer.search.inference.problem import InferenceProblem
 from optimizer.techniques import TECHNIQUE_LABELS
 from optimizer.units import format_bytes
@@ -36,10 +36,9 @@ def find_smallest(problem: InferenceProblem) -> InferencePlan:
 def _list_lean(problem: InferenceProblem) -> list[InferencePlan]:
     """Without what only ever takes more: further micro-batches, what comes ahead, more of a prompt at once."""
     plans = [
-        arrangement.plan
-        for arrangement in list_arrangements(problem)
-        if arrangement.plan.num_micro_batches == 1
-        and not any(part.place != "device" and part.prefetch for part in (arrangement.plan.weights, arrangement.plan.kv_cache))
+        family.plan
+        for family in list_families(problem)
+        if not any(part.place != "device" and part.prefetch for part in (family.plan.weights, family.plan.kv_cache))
     ]
     shortest: dict[InferencePlan, InferencePlan] = {}
     for plan in plans:

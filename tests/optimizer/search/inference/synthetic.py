@@ -4,8 +4,11 @@ import random
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
+
+from optimizer.estimate.inference_floor import Floors
 from optimizer.estimate.inference_prediction import InferencePrediction
-from optimizer.search.inference.levers import list_arrangements
+from optimizer.search.inference.levers import list_arrangements, list_families
 from optimizer.search.inference.problem import InferenceProblem
 from optimizer.search.inference.solve import largest_of
 from optimizer.workload import InferenceGoal, InferenceWorkload
@@ -39,6 +42,8 @@ _PREDICTION = InferencePrediction(
     timeline=(),
     time_source="table",
 )
+MAX_FAMILIES = 25
+_TECHNIQUES = ("stream_weights", "disk", "bf16", "fp16", "quantize_frozen", "offload_kv", "quantize_kv")
 _KV = {"same": 1.0, "int8": 0.5, "int4": 0.3}
 _WEIGHT = {"same": 1.0, "int8": 0.5, "int4": 0.3, "nf4": 0.3}
 
@@ -103,6 +108,22 @@ def make_problem(seed, *, num_sequences=None, has_dips=True):
             total_s=sum(count * (prefill + steps) * pass_ms(plan, sizes) for sizes, steps, count in passes) / 1000,
         )
 
+    slack, chance = draw.choice([0.0, 0.02, 0.5]), random.Random(seed)
+
+    def floors(plan, sizes, micro_batches):
+        """Up to so much less than the price of each; of micro-batches that would be empty nothing is asked."""
+        found = np.zeros((6, len(micro_batches), len(sizes)))
+        for row, number in enumerate(micro_batches):
+            for column, size in enumerate(sizes):
+                asked = replace(plan, batch_size=size, num_micro_batches=number)
+                if size <= largest_of(asked, workload.num_sequences):
+                    priced = known(asked)
+                    exact = (priced.total_s, priced.total_s, priced.prefill_ms, priced.device_peak_high_bytes,
+                             priced.host_peak_bytes, priced.disk_peak_bytes)  # fmt: skip
+                    found[:, row, column] = [value * (1 - slack * chance.random()) for value in exact]
+        return Floors(*found)
+
+    known = cache(price)
     forbid = tuple(name for name in ("stream_weights", "disk", "bf16", "fp16", "quantize_frozen") if draw.random() < 0.2)
     goal = InferenceGoal(
         device_budget_bytes=draw.randint(20, 2000),
@@ -114,22 +135,30 @@ def make_problem(seed, *, num_sequences=None, has_dips=True):
     kv_unpacking = {"same": 0.0, "int8": draw.uniform(0, 1), "int4": draw.uniform(0, 1)}
     kv_link = {"device": 0.0, "host": draw.uniform(0, 5)}
     kv_link["disk"] = kv_link["host"] + draw.uniform(0, 15)
-    # Mostly without either, which are many plans each.
-    forbid += tuple(name for name in ("offload_kv", "quantize_kv") if draw.random() < 0.7)
-    return InferenceProblem(
+    problem = InferenceProblem(
         workload=workload,
         goal=replace(goal, forbid=forbid),
-        price=cache(price),
+        price=known,
+        floors=floors,
         can_cut_prompts=draw.random() < 0.3,
         has_copies_beside=draw.random() < 0.7,
         **budgets,
     )
+    return _with_few_plans(problem, draw)
+
+
+def _with_few_plans(problem, draw):
+    """With as much forbidden as keeps all of them a matter of milliseconds."""
+    others = draw.sample(_TECHNIQUES, k=len(_TECHNIQUES))
+    while len(list_families(problem)) > MAX_FAMILIES:
+        problem = replace(problem, goal=replace(problem.goal, forbid=(*problem.goal.forbid, others.pop())))
+    return problem
 
 
 def list_every_plan(problem):
     """All that the goal allows, of every batch."""
     return [
-        replace(arrangement.plan, batch_size=size)
-        for arrangement in list_arrangements(problem)
-        for size in range(1, largest_of(arrangement.plan, problem.workload.num_sequences) + 1)
+        replace(plan, batch_size=size)
+        for plan in list_arrangements(problem)
+        for size in range(1, largest_of(plan, problem.workload.num_sequences) + 1)
     ]

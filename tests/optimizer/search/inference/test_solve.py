@@ -5,12 +5,14 @@ from dataclasses import replace
 import pytest
 
 from optimizer.errors import NoFeasiblePlan
+from optimizer.search.inference.candidates import MAX_EVERY, list_batches
 from optimizer.search.inference.search import search_inference
 from optimizer.search.inference.smallest import explain_nothing_fits
-from optimizer.search.inference.solve import MAX_EVERY, Book, list_batches, solve, value_of
+from optimizer.search.inference.solve import SETTLED, Book, solve, value_of
 from tests.optimizer.search.inference.synthetic import OBJECTIVES, list_every_plan, make_problem
 
 NUM_PROBLEMS = 300
+WITHOUT_END = 10**9
 
 
 def best_of_all(problem):
@@ -24,7 +26,7 @@ def test_it_is_as_good_as_enumeration(start):
     for seed in range(start, start + 50):
         problem = make_problem(seed)
         best = best_of_all(problem)
-        found = solve(Book(problem=problem))
+        found = solve(Book(problem=problem), patience=WITHOUT_END)
         assert (found is None) == (best is None), seed
         if found is not None:
             assert problem.permits(found.plan), seed
@@ -33,6 +35,17 @@ def test_it_is_as_good_as_enumeration(start):
             assert found.bound == best, seed
         seen.add((problem.goal.objective, best is None))
     assert len(seen) > 4
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_one_that_ends_early_is_nearly_as_good_and_says_how_nearly(seed):
+    problem = make_problem(seed)
+    problem = replace(problem, goal=replace(problem.goal, objective="throughput"))
+    best = best_of_all(problem)
+    found = solve(Book(problem=problem), patience=2)
+    assert (found is None) == (best is None)
+    if found is not None:
+        assert found.bound <= best <= problem.price(found.plan).total_s <= best * (1 + SETTLED)
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -1,0 +1,507 @@
+"""The least that generations can take, of many batches at once: bounds for a search, which then prices few plans. Torch-free.
+
+Left out of what a price has: compute and copies that wait for each other, memory that is touched anew, and what kernels hold
+beside what the meter sees. So no plan is priced faster or smaller than it is told here, but for the roughness of prices.
+
+All batches of one representation go through the profile's polynomials together (``many_shapes.py``). What depends on places is
+added for all batches, and all numbers of micro-batches to a pass, of an arrangement together.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optimizer.estimate.kv_cache import KvCosts
+from optimizer.estimate.many_shapes import ManyShapes
+from optimizer.estimate.op_times import python_s
+from optimizer.estimate.optimizer_state import disk_read_ms
+from optimizer.estimate.sampling import draw_bytes, draw_time
+from optimizer.estimate.training import MEMORY_MARGIN
+from optimizer.hardware.machine import Machine
+from optimizer.packing import STAGING_BYTES
+from optimizer.plan.inference import InferencePlan
+from optimizer.plan.kv_cache import KvCachePlan, KvDtype, KvPlace
+from optimizer.plan.passes import MicroBatchShape, list_passes, num_steps_of
+from optimizer.plan.weights import WeightsDtype, WeightsPlan
+from optimizer.profile.inference import InferenceProfile, Phase
+from optimizer.profile.sizes import Shape
+from optimizer.workload import InferenceWorkload
+
+Floats = NDArray[np.float64]
+_ID_BYTES: Final = 8
+_NUM_LENGTHS: Final = 9
+"""Of the cache, at which a range of decodes is timed: between them time is nearly a straight line."""
+_NUM_CACHE_STEPS, _NUM_CACHE_BATCHES, _CACHE_SHARE = 3, 4, 0.9
+"""Steps and batches at which packing and moving keys and values is timed, and how much of the line between them counts."""
+
+
+class Floors(NamedTuple):
+    """Of one arrangement, each by number of micro-batches and by batch size."""
+
+    total_s: Floats
+    between_s: Floats
+    """Of batches between this and the next that make as many micro-batches, where a micro-batch's time is convex in its size."""
+    prefill_ms: Floats
+    device_bytes: Floats
+    """Of the upper end of a prediction's interval."""
+    host_bytes: Floats
+    disk_bytes: Floats
+
+
+class InferenceFloors:
+    """Of all plans of a workload on a machine."""
+
+    def __init__(
+        self,
+        profile: InferenceProfile,
+        workload: InferenceWorkload,
+        machine: Machine,
+        *,
+        sizes: Sequence[int],
+        micro_batches: Sequence[int],
+    ) -> None:
+        """sizes, micro_batches: those that are told of, ascending."""
+        self._profile, self._workload, self._machine = profile, workload, machine
+        self._sizes, self._micro_batches = tuple(sizes), tuple(micro_batches)
+        self._split_of = cache(self._make_split)
+        self._model = cache(self._make_model)
+        self._cache = cache(self._make_cache)
+        self._cache_bytes = cache(self._make_cache_bytes)
+        self._moves = cache(self._make_moves)
+        self._packing = cache(self._make_packing)
+
+    def of(self, plan: InferencePlan) -> Floors:
+        """plan: its batch size and number of micro-batches are not looked at."""
+        weights = WeightsPlan(dtype=plan.weights.dtype, frozen=plan.weights.frozen)
+        way = _Way(plan.prefill_tokens, plan.drops_ended)
+        split, model = self._split_of(way), self._model(weights, way)
+        kept = self._cache(weights.dtype, replace(plan.kv_cache, prefetch=0), way)
+        streamed = self._streamed(plan)
+        prefill_ms, decode_ms = (
+            self._together(
+                split.counts @ (phase.compute_ms + kv.compute_ms) + runs * streamed.compute_ms,
+                split.counts @ kv.copy_ms + runs * streamed.copy_ms,
+                split.counts @ kv.disk_ms + runs * streamed.disk_ms,
+            )
+            for phase, kv, runs in (
+                (model.prefill, kept.prefill, split.num_passes),
+                (model.decode, kept.decode, split.num_steps - split.num_passes),
+            )
+        )
+        total_s = (prefill_ms + decode_ms) / 1000
+        first_ms = self._first_token_ms(split, model, kept, streamed)
+        device_bytes = self._device_bytes(plan, split, model, kept)
+        host_bytes, disk_bytes = self._elsewhere(plan, split, kept)
+        saved_s = split.saved_between(model.prefill.compute_ms + model.decode.compute_ms) / 1000
+        return Floors(total_s, total_s - saved_s, first_ms, device_bytes, host_bytes, disk_bytes)
+
+    # Time.
+
+    def _first_token_ms(self, split: "_Split", model: "_Model", kept: "_Cache", streamed: "_Lanes") -> Floats:
+        """Of the first pass; where prompts differ, of the micro-batch that is through first."""
+        lanes = (model.prefill.compute_ms + kept.prefill.compute_ms, kept.prefill.copy_ms, kept.prefill.disk_ms)
+        if split.is_even:
+            return self._together(*(split.count_first(lane) + step for lane, step in zip(lanes, streamed, strict=True)))
+        alone = self._together(*(lane + step for lane, step in zip(lanes, streamed, strict=True)))
+        soonest = np.where(split.counts > 0, alone, np.inf).min(axis=1)
+        return np.broadcast_to(soonest, split.num_passes.shape)
+
+    def _together(self, compute_ms: Floats, copy_ms: Floats, disk_ms: Floats) -> Floats:
+        """The CPU device does one after the other; on CUDA lanes work beside each other."""
+        if self._machine.device.kind == "cpu":
+            return compute_ms + copy_ms + disk_ms
+        return np.maximum(np.maximum(compute_ms, copy_ms), disk_ms)
+
+    def _streamed(self, plan: InferencePlan) -> "_Lanes":
+        """Of one step, what weights that come take."""
+        if plan.weights.place == "device":
+            return _Lanes(0.0, 0.0, 0.0)
+        held, rates = self._profile.weight_bytes(plan.weights.representation), self._machine.rates
+        tensors = [size for kind in self._profile.block_kinds for size in held.tensors[kind]]
+        disk_ms = disk_read_ms(sum(tensors), rates) if plan.weights.place == "disk" else 0.0
+        return _Lanes(
+            len(tensors) * python_s(rates, "weights") * 1000,
+            sum(tensors) / rates.host_to_device_bytes_per_s * 1000,
+            disk_ms,
+        )
+
+    # What a batch is split into, what its micro-batches take, and what their keys and values do.
+
+    def _make_split(self, way: "_Way") -> "_Split":
+        return _Split.of(self._workload, self._sizes, self._micro_batches, way)
+
+    def _make_model(self, weights: WeightsPlan, way: "_Way") -> "_Model":
+        shapes, phases = self._split_of(way).shapes, self._profile
+        prefill = ManyShapes(phases.prefill, weights, [(s.batch_size, s.prompt_length) for s in shapes], self._machine)
+        lengths = [_list_lengths(phases.decode, weights, shape) for shape in shapes]
+        flat = [place for each in lengths for place, _ in each]
+        decode = ManyShapes(phases.decode, weights, flat, self._machine) if flat else None
+        drawn_ms = self._drawn_ms(shapes)
+        decode_ms = np.zeros(len(shapes))
+        last = np.zeros(len(shapes), dtype=np.int64)
+        place = 0
+        for index, (shape, each) in enumerate(zip(shapes, lengths, strict=True)):
+            if decode is not None and each:
+                times = decode.compute_ms[place : place + len(each)]
+                decode_ms[index] = times @ np.array([share for _, share in each])
+                place += len(each)
+                last[index] = place - 1
+                fewest = shape.num_running(shape.num_steps - 1) / shape.batch_size
+                decode_ms[index] += (shape.num_steps - 1) * drawn_ms[index] * fewest
+        nothing = np.zeros_like(prefill.before)
+        return _Model(
+            prefill=_Phase(prefill.compute_ms + drawn_ms, prefill.before, self._with_draws(prefill.rise, shapes, weights)),
+            decode=_Phase(decode_ms, nothing, nothing)
+            if decode is None
+            else _Phase(decode_ms, decode.before[:, last], self._with_draws(decode.rise[:, last], shapes, weights)),
+        )
+
+    def _drawn_ms(self, shapes: Sequence[MicroBatchShape]) -> Floats:
+        """Of one step."""
+        if not self._workload.draws:
+            return np.zeros(len(shapes))
+        vocab_size, rates = self._profile.vocab_size, self._machine.rates
+        return np.array([draw_time(vocab_size, num_sequences=s.batch_size, rates=rates).compute_ms for s in shapes])
+
+    def _with_draws(
+        self, rise: NDArray[np.int64], shapes: Sequence[MicroBatchShape], weights: WeightsPlan
+    ) -> NDArray[np.int64]:
+        if not self._workload.draws:
+            return rise
+        profile = self._profile
+        row_bytes = (profile.hidden_size + profile.vocab_size) * weights.bytes_per_element
+        drawn = [shape.batch_size * row_bytes + draw_bytes(profile.vocab_size) for shape in shapes]
+        return np.concatenate([rise[:-1], np.maximum(rise[-1:], drawn)])
+
+    def _make_cache(self, dtype: WeightsDtype, cache: KvCachePlan, way: "_Way") -> "_Cache":
+        packing = self._packing(dtype, cache.dtype, way)
+        sent, brought = self._moves(dtype, cache, way)
+        held = self._cache_bytes(dtype, cache.dtype, "device" if cache.place == "device" else "host", way)
+        return _Cache(
+            **held,
+            prefill=_Times(packing[0], sent, np.zeros_like(sent)),
+            decode=_Times(packing[1], *brought),
+        )
+
+    def _costs(
+        self, dtype: WeightsDtype, cache: KvCachePlan, shapes: Sequence[MicroBatchShape]
+    ) -> list[KvCosts]:
+        plan = InferencePlan(weights=WeightsPlan(dtype=dtype), kv_cache=cache)
+        return [KvCosts(self._profile, plan, self._machine, shape=shape) for shape in shapes]
+
+    def _make_cache_bytes(
+        self, dtype: WeightsDtype, kv_dtype: KvDtype, place: KvPlace, way: "_Way"
+    ) -> dict[str, Floats]:
+        shapes, cache = self._split_of(way).shapes, KvCachePlan(dtype=kv_dtype, place=place)
+        kinds = range(len(self._profile.kv))
+
+        def measure(few: Sequence[MicroBatchShape]) -> list[tuple[float, ...]]:
+            return [
+                (
+                    each.front_bytes + each.slot_bytes,
+                    each.slot_bytes,
+                    sum(size * count for size, count in each.homes),
+                    *(sum(each.block_bytes(kind)) for kind in kinds),
+                )
+                for each in self._costs(dtype, cache, few)
+            ]
+
+        # All of it grows in a straight line.
+        shared, slots, homes, *own = self._along_batches(shapes, measure, num_batches=2)
+        return {"shared": shared, "slots": slots, "homes": homes, "own": np.array(own)}
+
+    def _make_moves(
+        self, dtype: WeightsDtype, cache: KvCachePlan, way: "_Way"
+    ) -> tuple[Floats, tuple[Floats, Floats]]:
+        """Milliseconds by shape: copies with the prompt, and copies and reads of the disk of all decodes."""
+        shapes, rates = self._split_of(way).shapes, self._machine.rates
+
+        def time(few: Sequence[MicroBatchShape]) -> list[tuple[float, ...]]:
+            found: list[tuple[float, ...]] = []
+            for costs in self._costs(dtype, cache, few):
+                sent, later = costs.prefill_copied, costs.decode_copied
+                come_bytes = later.get("host_to_device", 0)
+                found.append(
+                    (
+                        sent.get("device_to_host", 0) / rates.device_to_host_bytes_per_s * 1000,
+                        later.get("device_to_host", 0) / rates.device_to_host_bytes_per_s * 1000
+                        + come_bytes / rates.host_to_device_bytes_per_s * 1000,
+                        disk_read_ms(come_bytes, rates) if later.get("disk_to_host") else 0.0,
+                    )
+                )
+            return found
+
+        if cache.place == "device":
+            nothing = np.zeros(len(shapes))
+            return nothing, (nothing, nothing)
+        sent, copied, read = self._along_batches(shapes, time, num_batches=2)
+        # Of packed ones prices have what is moved on average.
+        share = 1.0 if cache.dtype == "same" else _CACHE_SHARE
+        return share * sent, (share * copied, share * read)
+
+    def _make_packing(self, dtype: WeightsDtype, kv_dtype: KvDtype, way: "_Way") -> tuple[Floats, Floats]:
+        """Milliseconds by shape of compute: with the prompt, and of all decodes."""
+        shapes = self._split_of(way).shapes
+        if kv_dtype == "same":
+            return np.zeros(len(shapes)), np.zeros(len(shapes))
+        cache = KvCachePlan(dtype=kv_dtype)
+        kinds = [(kind, self._profile.block_kinds.count(kind)) for kind in dict.fromkeys(self._profile.block_kinds)]
+
+        def time(few: Sequence[MicroBatchShape]) -> list[tuple[float, ...]]:
+            found: list[tuple[float, ...]] = []
+            for costs, shape in zip(self._costs(dtype, cache, few), few, strict=True):
+                first_ms = sum(count * costs.prefill_task(kind).time.compute_ms for kind, count in kinds)
+                later_ms = sum(
+                    share * count * costs.decode_task(kind, step=step, arrives=(), begins=(), was_begun=True).time.compute_ms
+                    for step, share in _sum_shares(_spread(1, shape.num_steps - 1, _NUM_CACHE_STEPS))
+                    for kind, count in kinds
+                )
+                found.append((first_ms, later_ms))
+            return found
+
+        first, later = self._along_batches(shapes, time, num_batches=_NUM_CACHE_BATCHES)
+        return _CACHE_SHARE * first, _CACHE_SHARE * later
+
+    @staticmethod
+    def _along_batches(
+        shapes: Sequence[MicroBatchShape],
+        time: Callable[[Sequence[MicroBatchShape]], list[tuple[float, ...]]],
+        *,
+        num_batches: int,
+    ) -> Floats:
+        """[what, shape]: of shapes that differ in their batch alone few are timed, and others lie between them."""
+        groups: dict[tuple[int, int], list[int]] = {}
+        for index in sorted(range(len(shapes)), key=lambda index: shapes[index].batch_size):
+            groups.setdefault((shapes[index].prompt_length, shapes[index].num_steps), []).append(index)
+        found: dict[int, Floats] = {}
+        for indices in groups.values():
+            timed = [indices[place] for place in _spread(0, len(indices) - 1, num_batches)]
+            rows = np.array(time([shapes[index] for index in timed]))
+            sizes = [shapes[index].batch_size for index in timed]
+            for index in indices:
+                size = shapes[index].batch_size
+                found[index] = np.array([np.interp(size, sizes, column) for column in rows.T])
+        return np.array([found[index] for index in range(len(shapes))]).T
+
+    # Bytes.
+
+    def _device_bytes(self, plan: InferencePlan, split: "_Split", model: "_Model", kept: "_Cache") -> Floats:
+        """At the blocks where a step mostly is highest: the last with all weights ahead, the last of all, and the head."""
+        profile = self._profile
+        held = profile.weight_bytes(plan.weights.representation)
+        kinds, num_blocks = profile.block_kinds, profile.num_blocks
+        by_block = [held.by_block[kind] for kind in kinds]
+        is_streaming = plan.weights.place != "device"
+        weights_bytes = held.outside + sum(held.staying_by_block[kind] for kind in kinds)
+        weights_bytes += 0 if is_streaming else sum(by_block)
+        ahead = plan.weights.prefetch
+        places = {max(0, num_blocks - 1 - ahead), num_blocks - 1, num_blocks}
+        ids = split.count_first(split.ids)
+        shared = split.of_first(kept.shared)
+        peak = np.zeros_like(split.num_passes)
+        for place in places:
+            coming = sum(by_block[place : place + ahead + 1]) if is_streaming else 0
+            counts = [kinds[:place].count(kind) for kind in range(len(profile.kv))]
+            before = split.count_first(model.prefill.before[place] + counts @ kept.own)
+            level = before + split.of_first(model.prefill.rise[place]) + ids + (shared if place else 0)
+            peak = np.maximum(peak, weights_bytes + coming + level)
+            if split.is_even and any(shape.num_steps > 1 for shape in split.shapes):
+                all_counts = [kinds.count(kind) for kind in range(len(profile.kv))]
+                later = split.count_first(model.decode.before[place] + all_counts @ kept.own)
+                slots = plan.kv_cache.prefetch * split.of_first(kept.slots)
+                level = later + split.of_first(model.decode.rise[place]) + split.count_first(split.new_ids) + shared + slots
+                peak = np.maximum(peak, weights_bytes + coming + level)
+        return peak + np.ceil(peak * MEMORY_MARGIN[self._machine.device.kind])
+
+    def _elsewhere(self, plan: InferencePlan, split: "_Split", kept: "_Cache") -> tuple[Floats, Floats]:
+        """On the host and on the disk."""
+        found = {place: np.zeros_like(split.num_passes) for place in ("device", "host", "disk")}
+        held = self._profile.weight_bytes(plan.weights.representation)
+        found[plan.weights.place] += sum(held.by_block[kind] for kind in self._profile.block_kinds)
+        homes_bytes = split.count_first(kept.homes)
+        found[plan.kv_cache.place] += homes_bytes
+        if "disk" in (plan.weights.place, plan.kv_cache.place):
+            found["host"] += np.where((homes_bytes > 0) | (plan.weights.place == "disk"), STAGING_BYTES, 0)
+        return found["host"], found["disk"]
+
+
+class _Way(NamedTuple):
+    """What of a plan decides how micro-batches run, their number and size aside; as ``list_passes`` has it."""
+
+    prefill_tokens: int | None
+    drops_ended: bool
+
+
+class _Lanes(NamedTuple):
+    """Milliseconds."""
+
+    compute_ms: float
+    copy_ms: float
+    disk_ms: float
+
+
+class _Times(NamedTuple):
+    """The same by shape."""
+
+    compute_ms: Floats
+    copy_ms: Floats
+    disk_ms: Floats
+
+
+class _Phase(NamedTuple):
+    """As ``ManyShapes`` has it, of decodes all in time, and the last in bytes."""
+
+    compute_ms: Floats
+    before: NDArray[np.int64]
+    rise: NDArray[np.int64]
+
+
+class _Model(NamedTuple):
+    prefill: _Phase
+    decode: _Phase
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Cache:
+    """Of keys and values, by shape."""
+
+    own: Floats
+    """[distinct block, shape]: device bytes of its own."""
+    shared: Floats
+    """What blocks share on the device while a prompt runs."""
+    slots: Floats
+    """For each block that comes ahead, so much more while tokens are decoded."""
+    homes: Floats
+    """Off the device, of all blocks."""
+    prefill: _Times
+    decode: _Times
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Split:
+    """What batches of all sizes come to, by number of micro-batches and size."""
+
+    shapes: tuple[MicroBatchShape, ...]
+    counts: Floats
+    """[size, shape]: micro-batches in all passes."""
+    first: Floats
+    """[number of micro-batches, size, shape]: those of the first pass, which keeps most."""
+    leader: NDArray[np.int64]
+    """[size]: the shape of the first micro-batch."""
+    num_passes: Floats
+    """[number of micro-batches, size]."""
+    num_steps: Floats
+    """The same: in all passes, prefills among them."""
+    sizes: tuple[int, ...]
+    num_sequences: int
+    is_even: bool
+    """As ``InferenceWorkload.is_even``."""
+
+    @classmethod
+    def of(
+        cls, workload: InferenceWorkload, sizes: tuple[int, ...], micro_batches: tuple[int, ...], way: "_Way"
+    ) -> "_Split":
+        known: dict[MicroBatchShape, int] = {}
+        listed = [
+            [list_passes(workload, batch_size=size, num_micro_batches=number, **way._asdict()) for size in sizes]
+            for number in micro_batches
+        ]
+        for passes in listed[0]:
+            for shape, _ in passes:
+                for each in shape:
+                    known.setdefault(each, len(known))
+        counts = np.zeros((len(sizes), len(known)))
+        first = np.zeros((len(micro_batches), len(sizes), len(known)))
+        num_passes, num_steps = np.zeros((2, len(micro_batches), len(sizes)))
+        for row, column in np.ndindex(num_passes.shape):
+            passes = listed[row][column]
+            num_passes[row, column] = sum(count for _, count in passes)
+            num_steps[row, column] = sum(count * num_steps_of(shape) for shape, count in passes)
+            for each in passes[0][0]:
+                first[row, column, known[each]] += 1
+            if not row:
+                for shape, count in passes:
+                    for each in shape:
+                        counts[column, known[each]] += count
+        leader = np.array([known[passes[0][0][0]] for passes in listed[0]])
+        return cls(
+            shapes=tuple(known),
+            counts=counts,
+            first=first,
+            leader=leader,
+            num_passes=num_passes,
+            num_steps=num_steps,
+            sizes=sizes,
+            num_sequences=workload.num_sequences,
+            is_even=workload.is_even,
+        )
+
+    def count_first(self, of_shape: NDArray[np.int64] | Floats) -> Floats:
+        """Of all micro-batches of the first pass together."""
+        found: Floats = self.first @ of_shape
+        return found
+
+    def of_first(self, of_shape: NDArray[np.int64] | Floats) -> Floats:
+        """[size]: of the first micro-batch."""
+        return np.asarray(of_shape, dtype=np.float64)[self.leader]
+
+    @cached_property
+    def new_ids(self) -> Floats:
+        """By shape, of new tokens."""
+        return np.array([_ID_BYTES * shape.batch_size * shape.num_steps for shape in self.shapes], dtype=np.float64)
+
+    @cached_property
+    def ids(self) -> Floats:
+        """With those of prompts."""
+        prompts = [_ID_BYTES * shape.batch_size * shape.prompt_length for shape in self.shapes]
+        return self.new_ids + np.array(prompts, dtype=np.float64)
+
+    def saved_between(self, of_shape: Floats) -> Floats:
+        """[size]: how much less than that batch one between it and the next could take, of what a micro-batch takes."""
+        saved = np.zeros(len(self.sizes))
+        if not self.is_even:
+            return saved
+        for place, (size, larger) in enumerate(pairwise(self.sizes)):
+            number = -(-self.num_sequences // size)
+            mean = self.num_sequences / number
+            if larger > size + 1 and mean < size:
+                slope = max(0.0, of_shape[self.leader[place + 1]] - of_shape[self.leader[place]]) / (larger - size)
+                full = number * (of_shape[self.leader[place]] - (size - mean) * slope)
+                saved[place] = max(0.0, float(self.counts[place] @ of_shape) - full)
+        return saved
+
+
+def _list_lengths(decode: Phase, weights: WeightsPlan, shape: MicroBatchShape) -> list[tuple[Shape, float]]:
+    """Sequences and lengths of the cache at which its decodes are timed, and for how many steps each counts."""
+    found: list[tuple[Shape, float]] = []
+    step = 1
+    while step < shape.num_steps:
+        number, length = shape.num_running(step), shape.prompt_length + step
+        regime = decode.regime(weights.representation, (number, length))
+        high = min(shape.prompt_length + shape.last_alike(step), regime.sequence_high)
+        found += [((number, place), share) for place, share in _sum_shares(_spread(length, high, _NUM_LENGTHS))]
+        step = high - shape.prompt_length + 1
+    return found
+
+
+def _spread(low: int, high: int, count: int) -> list[int]:
+    """At most so many whole numbers from ``low`` to ``high``, both among them; none where ``high`` is lower."""
+    if high < low:
+        return []
+    return sorted({low + (high - low) * place // (count - 1) for place in range(count)})
+
+
+def _sum_shares(places: Sequence[int]) -> list[tuple[int, float]]:
+    """For how many whole numbers each place counts in the sum over all, where values lie on straight lines between places."""
+    shares = dict.fromkeys(places, 0.0)
+    for low, high in pairwise(places):
+        shares[low] += (high - low + 1) / 2
+        shares[high] += (high - low - 1) / 2
+    if places:
+        shares[places[-1]] += 1
+    return list(shares.items())
