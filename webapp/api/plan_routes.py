@@ -9,6 +9,7 @@ from pydantic import Field
 from webapp.api.estimate_routes import Pending, PricedPlan
 from webapp.api.job_routes import RETRY_AFTER_S
 from webapp.planning import questions
+from webapp.planning.estimates import AskedOfModel
 
 router = Router()
 _MAX_PLANS = 6
@@ -82,8 +83,9 @@ class LeftOut(Schema):
 
 
 class BestAnswer(Schema):
-    """The chosen plan, what it is held against, and the limit."""
+    """Of training: the chosen plan, what it is held against, and the limit."""
 
+    kind: Literal["training"] = "training"
     profile: Literal["ready"] = "ready"
     machine: dict[str, Any]
     objective: str
@@ -101,6 +103,20 @@ class BestAnswer(Schema):
     explanation: list[str]
     left_out: list[LeftOut]
     limit: Limit | None
+
+
+class BestGenerationAnswer(Schema):
+    """Of a batch generation."""
+
+    kind: Literal["inference"]
+    profile: Literal["ready"] = "ready"
+    machine: dict[str, Any]
+    objective: str
+    workload: dict[str, Any]
+    chosen: PricedPlan
+    baselines: dict[str, PricedPlan]
+    frontier: list[PricedPlan]
+    explanation: list[str]
 
 
 class Cell(Schema):
@@ -178,9 +194,12 @@ class PriceAnswer(Schema):
     is_lossless: bool
 
 
-@router.post("/plans/best", response={200: BestAnswer, 202: Pending}, tags=["plans"])
+@router.post("/plans/best", response={200: BestAnswer | BestGenerationAnswer, 202: Pending}, tags=["plans"])
 def find_best(request: HttpRequest, body: PlaceBody) -> HttpResponse | dict[str, Any]:
-    """The best plan for `goal.objective`; 422 with `extra.ways_out` where nothing fits, each of them priced."""
+    """The best plan for `goal.objective`; with `kind: inference` in the workload, of a batch generation.
+
+    422 where nothing fits; of training with `extra.ways_out`, each of them priced.
+    """
     return _answer(questions.find_best(request.user, _question(body)))
 
 
@@ -193,7 +212,7 @@ def compare_plans(request: HttpRequest, body: CompareBody) -> HttpResponse | dic
 @router.post("/plans/cards", response={200: CardsAnswer, 202: Pending}, tags=["plans"])
 def rank_cards(request: HttpRequest, body: CardsBody) -> HttpResponse | dict[str, Any]:
     """Cards of the table ranked for this work, each with its best plan; those on which nothing fits come last."""
-    question = questions.Question(model=body.model, workload=body.workload, goal=body.goal)
+    question = AskedOfModel(model=body.model, workload=body.workload, goal=body.goal)
     return _answer(questions.rank_cards(request.user, question, body.cards, by_money=body.order == "money"))
 
 
@@ -203,8 +222,8 @@ def price_change(request: HttpRequest, body: PriceBody) -> HttpResponse | dict[s
     return _answer(questions.price_change(request.user, _question(body), body.plan, body.change))
 
 
-def _question(body: PlaceBody) -> questions.Question:
-    return questions.Question(
+def _question(body: PlaceBody) -> AskedOfModel:
+    return AskedOfModel(
         model=body.model, workload=body.workload, goal=body.goal, machine=body.machine, gpu=body.gpu
     )
 

@@ -22,22 +22,33 @@ from webapp.jobs.spec import (
     read_inference_workload,
     read_workload,
 )
-from webapp.planning.profiles import inference_profile_of, profile_of
+from webapp.planning.generation_searches import GenerationQuestion
+from webapp.planning.profiles import profile_of, read_inference_profile, ready_profile
 
 _TRAINING = ("kind", "training")
 """What a workload says that is no generation; it may say nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class EstimateRequest:
-    """As it was sent, but for the names' types."""
+class AskedOfModel:
+    """As it was sent, but for the names' types. ``machine`` or ``gpu`` is given, unless cards are ranked."""
 
     model: str
     workload: dict[str, Any]
     """Its ``kind`` is ``training``, also where it has none, or ``inference``."""
     goal: dict[str, Any] | None
-    machine: str | None
-    gpu: str | None
+    machine: str | None = None
+    gpu: str | None = None
+
+    @property
+    def generates(self) -> bool:
+        return self.workload.get("kind") == "inference"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EstimateRequest(AskedOfModel):
+    """The same of one plan."""
+
     plan: str | dict[str, Any] | None
     with_knobs: bool
 
@@ -47,7 +58,7 @@ def estimate(user: Any, request: EstimateRequest) -> dict[str, Any] | None:
 
     Raises InvalidInput for the first field that is wrong, ProfileFailed, and NoFeasiblePlan for ``best`` where nothing fits.
     """
-    if request.workload.get("kind") == "inference":
+    if request.generates:
         return _estimate_generation(user, request)
     # here, so that numpy and scipy are loaded with the first price and not with every process that knows of jobs
     from optimizer.estimating import estimate_profiled
@@ -76,21 +87,36 @@ def estimate(user: Any, request: EstimateRequest) -> dict[str, Any] | None:
 def _estimate_generation(user: Any, request: EstimateRequest) -> dict[str, Any] | None:
     from optimizer.estimating_generation import estimate_generation_profiled
 
-    model: Model = find_visible(models_visible_to(user), request.model, field="model")
-    workload = read_inference_workload({key: value for key, value in request.workload.items() if key != "kind"})
-    check_generates(model)
-    machine, calibration = read_machine(user, machine=request.machine, gpu=request.gpu)
-    goal = InferenceGoal(device_budget_bytes=machine.device.memory_bytes)
-    if request.goal is not None:
-        goal = read_inference_goal(request.goal)
     plan = InferencePlan.from_json(request.plan) if isinstance(request.plan, dict) else request.plan
-    profile = inference_profile_of(model)
-    if profile is None:
+    asked = read_generation(user, request)
+    if asked is None:
         return None
     found = estimate_generation_profiled(
-        profile, plan=plan, workload=workload, machine=machine, goal=goal, calibration=calibration
+        asked.profile, plan=plan, workload=asked.workload, machine=asked.machine, goal=asked.goal, calibration=asked.calibration
     )
     return {"kind": "inference", **found.to_json()}
+
+
+def read_generation(user: Any, asked: AskedOfModel) -> GenerationQuestion | None:
+    """A workload of kind ``inference``. None while the model is being profiled. Raises InvalidInput for the first wrong field."""
+    model: Model = find_visible(models_visible_to(user), asked.model, field="model")
+    workload = read_inference_workload({key: value for key, value in asked.workload.items() if key != "kind"})
+    check_generates(model)
+    machine, calibration = read_machine(user, machine=asked.machine, gpu=asked.gpu)
+    goal = InferenceGoal(device_budget_bytes=machine.device.memory_bytes)
+    if asked.goal is not None:
+        goal = read_inference_goal(asked.goal)
+    row = ready_profile(model, generates=True)
+    if row is None:
+        return None
+    return GenerationQuestion(
+        profile=read_inference_profile(row.pk, row.document_sha256),
+        profile_sha256=row.document_sha256,
+        workload=workload,
+        goal=goal,
+        machine=machine,
+        calibration=calibration,
+    )
 
 
 def read_machine(user: Any, *, machine: str | None, gpu: str | None) -> tuple[MachineSpec, dict[str, Any] | None]:

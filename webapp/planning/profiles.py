@@ -62,12 +62,6 @@ def known_profiles_of(model: Model, question: TrainingQuestion) -> "Obtain":
     return obtain
 
 
-def inference_profile_of(model: Model) -> InferenceProfile | None:
-    """Of a model that generates; None while it is being made, which this asks for. Raises ProfileFailed."""
-    row = ready_profile(model, generates=True)
-    return None if row is None else read_inference_profile(row.pk, row.document_sha256)
-
-
 def known_inference_profile_of(model: Model) -> InferenceProfile | None:
     """The same of a model that generates."""
     row = _known_row(inference_fingerprint(model.fingerprint), INFERENCE_PROFILE_VERSION)

@@ -14,23 +14,13 @@ from optimizer.workload import UNLIMITED_BYTES, Goal, TrainingWorkload
 from webapp.catalog.models import Model
 from webapp.catalog.queries import models_visible_to
 from webapp.jobs.spec import check_against_model, find_visible, read_goal, read_workload
-from webapp.planning.estimates import read_machine
+from webapp.planning.estimates import AskedOfModel, read_generation, read_machine
+from webapp.planning.generation_searches import find_generation
 from webapp.planning.profiles import known_profiles_of, profile_of, read_profile, ready_profile
 from webapp.planning.searches import TrainingQuestion, find_answer
 
 if TYPE_CHECKING:
     from optimizer.search.objectives import Answer
-
-
-@dataclass(frozen=True, kw_only=True)
-class Question:
-    """As it was sent, but for the names' types. ``machine`` or ``gpu`` is given, unless cards are ranked."""
-
-    model: str
-    workload: dict[str, Any]
-    goal: dict[str, Any] | None
-    machine: str | None = None
-    gpu: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,11 +45,13 @@ class Asked:
         return find_answer(self.question, obtain=known_profiles_of(self.model, self.question))
 
 
-def find_best(user: Any, question: Question) -> dict[str, Any] | None:
+def find_best(user: Any, question: AskedOfModel) -> dict[str, Any] | None:
     """For any objective. None while the model is being profiled, as in all of these.
 
     Raises InvalidInput for the first field that is wrong, ProfileFailed, and NoFeasiblePlan with what would fit.
     """
+    if question.generates:
+        return _find_best_generation(user, question)
     asked = read_question(user, question)
     if asked is None:
         return None
@@ -67,7 +59,26 @@ def find_best(user: Any, question: Question) -> dict[str, Any] | None:
     return {"profile": "ready", "machine": asked.question.machine.to_json(), **answer.pop("result"), **answer}
 
 
-def compare(user: Any, question: Question, plans: dict[str, Any]) -> dict[str, Any] | None:
+def _find_best_generation(user: Any, question: AskedOfModel) -> dict[str, Any] | None:
+    asked = read_generation(user, question)
+    if asked is None:
+        return None
+    answer = find_generation(asked)
+    if answer.nothing_fits is not None:
+        raise answer.nothing_fits.error()
+    return {
+        "kind": "inference",
+        "machine": asked.machine.to_json(),
+        "objective": asked.goal.objective,
+        "workload": to_json(asked.workload),
+        "chosen": to_json(answer.chosen),
+        "baselines": to_json(answer.baselines),
+        "frontier": to_json(answer.frontier),
+        "explanation": list(answer.explanation),
+    }
+
+
+def compare(user: Any, question: AskedOfModel, plans: dict[str, Any]) -> dict[str, Any] | None:
     """plans: by the name to show, a plan, a baseline's label or ``best``."""
     # here and below, so that numpy and scipy are loaded with the first price and not with every process that knows of jobs
     from optimizer.planning import compare_profiled
@@ -79,7 +90,7 @@ def compare(user: Any, question: Question, plans: dict[str, Any]) -> dict[str, A
     return {"profile": "ready", **compare_profiled(asked.question.profile, read, **asked.here).to_json()}
 
 
-def rank_cards(user: Any, question: Question, cards: list[str], *, by_money: bool) -> dict[str, Any] | None:
+def rank_cards(user: Any, question: AskedOfModel, cards: list[str], *, by_money: bool) -> dict[str, Any] | None:
     """cards: names of the table, or ``all``."""
     from optimizer.planning import rank_cards_profiled
     from optimizer.search.cards import read_cards
@@ -95,7 +106,7 @@ def rank_cards(user: Any, question: Question, cards: list[str], *, by_money: boo
     return {"profile": "ready", "order": order, "cards": to_json(found)}
 
 
-def price_change(user: Any, question: Question, plan: dict[str, Any], change: dict[str, Any]) -> dict[str, Any] | None:
+def price_change(user: Any, question: AskedOfModel, plan: dict[str, Any], change: dict[str, Any]) -> dict[str, Any] | None:
     """change: a part of a plan's JSON, such as ``{"optimizer_state": {"bits": 8}}``."""
     from optimizer.planning import reprice_profiled
 
@@ -106,7 +117,7 @@ def price_change(user: Any, question: Question, plan: dict[str, Any], change: di
     return {"profile": "ready", **reprice_profiled(asked.question.profile, read, change=pins, **asked.here).to_json()}
 
 
-def read_question(user: Any, question: Question) -> Asked | None:
+def read_question(user: Any, question: AskedOfModel) -> Asked | None:
     """None while the model is being profiled, which this asks for."""
     model, workload = _read_work(user, question)
     machine, calibration = read_machine(user, machine=question.machine, gpu=question.gpu)
@@ -125,7 +136,7 @@ def read_question(user: Any, question: Question) -> Asked | None:
     return Asked(model=model, question=found)
 
 
-def _read_work(user: Any, question: Question) -> tuple[Model, TrainingWorkload]:
+def _read_work(user: Any, question: AskedOfModel) -> tuple[Model, TrainingWorkload]:
     model: Model = find_visible(models_visible_to(user), question.model, field="model")
     workload = read_workload(question.workload)
     check_against_model(workload, model)

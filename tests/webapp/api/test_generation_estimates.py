@@ -97,3 +97,33 @@ def test_what_is_wrong_is_refused_by_field(as_ada, generating, changes, code, fi
     assert (refused.status_code, document["code"]) == (422, code)
     assert document["fields"][0]["field"] == field
     assert words in document["detail"]
+
+
+def ask_best(client, **changes):
+    body = {"workload": WORKLOAD, "gpu": "RTX 4090", **changes}
+    return client.post("/api/v1/plans/best", data=json.dumps(body), content_type="application/json")
+
+
+def test_the_best_generation_comes_with_its_baselines_and_its_frontier(as_ada, generating):
+    answer = ask_best(as_ada, model=generating.pk)
+    assert answer.status_code == 200, answer.content
+    document = answer.json()
+    assert (document["kind"], document["objective"]) == ("inference", "throughput")
+    assert "resident" in document["baselines"]
+    totals = [found["prediction"]["total_s"] for found in document["baselines"].values() if found["verdict"] == "fits"]
+    assert document["chosen"]["prediction"]["total_s"] <= min(totals)
+    assert document["frontier"]
+    estimated = post(as_ada, model=generating.pk, plan="best").json()["plans"][0]
+    assert document["chosen"]["plan"] == estimated["plan"]
+
+
+def test_a_generation_that_fits_nowhere_says_what_would_be_enough(as_ada, generating):
+    answer = ask_best(as_ada, model=generating.pk, goal={"device_budget_bytes": 1000})
+    assert answer.status_code == 422
+    assert answer.json()["code"] == "no_feasible_plan"
+    assert answer.json()["extra"]["smallest_feasible_bytes"] > 1000
+
+
+def test_the_best_generation_waits_for_the_models_profile(as_ada, model):
+    answer = ask_best(as_ada, model=model.pk)
+    assert (answer.status_code, answer.json()["waiting_for"]) == (202, "profile")

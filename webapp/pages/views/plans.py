@@ -38,10 +38,10 @@ from webapp.pages.views import generate, new_job
 from webapp.pages.views.work import FormPage, first_model, incomplete
 from webapp.pages.work_form import WorkForm, form_query, initial_from_query, typed_of
 from webapp.planning.cards import rank_some_cards
-from webapp.planning.estimates import read_machine
+from webapp.planning.estimates import AskedOfModel, read_machine
 from webapp.planning.generation_searches import GenerationQuestion, find_generation
 from webapp.planning.profiles import read_inference_profile, ready_profile
-from webapp.planning.questions import Asked, Question, read_question
+from webapp.planning.questions import Asked, read_question
 from webapp.planning.searches import problem_of
 
 CARD = "gpu:"
@@ -258,9 +258,9 @@ def _find_generation(request: HttpRequest, form: WorkForm, on: str) -> _Found | 
     )
 
 
-def _question(form: WorkForm, on: str) -> Question:
+def _question(form: WorkForm, on: str) -> AskedOfModel:
     spec = form.spec()
-    return Question(model=spec["model"], workload=spec["workload"], goal=spec["goal"], **_place(on))
+    return AskedOfModel(model=spec["model"], workload=spec["workload"], goal=spec["goal"], **_place(on))
 
 
 def _place(on: str) -> dict[str, str | None]:
