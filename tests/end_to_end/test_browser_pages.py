@@ -85,7 +85,7 @@ READY = {
     "model": lambda tab: tab.page.get_by_role("region", name="Verdict for each card").wait_for(),
     "dataset": lambda tab: wait_for_bars(tab),
     "machine": lambda tab: wait_for_bars(tab, chart="chart-peak"),
-    "job-new": lambda tab: tab.page.get_by_text("being profiled").or_(tab.page.locator(".verdict-fits")).first.wait_for(),
+    "job-new": lambda tab: tab.page.get_by_text("being profiled").or_(tab.page.locator("#plans table")).first.wait_for(),
 }
 
 
