@@ -313,7 +313,7 @@ class Tiers:
         self._count("device_to_host", packing.packed_bytes)
         source = typed(storage, dtype=packing.dtype, device=self.device) if whole is None else whole
         with self._region(category, on_host=True):
-            data = torch.empty(source.size(), dtype=source.dtype)
+            data = torch.empty_like(source)
         with self.lanes.busy("copy_out"):
             data.copy_(source)
         return HostCopy((data,), packing, None)
@@ -322,7 +322,7 @@ class Tiers:
         (home,) = copy.pieces
         self._count("host_to_device", copy.packing.packed_bytes)
         with self._region(category, on_host=False):
-            data = torch.empty(home.size(), dtype=home.dtype)
+            data = torch.empty_like(home)
         with self.lanes.busy("copy_in"):
             data.copy_(home)
         return DeviceCopy(data, None)
