@@ -1,6 +1,6 @@
 """What telemetry costs a run, all of it: its step time with the whole path at work over that with none, goal 1 % at 5 records/s.
 
-Told: a clock on every copy, the record of the step, a counted timeline every ten seconds, the line in ``samples.jsonl``, the
+Told: a clock on every copy, the record of the step, a counted timeline as often as in a job, the line in ``samples.jsonl``, the
 pipe, and a supervisor in a process of its own that writes rows to the database and publishes them through Valkey. Silent: none
 of this, the supervisor stopped. One trainer takes blocks of steps in turn (A B, B A, ...); the ratio of a pair's mean step times
 is one sample. Where a step is longer than a fifth of a second, several records are sent for it, so that the rate is 5/s whatever
@@ -36,6 +36,7 @@ from optimizer.plan.batch import BatchPlan
 from optimizer.plan.gradients import GradientsPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
+from optimizer.runtime.counting import CountingPolicy
 from optimizer.runtime.measure import make_synthetic_batches
 from optimizer.runtime.meter import Meter
 from optimizer.runtime.step import MicroBatch, StepResult, Trainer
@@ -49,7 +50,6 @@ MODEL = "headroom-demo-10m"
 WORKLOAD = TrainingWorkload(sequence_length=256, global_batch_size=2, num_steps=1_000_000)
 CPU = torch.device("cpu")
 RECORDS_PER_S = 5.0
-TIMELINE_EVERY_S = 10.0
 GOAL_COST = 0.01
 _MODULE = "benchmarks.telemetry_supervisor"
 
@@ -152,7 +152,7 @@ class Subject:
         self._watch = StepWatch(trainer, meter=trainer.meter, workload=WORKLOAD)
         self._busy = trainer.tiers.lanes.busy
         self._step = 0
-        self._next_timeline_s = 0.0
+        self._counting = CountingPolicy()
         self.own_ms: list[float] = []
         """Of this process for one record, made and sent."""
         self.forget()
@@ -207,13 +207,13 @@ class Subject:
         return int(out.strip().splitlines()[-1])
 
     def _told_step(self, *, num_records: int) -> None:
-        with_timeline = num_records > 0 and time.monotonic() >= self._next_timeline_s
+        with_timeline = num_records > 0 and self._counting.is_due(self._step)
         self._watch.begin(with_timeline=with_timeline)
         result = self._trainer.step(self._batches, learning_rate=1e-4, is_counted=with_timeline)
         self._watch.end()
+        self._counting.note(result.step_ms / 1000, is_counted=with_timeline)
         if with_timeline:
             self._tell("timeline", self._watch.timeline(result))
-            self._next_timeline_s = time.monotonic() + TIMELINE_EVERY_S
         for _ in range(num_records):
             self._tell_step(result, is_counted=with_timeline)
 

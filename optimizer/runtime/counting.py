@@ -4,24 +4,44 @@ On the CPU device the meter's cap holds in counted steps alone; torch's own coun
 """
 
 import time
+from collections import deque
 from typing import Final
 
 COUNT_EVERY_S: Final = 10.0
+MOST_BETWEEN_S: Final = 60.0
+"""A page that shows memory over a step shows one of the last minute."""
+MOST_SHARE: Final = 0.004
+"""Of a run's time, that counting may take: where a counted step is much slower than others, fewer are counted."""
 NUM_FIRST_COUNTED: Final = 3
 """In the first step all that stays comes to be, and the next are steady; later ones are as those are."""
+_NUM_REMEMBERED: Final = 8
 
 
 class CountingPolicy:
     """The first steps, one in so many seconds, and what else the caller says. ``is_due`` is asked once as each step begins."""
 
     def __init__(self, *, every_s: float = COUNT_EVERY_S) -> None:
+        """every_s: 0 counts every step."""
         self._every_s = every_s
-        self._next_s = 0.0
+        self._counted_at_s = float("-inf")
+        self._took_s = {is_counted: deque[float](maxlen=_NUM_REMEMBERED) for is_counted in (False, True)}
 
     def is_due(self, index: int, *, is_last: bool = False) -> bool:
         """index: of the step, from 0."""
         now_s = time.monotonic()
-        if index >= NUM_FIRST_COUNTED and not is_last and now_s < self._next_s:
+        if index >= NUM_FIRST_COUNTED and not is_last and now_s < self._counted_at_s + self.pause_s:
             return False
-        self._next_s = now_s + self._every_s
+        self._counted_at_s = now_s
         return True
+
+    def note(self, took_s: float, *, is_counted: bool) -> None:
+        """What a step took."""
+        self._took_s[is_counted].append(took_s)
+
+    @property
+    def pause_s(self) -> float:
+        """Until the next one is counted; the least of what steps took counts, since others disturb a machine."""
+        counted, others = self._took_s[True], self._took_s[False]
+        if not (self._every_s and counted and others):
+            return self._every_s
+        return max(self._every_s, min(MOST_BETWEEN_S, (min(counted) - min(others)) / MOST_SHARE))

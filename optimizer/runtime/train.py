@@ -71,8 +71,8 @@ class TrainingRun:
     scratch_folder: Path | None = None
     """For what the plan keeps on the disk while the job runs; None: a folder in the job's, gone with the run."""
     timeline_every_s: float = COUNT_EVERY_S
-    """A step is counted this often, beside an attempt's first ones (``counting.py``); each but the very first reports its
-    timeline."""
+    """A step is counted this often or, where counting is slow, more rarely, beside an attempt's first ones (``counting.py``);
+    each but the very first reports its timeline."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,6 +225,7 @@ class _Job:
         self.watch.begin(with_timeline=with_timeline)
         result = self.last = self.trainer.step(batches, learning_rate=learning_rate, is_counted=is_counted)
         self.watch.end()
+        self._counting.note(result.step_ms / 1000, is_counted=is_counted)
         self.step += 1
         if with_timeline:
             self._sample("timeline", **self.watch.timeline(result))
