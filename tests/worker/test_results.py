@@ -4,7 +4,7 @@ import hashlib
 import json
 
 from optimizer.data.prompts import LineProblem, PromptLine
-from worker.answers import answer, cut_at_stop, refusal
+from worker.answers import answer, refusal
 from worker.results import Result, ResultWriter, read_finished, write_finished
 
 
@@ -51,11 +51,6 @@ def test_the_finished_files_are_in_the_order_of_the_input_with_their_hashes(tmp_
 def test_without_errors_there_is_no_file_of_them(tmp_path):
     [only] = write_finished({0: result(0)}, job_folder=tmp_path)
     assert only.kind == "results"
-
-
-def test_an_answer_ends_before_the_first_stop_text_in_it():
-    assert cut_at_stop("one two three", ["three", "two"]) == ("one ", True)
-    assert cut_at_stop("one", ["two"]) == ("one", False)
 
 
 def finish(line):
