@@ -4,14 +4,15 @@ from optimizer.hardware.machine import Device
 from optimizer.plan.batch import BatchPlan
 from optimizer.profile.profile import Profile
 
-_ID_BYTES = 8
+ID_BYTES = 8
+"""Of one token's id, and of one label."""
 
 
 def estimate_input_bytes(profile: Profile, plan: BatchPlan, *, sequence_length: int) -> int:
     """Of one micro-batch; of padded ones with an attention mask, as wide as ids."""
     if profile.input_bytes is not None:
         return plan.micro_batch_size * profile.input_bytes
-    return (3 if profile.is_padded else 2) * _ID_BYTES * plan.micro_batch_size * sequence_length
+    return (3 if profile.is_padded else 2) * ID_BYTES * plan.micro_batch_size * sequence_length
 
 
 def inputs_pile_up(device: Device) -> bool:

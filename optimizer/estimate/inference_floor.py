@@ -9,13 +9,14 @@ added for all batches, and all numbers of micro-batches to a pass, of an arrange
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from optimizer.estimate.inference_splits import Floats, Splits, Way
 from optimizer.estimate.kv_cache import KvCosts
 from optimizer.estimate.many_shapes import ManyShapes
 from optimizer.estimate.op_times import python_s
@@ -26,14 +27,12 @@ from optimizer.hardware.machine import Machine
 from optimizer.packing import STAGING_BYTES
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan, KvDtype, KvPlace
-from optimizer.plan.passes import MicroBatchShape, list_passes, num_steps_of
+from optimizer.plan.passes import MicroBatchShape
 from optimizer.plan.weights import WeightsDtype, WeightsPlan
 from optimizer.profile.inference import InferenceProfile, Phase
 from optimizer.profile.sizes import Shape
 from optimizer.workload import InferenceWorkload
 
-Floats = NDArray[np.float64]
-_ID_BYTES: Final = 8
 _NUM_LENGTHS: Final = 9
 """Of the cache, at which a range of decodes is timed: between them time is nearly a straight line."""
 _NUM_CACHE_STEPS, _NUM_CACHE_BATCHES, _CACHE_SHARE = 3, 4, 0.9
@@ -78,7 +77,7 @@ class InferenceFloors:
     def of(self, plan: InferencePlan) -> Floors:
         """plan: its batch size and number of micro-batches are not looked at."""
         weights = WeightsPlan(dtype=plan.weights.dtype, frozen=plan.weights.frozen)
-        way = _Way(plan.prefill_tokens, plan.drops_ended)
+        way = Way(plan.prefill_tokens, plan.drops_ended)
         split, model = self._split_of(way), self._model(weights, way)
         kept = self._cache(weights.dtype, replace(plan.kv_cache, prefetch=0), way)
         streamed = self._streamed(plan)
@@ -102,7 +101,7 @@ class InferenceFloors:
 
     # Time.
 
-    def _first_token_ms(self, split: "_Split", model: "_Model", kept: "_Cache", streamed: "_Lanes") -> Floats:
+    def _first_token_ms(self, split: Splits, model: "_Model", kept: "_Cache", streamed: "_Lanes") -> Floats:
         """Of the first pass; where prompts differ, of the micro-batch that is through first."""
         lanes = (model.prefill.compute_ms + kept.prefill.compute_ms, kept.prefill.copy_ms, kept.prefill.disk_ms)
         if split.is_even:
@@ -132,10 +131,10 @@ class InferenceFloors:
 
     # What a batch is split into, what its micro-batches take, and what their keys and values do.
 
-    def _make_split(self, way: "_Way") -> "_Split":
-        return _Split.of(self._workload, self._sizes, self._micro_batches, way)
+    def _make_split(self, way: Way) -> Splits:
+        return Splits.of(self._workload, self._sizes, self._micro_batches, way)
 
-    def _make_model(self, weights: WeightsPlan, way: "_Way") -> "_Model":
+    def _make_model(self, weights: WeightsPlan, way: Way) -> "_Model":
         shapes, phases = self._split_of(way).shapes, self._profile
         prefill = ManyShapes(phases.prefill, weights, [(s.batch_size, s.prompt_length) for s in shapes], self._machine)
         lengths = [_list_lengths(phases.decode, weights, shape) for shape in shapes]
@@ -178,7 +177,7 @@ class InferenceFloors:
         drawn = [shape.batch_size * row_bytes + draw_bytes(profile.vocab_size) for shape in shapes]
         return np.concatenate([rise[:-1], np.maximum(rise[-1:], drawn)])
 
-    def _make_cache(self, dtype: WeightsDtype, cache: KvCachePlan, way: "_Way") -> "_Cache":
+    def _make_cache(self, dtype: WeightsDtype, cache: KvCachePlan, way: Way) -> "_Cache":
         packing = self._packing(dtype, cache.dtype, way)
         sent, brought = self._moves(dtype, cache, way)
         held = self._cache_bytes(dtype, cache.dtype, "device" if cache.place == "device" else "host", way)
@@ -195,7 +194,7 @@ class InferenceFloors:
         return [KvCosts(self._profile, plan, self._machine, shape=shape) for shape in shapes]
 
     def _make_cache_bytes(
-        self, dtype: WeightsDtype, kv_dtype: KvDtype, place: KvPlace, way: "_Way"
+        self, dtype: WeightsDtype, kv_dtype: KvDtype, place: KvPlace, way: Way
     ) -> dict[str, Floats]:
         shapes, cache = self._split_of(way).shapes, KvCachePlan(dtype=kv_dtype, place=place)
         kinds = range(len(self._profile.kv))
@@ -216,7 +215,7 @@ class InferenceFloors:
         return {"shared": shared, "slots": slots, "homes": homes, "own": np.array(own)}
 
     def _make_moves(
-        self, dtype: WeightsDtype, cache: KvCachePlan, way: "_Way"
+        self, dtype: WeightsDtype, cache: KvCachePlan, way: Way
     ) -> tuple[Floats, tuple[Floats, Floats]]:
         """Milliseconds by shape: copies with the prompt, and copies and reads of the disk of all decodes."""
         shapes, rates = self._split_of(way).shapes, self._machine.rates
@@ -244,7 +243,7 @@ class InferenceFloors:
         share = 1.0 if cache.dtype == "same" else _CACHE_SHARE
         return share * sent, (share * copied, share * read)
 
-    def _make_packing(self, dtype: WeightsDtype, kv_dtype: KvDtype, way: "_Way") -> tuple[Floats, Floats]:
+    def _make_packing(self, dtype: WeightsDtype, kv_dtype: KvDtype, way: Way) -> tuple[Floats, Floats]:
         """Milliseconds by shape of compute: with the prompt, and of all decodes."""
         shapes = self._split_of(way).shapes
         if kv_dtype == "same":
@@ -290,7 +289,7 @@ class InferenceFloors:
 
     # Bytes.
 
-    def _device_bytes(self, plan: InferencePlan, split: "_Split", model: "_Model", kept: "_Cache") -> Floats:
+    def _device_bytes(self, plan: InferencePlan, split: Splits, model: "_Model", kept: "_Cache") -> Floats:
         """At the blocks where a step mostly is highest: the last with all weights ahead, the last of all, and the head."""
         profile = self._profile
         held = profile.weight_bytes(plan.weights.representation)
@@ -318,7 +317,7 @@ class InferenceFloors:
                 peak = np.maximum(peak, weights_bytes + coming + level)
         return peak + np.ceil(peak * MEMORY_MARGIN[self._machine.device.kind])
 
-    def _elsewhere(self, plan: InferencePlan, split: "_Split", kept: "_Cache") -> tuple[Floats, Floats]:
+    def _elsewhere(self, plan: InferencePlan, split: Splits, kept: "_Cache") -> tuple[Floats, Floats]:
         """On the host and on the disk."""
         found = {place: np.zeros_like(split.num_passes) for place in ("device", "host", "disk")}
         held = self._profile.weight_bytes(plan.weights.representation)
@@ -328,13 +327,6 @@ class InferenceFloors:
         if "disk" in (plan.weights.place, plan.kv_cache.place):
             found["host"] += np.where((homes_bytes > 0) | (plan.weights.place == "disk"), STAGING_BYTES, 0)
         return found["host"], found["disk"]
-
-
-class _Way(NamedTuple):
-    """What of a plan decides how micro-batches run, their number and size aside; as ``list_passes`` has it."""
-
-    prefill_tokens: int | None
-    drops_ended: bool
 
 
 class _Lanes(NamedTuple):
@@ -380,100 +372,6 @@ class _Cache:
     """Off the device, of all blocks."""
     prefill: _Times
     decode: _Times
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Split:
-    """What batches of all sizes come to, by number of micro-batches and size."""
-
-    shapes: tuple[MicroBatchShape, ...]
-    counts: Floats
-    """[size, shape]: micro-batches in all passes."""
-    first: Floats
-    """[number of micro-batches, size, shape]: those of the first pass, which keeps most."""
-    leader: NDArray[np.int64]
-    """[size]: the shape of the first micro-batch."""
-    num_passes: Floats
-    """[number of micro-batches, size]."""
-    num_steps: Floats
-    """The same: in all passes, prefills among them."""
-    sizes: tuple[int, ...]
-    num_sequences: int
-    is_even: bool
-    """As ``InferenceWorkload.is_even``."""
-
-    @classmethod
-    def of(
-        cls, workload: InferenceWorkload, sizes: tuple[int, ...], micro_batches: tuple[int, ...], way: "_Way"
-    ) -> "_Split":
-        known: dict[MicroBatchShape, int] = {}
-        listed = [
-            [list_passes(workload, batch_size=size, num_micro_batches=number, **way._asdict()) for size in sizes]
-            for number in micro_batches
-        ]
-        for passes in listed[0]:
-            for shape, _ in passes:
-                for each in shape:
-                    known.setdefault(each, len(known))
-        counts = np.zeros((len(sizes), len(known)))
-        first = np.zeros((len(micro_batches), len(sizes), len(known)))
-        num_passes, num_steps = np.zeros((2, len(micro_batches), len(sizes)))
-        for row, column in np.ndindex(num_passes.shape):
-            passes = listed[row][column]
-            num_passes[row, column] = sum(count for _, count in passes)
-            num_steps[row, column] = sum(count * num_steps_of(shape) for shape, count in passes)
-            for each in passes[0][0]:
-                first[row, column, known[each]] += 1
-            if not row:
-                for shape, count in passes:
-                    for each in shape:
-                        counts[column, known[each]] += count
-        leader = np.array([known[passes[0][0][0]] for passes in listed[0]])
-        return cls(
-            shapes=tuple(known),
-            counts=counts,
-            first=first,
-            leader=leader,
-            num_passes=num_passes,
-            num_steps=num_steps,
-            sizes=sizes,
-            num_sequences=workload.num_sequences,
-            is_even=workload.is_even,
-        )
-
-    def count_first(self, of_shape: NDArray[np.int64] | Floats) -> Floats:
-        """Of all micro-batches of the first pass together."""
-        found: Floats = self.first @ of_shape
-        return found
-
-    def of_first(self, of_shape: NDArray[np.int64] | Floats) -> Floats:
-        """[size]: of the first micro-batch."""
-        return np.asarray(of_shape, dtype=np.float64)[self.leader]
-
-    @cached_property
-    def new_ids(self) -> Floats:
-        """By shape, of new tokens."""
-        return np.array([_ID_BYTES * shape.batch_size * shape.num_steps for shape in self.shapes], dtype=np.float64)
-
-    @cached_property
-    def ids(self) -> Floats:
-        """With those of prompts."""
-        prompts = [_ID_BYTES * shape.batch_size * shape.prompt_length for shape in self.shapes]
-        return self.new_ids + np.array(prompts, dtype=np.float64)
-
-    def saved_between(self, of_shape: Floats) -> Floats:
-        """[size]: how much less than that batch one between it and the next could take, of what a micro-batch takes."""
-        saved = np.zeros(len(self.sizes))
-        if not self.is_even:
-            return saved
-        for place, (size, larger) in enumerate(pairwise(self.sizes)):
-            number = -(-self.num_sequences // size)
-            mean = self.num_sequences / number
-            if larger > size + 1 and mean < size:
-                slope = max(0.0, of_shape[self.leader[place + 1]] - of_shape[self.leader[place]]) / (larger - size)
-                full = number * (of_shape[self.leader[place]] - (size - mean) * slope)
-                saved[place] = max(0.0, float(self.counts[place] @ of_shape) - full)
-        return saved
 
 
 def _list_lengths(decode: Phase, weights: WeightsPlan, shape: MicroBatchShape) -> list[tuple[Shape, float]]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import NamedTuple
 
+from optimizer.estimate.batch import ID_BYTES
 from optimizer.estimate.compiled import Arrival, CompiledShape, compile_shape
 from optimizer.estimate.kv_cache import NO_WORKSPACE, KvCosts
 from optimizer.estimate.sampling import draw_bytes, draw_time
@@ -20,9 +21,6 @@ from optimizer.plan.inference import PREFILL, InferencePlan, decode_phase, head_
 from optimizer.plan.passes import MicroBatchShape, PassShape
 from optimizer.profile.inference import EMBEDDING, HEAD, ForwardRegime, InferenceProfile, Phase, block_part
 from optimizer.workload import InferenceWorkload
-
-_ID_BYTES = 8
-"""Of one token's id."""
 
 
 class Placed(NamedTuple):
@@ -58,7 +56,7 @@ class PassLayout:
         self._rates_key = f"{machine.device.kind} {machine.rates.fingerprint}"
         self.kv = {shape: KvCosts(profile, plan, machine, shape=shape) for shape in dict.fromkeys(micro_batches)}
         """What each micro-batch's cache costs."""
-        self.tokens_bytes = _ID_BYTES * sum(shape.batch_size * shape.num_steps for shape in micro_batches)
+        self.tokens_bytes = ID_BYTES * sum(shape.batch_size * shape.num_steps for shape in micro_batches)
         """Of the new tokens' ids."""
         held = profile.weight_bytes(plan.weights.representation)
         kinds = profile.block_kinds
@@ -73,7 +71,7 @@ class PassLayout:
         """Of weights that stay on the device."""
 
     def place_prefill(self) -> Iterator[Placed]:
-        prompts_bytes = _ID_BYTES * sum(shape.batch_size * shape.prompt_length for shape in self.micro_batches)
+        prompts_bytes = ID_BYTES * sum(shape.batch_size * shape.prompt_length for shape in self.micro_batches)
         coming = move_task(PREFILL, PREFILL, single("temporaries", self.tokens_bytes + prompts_bytes))
         yield Placed(coming, name=PREFILL)
         yield from self.forward(self.profile.prefill, step=0)
