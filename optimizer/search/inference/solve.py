@@ -4,7 +4,7 @@ What is relied on, each held to the estimator by a test:
 
 - no plan takes less time, or less of any tier, than its floor (``estimate/inference_floor.py``), which costs next to nothing;
 - where prompts are of one length and ask for as many tokens, a pass of more sequences takes no less memory on any tier. So of
-  plans that differ in their batch alone none larger than one that does not fit is priced.
+  plans that differ in their batch alone none larger than one that does not fit is priced; where they differ all are.
 
 Nothing else is passed over, so what is found is what pricing all plans would find. Where very many plans are nearly as good as
 the best, the search ends after ``PATIENCE`` prices with one that is within ``SETTLED`` of it, and says so (``Solution.bound``).
@@ -19,7 +19,7 @@ from typing import Final
 
 from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.plan.inference import InferencePlan
-from optimizer.search.inference.candidates import MAX_EVERY, Candidates
+from optimizer.search.inference.candidates import MAX_EVERY, Candidates, list_batches
 from optimizer.search.inference.problem import InferenceProblem
 
 PATIENCE: Final = 48
@@ -157,16 +157,52 @@ def largest_of(plan: InferencePlan, num_sequences: int) -> int:
 def find_largest_batch(
     book: Book, arrangement: InferencePlan, *, at_least: int = 1, at_most: int | None = None
 ) -> int:
-    """Of sequences that fit at once, no more than ``at_most``; 0 where ``at_least`` do not."""
-    largest = largest_of(arrangement, book.problem.workload.num_sequences)
+    """Of sequences that fit at once, no fewer than ``at_least`` and no more than ``at_most``; 0 where none do.
+
+    Where sequences differ, a larger batch may be parted elsewhere and peak lower, so all that may fit are looked at, from the
+    largest on: of more than ``MAX_EVERY`` the even splits, and in the gap above the best of these as far as halving finds more.
+    """
+    workload = book.problem.workload
+    largest = largest_of(arrangement, workload.num_sequences)
     largest = largest if at_most is None else min(largest, at_most)
 
     def fits(size: int) -> bool:
         return book.problem.fits(book.price(replace(arrangement, batch_size=size)))
 
+    def near(low: int, high: int) -> int:
+        return _guess(book, arrangement, low, high)
+
+    if not workload.is_even:
+        return _largest_of_uneven(book.problem, arrangement, fits, low=at_least, high=largest)
     if at_least > largest or not fits(at_least):
         return 0
-    return _largest(fits, low=at_least, high=largest, near=lambda low, high: _guess(book, arrangement, low, high))
+    return _largest(fits, low=at_least, high=largest, near=near)
+
+
+def _largest_of_uneven(
+    problem: InferenceProblem, arrangement: InferencePlan, fits: Callable[[int], bool], *, low: int, high: int
+) -> int:
+    if low > high:
+        return 0
+    splits = list_batches(problem.workload.num_sequences)
+    within = [size for size in _may_fit(problem, arrangement, splits) if low < size <= high]
+    best = next((size for size in (*reversed(within), low) if fits(size)), 0)
+    above = min(size for size in (*splits, high + 1) if size > best)
+    while best and above - best > 1:
+        middle = (best + above) // 2
+        best, above = (middle, above) if fits(middle) else (best, middle)
+    return best
+
+
+def _may_fit(problem: InferenceProblem, arrangement: InferencePlan, sizes: list[int]) -> list[int]:
+    """Those whose floors are within all budgets."""
+    floors = problem.floors(arrangement, sizes, [arrangement.num_micro_batches])
+    pairs = (
+        (floors.device_bytes, problem.goal.device_budget_bytes),
+        (floors.host_bytes, problem.host_budget_bytes),
+        (floors.disk_bytes, problem.disk_budget_bytes),
+    )
+    return [size for index, size in enumerate(sizes) if all(held[0, index] <= room for held, room in pairs)]
 
 
 def _largest(fits: Callable[[int], bool], *, low: int, high: int, near: Callable[[int, int], int]) -> int:

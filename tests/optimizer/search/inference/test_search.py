@@ -17,7 +17,7 @@ from optimizer.runtime.measure_inference import measure_generation
 from optimizer.search.inference.levers import list_families
 from optimizer.search.inference.reasons import explain_choice
 from optimizer.search.inference.search import inference_problem, search_inference_plans
-from optimizer.search.inference.solve import ROUGH, largest_of
+from optimizer.search.inference.solve import ROUGH, Book, find_largest_batch, largest_of
 from optimizer.workload import InferenceGoal, InferenceWorkload
 from tests.optimizer.machines import make_cpu_machine
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
@@ -211,3 +211,19 @@ def test_half_precision_of_both_kinds_is_found_where_it_has_a_rate(profile):
     problem = inference_problem(profile, workload=WORKLOAD, goal=goal, machine=card)
     assert {"fp32", "bf16", "fp16", "fp32/int8"} == problem.representations
     assert problem.permits(InferencePlan(weights=WeightsPlan(dtype="fp16")))
+
+
+def test_where_prompts_differ_the_largest_batch_is_found_though_a_smaller_one_peaks_higher():
+    """Seven at once run with a prompt of 28 tokens among six of 44, so that less of each runs at once."""
+    lengths = [44] * 6 + [28] * 2 + [12] * 2 + [2] * 8
+    workload = InferenceWorkload.of_prompts(lengths, num_new_tokens=[18] * len(lengths))
+    profile = profile_inference(read_model_spec(SMALL_CONFIGS["llama"]), representations=("fp32",))
+    goal = InferenceGoal(device_budget_bytes=2**30)
+    problem = inference_problem(profile, workload=workload, goal=goal, machine=make_cpu_machine())
+    peaks = {
+        size: problem.price(InferencePlan(batch_size=size)).device_peak_high_bytes for size in range(1, len(lengths) + 1)
+    }
+    assert peaks[7] < peaks[6]
+    for budget_bytes in (*peaks.values(), min(peaks.values()) - 1):
+        found = find_largest_batch(Book(problem=problem.with_budget(budget_bytes)), InferencePlan())
+        assert found == max((size for size, peak in peaks.items() if peak <= budget_bytes), default=0)
