@@ -1,6 +1,8 @@
 """What control.py can do: each function is one command, with JSON in and out. Import it after ``django.setup()``."""
 
+import contextlib
 import hashlib
+import sqlite3
 from pathlib import Path
 
 from django.conf import settings
@@ -19,6 +21,19 @@ from webapp.jobs.models import Artifact, Attempt, Checkpoint, Event, Job, Sample
 
 def database():
     return connection.vendor
+
+
+def can_write():
+    """Whether nobody holds SQLite's one write lock for longer than a write takes."""
+    if connection.vendor != "sqlite":
+        return True
+    with contextlib.closing(sqlite3.connect(connection.settings_dict["NAME"], timeout=1, isolation_level=None)) as own:
+        try:
+            own.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return False
+        own.execute("ROLLBACK")
+    return True
 
 
 def token(name, scope="write"):

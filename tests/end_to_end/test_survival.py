@@ -178,11 +178,11 @@ def test_a_paused_job_and_a_drained_worker_save_first_and_no_attempt_counts_as_f
 def test_a_worker_that_slept_past_its_lease_changes_nothing_when_it_wakes(jobs, undisturbed):
     job = jobs.start()
     pid = jobs.wait_until_trained(job, step=CHECKPOINT_EVERY)
-    os.kill(jobs.stack.pid("worker"), signal.SIGSTOP)
+    jobs.stack.halt("worker")
     try:
         jobs.wait_for_event(job, "requeued")
     finally:
-        os.kill(jobs.stack.pid("worker"), signal.SIGCONT)
+        jobs.stack.wake("worker")
     assert_same_end(jobs, job, undisturbed)
     assert not is_alive(pid)
     assert [attempt["outcome"] for attempt in jobs.attempts(job)] == ["worker_lost", "succeeded"]
