@@ -18,6 +18,7 @@ from optimizer.cli_plan import add_plan_command
 from optimizer.errors import HeadroomError
 from optimizer.estimating import read_model
 from optimizer.reports import report_machine, report_profile
+from optimizer.threads import sleep_while_waiting
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,6 +67,7 @@ def run_profile(options: argparse.Namespace) -> int:
 
 
 def run_probe(options: argparse.Namespace) -> int:
+    sleep_while_waiting()
     from optimizer.hardware.probe import probe_machine
 
     machine = probe_machine(name=options.name, device=options.device)

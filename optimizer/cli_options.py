@@ -15,6 +15,7 @@ from optimizer.plan.pins import read_pins
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
 from optimizer.search.baselines import BASELINES
+from optimizer.threads import sleep_while_waiting
 from optimizer.units import parse_bytes
 from optimizer.workload import UNLIMITED_BYTES, Goal, Loss, Objective, OptimizerName, TrainingWorkload
 
@@ -97,6 +98,7 @@ def read_machine(options: argparse.Namespace) -> Machine:
         return table_machine(options.gpu)
     if options.machine:
         return Machine.from_json(read_json(options.machine, field="machine"))
+    sleep_while_waiting()
     from optimizer.hardware.probe import probe_machine
 
     print("measuring this machine ...", file=sys.stderr)

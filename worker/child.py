@@ -13,6 +13,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from optimizer.threads import WAIT_POLICY
+
 ALLOWED_VARIABLES = (
     "PATH",
     "LANG",
@@ -35,6 +37,7 @@ ALLOWED_VARIABLES = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
+    *WAIT_POLICY,
 )
 """An allow-list, because a deny-list forgets the next secret; the worker's environment holds several."""
 
@@ -45,8 +48,11 @@ FIXED_VARIABLES = {
 }
 """Nothing is fetched by a job."""
 
-DEFAULT_VARIABLES = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-"""CUDA else counts the fastest card first, and the vendor's library, which reads temperatures, does not."""
+DEFAULT_VARIABLES = {
+    # CUDA else counts the fastest card first, and the vendor's library, which reads temperatures, does not.
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    **WAIT_POLICY,
+}
 
 _PROGRAM_ROOT = Path(__file__).resolve().parent.parent
 # -I drops the working directory and PYTHONPATH, so a program that runs from its tree must be found by name. It is appended,

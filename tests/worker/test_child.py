@@ -68,6 +68,11 @@ def test_cards_are_counted_as_the_vendors_library_counts_them_unless_told_otherw
     assert child_environment(told, folder=tmp_path)["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
 
 
+def test_a_jobs_threads_sleep_while_they_wait_unless_told_otherwise(tmp_path):
+    assert child_environment({}, folder=tmp_path)["OMP_WAIT_POLICY"] == "passive"
+    assert child_environment({"OMP_WAIT_POLICY": "active"}, folder=tmp_path)["OMP_WAIT_POLICY"] == "active"
+
+
 def test_the_child_sees_only_allowed_variables_and_its_own_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("DATABASE_URL", "postgresql://secret")
     monkeypatch.setenv("HEADROOM_SECRET_KEY", "secret")
