@@ -18,7 +18,7 @@ from optimizer.data.prompts import read_prompts
 from optimizer.data.stop_texts import StopWatch, cut_at_stop
 from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan.inference import InferencePlan
-from optimizer.serialize import from_json
+from optimizer.serialize import from_json, to_json
 from optimizer.workload import GenerationWorkload, InferenceGoal
 from worker.answers import answer, refusal
 from worker.reporter import Reporter
@@ -255,6 +255,8 @@ def _measured(result: "GenerationResult") -> dict[str, Any]:
         "prefill_ms": result.prefill_ms,
         "decode_ms": result.decode_ms,
         "num_new_tokens": result.num_new_tokens,
+        "passes": [to_json(each) for each in result.timed_passes],
+        "draws": result.draws,
     }
 
 

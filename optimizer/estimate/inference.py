@@ -20,7 +20,7 @@ from optimizer.estimate.prediction import LANES, TimelinePoint
 from optimizer.estimate.simulate import Simulation
 from optimizer.estimate.time_interval import time_interval
 from optimizer.estimate.training import MEMORY_MARGIN
-from optimizer.hardware.calibration import Spread, calibrated_machine, read_spread
+from optimizer.hardware.calibration import Spread, calibrated_machine, of_generations, read_spread
 from optimizer.hardware.machine import Machine
 from optimizer.plan.inference import PREFILL, InferencePlan
 from optimizer.plan.passes import PassShape, covers, num_steps_of
@@ -48,6 +48,7 @@ def estimate_inference(
     Raises InvalidPlan where the plan contradicts itself, the workload or the profile, InvalidWorkload beyond the positions.
     """
     plan.check(workload=workload, max_sequence_length=profile.max_sequence_length)
+    calibration = of_generations(calibration)
     machine = calibrated_machine(machine, calibration)
     passes = plan.list_passes(workload)
     priced: dict[int, GenerationPass] = {}
@@ -149,8 +150,8 @@ def _predict(
         total_s=total_s,
         lane_busy_ms=busy,
         exposed_ms=exposed,
-        prefill_by_kind_ms=_by_kind(prefill),
-        decode_by_kind_ms=_by_kind(decoded.ms),
+        prefill_by_kind_ms=by_kind(prefill),
+        decode_by_kind_ms=by_kind(decoded.ms),
         timeline=tuple(_timeline(full)) if in_detail else (),
         time_source=machine.rates.source,
         num_time_runs=spread.num_runs if spread is not None else 0,
@@ -168,7 +169,8 @@ def _split(times: NDArray[np.float64]) -> tuple[dict[str, float], dict[str, floa
     return busy, exposed, kinds
 
 
-def _by_kind(times: NDArray[np.float64]) -> dict[str, float]:
+def by_kind(times: NDArray[np.float64]) -> dict[str, float]:
+    """Of what ``times_of`` gives: each kind of work, and each lane that compute waits for; they sum up to the time."""
     _, exposed, kinds = _split(times)
     return {**kinds, **exposed}
 

@@ -7,6 +7,9 @@ Each run says one thing: a measured step is the sum of its predicted kinds, each
 median of measured over predicted; each kind then may differ from it, drawn to it by a ridge, so that few runs move little
 and many move the kinds they tell apart. Runs far off count less (Huber). The spread is that of runs left out of the fit
 one by one.
+
+Generations are fitted by themselves, under ``generations`` in the same object: a product of one token's rows or attention over a
+cache is bound by other things than its kind in a step. Until one has finished, what steps taught is all that is known.
 """
 
 import math
@@ -43,6 +46,8 @@ _MIN_SPREAD = 0.02
 _UNPLACED = "unplaced"
 """Kind of a prediction that says only how long its step is."""
 _DIGITS = 6
+_GENERATIONS = "generations"
+_TIME_ERROR = "step_time_mean_absolute_relative_error"
 
 
 class PredictedRun(Protocol):
@@ -143,10 +148,35 @@ def update_calibration(
     return after | {
         "num_runs": num_runs + 1,
         "peak_mean_absolute_relative_error": _mean(before, "peak_mean_absolute_relative_error", num_runs, peak_error),
-        "step_time_mean_absolute_relative_error": _mean(
-            before, "step_time_mean_absolute_relative_error", num_runs, time_error
-        ),
+        _TIME_ERROR: _mean(before, _TIME_ERROR, num_runs, time_error),
     }
+
+
+def of_generations(calibration: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """What a machine's calibration says of generations: their own where one has finished, else that of training."""
+    own: Mapping[str, Any] | None = (calibration or {}).get(_GENERATIONS)
+    return own or calibration
+
+
+def learn_generation(calibration: Mapping[str, Any] | None, run: TimedRun) -> dict[str, Any]:
+    """The calibration after one more generation; the argument is left as it is, as it is for a run that teaches nothing.
+
+    run: what it ran, priced by the machine's own rates (``estimate/inference_runs.py``). The error is that of the calibration
+    until then.
+    """
+    before = dict(calibration or {})
+    if not run.is_usable:
+        return before
+    factors = read_time_factors(of_generations(before))
+    predicted_ms = sum(factors.get(kind, 1.0) * kind_ms for kind, kind_ms in run.predicted_ms.items())
+    own: Mapping[str, Any] = before.get(_GENERATIONS, {})
+    num_runs = int(own.get("num_runs", 0))
+    error = _relative_error(predicted_ms, run.measured_ms)
+    after = fit_calibration([*_runs_of(own), run][-MAX_RUNS:]) | {
+        "num_runs": num_runs + 1,
+        _TIME_ERROR: _mean(own, _TIME_ERROR, num_runs, error),
+    }
+    return before | {_GENERATIONS: after}
 
 
 def step_time_factor(calibration: Mapping[str, Any] | None) -> float:

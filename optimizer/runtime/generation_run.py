@@ -16,7 +16,8 @@ import torch
 from optimizer.errors import InvalidWorkload
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.inference import InferencePlan
-from optimizer.plan.passes import arrange_passes
+from optimizer.plan.passes import PassShape, arrange_passes
+from optimizer.plan.passes_run import TimedPass, sum_passes
 from optimizer.runtime.device import check_dtype, prepared_device
 from optimizer.runtime.inference import Generator, PassTimes, build_for_inference
 from optimizer.runtime.lanes import lane_fields
@@ -81,6 +82,10 @@ class GenerationResult:
     disk_peak_bytes: int
     copied_bytes: dict[str, int]
     """By link; links without traffic left out."""
+    timed_passes: tuple[TimedPass, ...]
+    """What was run, as a machine's calibration learns from it."""
+    draws: bool
+    """Whether some request drew its tokens."""
 
 
 @contextmanager
@@ -182,6 +187,9 @@ class _Run:
         self._on_finished, self._report, self._should_stop = on_finished, report, should_stop
         self._report_every_s = report_every_s
         self._passes: list[PassTimes] = []
+        self._ran: list[tuple[PassShape, float]] = []
+        """Passes as they ran, each with its milliseconds."""
+        self._draws = False
         self._num_finished = 0
         self._num_new_tokens = 0
         """Of passes that ended."""
@@ -216,6 +224,8 @@ class _Run:
             host_peak_bytes=peak.host_bytes if peak is not None else 0,
             disk_peak_bytes=generator.tiers.disk_peak_bytes,
             copied_bytes=self._copied_bytes(),
+            timed_passes=sum_passes(self._ran),
+            draws=self._draws,
         )
 
     def _run_passes(self) -> bool:
@@ -235,6 +245,8 @@ class _Run:
 
     def _run_pass(self, requests: Sequence[Sequence[Request]]) -> bool:
         """Whether it was stopped."""
+        start_s = time.perf_counter()
+        self._draws |= any(not request.sampling.is_greedy for part in requests for request in part)
         self._current = [
             (
                 self._generator.micro_batch(
@@ -252,6 +264,8 @@ class _Run:
         self._num_new_tokens += sum(micro_batch.num_generated for micro_batch in micro_batches)
         self._current = []
         self._passes.append(times)
+        ran = tuple(micro_batch.shape_run for micro_batch in micro_batches)
+        self._ran.append((ran, (time.perf_counter() - start_s) * 1000))
         self._tell()
         return times.was_stopped
 

@@ -6,12 +6,12 @@ with others, where it may (``leave``); else it runs on unseen until all are.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 
-from optimizer.plan.passes import may_leave, shape_of
+from optimizer.plan.passes import MicroBatchShape, may_leave, shape_of
 from optimizer.runtime.kv_layer import move_to_front
 from optimizer.runtime.sampling import Chooser
 from optimizer.sampling import Sampling
@@ -71,6 +71,8 @@ class MicroBatch:
         self._running = list(range(len(prompts)))
         """Sequences that have not left, in the order of the rows that they take up."""
         self._left: dict[int, Generated] = {}
+        self._leaving: list[tuple[int, int]] = []
+        """As ``MicroBatchShape.leaving``, of those that left."""
         self._untaken = list(range(len(prompts)))
         self._num_steps = 0
         self._is_over = False
@@ -86,6 +88,11 @@ class MicroBatch:
         """New tokens so far, of all sequences."""
         done = self._num_steps
         return sum(max(0, min(done, end) - extra) for end, extra in zip(self._ends, self._extra, strict=True))
+
+    @property
+    def shape_run(self) -> MicroBatchShape:
+        """Of what ran so far; the prefill at least."""
+        return replace(self.shape, num_steps=max(1, self._num_steps), leaving=tuple(self._leaving))
 
     def begin(self, device: torch.device) -> None:
         """Room for the new tokens, and the prompts as far as the prefill goes."""
@@ -148,6 +155,7 @@ class MicroBatch:
         for tokens in (self._tokens[:step], self._extra_ids):
             move_to_front(tokens.t(), kept)
         self._running = [self._running[row] for row in kept]
+        self._leaving.append((step, len(kept)))
         return kept
 
     def end(self) -> None:

@@ -9,7 +9,8 @@ from optimizer.estimate.inference import estimate_inference
 from optimizer.hardware.machine import Machine
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.inference import InferencePlan
-from optimizer.serialize import to_json
+from optimizer.plan.passes_run import TimedPass
+from optimizer.serialize import from_json, to_json
 from optimizer.units import MIB
 from optimizer.workload import GenerationWorkload, InferenceGoal
 from tests.webapp.conftest import MACHINE_DOCUMENT
@@ -136,6 +137,9 @@ def test_every_line_is_answered_in_the_order_of_the_file_and_wrong_ones_in_the_e
     assert samples[-1]["kind"] == "generate"
     assert (samples[-1]["prompts_done"], samples[-1]["num_prompts"], samples[-1]["step"]) == (5, 5, 13)
     assert 0 < result["measured"]["device_peak_bytes"] <= 64 * MIB
+    timed = [from_json(TimedPass, each) for each in result["measured"]["passes"]]
+    assert sum(shape.batch_size for each in timed for shape in each.micro_batches for _ in range(each.count)) == 3
+    assert not result["measured"]["draws"]
 
 
 def test_greedy_answers_are_transformers_own(attempt, run, tmp_path, weights):

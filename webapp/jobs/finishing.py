@@ -19,11 +19,10 @@ from django.db.models import F, Q
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from optimizer.estimate.prediction import Prediction
-from optimizer.hardware.calibration import update_calibration
 from optimizer.profile.inference import traced_fingerprint
 from webapp.catalog.actions import keep_profile, keep_profile_error
-from webapp.catalog.models import Machine, Profile
+from webapp.catalog.models import Profile
+from webapp.jobs.learning import calibrate, price_generation
 from webapp.jobs.models import Artifact, Attempt, Job, Kind, Outbox, Reason, State
 from webapp.jobs.moves import from_now, held_by, move_job
 from webapp.jobs.spec import read_adapter
@@ -68,7 +67,7 @@ def finish_attempt(
 
     only_if: a further condition on the row; the reconciler passes "the lease has run out".
     """
-    profile = _read_profile(attempt)
+    profile, generation = _read_profile(attempt), price_generation(attempt, result)
     with transaction.atomic():
         condition = held_by(attempt) if only_if is None else held_by(attempt) & only_if
         job = Job.objects.select_for_update(of=("self",)).filter(condition).select_related("model").first()
@@ -87,8 +86,8 @@ def finish_attempt(
         _keep_artifacts(job, result)
         if job.kind == Kind.PROFILE:
             _keep_profile(job, end, profile, result)
-        elif end.state == State.SUCCEEDED and job.kind == Kind.TRAIN:
-            _calibrate(attempt, result)
+        elif end.state == State.SUCCEEDED:
+            calibrate(attempt, result, generation=generation)
     return end.answer
 
 
@@ -288,13 +287,3 @@ def _keep_profile(job: Job, end: End, profile: dict[str, Any] | None, result: di
     elif end.state in (State.FAILED, State.CANCELLED):
         error = (result or {}).get("error") or {"code": end.reason, "message": end.message, "hint": "", "fields": {}}
         keep_profile_error(_fingerprint(job), error)
-
-
-def _calibrate(attempt: Attempt, result: dict[str, Any] | None) -> None:
-    measured = (result or {}).get("measured")
-    if not measured or attempt.prediction is None or attempt.machine_id is None:
-        return
-    machine = Machine.objects.select_for_update().get(pk=attempt.machine_id)
-    prediction = Prediction.from_json(attempt.prediction)
-    machine.calibration = update_calibration(machine.calibration, prediction=prediction, measured=measured)
-    machine.save(update_fields=["calibration"])

@@ -13,7 +13,7 @@ from optimizer.estimate.inference import estimate_inference
 from optimizer.estimate.inference_floor import Floors, InferenceFloors
 from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.estimate.inference_process import add_generation_memory
-from optimizer.hardware.calibration import calibrated_machine
+from optimizer.hardware.calibration import calibrated_machine, of_generations
 from optimizer.hardware.machine import Machine
 from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.inference import InferencePlan
@@ -100,7 +100,7 @@ def inference_problem(
     @cache
     def bounds(sizes: tuple[int, ...], micro_batches: tuple[int, ...]) -> InferenceFloors:
         return InferenceFloors(
-            profile, coarse, calibrated_machine(machine, calibration), sizes=sizes, micro_batches=micro_batches
+            profile, coarse, calibrated_machine(machine, of_generations(calibration)), sizes=sizes, micro_batches=micro_batches
         )
 
     def floors(plan: InferencePlan, sizes: Sequence[int], micro_batches: Sequence[int]) -> Floors:

@@ -12,6 +12,8 @@ from optimizer.hardware.calibration import (
     TimedRun,
     calibrated_machine,
     fit_calibration,
+    learn_generation,
+    of_generations,
     read_spread,
     read_time_factors,
     step_time_factor,
@@ -223,3 +225,32 @@ def test_rates_follow_their_kinds_factors():
     assert corrected.rates.time_factors["matmul"] == 1.5
     assert calibrated_machine(machine, calibration).rates is corrected.rates
     assert calibrated_machine(machine, None) is machine
+
+
+def test_generations_have_factors_of_their_own_and_leave_those_of_steps():
+    steps = fit_calibration(make_runs(20, factors={"matmul": 1.0, "dispatch": 1.0}))
+    calibration = steps
+    for run in make_runs(20, factors={"matmul": 2.0, "dispatch": 1.0}):
+        calibration = learn_generation(calibration, run)
+    assert read_time_factors(calibration) == read_time_factors(steps)
+    own = of_generations(calibration)
+    assert own["num_runs"] == 20
+    assert own["time_factors"]["matmul"] > 1.5 * steps["time_factors"]["matmul"]
+    after = update_calibration(calibration, prediction=Predicted(), measured={"step_ms": 125.0})
+    assert of_generations(after) == own
+
+
+def test_until_a_generation_has_finished_what_steps_taught_is_used():
+    steps = fit_calibration(make_runs(20))
+    assert of_generations(steps) == steps
+    assert of_generations(None) is None
+
+
+def test_a_generation_that_cannot_be_changes_nothing():
+    run = TimedRun(predicted_ms={"matmul": 10.0}, measured_ms=1e6)
+    assert learn_generation({"step_time_factor": 2.0}, run) == {"step_time_factor": 2.0}
+
+
+def test_the_error_of_a_generation_is_that_of_the_calibration_before_it():
+    once = learn_generation({}, TimedRun(predicted_ms={"matmul": 10.0}, measured_ms=20.0))
+    assert of_generations(once)["step_time_mean_absolute_relative_error"] == pytest.approx(0.5)

@@ -105,3 +105,13 @@ def test_a_machine_that_others_used_while_it_was_measured_says_that_its_rates_ar
     told = "others used the processor while it was measured"
     Machine.objects.filter(pk=machine.pk).update(document={**machine.document, "facts": {DISTURBED: told}})
     assert f"<dt>uncertain</dt><dd>{told.capitalize()}</dd>" in text_of(browser, path)
+
+
+def test_what_generations_taught_is_shown_beside_what_training_did(browser):
+    machine = rows.make_machine()
+    taught = {"num_runs": 3, "time_factors": {"attention": 1.234}}
+    Machine.objects.filter(pk=machine.pk).update(calibration={"generations": taught})
+    text = text_of(browser, f"/machines/{machine.pk}/")
+    assert "Generations have factors of their own, learnt from 3 generate jobs" in text
+    assert "× 1.23" in text
+    assert "None yet" not in text

@@ -4,10 +4,15 @@ import pytest
 
 from optimizer.errors import InvalidInput, NoFeasiblePlan, PlanStale
 from optimizer.estimate.inference import estimate_inference
+from optimizer.estimate.inference_runs import price_run
+from optimizer.hardware.calibration import of_generations
 from optimizer.hardware.machine import Machine as MachineSpec
 from optimizer.plan.inference import InferencePlan
+from optimizer.plan.passes import MicroBatchShape
+from optimizer.plan.passes_run import TimedPass
 from optimizer.profile.inference import InferenceProfile
 from optimizer.search.inference.baselines import INFERENCE_BASELINES
+from optimizer.serialize import to_json
 from optimizer.workload import GenerationWorkload
 from tests.webapp.generation import make_generate_spec, make_prompts, make_writer
 from webapp.catalog.models import Profile, PromptTokens
@@ -177,3 +182,42 @@ def test_what_was_measured_is_kept_beside_the_prediction_and_a_retry_is_a_genera
     assert job.summary["decode_ms"] == 1.0
     again = retry_job(job, actor="user:ada")
     assert (again.kind, again.num_steps, again.plan) == ("generate", 2, job.plan)
+
+
+def test_a_finished_job_corrects_the_price_of_the_next_and_what_it_ran_is_what_counts(ada, machine, writer, prompts):
+    """Its passes took twice their price; that it did half of the prompts after a crash makes no difference."""
+    spec = make_generate_spec(writer, prompts)
+    before = price_spec(ada, spec).offers[0].row
+    submit(ada, spec, plan_id=before.pk)
+    attempt = claim_job(worker="w", machine=machine)
+    assert record_started(attempt, pid=1)
+    profile = InferenceProfile.from_json(Profile.objects.get().document)
+    ran = (MicroBatchShape(batch_size=1, prompt_length=4, num_steps=8),)
+    plan, target = InferencePlan.from_json(before.plan), MachineSpec.from_json(machine.document)
+    [own] = [TimedPass(micro_batches=ran, count=1, total_ms=0.0)]
+    twice_ms = 2 * price_run(profile, plan=plan, passes=[own], draws=False, machine=target).total_ms
+    measured = {"device_peak_bytes": 1, "passes": [{**to_json(own), "total_ms": twice_ms}], "draws": False}
+    result = {
+        "outcome": "succeeded", "reason": "done", "message": "", "error": None, "step": 2, "measured": measured,
+        "summary": {}, "artifacts": [],
+    }  # fmt: skip
+    assert finish_attempt(attempt, result=result, exit_code=0) == "succeeded"
+    machine.refresh_from_db()
+    assert of_generations(machine.calibration)["step_time_factor"] == pytest.approx(2, rel=0.1)
+    after = price_spec(ada, spec).offers[0].row
+    assert after.prediction["total_s"] == pytest.approx(2 * before.prediction["total_s"], rel=0.1)
+
+
+def test_a_job_whose_worker_told_no_passes_or_wrong_ones_teaches_nothing(ada, machine, writer, prompts):
+    spec = make_generate_spec(writer, prompts)
+    for passes in ([], [{"count": 1}]):
+        submit(ada, spec, plan_id=price_spec(ada, spec).offers[0].row.pk)
+        attempt = claim_job(worker="w", machine=machine)
+        assert record_started(attempt, pid=1)
+        result = {
+            "outcome": "succeeded", "reason": "done", "message": "", "error": None, "step": 2, "summary": {}, "artifacts": [],
+            "measured": {"device_peak_bytes": 1, "passes": passes},
+        }  # fmt: skip
+        assert finish_attempt(attempt, result=result, exit_code=0) == "succeeded"
+    machine.refresh_from_db()
+    assert machine.calibration == {}

@@ -53,10 +53,16 @@ def _row(user: Any, machine: Machine, accuracy: Accuracy | None = None) -> dict[
         "holders": holder_rows(occupancy.holders),
         "calibration": machine.calibration,
         "calibrated_at": next((run.ended_at for run in accuracy.runs if run.measured_ms), None),
-        "factors": sorted(machine.calibration.get("time_factors", {}).items()),
+        "factors": _factors(machine.calibration),
+        "generations": machine.calibration.get("generations", {}),
+        "generation_factors": _factors(machine.calibration.get("generations", {})),
         "peak_within": within_words(accuracy.peak),
         "step_within": within_words(accuracy.step),
     }
+
+
+def _factors(calibration: dict[str, Any]) -> list[tuple[str, float]]:
+    return sorted(calibration.get("time_factors", {}).items())
 
 
 def _rate_pairs(rates: dict[str, Any]) -> list[tuple[str, str]]:
