@@ -16,6 +16,7 @@ class Recent(Generic[K, V]):
         self._most = most
         self._kept: OrderedDict[K, V] = OrderedDict()
         self._lock = threading.Lock()
+        self._making: dict[K, threading.Lock] = {}
 
     def get(self, key: K) -> V | None:
         with self._lock:
@@ -24,14 +25,27 @@ class Recent(Generic[K, V]):
             return self._kept.get(key)
 
     def obtain(self, key: K, make: Callable[[], V]) -> V:
-        """Made outside the lock: of two threads that make the same at once the first one's is kept."""
-        known = self.get(key)
-        if known is not None:
-            return known
-        made = make()
+        """Made once: who asks for what another thread is making waits for it. What raises is made anew by the next who asks."""
         with self._lock:
-            kept = self._kept.setdefault(key, made)
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+            making = self._making.setdefault(key, threading.Lock())
+        with making:
+            known = self.get(key)
+            return known if known is not None else self._make(key, make)
+
+    def _make(self, key: K, make: Callable[[], V]) -> V:
+        try:
+            made = make()
+        except BaseException:
+            with self._lock:
+                self._making.pop(key, None)
+            raise
+        with self._lock:
+            self._making.pop(key, None)
+            self._kept[key] = made
             self._kept.move_to_end(key)
             while len(self._kept) > self._most:
                 self._kept.popitem(last=False)
-        return kept
+        return made

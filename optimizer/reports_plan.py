@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 
 from optimizer.categories import CATEGORY_LABELS
+from optimizer.estimate.inference_prediction import InferencePrediction
+from optimizer.estimate.prediction import Prediction
 from optimizer.hardware.machine import Machine
 from optimizer.reports import (
     VERDICTS,
@@ -152,7 +154,7 @@ def report_cards(answers: Sequence[CardAnswer], *, num_tokens: int) -> str:
             format_bytes(answer.memory_bytes),
             VERDICTS[answer.chosen.verdict] if answer.chosen else "does not fit",
             format_bytes(answer.chosen.prediction.device_peak_high_bytes) if answer.chosen else "-",
-            format_ms(answer.chosen.prediction.step_ms) if answer.chosen else "-",
+            format_ms(_step_ms(answer.chosen.prediction)) if answer.chosen else "-",
             f"{answer.tokens_per_s:,.0f}" if answer.tokens_per_s else "-",
             _money(answer, "rented"),
             _money(answer, "energy"),
@@ -166,6 +168,11 @@ def report_cards(answers: Sequence[CardAnswer], *, num_tokens: int) -> str:
         listed += [line, wrap_after("    ", answer.what)]
     notes = [f"a million tokens of {num_tokens:,}; rents are {_rents(answers)}"]
     return "\n".join(listed) + "\n\n" + format_bullets(notes)
+
+
+def _step_ms(found: Prediction | InferencePrediction) -> float:
+    """Of a generation each later token's."""
+    return found.step_ms if isinstance(found, Prediction) else found.decode_ms
 
 
 def _money(answer: CardAnswer, kind: str) -> str:

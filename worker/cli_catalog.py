@@ -12,7 +12,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from optimizer.units import format_bytes
 from worker.client import HeadroomClient
-from worker.client.types import Device, Machine, MachineDetails, ModelDetails, Within
+from worker.client.types import Device, Machine, MachineDetails, Model, ModelDetails, Within
 from worker.submit import DATASET_SUFFIXES, UsageError
 from worker.tables import print_table
 
@@ -86,6 +86,14 @@ def _add_model(client: HeadroomClient, options: argparse.Namespace) -> None:
     with _progress() as on_progress:
         model = client.create_model(options.path, name=name, on_progress=on_progress)
     print(f"{model['id']}  {model['name']}")
+    _print_unread(model)
+
+
+def _print_unread(model: Model) -> None:
+    if model["unread"]:
+        print("not read of its config.json, and in no price:")
+        for sentence in model["unread"]:
+            print(f"  {sentence}")
 
 
 def _list_models(client: HeadroomClient, options: argparse.Namespace) -> None:
@@ -103,6 +111,7 @@ def _show_model(client: HeadroomClient, options: argparse.Namespace) -> None:
         return
     print(f"{model['name']}  {model['model_type']}, {count(model['num_parameters'])} parameters  ({model['id']})")
     print_table(("part", "number", "parameters each", "in all"), list(_structure_rows(model)), empty="")
+    _print_unread(model)
 
 
 def _structure_rows(model: ModelDetails) -> Iterator[Sequence[str]]:

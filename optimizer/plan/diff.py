@@ -7,10 +7,14 @@ categories by lifetime, place and representation, in words.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from optimizer.plan.activations import BlockChoice
+from optimizer.plan.inference import InferencePlan
 from optimizer.plan.plan import Plan
+
+P = TypeVar("P", Plan, InferencePlan)
+"""Of training, or of a generation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +27,7 @@ class Difference:
     b: Any
 
 
-def diff_plans(a: Plan, b: Plan) -> list[Difference]:
+def diff_plans(a: P, b: P) -> list[Difference]:
     """All differences, in the order of the JSON. Plans of different depth differ in the whole of ``per_block``."""
     return list(_differences(a.to_json(), b.to_json(), path=""))
 

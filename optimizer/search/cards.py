@@ -10,12 +10,15 @@ from optimizer.hardware.machine import Machine
 from optimizer.hardware.prices import Cost, PriceList, price_run
 from optimizer.search.core import find_chosen
 from optimizer.search.frontier import plan_label
+from optimizer.search.inference.problem import PricedInferencePlan
 from optimizer.search.problem import PricedPlan, SearchProblem
 from optimizer.serialize import to_json
 from optimizer.units import format_bytes
 from optimizer.workload import Goal, TrainingWorkload
 
 Order = Literal["speed", "money"]
+Found = tuple[PricedPlan | PricedInferencePlan, str]
+"""A card's best plan, and what it does in a few words."""
 Progress = Callable[[int, int, str], None]
 """Told how many are done, of how many, and what is next."""
 ALL = "all"
@@ -29,7 +32,7 @@ class CardAnswer:
     card: str
     memory_bytes: int
     """Usable by one job."""
-    chosen: PricedPlan | None
+    chosen: PricedPlan | PricedInferencePlan | None
     """None where nothing fits."""
     what: str
     """What the plan does in a few words; where nothing fits, the smallest peak."""
@@ -78,11 +81,32 @@ def rank_cards(
     order: by tokens per second, or by the rent of a million tokens, cards without a price after those with one. progress: told
     of each card before it is looked at.
     """
+
+    def find(budget_bytes: int, card: Machine) -> Found:
+        chosen = find_chosen(pose(replace(goal, device_budget_bytes=budget_bytes), card))
+        return chosen, plan_label(chosen.plan)
+
+    num_tokens = workload.num_steps * workload.tokens_per_step
+    most_bytes = goal.device_budget_bytes
+    return rank(find, cards, most_bytes=most_bytes, num_tokens=num_tokens, prices=prices, order=order, progress=progress)
+
+
+def rank(
+    find: Callable[[int, Machine], Found],
+    cards: Sequence[Machine],
+    *,
+    most_bytes: int,
+    num_tokens: int,
+    prices: PriceList,
+    order: Order,
+    progress: Progress | None,
+) -> tuple[CardAnswer, ...]:
+    """Of either kind of work. find: for a budget on a card its best plan and what that does in a few words; or NoFeasiblePlan."""
     answers = []
     for index, card in enumerate(cards):
         if progress is not None:
             progress(index, len(cards), card.device.name)
-        answers.append(_answer(pose, card, goal=goal, workload=workload, prices=prices))
+        answers.append(_answer(find, card, most_bytes=most_bytes, num_tokens=num_tokens, prices=prices))
     return in_order(answers, order)
 
 
@@ -92,38 +116,22 @@ def in_order(answers: Sequence[CardAnswer], order: Order) -> tuple[CardAnswer, .
 
 
 def _answer(
-    pose: Callable[[Goal, Machine], SearchProblem],
-    card: Machine,
-    *,
-    goal: Goal,
-    workload: TrainingWorkload,
-    prices: PriceList,
+    find: Callable[[int, Machine], Found], card: Machine, *, most_bytes: int, num_tokens: int, prices: PriceList
 ) -> CardAnswer:
-    budget_bytes = min(goal.device_budget_bytes, card.device.memory_bytes)
+    name, memory_bytes = card.device.name, card.device.memory_bytes
     try:
-        chosen = find_chosen(pose(replace(goal, device_budget_bytes=budget_bytes), card))
+        chosen, what = find(min(most_bytes, memory_bytes), card)
     except NoFeasiblePlan as error:
         smallest_bytes = int(error.fields["smallest_feasible_bytes"])
-        return CardAnswer(
-            card=card.device.name,
-            memory_bytes=card.device.memory_bytes,
-            chosen=None,
-            what=f"needs {format_bytes(smallest_bytes)} at least",
-            tokens_per_s=None,
-            costs=(),
-        )
+        what = f"needs {format_bytes(smallest_bytes)} at least"
+        return CardAnswer(card=name, memory_bytes=memory_bytes, chosen=None, what=what, tokens_per_s=None, costs=())
     return CardAnswer(
-        card=card.device.name,
-        memory_bytes=card.device.memory_bytes,
+        card=name,
+        memory_bytes=memory_bytes,
         chosen=chosen,
-        what=plan_label(chosen.plan),
+        what=what,
         tokens_per_s=chosen.prediction.tokens_per_s,
-        costs=price_run(
-            prices,
-            device=card.device.name,
-            total_s=chosen.prediction.total_s,
-            num_tokens=workload.num_steps * workload.tokens_per_step,
-        ),
+        costs=price_run(prices, device=name, total_s=chosen.prediction.total_s, num_tokens=num_tokens),
     )
 
 

@@ -20,38 +20,49 @@ function marks(sort, colours) {
   }[sort];
 }
 
+// What a plan is worth, upwards: training by the seconds of a step, generating by its tokens per second.
+function worth(point) {
+  return facts.by === "speed" ? point.tokens_per_s : point.time_ms / 1000;
+}
+
+function worthWords(point) {
+  return facts.by === "speed" ? `${formatFigure(point.tokens_per_s)} tokens/s` : stepWords(point.time_ms);
+}
+
 function drawFrontier() {
   const colours = ink();
   const unit = axisUnit(Math.max(facts.budget_bytes, ...facts.points.map((point) => point.peak_bytes)));
-  const longest = Math.max(...facts.points.map((point) => point.time_ms));
+  const highest = Math.max(...facts.points.map(worth));
   const traces = ["frontier", "baseline", "chosen", "yours"].map((sort) => {
     const points = facts.points.filter((point) => point.sort === sort).sort((a, b) => a.peak_bytes - b.peak_bytes);
     return {
       type: "scatter", ...marks(sort, colours),
-      x: points.map((point) => point.peak_bytes / unit.bytes), y: points.map((point) => point.time_ms / 1000),
+      x: points.map((point) => point.peak_bytes / unit.bytes), y: points.map(worth),
       text: points.map((point) => point.letter), textfont: { color: colours.text },
-      customdata: points.map((point) => `${point.label}<br>${formatBytes(point.peak_bytes)}, ${stepWords(point.time_ms)}, ${point.verdict.replaceAll("_", " ")}`),
+      customdata: points.map((point) => `${point.label}<br>${formatBytes(point.peak_bytes)}, ${worthWords(point)}, ${point.verdict.replaceAll("_", " ")}`),
       hovertemplate: "%{customdata}<extra></extra>",
     };
   }).filter((trace) => trace.x.length);
   traces.push({
     type: "scatter", mode: "lines", name: "budget", x: [facts.budget_bytes / unit.bytes, facts.budget_bytes / unit.bytes],
-    y: [0, (longest * 1.05) / 1000], line: { color: colours.budget, width: 2.5 }, hovertemplate: `budget ${formatBytes(facts.budget_bytes)}<extra></extra>`,
+    y: [0, highest * 1.05], line: { color: colours.budget, width: 2.5 }, hovertemplate: `budget ${formatBytes(facts.budget_bytes)}<extra></extra>`,
   });
   const layout = baseLayout("frontier");
   layout.hovermode = "closest";
   layout.showlegend = true;
   layout.legend = { orientation: "h", x: 1, xanchor: "right", y: 1.02, yanchor: "bottom", font: { color: colours.text } };
   layout.xaxis = { ...layout.xaxis, title: axisTitle(`device memory at the peak, ${unit.name}`), rangemode: "tozero" };
-  layout.yaxis = { ...layout.yaxis, title: axisTitle(`seconds for ${facts.time_of}`), rangemode: "tozero" };
+  layout.yaxis = { ...layout.yaxis, title: axisTitle(facts.by === "speed" ? "tokens per second" : `seconds for ${facts.time_of}`), rangemode: "tozero" };
   const element = document.getElementById("chart-frontier");
   Plotly.react(element, traces, layout, CONFIG);
   const chosen = facts.points.find((point) => point.sort === "chosen");
-  element.setAttribute("aria-label", `${facts.points.length} plans by peak and the time of ${facts.time_of}; chosen: ${formatBytes(chosen.peak_bytes)}, ${stepWords(chosen.time_ms)}; budget ${formatBytes(facts.budget_bytes)}. The table of every plan has the numbers.`);
+  const words = chosen ? `; chosen: ${formatBytes(chosen.peak_bytes)}, ${worthWords(chosen)}` : "";
+  element.setAttribute("aria-label", `${facts.points.length} plan${facts.points.length === 1 ? "" : "s"} by peak and ${facts.by === "speed" ? "tokens per second" : `the time of ${facts.time_of}`}${words}; budget ${formatBytes(facts.budget_bytes)}. The table of every plan has the numbers.`);
 }
 
 // All steps on one scale of bytes, so that they can be compared at a glance.
 function drawSteps() {
+  if (!facts.steps.length) return;
   const totals = facts.steps.flatMap((step) => step.timeline.map((moment) => Object.values(moment.bytes).reduce((sum, bytes) => sum + bytes, 0)));
   const highest = Math.max(facts.budget_bytes <= 4 * Math.max(...totals, 1) ? facts.budget_bytes : 0, ...totals, 1);
   const unit = axisUnit(highest);
@@ -64,12 +75,14 @@ function drawSteps() {
     layout.xaxis = { ...layout.xaxis, title: axisTitle("ms"), range: [0, x.at(-1) ?? 1] };
     const element = document.getElementById(`chart-step-${step.letter}`);
     Plotly.react(element, traces, layout, CONFIG);
-    element.setAttribute("aria-label", `Device memory within a step of plan ${step.letter}, ${step.label}: peak ${formatBytes(step.peak_bytes)}, ${step.timeline.length} moments over ${stepWords(x.at(-1) ?? 0)}.`);
+    element.setAttribute("aria-label", `Device memory within a ${facts.by === "speed" ? "pass" : "step"} of plan ${step.letter}, ${step.label}: peak ${formatBytes(step.peak_bytes)}, ${step.timeline.length} moments over ${stepWords(x.at(-1) ?? 0)}.`);
   }
 }
 
 function draw() {
-  facts = JSON.parse(document.getElementById("plans-facts").textContent);
+  const told = document.getElementById("plans-facts");
+  if (!told) return;
+  facts = JSON.parse(told.textContent);
   drawFrontier();
   drawSteps();
 }

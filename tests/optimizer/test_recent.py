@@ -1,4 +1,8 @@
-"""The newest few are kept."""
+"""The newest few are kept, and each is made once."""
+
+import threading
+
+import pytest
 
 from optimizer.recent import Recent
 
@@ -15,3 +19,30 @@ def test_what_is_known_is_not_made_again():
     for _ in range(2):
         recent.obtain("a", lambda: made.append(1) or 1)
     assert made == [1]
+
+
+def test_who_asks_for_what_another_thread_is_making_waits_for_it():
+    recent, made, begun, may_end = Recent(1), [], threading.Event(), threading.Event()
+
+    def make():
+        begun.set()
+        assert may_end.wait(10)
+        made.append(1)
+        return 7
+
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(recent.obtain("a", make))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    assert begun.wait(10)
+    may_end.set()
+    for thread in threads:
+        thread.join(10)
+    assert (found, made) == ([7, 7, 7], [1])
+
+
+def test_what_could_not_be_made_is_made_by_the_next_who_asks():
+    recent = Recent(1)
+    with pytest.raises(ZeroDivisionError):
+        recent.obtain("a", lambda: 1 // 0)
+    assert recent.obtain("a", lambda: 1) == 1

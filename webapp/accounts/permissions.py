@@ -5,11 +5,13 @@ address names decides which project counts: its kwarg (``job_id``, …) is looke
 does not belong to answers 404, and one where their role is too small 403 with who can allow it.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from django.apps import apps
 from django.http import Http404, HttpRequest
+from django.urls import resolve
 
 from webapp.accounts.access import (
     act_as,
@@ -205,6 +207,7 @@ TABLE: Final[dict[str, Rule]] = {
     "GET jobs/compare/": SIGNED_IN,
     "GET plans/": SIGNED_IN,
     "GET plans/cards/": SIGNED_IN,
+    "GET plans/knobs/": SIGNED_IN,
     "GET plans/step/": SIGNED_IN,
     f"GET {_JOB_PAGE}": LOOK,
     f"GET {_JOB_PAGE}head/": LOOK,
@@ -281,16 +284,88 @@ def admit(request: HttpRequest, user: Any) -> Rule:
     if rule is None:
         raise Forbidden(f"{method} /{route} is not in the permission table (webapp/accounts/permissions.py)")
     request.permission_rule = rule  # type: ignore[attr-defined]
+    kwargs = request.resolver_match.kwargs or {} if request.resolver_match else {}
+    found = _counting(user, rule, kwargs)
+    if found.project_id:
+        request.audit_project_id = found.project_id  # type: ignore[attr-defined]
+    _require(user, rule, found)
+    acting = acting_of(user) if user.is_authenticated else None
+    if found.is_named and acting is not None and acting.project_id and not acting.is_bound:
+        act_as(user, replace(acting, project_id=found.project_id))
+    return rule
+
+
+def refusal_of(user: Any, method: str, path: str) -> Forbidden | None:
+    """What ``admit`` would refuse this request with; None where it would let it in. Nothing is asked, and nothing is recorded."""
+    match = resolve(path)
+    rule = rule_of(method, match.route)
+    if rule is None:
+        return Forbidden(f"{method} /{match.route} is not in the permission table")
+    try:
+        _require(user, rule, _counting(user, rule, match.kwargs))
+    except Forbidden as error:
+        return error
+    except (Http404, NotSignedInError):
+        return Forbidden("this is not there for you")
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Counting:
+    """The project whose roles decide about a request."""
+
+    project_id: str = ""
+    """Empty where none does."""
+    is_named: bool = False
+    """By what the address names; else it is where a new row goes."""
+    is_everyones: bool = False
+    """The address names a row of no project."""
+
+
+def _counting(user: Any, rule: Rule, kwargs: Mapping[str, Any]) -> _Counting:
+    """Raises Http404 for a row that is not there, and for one of a project that they do not belong to."""
+    if rule.who != "role" or not user.is_authenticated:
+        return _Counting()
+    named = next((name for name in kwargs if name in OWNED), None)
+    if named is not None:
+        return _named(user, named, str(kwargs[named]))
+    if rule.anywhere:
+        return _Counting()
+    project = project_for_new(user)
+    return _Counting() if project is None else _Counting(project_id=project.pk)
+
+
+def _named(user: Any, kwarg: str, key: str) -> _Counting:
+    table, path = OWNED[kwarg]
+    found = apps.get_model(table).objects.filter(pk=key).values_list(path, flat=True)[:1]
+    if not found:
+        raise Http404
+    if found[0] is None:
+        return _Counting(is_everyones=True)
+    if role_in(user, found[0]) is None:
+        raise Http404
+    return _Counting(project_id=found[0], is_named=True)
+
+
+def _require(user: Any, rule: Rule, found: _Counting) -> None:
+    """Raises NotSignedInError or Forbidden."""
     if rule.who == "anyone":
-        return rule
+        return
     if not user.is_authenticated:
         raise NotSignedInError
     _check_scope(user, rule)
     if rule.who == "service_admin":
         _check_service_admin(user)
+    elif rule.who == "role" and found.is_everyones:
+        # everyone's to look at, changed by who administers the service
+        if rule.role != Role.VIEWER:
+            _check_service_admin(user)
+    elif rule.who == "role" and rule.anywhere:
+        require_role_somewhere(user, rule.role)
+    elif rule.who == "role" and found.is_named:
+        require_role(user, found.project_id, rule.role)
     elif rule.who == "role":
-        _check_role(request, user, rule)
-    return rule
+        require_place_for_new(user, rule.role)
 
 
 def _check_scope(user: Any, rule: Rule) -> None:
@@ -311,40 +386,6 @@ def _check_service_admin(user: Any) -> None:
         raise Forbidden(
             "this needs an administrator of the service", hint="Ask one of them, or use a token that is not one project's."
         )
-
-
-def _check_role(request: HttpRequest, user: Any, rule: Rule) -> None:
-    kwargs = request.resolver_match.kwargs or {} if request.resolver_match else {}
-    named = next((name for name in kwargs if name in OWNED), None)
-    if named is not None:
-        _check_named(request, user, rule, kwarg=named)
-    elif rule.anywhere:
-        require_role_somewhere(user, rule.role)
-    else:
-        if (project := project_for_new(user)) is not None:
-            request.audit_project_id = project.pk  # type: ignore[attr-defined]
-        require_place_for_new(user, rule.role)
-
-
-def _check_named(request: HttpRequest, user: Any, rule: Rule, *, kwarg: str) -> None:
-    table, path = OWNED[kwarg]
-    key = request.resolver_match.kwargs[kwarg] if request.resolver_match else ""
-    found = apps.get_model(table).objects.filter(pk=key).values_list(path, flat=True)[:1]
-    if not found:
-        raise Http404
-    project_id = found[0]
-    if project_id is None:
-        # everyone's to look at, changed by who administers the service
-        if rule.role != Role.VIEWER:
-            _check_service_admin(user)
-        return
-    if role_in(user, project_id) is None:
-        raise Http404
-    request.audit_project_id = project_id  # type: ignore[attr-defined]
-    require_role(user, project_id, rule.role)
-    acting = acting_of(user)
-    if acting.project_id and not acting.is_bound:
-        act_as(user, replace(acting, project_id=project_id))
 
 
 def project_of_row(key: str) -> str:

@@ -1,11 +1,12 @@
 """``/me``, ``/models``, ``/datasets``, ``/machines``."""
 
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from django.db import models, transaction
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
-from ninja import File, Form, Router, UploadedFile
+from ninja import File, Form, Router, Schema, UploadedFile
+from pydantic import Field
 
 from webapp.accounts.access import acting_of
 from webapp.api.auth import owner_of
@@ -31,6 +32,39 @@ router = Router()
 R = TypeVar("R", bound=models.Model)
 
 
+class ModelRow(Schema):
+    """A model of a list."""
+
+    id: str
+    name: str
+    project: str | None
+    preset: str
+    model_type: str
+    num_parameters: int | None
+    has_weights: bool
+    has_tokenizer: bool
+    has_chat: bool
+    unread: list[str] = Field(description="what its config.json asked for that no price has, in sentences")
+    created_at: str
+    profile: Literal["ready", "pending", "failed"]
+
+
+class ModelDetails(ModelRow):
+    """With what the model is built of."""
+
+    config: dict[str, Any]
+    num_bytes: int
+    structure: dict[str, Any]
+
+
+class ModelPage(Schema):
+    """Newest first; ``next`` and ``previous`` are whole addresses."""
+
+    results: list[ModelRow]
+    next: str | None
+    previous: str | None
+
+
 @router.get("/me", response=dict[str, Any], tags=["account"])
 def get_me(request: HttpRequest) -> dict[str, Any]:
     """Who the token or session belongs to, what it may do, and the program's version."""
@@ -44,13 +78,13 @@ def get_me(request: HttpRequest) -> dict[str, Any]:
     }
 
 
-@router.get("/models", response=dict[str, Any], tags=["models"])
+@router.get("/models", response=ModelPage, tags=["models"])
 def list_models(request: HttpRequest, cursor: str = "", page_size: str = "") -> dict[str, Any]:
     """Your models and those that ship with the program, newest first."""
     return page_of(request, models_visible_to(request.user), model_documents)
 
 
-@router.post("/models", response={201: dict[str, Any]}, tags=["models"])
+@router.post("/models", response={201: ModelRow}, tags=["models"])
 @idempotent
 def create_model(
     request: HttpRequest,
@@ -77,7 +111,7 @@ def create_model(
         return remember(request, status=201, body=model_documents([model])[0], location=location)
 
 
-@router.get("/models/{model_id}", response=dict[str, Any], tags=["models"])
+@router.get("/models/{model_id}", response=ModelDetails, tags=["models"])
 def get_model(request: HttpRequest, model_id: str) -> dict[str, Any]:
     return model_document(_one(models_visible_to(request.user), model_id))
 
@@ -105,7 +139,7 @@ def delete_model(request: HttpRequest, model_id: str) -> dict[str, Any]:
     return _deleted(_one(models_visible_to(request.user), model_id))
 
 
-@router.post("/models/{model_id}/restore", response=dict[str, Any], tags=["models"])
+@router.post("/models/{model_id}/restore", response=ModelRow, tags=["models"])
 def restore_model(request: HttpRequest, model_id: str) -> dict[str, Any]:
     """Have a deleted one back."""
     row = _one(deleted_models_visible_to(request.user), model_id)

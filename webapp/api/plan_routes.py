@@ -58,7 +58,9 @@ class PriceBody(PlaceBody):
     """A plan, and an edit of it."""
 
     plan: dict[str, Any]
-    change: dict[str, Any] = Field(description='a part of a plan, such as {"optimizer_state": {"bits": 8}}')
+    change: dict[str, Any] = Field(
+        description='a part of a plan, such as {"optimizer_state": {"bits": 8}} or {"kv_cache": {"place": "host"}}'
+    )
 
 
 class Limit(Schema):
@@ -135,8 +137,9 @@ class BytesAtPeak(Schema):
 
 
 class CompareAnswer(Schema):
-    """Only what differs."""
+    """Of training, only what differs."""
 
+    kind: Literal["training"] = "training"
     profile: Literal["ready"] = "ready"
     plans: list[PricedPlan]
     cells: list[Cell]
@@ -153,6 +156,23 @@ class Cost(Schema):
     price: float
     price_date: str
     provider: str
+
+
+class Decision(Schema):
+    """One knob of a generation's plan (``kv_cache.place``) on which the plans differ; values in their order."""
+
+    knob: str
+    values: list[Any]
+
+
+class CompareGenerationsAnswer(Schema):
+    """Of a batch generation, only what differs."""
+
+    kind: Literal["inference"]
+    profile: Literal["ready"] = "ready"
+    plans: list[PricedPlan]
+    decisions: list[Decision]
+    bytes_at_peak: list[BytesAtPeak]
 
 
 class CardAnswer(Schema):
@@ -185,12 +205,27 @@ class Difference(Schema):
 class PriceAnswer(Schema):
     """The plan after the edit; changes are new minus old."""
 
+    kind: Literal["training"] = "training"
     profile: Literal["ready"] = "ready"
     priced: PricedPlan
     differences: list[Difference]
     device_change_bytes: int
     host_change_bytes: int
     step_change_ms: float
+    is_lossless: bool
+
+
+class PriceGenerationAnswer(Schema):
+    """Of a batch generation."""
+
+    kind: Literal["inference"]
+    profile: Literal["ready"] = "ready"
+    priced: PricedPlan
+    differences: list[Difference]
+    device_change_bytes: int
+    host_change_bytes: int
+    disk_change_bytes: int
+    total_change_s: float
     is_lossless: bool
 
 
@@ -203,22 +238,29 @@ def find_best(request: HttpRequest, body: PlaceBody) -> HttpResponse | dict[str,
     return _answer(questions.find_best(request.user, _question(body)))
 
 
-@router.post("/plans/compare", response={200: CompareAnswer, 202: Pending}, tags=["plans"])
+@router.post("/plans/compare", response={200: CompareAnswer | CompareGenerationsAnswer, 202: Pending}, tags=["plans"])
 def compare_plans(request: HttpRequest, body: CompareBody) -> HttpResponse | dict[str, Any]:
-    """Plans side by side: what of the table differs, bytes at each plan's peak, time."""
+    """Plans side by side: what of the table differs, bytes at each plan's peak, time; with `kind: inference` in the workload,
+    plans of a batch generation.
+    """
     return _answer(questions.compare(request.user, _question(body), body.plans))
 
 
 @router.post("/plans/cards", response={200: CardsAnswer, 202: Pending}, tags=["plans"])
 def rank_cards(request: HttpRequest, body: CardsBody) -> HttpResponse | dict[str, Any]:
-    """Cards of the table ranked for this work, each with its best plan; those on which nothing fits come last."""
+    """Cards of the table ranked for this work, training or `kind: inference`, each with its best plan; those on which nothing
+    fits come last.
+    """
     question = AskedOfModel(model=body.model, workload=body.workload, goal=body.goal)
     return _answer(questions.rank_cards(request.user, question, body.cards, by_money=body.order == "money"))
 
 
-@router.post("/plans/price", response={200: PriceAnswer, 202: Pending}, tags=["plans"])
+@router.post("/plans/price", response={200: PriceAnswer | PriceGenerationAnswer, 202: Pending}, tags=["plans"])
 def price_change(request: HttpRequest, body: PriceBody) -> HttpResponse | dict[str, Any]:
-    """A plan after one edit, against what it was. What comes on top of tensors on a card is not worked out anew."""
+    """A plan, of training or with `kind: inference` of a batch generation, after one edit, against what it was.
+
+    Of training what comes on top of tensors on a card is not worked out anew.
+    """
     return _answer(questions.price_change(request.user, _question(body), body.plan, body.change))
 
 

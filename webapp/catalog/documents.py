@@ -30,6 +30,7 @@ def model_documents(models: list[Model]) -> list[dict[str, Any]]:
             "has_weights": model.has_weights,
             "has_tokenizer": model.has_tokenizer,
             "has_chat": model.has_chat,
+            "unread": model.unread,
             "created_at": iso(model.created_at),
             "profile": states[model.fingerprint],
         }

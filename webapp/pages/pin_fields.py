@@ -1,14 +1,17 @@
-"""Decisions of the plan that a person holds: one field for each, and how they become ``goal.pins`` and text again."""
+"""Decisions of a plan that a person holds or edits: a field for each, and how they become ``goal.pins``, a change, and text."""
 
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from django import forms
 
 from optimizer.categories import CATEGORY_LABELS
 from optimizer.errors import InvalidInput
-from optimizer.plan.pins import Pins, knob_kinds, list_knobs_to_pin, read_pins
+from optimizer.plan.generation_knobs import change_generation, generation_knobs, read_generation_change, written_knobs
+from optimizer.plan.pins import knob_kinds, list_knobs_to_pin, read_pins
+from optimizer.plan.plan import Plan
 from webapp.pages.work_form import pin_field
 
 _LABELS: Final[dict[str, tuple[str, str]]] = {
@@ -27,6 +30,12 @@ _LABELS: Final[dict[str, tuple[str, str]]] = {
     "activations.compress": ("Offloaded ones in", ""),
     "logits_and_loss.num_chunks": ("Loss in chunks", "how many"),
     "allocator.expandable_segments": ("Segments that grow", "of torch's allocator on a card"),
+    "batch_size": ("Sequences at once", "of a micro-batch"),
+    "num_micro_batches": ("Micro-batches", "that share a pass"),
+    "prefill_tokens": ("Prompt tokens at once", "a number, or all"),
+    "kv_cache.dtype": ("Keys and values in", ""),
+    "kv_cache.place": ("They live on", ""),
+    "kv_cache.prefetch": ("Fetched ahead", "blocks, of a cache that is away"),
 }
 """What a field is called, and its help."""
 _WORDS: Final[dict[str, dict[object, str]]] = {
@@ -34,6 +43,7 @@ _WORDS: Final[dict[str, dict[object, str]]] = {
     "activations.compress": {"none": "as they are"},
     "weights.autocast": {"off": "the weights' own dtype"},
     "weights.frozen": {"same": "as they are"},
+    "kv_cache.dtype": {"same": "as the weights are"},
     "allocator.expandable_segments": {True: "yes", False: "no"},
 }
 FREE: Final = "free"
@@ -45,8 +55,8 @@ def pin_fields(*, may_be_free: bool = True) -> dict[str, forms.Field]:
     return {pin_field(knob): _field(knob, kind, may_be_free=may_be_free) for knob, kind in knob_kinds().items()}
 
 
-def _field(knob: str, kind: Any, *, may_be_free: bool) -> forms.Field:
-    label, help_text = _LABELS[knob]
+def _field(knob: str, kind: Any, *, may_be_free: bool, labels: Mapping[str, tuple[str, str]] = _LABELS) -> forms.Field:
+    label, help_text = labels.get(knob) or (_words_of(knob), "")
     values = (True, False) if kind is bool else typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
     if not values:
         return forms.CharField(label=label, help_text=help_text, max_length=4000, required=False)
@@ -56,12 +66,21 @@ def _field(knob: str, kind: Any, *, may_be_free: bool) -> forms.Field:
     return forms.ChoiceField(label=label, help_text=help_text, choices=choices, required=False)
 
 
+def _words_of(knob: str) -> str:
+    """Of a decision that has no words here yet."""
+    return knob.rpartition(".")[2].replace("_", " ").capitalize()
+
+
 def pin_groups(form: forms.Form) -> list[tuple[str, list[Any]]]:
     """The fields under the categories of the plan."""
+    return _grouped(form, list_knobs_to_pin())
+
+
+def _grouped(form: forms.Form, knobs: Iterable[str]) -> list[tuple[str, list[Any]]]:
     groups: dict[str, list[Any]] = {}
-    for knob in list_knobs_to_pin():
-        category = knob.partition(".")[0]
-        groups.setdefault(_HEADINGS[category].capitalize(), []).append(form[pin_field(knob)])
+    for knob in knobs:
+        heading = _HEADINGS.get(knob.partition(".")[0], "passes")
+        groups.setdefault(heading[:1].upper() + heading[1:], []).append(form[pin_field(knob)])
     return list(groups.items())
 
 
@@ -109,26 +128,74 @@ def _runs(choices: list[str]) -> list[str]:
 
 
 
+@dataclass(frozen=True, kw_only=True)
+class Decisions:
+    """The knobs of one kind of plan, and how they are written."""
+
+    kinds: Mapping[str, Any]
+    """By path the type of its value."""
+    write: Callable[[Any], dict[str, str]]
+    """A plan's knobs as text, by path."""
+    read: Callable[[list[str]], Any]
+    """The change that texts such as ``weights.dtype=bf16`` ask for. Raises InvalidInput."""
+    check: Callable[[Any, str], Any]
+    """Raises InvalidInput where this one text alone is wrong for the plan."""
+    labels: Mapping[str, tuple[str, str]] = field(default_factory=lambda: _LABELS)
+
+
+def _write_training(plan: Plan) -> dict[str, str]:
+    document = plan.to_json()
+    return {knob: _text(document[knob.partition(".")[0]][knob.partition(".")[2]]) for knob in list_knobs_to_pin()}
+
+
+TRAINING: Final = Decisions(
+    kinds=knob_kinds(), write=_write_training, read=read_pins, check=lambda _, text: read_pins([text])
+)
+GENERATION: Final = Decisions(
+    kinds=generation_knobs(),
+    write=written_knobs,
+    read=read_generation_change,
+    check=lambda plan, text: change_generation(plan, read_generation_change([text])),
+    labels=_LABELS | {"weights.frozen": ("Matrices in", "of the blocks")},
+)
+
+
 class EditForm(forms.Form):
     """One plan, decision by decision; what differs from it afterwards is the edit."""
 
-    def __init__(self, data: Mapping[str, Any] | None, *, plan: Mapping[str, Any], prefix: str) -> None:
-        self._before = written_pins({name: plan[name] for name in {knob.partition(".")[0] for knob in list_knobs_to_pin()}})
-        super().__init__({f"{prefix}-{name}": text for name, text in self._before.items()} | dict(data or {}), prefix=prefix)
-        self.fields.update(pin_fields(may_be_free=False))
+    def __init__(self, data: Mapping[str, Any] | None, *, plan: Any, decisions: Decisions, prefix: str) -> None:
+        self._plan, self._decisions = plan, decisions
+        self._before = decisions.write(plan)
+        shown = {f"{prefix}-{pin_field(knob)}": text for knob, text in self._before.items()}
+        super().__init__(shown | dict(data or {}), prefix=prefix)
+        self.fields.update(
+            {
+                pin_field(knob): _field(knob, kind, may_be_free=False, labels=decisions.labels)
+                for knob, kind in decisions.kinds.items()
+            }
+        )
 
     def clean(self) -> None:
-        clean_pins(self)
+        for knob, text in self._edited():
+            try:
+                self._decisions.check(self._plan, f"{knob}={text}")
+            except InvalidInput as error:
+                self.add_error(pin_field(knob), error.message)
 
     def groups(self) -> list[tuple[str, list[Any]]]:
-        return pin_groups(self)
+        return _grouped(self, self._decisions.kinds)
 
-    def change(self) -> Pins | None:
-        """None where nothing was changed. Only after ``is_valid()``."""
-        texts = {
-            knob: str(self.cleaned_data.get(pin_field(knob)) or "").strip()
-            for knob in list_knobs_to_pin()
-            if pin_field(knob) in self.cleaned_data
-        }
-        edited = [f"{knob}={text}" for knob, text in texts.items() if text and text != self._before.get(pin_field(knob))]
-        return read_pins(edited) if edited else None
+    def change(self) -> Any:
+        """As the library takes it; None where nothing was changed. Only after ``is_valid()``."""
+        edited = [f"{knob}={text}" for knob, text in self._edited()]
+        return self._decisions.read(edited) if edited else None
+
+    def _edited(self) -> list[tuple[str, str]]:
+        written = {knob: str(self.cleaned_data.get(pin_field(knob)) or "").strip() for knob in self._decisions.kinds}
+        return [(knob, text) for knob, text in written.items() if text and text != self._before[knob]]
+
+
+def typed_knobs(data: Mapping[str, Any], *, decisions: Decisions, prefix: str) -> list[str]:
+    """The texts of an edit that names every knob, which needs no other plan to be read; empty where it leaves one out."""
+    typed = {knob: str(data.get(f"{prefix}-{pin_field(knob)}") or "").strip() for knob in decisions.kinds}
+    return [f"{knob}={text}" for knob, text in typed.items()] if all(typed.values()) else []

@@ -5,11 +5,13 @@ Pure functions from the library's values to rows; reads no database and writes n
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from optimizer.categories import CATEGORIES, CATEGORY_LABELS
 from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.estimate.prediction import Prediction
+from optimizer.plan.generation_knobs import generation_knobs, written_knobs
+from optimizer.plan.inference import InferencePlan
 from optimizer.units import format_bytes, format_duration
 from webapp.pages.presentation import CategoryRow, plan_rows, step_words
 from webapp.pages.pricing import batch_words
@@ -51,13 +53,14 @@ class Point:
 
 
 def list_points(
-    chosen: AnyPriced, *, baselines: Mapping[str, AnyPriced], frontier: Iterable[AnyPriced], yours: "AnyPriced | None"
+    chosen: "AnyPriced | None", *, baselines: Mapping[str, AnyPriced], frontier: Iterable[AnyPriced], yours: "AnyPriced | None"
 ) -> tuple[Point, ...]:
     """Each plan once: the chosen one, one's own, then from small to fast. Baselines that are the same plan share a point."""
     found: dict[object, Point] = {}
     if yours is not None:
-        found[yours.plan] = Point(key=YOURS, label="your edit of it", sort="yours", priced=yours)
-    found[chosen.plan] = Point(key=CHOSEN, label="chosen by Headroom", sort="chosen", priced=chosen)
+        found[yours.plan] = Point(key=YOURS, label="your edit", sort="yours", priced=yours)
+    if chosen is not None:
+        found[chosen.plan] = Point(key=CHOSEN, label="chosen by Headroom", sort="chosen", priced=chosen)
     for label, priced in baselines.items():
         known = found.get(priced.plan)
         words = label.replace("_", " ")
@@ -159,7 +162,23 @@ def _whole_lines(plans: Sequence[AnyPriced]) -> Iterable[Line]:
     yield _line("tokens/s", [Value(text=f"{here.tokens_per_s:,.0f}") for here in found])
     yield _line("all prompts" if passes else "all steps", [Value(text=format_duration(here.total_s)) for here in found])
     yield _line("sequences at once", [Value(text=batch_words(priced.plan.to_json())) for priced in plans])
+    yield from _other_decisions([priced.plan for priced in plans if isinstance(priced.plan, InferencePlan)])
     yield _line("numbers", [Value(text="as in fp32" if priced.plan.is_lossless else "changed") for priced in plans])
+
+
+_SHOWN_ELSEWHERE: Final = frozenset(
+    {"batch_size", "num_micro_batches", "weights.dtype", "weights.frozen", "weights.place", "kv_cache.dtype", "kv_cache.place"}
+)
+"""Knobs of a generation that other lines tell of."""
+
+
+def _other_decisions(plans: Sequence[InferencePlan]) -> Iterable[Line]:
+    """Of a generation's plan whatever has no line of its own, where not all are alike."""
+    written = [written_knobs(plan) for plan in plans]
+    for knob in generation_knobs() if plans else ():
+        texts = [of_plan[knob] for of_plan in written]
+        if knob not in _SHOWN_ELSEWHERE and len(set(texts)) > 1:
+            yield _line(knob.replace(".", " ").replace("_", " "), [Value(text=text) for text in texts])
 
 
 def _line(name: str, values: Sequence[Value]) -> Line:
@@ -177,10 +196,15 @@ def _size(num_bytes: int) -> Value:
 
 
 def chart_facts(points: Sequence[Point], *, budget_bytes: int) -> dict[str, Any]:
-    """What the charts are drawn from: every point, and the step, or the pass, of each plan that is compared."""
+    """What the charts are drawn from: every point, and the step, or the pass, of each plan that is compared.
+
+    Training is drawn by the time of a step, generating by its tokens per second.
+    """
+    is_training = isinstance(points[0].priced.prediction, Prediction)
     return {
         "budget_bytes": budget_bytes,
-        "time_of": "a step" if isinstance(points[0].priced.prediction, Prediction) else "all prompts",
+        "by": "time" if is_training else "speed",
+        "time_of": "a step" if is_training else "all prompts",
         "categories": [{"key": category, "label": CATEGORY_LABELS[category]} for category in CATEGORIES],
         "points": [
             {
@@ -189,6 +213,7 @@ def chart_facts(points: Sequence[Point], *, budget_bytes: int) -> dict[str, Any]
                 "sort": point.sort,
                 "letter": point.letter,
                 "time_ms": point.time_ms,
+                "tokens_per_s": point.priced.prediction.tokens_per_s,
                 "peak_bytes": point.peak_bytes,
                 "verdict": point.priced.verdict,
             }
@@ -205,6 +230,7 @@ def chart_facts(points: Sequence[Point], *, budget_bytes: int) -> dict[str, Any]
                 ],
             }
             for point in compared_points(points)
+            if point.priced.prediction.timeline
         ],
     }
 

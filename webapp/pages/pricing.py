@@ -12,6 +12,7 @@ from django.utils import timezone
 
 from optimizer.categories import CATEGORIES, CATEGORY_LABELS
 from optimizer.errors import HeadroomError, NoFeasiblePlan
+from optimizer.estimate.prediction import Prediction
 from optimizer.hardware.devices import find_device
 from optimizer.plan.plan import Plan
 from optimizer.units import MIB, format_bytes
@@ -29,7 +30,7 @@ from webapp.pages.presentation import (
     stacked_bar,
 )
 from webapp.pages.work_form import exact_bytes, field_of
-from webapp.planning.glance import glance_at
+from webapp.planning.glance import glance_at, glance_at_generation
 from webapp.planning.levers import Lever, list_levers
 from webapp.planning.offers import PlanAnswer
 from webapp.planning.pricing import find_most, price_job_spec, question_of
@@ -103,8 +104,10 @@ class Pricing:
     any_over: bool = False
     smallest_bytes: int | None = None
     peak_bytes: int | None = None
-    """This and the next of a first answer's plan."""
+    """This and the next two of a first answer's plan."""
     step_ms: float | None = None
+    total_s: float | None = None
+    """Of a generation, in the place of a step's time."""
     largest: tuple[str, int] | None = None
     bar: StackedBar | None = None
     since: datetime | None = None
@@ -155,9 +158,13 @@ def glance_for_page(user: Any, spec: dict[str, Any], *, taken: Mapping[str, Any]
     """
     try:
         read = read_job_spec(user, spec)
-        if not isinstance(read, JobSpec) or read.goal.objective in LOOKS_FOR:
+        if isinstance(read, GenerateSpec):
+            found = glance_at_generation(user, read)
+        elif read.goal.objective in LOOKS_FOR:
             return None
-        found = glance_at(user, read, taken=Plan.from_json(dict(taken)) if taken and "activations" in taken else None)
+        else:
+            known = Plan.from_json(dict(taken)) if taken and "activations" in taken else None
+            found = glance_at(user, read, taken=known)
     except HeadroomError:
         return None
     if found is None:
@@ -172,9 +179,10 @@ def glance_for_page(user: Any, spec: dict[str, Any], *, taken: Mapping[str, Any]
         since=timezone.now(),
         message=found.priced.label.replace("_", " "),
         peak_bytes=prediction.device_peak_high_bytes,
-        step_ms=prediction.step_ms,
         largest=largest_part(prediction.device_bytes_by_category),
         bar=stacked_bar(prediction.device_bytes_by_category, budget_bytes=budget_bytes),
+        step_ms=prediction.step_ms if isinstance(prediction, Prediction) else None,
+        total_s=None if isinstance(prediction, Prediction) else prediction.total_s,
     )
 
 
@@ -226,6 +234,17 @@ def _lever(lever: Lever) -> Suggestion:
     )
 
 
+def budget_suggestion(error: NoFeasiblePlan) -> Suggestion:
+    """The smallest that would do."""
+    budget = _whole_mib(_enough_bytes(error))
+    return Suggestion(words=f"a budget of {budget}", changes={"device_budget": budget})
+
+
+def _enough_bytes(error: NoFeasiblePlan) -> int:
+    """Rounded up to whole MiB, so that the offered budget is enough."""
+    return -(-int(error.fields["smallest_feasible_bytes"]) // MIB) * MIB
+
+
 def ways_out(error: NoFeasiblePlan) -> tuple[Suggestion, ...]:
     """What would fit instead, each of which was priced."""
     return tuple(_way_out(way) for way in error.fields.get("ways_out", ()))
@@ -271,14 +290,11 @@ def _nothing_fits(error: NoFeasiblePlan, *, budget_bytes: int, selected: str) ->
     fields = error.fields
     sizes: dict[str, int] = fields["bytes_by_category"]
     rows = _rows(fields.get("offers", []), budget_bytes=budget_bytes, selected=selected)
-    # rounded up to whole MiB, so that the offered budget is enough
-    smallest_bytes = -(-int(fields["smallest_feasible_bytes"]) // MIB) * MIB
-    budget = _whole_mib(smallest_bytes)
     pricing = Pricing(
         kind="does_not_fit",
         budget_bytes=budget_bytes,
-        smallest_bytes=smallest_bytes,
-        suggestions=(Suggestion(words=f"a budget of {budget}", changes={"device_budget": budget}), *ways_out(error)),
+        smallest_bytes=_enough_bytes(error),
+        suggestions=(budget_suggestion(error), *ways_out(error)),
         largest=largest_part(sizes),
         bar=stacked_bar(sizes, budget_bytes=budget_bytes) if sizes else None,
     )

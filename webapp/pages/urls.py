@@ -37,6 +37,7 @@ urlpatterns = [
     path("jobs/compare/", compare.compare_page, name="job_compare"),
     path("plans/", plans.plans_page, name="plans"),
     path("plans/cards/", plans.plans_cards, name="plans_cards"),
+    path("plans/knobs/", plans.plans_knobs, name="plans_knobs"),
     path("plans/step/", plans.plans_step, name="plans_step"),
     path("jobs/new/generate/", generate.new_generate, name="generate_new"),
     path("jobs/new/generate/price/", generate.price_generate, name="generate_price"),

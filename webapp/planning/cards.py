@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from optimizer.hardware.devices import known_devices
 from optimizer.recent import Recent
 from optimizer.workload import UNLIMITED_BYTES
+from webapp.planning.generation_searches import GenerationQuestion
 from webapp.planning.searches import TrainingQuestion
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class CardsSoFar:
         return next((answer for answer in ranked if answer.rented_per_million_tokens is not None), None)
 
 
-def rank_some_cards(question: TrainingQuestion, *, order: Literal["speed", "money"]) -> CardsSoFar:
+def rank_some_cards(question: TrainingQuestion | GenerationQuestion, *, order: Literal["speed", "money"]) -> CardsSoFar:
     """All of the table that are known, and as many more as ``LOOK_FOR_S`` allows, at least one.
 
     question: its machine is not looked at; each card has all its memory, and the goal's other wishes hold.
@@ -78,17 +79,32 @@ def card_names() -> list[str]:
     return list(known_devices())
 
 
-def _asked(question: TrainingQuestion) -> tuple[object, ...]:
+def _asked(question: TrainingQuestion | GenerationQuestion) -> tuple[object, ...]:
     return question.profile_sha256, question.workload, replace(question.goal, device_budget_bytes=1)
 
 
-def _look_at(question: TrainingQuestion, name: str) -> "CardAnswer":
+def _look_at(question: TrainingQuestion | GenerationQuestion, name: str) -> "CardAnswer":
+    if isinstance(question, GenerationQuestion):
+        return _look_at_generation(question, name)
     from optimizer.planning import rank_cards_profiled
+    from optimizer.search.problem import PricedPlan
 
     goal = replace(question.goal, device_budget_bytes=UNLIMITED_BYTES, objective="fastest_step")
     (answer,) = rank_cards_profiled(question.profile, [name], workload=question.workload, goal=goal)
-    if answer.chosen is None:
+    if not isinstance(answer.chosen, PricedPlan):
         return answer
     # without the moments of its step, which are most of its bytes
     light = replace(answer.chosen.prediction, timeline=(), peaks=())
+    return replace(answer, chosen=replace(answer.chosen, prediction=light))
+
+
+def _look_at_generation(question: GenerationQuestion, name: str) -> "CardAnswer":
+    from optimizer.planning_generation import rank_cards_to_generate
+    from optimizer.search.inference.problem import PricedInferencePlan
+
+    goal = replace(question.goal, device_budget_bytes=UNLIMITED_BYTES)
+    (answer,) = rank_cards_to_generate(question.profile, [name], workload=question.workload, goal=goal)
+    if not isinstance(answer.chosen, PricedInferencePlan):
+        return answer
+    light = replace(answer.chosen.prediction, timeline=(), decode=())
     return replace(answer, chosen=replace(answer.chosen, prediction=light))

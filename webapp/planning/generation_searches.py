@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from optimizer.errors import NoFeasiblePlan
 from optimizer.hardware.machine import Machine as MachineSpec
+from optimizer.plan.inference import InferencePlan
 from optimizer.profile.inference import InferenceProfile
 from optimizer.recent import Recent
 from optimizer.workload import InferenceGoal, InferenceWorkload
 from webapp.planning.searches import NothingFits
 
 if TYPE_CHECKING:
+    from optimizer.search.inference.knobs import GenerationKnob
     from optimizer.search.inference.problem import InferenceProblem, PricedInferencePlan
 
 MAX_ANSWERS = 4
@@ -36,6 +38,16 @@ class GenerationQuestion:
         place = (self.profile_sha256, repr(self.machine.to_json()), repr(self.calibration))
         return *place, self.workload, self.goal
 
+    @property
+    def here(self) -> dict[str, Any]:
+        """What the library is asked with, beside the profile."""
+        return {
+            "workload": self.workload,
+            "goal": self.goal,
+            "machine": self.machine,
+            "calibration": self.calibration,
+        }
+
     def pose(self, workload: InferenceWorkload) -> "InferenceProblem":
         # here and below, so that numpy and scipy are loaded with the first price and not with every process that knows of jobs
         from optimizer.search.inference.search import inference_problem
@@ -55,15 +67,64 @@ class GenerationAnswer:
     frontier: "tuple[PricedInferencePlan, ...]"
     explanation: tuple[str, ...]
     """Of the chosen plan."""
+    gap: float | None
+    """How far the chosen plan may be from the best, as a share; None where nothing fits."""
     nothing_fits: NothingFits | None = None
 
 
 _answers: Recent[tuple[object, ...], GenerationAnswer] = Recent(MAX_ANSWERS)
+_problems: "Recent[tuple[object, ...], InferenceProblem]" = Recent(2 * MAX_ANSWERS)
+"""With the prices that were asked of them."""
+_detailed: "Recent[tuple[object, ...], PricedInferencePlan]" = Recent(4 * MAX_ANSWERS)
+_knobs: "Recent[tuple[object, ...], tuple[GenerationKnob, ...]]" = Recent(MAX_ANSWERS)
 
 
 def find_generation(question: GenerationQuestion) -> GenerationAnswer:
     """The best plan, or baselines and the error where nothing fits."""
     return _answers.obtain(question.key, lambda: _search(question))
+
+
+def answer_at_hand(question: GenerationQuestion) -> GenerationAnswer | None:
+    """What ``find_generation`` found before; None where it would have to look, which takes seconds."""
+    return _answers.get(question.key)
+
+
+def problem_of_generation(question: GenerationQuestion) -> "InferenceProblem":
+    """For prices of single plans, with the prompts' own lengths."""
+    return _problems.obtain(question.key, lambda: question.pose(question.workload))
+
+
+def detail_generation(question: GenerationQuestion, plan: InferencePlan, *, label: str) -> "PricedInferencePlan":
+    """With its memory over a pass and all that its process takes: ten times the work of a price."""
+    key = (*question.key, plan, label)
+    return _detailed.obtain(key, lambda: problem_of_generation(question).priced(label, plan))
+
+
+def detail_at_hand(question: GenerationQuestion, plan: InferencePlan, *, label: str) -> "PricedInferencePlan | None":
+    return _detailed.get((*question.key, plan, label))
+
+
+def knobs_of_generation(question: GenerationQuestion, plan: InferencePlan) -> "tuple[GenerationKnob, ...]":
+    """What each single change of a plan would come to, the largest saving first."""
+    from optimizer.search.inference.knobs import list_generation_knobs
+
+    return _knobs.obtain((*question.key, plan), lambda: list_generation_knobs(problem_of_generation(question), plan))
+
+
+def hand_written(question: GenerationQuestion) -> "PricedInferencePlan | None":
+    """Of plans as people write them the first that fits, from fast to small, seen as the search sees them; None if none does."""
+    from optimizer.search.inference.baselines import list_inference_baselines, price_inference_baselines
+    from optimizer.search.inference.solve import Book
+
+    problem = _as_if_equal(question)
+    known = list_inference_baselines(problem)
+    for label in ("resident", "stream_host", "stream_disk"):
+        if label not in known:
+            continue
+        priced = price_inference_baselines(Book(problem=problem), labels=(label,), in_detail=False)[label]
+        if problem.permits(priced.plan) and priced.verdict == "fits":
+            return priced
+    return None
 
 
 def explain_generation(question: GenerationQuestion, priced: "PricedInferencePlan") -> list[str]:
@@ -72,17 +133,23 @@ def explain_generation(question: GenerationQuestion, priced: "PricedInferencePla
     return list(explain_inference_plan(priced.plan, workload=question.workload, prediction=priced.prediction))
 
 
+def _as_if_equal(question: GenerationQuestion) -> "InferenceProblem":
+    """What a search is given."""
+    workload = question.workload.as_if_equal(max_sequence_length=question.profile.max_sequence_length)
+    if workload is question.workload:
+        return problem_of_generation(question)
+    return _problems.obtain(("equal", *question.key), lambda: question.pose(workload))
+
+
 def _search(question: GenerationQuestion) -> GenerationAnswer:
     from optimizer.search.inference.baselines import price_inference_baselines
     from optimizer.search.inference.search import search_inference
     from optimizer.search.inference.solve import Book
 
-    workload = question.workload
-    bound_workload = workload.as_if_equal(max_sequence_length=question.profile.max_sequence_length)
-    exact, bound = question.pose(workload), question.pose(bound_workload)
+    exact, bound = problem_of_generation(question), _as_if_equal(question)
 
     def shown(found: "PricedInferencePlan", *, in_detail: bool = True) -> "PricedInferencePlan":
-        return exact.priced(found.label, found.plan, in_detail=in_detail) if bound_workload is not workload else found
+        return exact.priced(found.label, found.plan, in_detail=in_detail) if bound is not exact else found
 
     try:
         result = search_inference(bound, profile=question.profile, machine=question.machine)
@@ -93,6 +160,7 @@ def _search(question: GenerationQuestion) -> GenerationAnswer:
             baselines={label: shown(priced) for label, priced in baselines.items()},
             frontier=(),
             explanation=(),
+            gap=None,
             nothing_fits=NothingFits.of(error),
         )
     chosen = shown(result.chosen)
@@ -102,4 +170,6 @@ def _search(question: GenerationQuestion) -> GenerationAnswer:
         baselines={label: shown(priced) for label, priced in result.baselines.items()},
         frontier=tuple(shown(priced, in_detail=False) for priced in result.frontier),
         explanation=tuple(sentences),
+        gap=result.gap,
     )
+

@@ -10,12 +10,15 @@ from optimizer.errors import HeadroomError
 from optimizer.plan.plan import Plan
 from webapp.catalog.models import Machine
 from webapp.catalog.queries import machines_visible_to
+from webapp.jobs.generation_spec import GenerateSpec, inference_workload
 from webapp.jobs.spec import JobSpec
-from webapp.planning.pricing import question_of
+from webapp.planning.generation_searches import GenerationQuestion, answer_at_hand, hand_written
+from webapp.planning.pricing import generation_question_of, question_of
 from webapp.planning.profiles import ready_profile
 from webapp.planning.searches import TrainingQuestion, is_answered, problem_of
 
 if TYPE_CHECKING:
+    from optimizer.search.inference.problem import PricedInferencePlan
     from optimizer.search.problem import PricedPlan, SearchProblem
 
 
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
 class Glance:
     """One plan, without what its process takes besides tensors. None where none of those looked at fits."""
 
-    priced: "PricedPlan | None"
+    priced: "PricedPlan | PricedInferencePlan | None"
     machine: Machine
 
 
@@ -38,11 +41,28 @@ def glance_at(user: Any, spec: JobSpec, *, taken: Plan | None) -> Glance | None:
         return None
     found = [Glance(priced=_fastest(question, taken), machine=machine) for machine, question in questions]
     fitting = [glance for glance in found if glance.priced is not None]
-    return min(fitting, key=_step_ms, default=found[0])
+    return min(fitting, key=_total_s, default=found[0])
 
 
-def _step_ms(glance: Glance) -> float:
-    return float("inf") if glance.priced is None else glance.priced.prediction.step_ms
+def glance_at_generation(user: Any, spec: GenerateSpec) -> Glance | None:
+    """The same of a generate job, seen as its search sees it: every prompt the longest."""
+    profile = ready_profile(spec.model, generates=True)
+    machines = list(machines_visible_to(user).order_by("name"))
+    if profile is None or not machines:
+        return None
+    workload = inference_workload(spec)
+    questions: list[tuple[Machine, GenerationQuestion]] = [
+        (machine, generation_question_of(spec, workload, profile, machine)) for machine in machines
+    ]
+    if all(answer_at_hand(question) is not None for _, question in questions):
+        return None
+    found = [Glance(priced=hand_written(question), machine=machine) for machine, question in questions]
+    fitting = [glance for glance in found if glance.priced is not None]
+    return min(fitting, key=_total_s, default=found[0])
+
+
+def _total_s(glance: Glance) -> float:
+    return float("inf") if glance.priced is None else glance.priced.prediction.total_s
 
 
 def _fastest(question: TrainingQuestion, taken: Plan | None) -> "PricedPlan | None":

@@ -157,14 +157,7 @@ def question_of(spec: JobSpec, profile: Profile, machine: Machine) -> TrainingQu
 def _search_generation(
     spec: GenerateSpec, workload: InferenceWorkload, profile: Profile, machine: Machine
 ) -> _Searched:
-    question = GenerationQuestion(
-        profile=read_inference_profile(profile.pk, profile.document_sha256),
-        profile_sha256=profile.document_sha256,
-        workload=workload,
-        goal=spec.goal,
-        machine=MachineSpec.from_json(machine.document),
-        calibration=machine.calibration,
-    )
+    question = generation_question_of(spec, workload, profile, machine)
     answer = find_generation(question)
     found = [
         Found(priced=priced, machine=machine, explanation=explain_generation(question, priced))
@@ -174,6 +167,19 @@ def _search_generation(
         return _Searched(found=found, infeasible=answer.nothing_fits.error() if answer.nothing_fits else None)
     chosen = Found(priced=answer.chosen, machine=machine, explanation=list(answer.explanation))
     return _Searched(found=[chosen, *found])
+
+
+def generation_question_of(
+    spec: GenerateSpec, workload: InferenceWorkload, profile: Profile, machine: Machine
+) -> GenerationQuestion:
+    return GenerationQuestion(
+        profile=read_inference_profile(profile.pk, profile.document_sha256),
+        profile_sha256=profile.document_sha256,
+        workload=workload,
+        goal=spec.goal,
+        machine=MachineSpec.from_json(machine.document),
+        calibration=machine.calibration,
+    )
 
 
 def _explained(baselines: dict[str, PricedPlan], machine: Machine) -> list[Found]:

@@ -3,10 +3,13 @@
 Torch-free; nothing is kept. A model that was never profiled is asked of a worker, as a spec's is (``profiles.py``).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from optimizer.errors import InvalidPlan
+from optimizer.hardware.devices import known_devices
+from optimizer.plan.generation_knobs import change_generation
+from optimizer.plan.inference import InferencePlan
 from optimizer.plan.pins import Pins
 from optimizer.plan.plan import Plan
 from optimizer.serialize import from_json, to_json
@@ -83,6 +86,8 @@ def compare(user: Any, question: AskedOfModel, plans: dict[str, Any]) -> dict[st
     # here and below, so that numpy and scipy are loaded with the first price and not with every process that knows of jobs
     from optimizer.planning import compare_profiled
 
+    if question.generates:
+        return _compare_generations(user, question, plans)
     read = {name: Plan.from_json(plan) if isinstance(plan, dict) else plan for name, plan in plans.items()}
     asked = read_question(user, question)
     if asked is None:
@@ -96,6 +101,8 @@ def rank_cards(user: Any, question: AskedOfModel, cards: list[str], *, by_money:
     from optimizer.search.cards import read_cards
 
     read_cards(cards)
+    if question.generates:
+        return _rank_cards_to_generate(user, question, cards, by_money=by_money)
     model, workload = _read_work(user, question)
     goal = Goal(device_budget_bytes=UNLIMITED_BYTES) if question.goal is None else read_goal(question.goal)
     profile = profile_of(model, adapter=workload.adapter)
@@ -107,14 +114,54 @@ def rank_cards(user: Any, question: AskedOfModel, cards: list[str], *, by_money:
 
 
 def price_change(user: Any, question: AskedOfModel, plan: dict[str, Any], change: dict[str, Any]) -> dict[str, Any] | None:
-    """change: a part of a plan's JSON, such as ``{"optimizer_state": {"bits": 8}}``."""
+    """change: a part of a plan's JSON, such as ``{"optimizer_state": {"bits": 8}}``, or ``{"kv_cache": {"place": "host"}}``."""
     from optimizer.planning import reprice_profiled
 
+    if question.generates:
+        return _price_changed_generation(user, question, plan, change)
     read, pins = Plan.from_json(plan), from_json(Pins, change, path="change", error=InvalidPlan)
     asked = read_question(user, question)
     if asked is None:
         return None
     return {"profile": "ready", **reprice_profiled(asked.question.profile, read, change=pins, **asked.here).to_json()}
+
+
+def _compare_generations(user: Any, question: AskedOfModel, plans: dict[str, Any]) -> dict[str, Any] | None:
+    from optimizer.planning_generation import compare_generations_profiled
+
+    read = {name: InferencePlan.from_json(plan) if isinstance(plan, dict) else plan for name, plan in plans.items()}
+    asked = read_generation(user, question)
+    if asked is None:
+        return None
+    return {"kind": "inference", **compare_generations_profiled(asked.profile, read, **asked.here).to_json()}
+
+
+def _rank_cards_to_generate(
+    user: Any, question: AskedOfModel, cards: list[str], *, by_money: bool
+) -> dict[str, Any] | None:
+    from optimizer.planning_generation import rank_cards_to_generate
+
+    # any card: what is asked of the place is not looked at
+    asked = read_generation(user, replace(question, machine=None, gpu=next(iter(known_devices()))))
+    if asked is None:
+        return None
+    goal = asked.goal if question.goal is not None else replace(asked.goal, device_budget_bytes=UNLIMITED_BYTES)
+    order: Literal["speed", "money"] = "money" if by_money else "speed"
+    found = rank_cards_to_generate(asked.profile, cards, workload=asked.workload, goal=goal, order=order)
+    return {"profile": "ready", "order": order, "cards": to_json(found)}
+
+
+def _price_changed_generation(
+    user: Any, question: AskedOfModel, plan: dict[str, Any], change: dict[str, Any]
+) -> dict[str, Any] | None:
+    from optimizer.planning_generation import reprice_generation_profiled
+
+    read = InferencePlan.from_json(plan)
+    change_generation(read, change)  # what is no change is refused before a model is profiled
+    asked = read_generation(user, question)
+    if asked is None:
+        return None
+    return {"kind": "inference", **reprice_generation_profiled(asked.profile, read, change=change, **asked.here).to_json()}
 
 
 def read_question(user: Any, question: AskedOfModel) -> Asked | None:

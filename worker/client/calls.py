@@ -112,15 +112,15 @@ class HeadroomClient(AccessCalls, UploadCalls):
         return self._priced("plans/best", question, wait_s=wait_s)
 
     def rank_cards(self, question: Row, *, wait_s: float = 300.0) -> Row:
-        """``POST /plans/cards``: cards of the table, best first."""
+        """``POST /plans/cards``: cards of the table, best first, to train or with ``kind: inference`` to generate."""
         return self._priced("plans/cards", question, wait_s=wait_s)
 
     def compare_plans(self, question: Row, *, wait_s: float = 300.0) -> Row:
-        """``POST /plans/compare``: plans side by side, only what differs."""
+        """``POST /plans/compare``: plans side by side, of either kind, only what differs."""
         return self._priced("plans/compare", question, wait_s=wait_s)
 
     def price_change(self, question: Row, *, wait_s: float = 300.0) -> Row:
-        """``POST /plans/price``: a plan after one edit."""
+        """``POST /plans/price``: a plan of either kind after one edit."""
         return self._priced("plans/price", question, wait_s=wait_s)
 
     def estimate(self, question: Row, *, wait_s: float = 300.0) -> Row:

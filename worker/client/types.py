@@ -26,6 +26,8 @@ class Model(TypedDict):
     has_weights: bool
     has_tokenizer: bool
     has_chat: bool
+    unread: list[str]
+    """What its config.json asked for that no price has, in sentences."""
     created_at: str
     profile: Literal["ready", "pending", "failed"]
 

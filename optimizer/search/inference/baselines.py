@@ -53,7 +53,7 @@ def list_inference_baselines(problem: InferenceProblem) -> dict[str, InferenceBa
 
 
 def price_inference_baselines(
-    book: Book, *, weights: WeightsPlan | None = None, labels: Sequence[str] | None = None
+    book: Book, *, weights: WeightsPlan | None = None, labels: Sequence[str] | None = None, in_detail: bool = True
 ) -> dict[str, PricedInferencePlan]:
     """By label, in fp32 unless ``weights`` says otherwise; one plan per label, also where two coincide. labels: of those wanted;
     all that the machine can carry out unless given.
@@ -63,7 +63,7 @@ def price_inference_baselines(
     found = {}
     for label in labels:
         plan = INFERENCE_BASELINES[label](book, weights or WeightsPlan())
-        found[label] = book.problem.priced(label, plan)
+        found[label] = book.problem.priced(label, plan, in_detail=in_detail)
     return found
 
 

@@ -7,11 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from optimizer.errors import InvalidPlan
 from optimizer.estimate.inference_floor import Floors
 from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.estimate.prediction import Verdict
 from optimizer.plan.inference import InferencePlan
 from optimizer.serialize import to_json
+from optimizer.techniques import TECHNIQUE_LABELS
 from optimizer.workload import LOSSY, InferenceGoal, InferenceWorkload, Technique
 
 InferencePrice = Callable[[InferencePlan], InferencePrediction]
@@ -70,11 +72,38 @@ class InferenceProblem:
 
     def permits(self, plan: InferencePlan) -> bool:
         """Whether every technique of the plan is allowed, all together can be carried out, and its weights were profiled."""
-        if self.representations is not None and plan.weights.representation not in self.representations:
-            return False
-        if plan.find_conflict(self.workload) is not None:
+        if not self._is_known(plan) or plan.find_conflict(self.workload) is not None:
             return False
         return all(self.allows(technique) for technique in techniques_of(plan))
+
+    def _is_known(self, plan: InferencePlan) -> bool:
+        return self.representations is None or plan.weights.representation in self.representations
+
+    def find_conflict(self, plan: InferencePlan) -> InvalidPlan | None:
+        """Why the plan cannot be carried out here, or not be priced, whatever the goal says of it; None where it can."""
+        if not self._is_known(plan):
+            known = sorted(self.representations or ())
+            return InvalidPlan(
+                f"plan.weights is {plan.weights.representation}; known of this model on this machine: {', '.join(known)}",
+                field="plan.weights",
+                value=plan.weights.representation,
+                allowed=known,
+            )
+        return plan.find_conflict(self.workload)
+
+    def check(self, plan: InferencePlan) -> None:
+        """Raise InvalidPlan where the plan suits neither the model, the machine nor the work."""
+        conflict = self.find_conflict(plan)
+        if conflict is not None:
+            raise conflict
+        for technique in techniques_of(plan):
+            if technique in self.unavailable:
+                raise InvalidPlan(
+                    f"the plan needs {TECHNIQUE_LABELS[technique]!r}, which is not to be had on this machine",
+                    field="plan",
+                    value=technique,
+                    allowed="what the machine has",
+                )
 
     def fits_device(self, prediction: InferencePrediction) -> bool:
         """Whether even the upper end of the interval honours the budget."""

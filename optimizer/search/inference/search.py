@@ -153,6 +153,14 @@ def search_inference(
     )
 
 
+def find_best_generation(problem: InferenceProblem) -> PricedInferencePlan:
+    """The best plan alone. Raises NoFeasiblePlan."""
+    solution = solve(Book(problem=problem))
+    if solution is None:
+        raise explain_nothing_fits(problem)
+    return _first_on_the_card(problem, solution)[0]
+
+
 def _first_on_the_card(problem: InferenceProblem, found: Solution) -> tuple[PricedInferencePlan, Solution]:
     """The best plan whose whole process has room on the card, among plans of tensors that leave room for the rest.
 

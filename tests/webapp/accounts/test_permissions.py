@@ -17,7 +17,7 @@ from webapp.accounts.tokens import create_token
 
 ADDRESSES = addresses()
 REFUSALS = (401, 403, 404)
-NOTHING_HERE = ("api/v1/jobs/<job_id>/events", "plans/cards/", "plans/step/")
+NOTHING_HERE = ("api/v1/jobs/<job_id>/events", "plans/cards/", "plans/knobs/", "plans/step/")
 """404 for whom they let in: the stream's own connection sees nothing that a test has not committed; the others are parts of a
 page that have their question in the address. Whom they keep out is asked of them too.
 """

@@ -127,3 +127,69 @@ def test_a_generation_that_fits_nowhere_says_what_would_be_enough(as_ada, genera
 def test_the_best_generation_waits_for_the_models_profile(as_ada, model):
     answer = ask_best(as_ada, model=model.pk)
     assert (answer.status_code, answer.json()["waiting_for"]) == (202, "profile")
+
+
+def ask(client, path, **changes):
+    body = {"workload": WORKLOAD, "gpu": "RTX 4090", **changes}
+    return client.post(f"/api/v1/plans/{path}", data=json.dumps(body), content_type="application/json")
+
+
+def test_plans_of_a_generation_stand_side_by_side_with_only_what_differs(as_ada, generating):
+    answer = ask(as_ada, "compare", model=generating.pk, plans={"best": "best", "one": "one_at_a_time"})
+    assert answer.status_code == 200, answer.content
+    document = answer.json()
+    assert (document["kind"], [plan["label"] for plan in document["plans"]]) == ("inference", ["best", "one"])
+    sizes = {each["knob"]: each["values"] for each in document["decisions"]}
+    assert sizes["batch_size"] == [4, 1]
+    assert all(len(set(values)) > 1 for values in sizes.values())
+    assert {row["category"] for row in document["bytes_at_peak"]} >= {"kv_cache"}
+
+
+def test_cards_are_ranked_for_a_generation(as_ada, generating):
+    body = {"model": generating.pk, "workload": WORKLOAD, "cards": ["T4", "RTX 4090"]}
+    answer = as_ada.post("/api/v1/plans/cards", data=json.dumps(body), content_type="application/json")
+    assert answer.status_code == 200, answer.content
+    found = answer.json()["cards"]
+    speeds = [card["tokens_per_s"] for card in found]
+    assert speeds == sorted(speeds, reverse=True)
+    assert found[0]["chosen"]["plan"]["batch_size"] == 4
+
+
+def test_an_edit_of_a_generations_plan_is_priced_against_what_it_was(as_ada, generating):
+    plan = ask_best(as_ada, model=generating.pk).json()["chosen"]["plan"]
+    answer = ask(as_ada, "price", model=generating.pk, plan=plan, change={"kv_cache": {"place": "host"}})
+    assert answer.status_code == 200, answer.content
+    document = answer.json()
+    assert document["differences"] == [{"path": "kv_cache.place", "a": "device", "b": "host"}]
+    assert document["host_change_bytes"] > 0 > document["device_change_bytes"]
+    assert document["priced"]["prediction"]["timeline"]
+
+
+@pytest.mark.parametrize(
+    ("path", "changes", "field", "words"),
+    [
+        ("price", {"plan": {}, "change": {"wings": 2}}, "change.wings", "is not a known field"),
+        ("price", {"plan": {}, "change": {"batch_size": 0}}, "plan.batch_size", "allowed: 1 or more"),
+        ("price", {"plan": {}, "change": {"batch_size": 9}}, "plan.batch_size", "is more than there are"),
+        ("price", {"plan": {"wings": 2}, "change": {}}, "plan.wings", "is not a known field"),
+        ("compare", {"plans": {"a": "best", "b": "keep_all"}}, "plan", "is not one of best, resident"),
+        ("compare", {"plans": {"a": "best", "b": {"batch_size": 9}}}, "plan.batch_size", "is more than there are"),
+        ("cards", {"cards": ["Abacus"], "gpu": None}, "gpu", "Abacus"),
+    ],
+)
+def test_what_is_wrong_with_a_question_about_plans_is_refused_by_field(as_ada, generating, path, changes, field, words):
+    body = {"model": generating.pk, "workload": WORKLOAD, "gpu": "RTX 4090", **changes}
+    body = {name: value for name, value in body.items() if value is not None}
+    refused = as_ada.post(f"/api/v1/plans/{path}", data=json.dumps(body), content_type="application/json")
+    assert refused.status_code == 422, refused.content
+    assert refused.json()["fields"][0]["field"] == field
+    assert words in refused.json()["detail"]
+
+
+@pytest.mark.parametrize("path", ["compare", "cards", "price"])
+def test_questions_about_plans_wait_for_the_models_profile(as_ada, model, path):
+    asked = {"compare": {"plans": {"a": "best", "b": "resident"}}, "price": {"plan": {}, "change": {}}, "cards": {}}[path]
+    place = {} if path == "cards" else {"gpu": "RTX 4090"}
+    body = {"model": model.pk, "workload": WORKLOAD, **place, **asked}
+    answer = as_ada.post(f"/api/v1/plans/{path}", data=json.dumps(body), content_type="application/json")
+    assert (answer.status_code, answer.json()["waiting_for"]) == (202, "profile")

@@ -17,6 +17,7 @@ from django.urls import reverse
 from django.views.decorators.http import require_GET, require_POST
 
 from optimizer.categories import CATEGORIES, CATEGORY_LABELS
+from optimizer.errors import HeadroomError
 from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.estimate.prediction import Prediction
 from optimizer.models.spec import read_model_spec
@@ -25,8 +26,6 @@ from optimizer.plan.explain_inference import explain_inference_plan
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.plan import Plan
 from optimizer.units import format_bytes
-from webapp.accounts.access import has_role, role_in
-from webapp.accounts.models import Role
 from webapp.jobs.actions import CancelMode, cancel_job, pause_job, resume_job, retry_job
 from webapp.jobs.copying import copies_of
 from webapp.jobs.documents import job_document
@@ -187,7 +186,6 @@ def _head_context(request: HttpRequest, job: Job) -> dict[str, Any]:
         "job": job,
         "view": describe_job(job, last_checkpoint_step=last_step),
         "api_url": f"/api/v1/jobs/{job.pk}",
-        "may_run": job.project_id is not None and has_role(role_in(request.user, job.project_id), Role.MEMBER),
         "copies": copies_of(job.spec, url=request.build_absolute_uri("/").rstrip("/")),
     }
 
@@ -229,7 +227,10 @@ def _explanation(job: Job) -> list[str]:
         return []
     if job.kind == Kind.GENERATE:
         prediction = InferencePrediction.from_json(job.prediction)
-        workload = inference_workload(spec_of_job(job))
+        try:
+            workload = inference_workload(spec_of_job(job))
+        except HeadroomError:
+            return []  # Its model or prompts cannot be read any more, which may be why it failed; the head says so.
         return list(explain_inference_plan(InferencePlan.from_json(job.plan), workload=workload, prediction=prediction))
     return explain_plan(Plan.from_json(job.plan), prediction=Prediction.from_json(job.prediction))
 

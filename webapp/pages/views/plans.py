@@ -2,10 +2,11 @@
 
 All of the question is in the address, in the words of the new-job form, so that it can be sent to somebody else:
 ``on`` is a machine's id or a card (``gpu:T4``), ``with`` names plans to show beside the chosen one, ``try-...`` edits that one;
-``from`` a job leads to the address of what it asked for. With ``waits`` the answer only says whether there is one by now.
+``from`` a job leads to the address of what it asked for. With ``waits`` the answer only says whether the model is profiled by
+now, with ``whole`` it is given however long it takes (``plan_work.py``).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, TypeVar
@@ -20,8 +21,6 @@ from django.views.decorators.http import require_GET
 
 from optimizer.errors import HeadroomError, InvalidInput, NoFeasiblePlan
 from optimizer.hardware.devices import known_devices
-from optimizer.plan.pins import pins_of_change
-from optimizer.plan.plan import Plan
 from optimizer.profile.inference import traced_fingerprint
 from webapp.catalog.models import Profile
 from webapp.catalog.queries import machines_visible_to
@@ -30,19 +29,18 @@ from webapp.jobs.models import Kind
 from webapp.jobs.queries import jobs_visible_to
 from webapp.jobs.spec import read_workload
 from webapp.pages import plans
-from webapp.pages.forms import ANY_LOSS
-from webapp.pages.pin_fields import EditForm, written_pins
+from webapp.pages.pin_fields import EditForm
+from webapp.pages.plan_work import Edited, Found, GenerationWork, TrainingWork, Work
 from webapp.pages.presentation import largest_part
-from webapp.pages.pricing import ways_out
+from webapp.pages.pricing import budget_suggestion, ways_out
 from webapp.pages.views import generate, new_job
 from webapp.pages.views.work import FormPage, first_model, incomplete
 from webapp.pages.work_form import WorkForm, form_query, initial_from_query, typed_of
 from webapp.planning.cards import rank_some_cards
 from webapp.planning.estimates import AskedOfModel, read_machine
-from webapp.planning.generation_searches import GenerationQuestion, find_generation
+from webapp.planning.generation_searches import GenerationQuestion
 from webapp.planning.profiles import read_inference_profile, ready_profile
-from webapp.planning.questions import Asked, read_question
-from webapp.planning.searches import problem_of
+from webapp.planning.questions import read_question
 
 CARD = "gpu:"
 EDIT = "try"
@@ -58,33 +56,12 @@ class _Place:
     name: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Found:
-    """A search's answer, of either kind of work."""
-
-    model: str
-    device: str
-    budget_bytes: int
-    work: str
-    """In words: how much of it there is."""
-    limit: str
-    """What binds, where the most that fits was asked for."""
-    chosen: plans.AnyPriced
-    baselines: Mapping[str, plans.AnyPriced]
-    frontier: Sequence[plans.AnyPriced]
-    explanation: tuple[str, ...]
-    bound: str
-    """How near the chosen plan is to the best, in words; empty where that is not known."""
-    asked: Asked | None
-    """Of training, whose plans can be edited and which can be put on other cards."""
-
-
 @require_GET
 @login_required
 def plans_page(request: HttpRequest) -> HttpResponse:
     if job_id := request.GET.get("from"):
         return redirect(f"{reverse('plans')}?{_address_of_job(request, job_id)}")
-    page = _work_of(request)
+    page = _page_of(request)
     form, places, on = _read(request, page)
     context: dict[str, Any] = {
         "form": form,
@@ -97,16 +74,18 @@ def plans_page(request: HttpRequest) -> HttpResponse:
     }
     if not form.is_valid():
         return render(request, "plans/page.html", {**context, "problems": incomplete(form).problems}, status=422)
-    if "waits" in request.GET:
-        return HttpResponse(headers={"HX-Refresh": "true"}) if _is_answered(request, page, form, on) else HttpResponse(status=204)
     try:
-        found = _find(request, page, form, on)
-        if found is None:
+        work = _work(request, page, form, on)
+        if "waits" in request.GET:
+            return HttpResponse(headers={"HX-Refresh": "true"}) if work else HttpResponse(status=204)
+        if work is None:
             return render(request, "plans/page.html", {**context, "waiting_since": _asked_at(request, page, form)})
-        return render(request, "plans/page.html", context | _described(request, found))
+        return render(request, "plans/page.html", context | _described(request, work))
     except NoFeasiblePlan as error:
         return render(request, "plans/page.html", context | _nothing_fits(error))
     except HeadroomError as error:
+        if "waits" in request.GET:  # an answer as well, which the page then shows
+            return HttpResponse(headers={"HX-Refresh": "true"})
         problems = [f"{error.message}. {error.hint}".strip()]
         return render(request, "plans/page.html", {**context, "problems": problems}, status=422)
 
@@ -115,10 +94,9 @@ def plans_page(request: HttpRequest) -> HttpResponse:
 @login_required
 def plans_cards(request: HttpRequest) -> HttpResponse:
     """A part of the page: cards ranked, as many as are known so far; it asks for the rest by itself."""
-    form, _, on = _read(request, new_job.PAGE)
-    asked = _found_or_404(lambda: read_question(request.user, _question(form, on)) if form.is_valid() else None)
+    work = _work_or_404(request)
     order: Literal["speed", "money"] = "money" if request.GET.get("order") == "money" else "speed"
-    found = rank_some_cards(asked.question, order=order)
+    found = rank_some_cards(work.card_question, order=order)
     since = request.GET.get("since") or timezone.localtime().strftime("%H:%M:%S")
     context = {
         "found": found,
@@ -126,27 +104,47 @@ def plans_cards(request: HttpRequest) -> HttpResponse:
         "addresses": {name: f"?{_with(request, order=name)}" for name in ("speed", "money")},
         "since": since,
         "again": f"{reverse('plans_cards')}?{_with(request, since=since)}",
-        "page_base": "fragment.html" if request.headers.get("HX-Request") else "base.html",
+        **_frame(request),
     }
     return render(request, "plans/cards.html", context)
 
 
 @require_GET
 @login_required
+def plans_knobs(request: HttpRequest) -> HttpResponse:
+    """A part of the page: what each single change of the chosen plan would come to, the largest saving first."""
+    work = _work_or_404(request)
+    found = _found_or_404(lambda: work.find(whole=True))
+    if found.chosen is None:
+        raise Http404("nothing fits, so there is no plan to change")
+    address = reverse("plans")
+    rows = [
+        {
+            "knob": knob,
+            "try": f"{address}?{_with(request, drop=(f'{EDIT}-',), **_prefixed(knob.tried))}",
+            "hold": knob.held and f"{address}?{_with(request, drop=(f'{EDIT}-',), **knob.held)}",
+        }
+        for knob in work.neighbours(found.chosen.plan)
+    ]
+    context = {"rows": rows, "kind": _page_of(request).kind, **_frame(request)}
+    return render(request, "plans/knobs.html", context)
+
+
+@require_GET
+@login_required
 def plans_step(request: HttpRequest) -> HttpResponse:
     """The table behind a plan's chart of its step: ``plan`` is its key."""
-    page = _work_of(request)
-    form, _, on = _read(request, page)
-    found = _found_or_404(lambda: _find(request, page, form, on) if form.is_valid() else None)
-    point = plans.find_point(_points(request, found)[0], request.GET.get("plan", ""))
+    work = _work_or_404(request)
+    found = _found_or_404(lambda: work.find(whole=True))
+    point = plans.find_point(_look(request, work, found, whole=True).points, request.GET.get("plan", ""))
     if point is None:
         raise Http404("no such plan")
-    context = {
-        "point": point,
-        "table": plans.timeline_table(point.priced),
-        "page_base": "fragment.html" if request.headers.get("HX-Request") else "base.html",
-    }
+    context = {"point": point, "table": plans.timeline_table(point.priced), **_frame(request)}
     return render(request, "plans/step.html", context)
+
+
+def _frame(request: HttpRequest) -> dict[str, str]:
+    return {"page_base": "fragment.html" if request.headers.get("HX-Request") else "base.html"}
 
 
 T = TypeVar("T")
@@ -163,7 +161,13 @@ def _found_or_404(find: Callable[[], T | None]) -> T:
     return found
 
 
-def _work_of(request: HttpRequest) -> FormPage:
+def _work_or_404(request: HttpRequest) -> Work:
+    page = _page_of(request)
+    form, _, on = _read(request, page)
+    return _found_or_404(lambda: _work(request, page, form, on) if form.is_valid() else None)
+
+
+def _page_of(request: HttpRequest) -> FormPage:
     return generate.PAGE if request.GET.get("kind") == Kind.GENERATE else new_job.PAGE
 
 
@@ -190,40 +194,15 @@ def _read(request: HttpRequest, page: FormPage) -> tuple[WorkForm, list[_Place],
     return form, places, request.GET.get("on") or default
 
 
-def _find(request: HttpRequest, page: FormPage, form: WorkForm, on: str) -> _Found | None:
-    """The answer. None while the model is being profiled. Raises HeadroomError, NoFeasiblePlan among it."""
+def _work(request: HttpRequest, page: FormPage, form: WorkForm, on: str) -> Work | None:
+    """None while the model is being profiled. Raises HeadroomError."""
     if page.kind == Kind.GENERATE:
-        return _find_generation(request, form, on)
+        return _generation(request, form, on)
     asked = read_question(request.user, _question(form, on))
-    if asked is None:
-        return None
-    answer = asked.answer()
-    found = answer.result
-    bound = f" by more than {100 * found.gap:.2g} %" if found.gap is not None and not found.is_optimal else ""
-    return _Found(
-        model=asked.model.name,
-        device=asked.question.machine.device.name,
-        budget_bytes=asked.question.goal.device_budget_bytes,
-        work=f"sequences of {answer.workload.sequence_length:,} tokens, batch of {answer.workload.global_batch_size:,}",
-        limit="" if answer.limit is None else answer.limit.reason,
-        chosen=found.chosen,
-        baselines=found.baselines,
-        frontier=found.frontier,
-        explanation=found.explanation,
-        bound="" if found.gap is None else f"No allowed plan that fits is faster{bound}",
-        asked=asked,
-    )
+    return None if asked is None else TrainingWork(asked=asked)
 
 
-def _is_answered(request: HttpRequest, page: FormPage, form: WorkForm, on: str) -> bool:
-    """An error is an answer as well, which the page then shows."""
-    try:
-        return _find(request, page, form, on) is not None
-    except HeadroomError:
-        return True
-
-
-def _find_generation(request: HttpRequest, form: WorkForm, on: str) -> _Found | None:
+def _generation(request: HttpRequest, form: WorkForm, on: str) -> GenerationWork | None:
     spec = read_job_spec(request.user, form.spec())
     if not isinstance(spec, GenerateSpec):
         raise InvalidInput("this address is that of a generate job", field="kind", value=spec.kind)
@@ -239,23 +218,7 @@ def _find_generation(request: HttpRequest, form: WorkForm, on: str) -> _Found | 
         machine=machine,
         calibration=calibration,
     )
-    answer = find_generation(question)
-    if answer.chosen is None:
-        raise answer.nothing_fits.error() if answer.nothing_fits else Http404("nothing was found")
-    workload = question.workload
-    return _Found(
-        model=spec.model.name,
-        device=machine.device.name,
-        budget_bytes=spec.goal.device_budget_bytes,
-        work=f"{workload.num_sequences:,} prompts, up to {workload.num_new_tokens:,} new tokens each",
-        limit="",
-        chosen=answer.chosen,
-        baselines=answer.baselines,
-        frontier=answer.frontier,
-        explanation=answer.explanation,
-        bound="",
-        asked=None,
-    )
+    return GenerationWork(model=spec.model.name, question=question)
 
 
 def _question(form: WorkForm, on: str) -> AskedOfModel:
@@ -279,83 +242,102 @@ def _asked_at(request: HttpRequest, page: FormPage, form: WorkForm) -> datetime 
     return Profile.objects.filter(fingerprint=wanted).values_list("created_at", flat=True).first()
 
 
-def _points(request: HttpRequest, found: _Found) -> tuple[tuple[plans.Point, ...], EditForm | None, list[str]]:
-    """Every plan; the form that edits the chosen one, and in words what was edited."""
-    edit, yours = None, None
-    words: list[str] = []
-    if found.asked is not None and isinstance(found.chosen.plan, Plan):
-        edit, yours, words = _edited(request, found.asked, found.chosen.plan)
-    points = plans.list_points(found.chosen, baselines=found.baselines, frontier=found.frontier, yours=yours)
-    wanted = request.GET.getlist("with") or list(found.baselines)[:1]
-    return plans.choose_points(points, wanted), edit, words
+@dataclass(frozen=True, kw_only=True)
+class _Look:
+    """The plans of an answer as the address wants them."""
+
+    points: tuple[plans.Point, ...]
+    edit: EditForm | None
+    """None where there is no plan to edit."""
+    edited: list[str]
+    """In words."""
+    is_whole: bool
 
 
-def _edited(request: HttpRequest, asked: Asked, plan: Plan) -> "tuple[EditForm, plans.AnyPriced | None, list[str]]":
-    from optimizer.search.compare import reprice
-
+def _look(request: HttpRequest, work: Work, found: Found, *, whole: bool) -> _Look:
     typed = {name: request.GET[name] for name in request.GET if name.startswith(f"{EDIT}-")}
-    edit = EditForm(typed, plan=plan.to_json(), prefix=EDIT)
-    if edit.is_valid() and (change := edit.change()) is not None:
-        try:
-            edited = reprice(problem_of(asked.question), plan, change=change)
-        except HeadroomError as error:
-            edit.add_error(None, f"{error.message}. {error.hint}".strip())
-        else:
-            return edit, edited.priced, plans.edited_words(edited.differences)
-    return edit, None, []
+    plan = found.chosen.plan if found.chosen is not None else work.read_edit(typed, prefix=EDIT)
+    edit, edited = None, None
+    if plan is not None:
+        edit = EditForm(typed, plan=plan, decisions=work.decisions, prefix=EDIT)
+        edited = _edited(work, plan, edit, whole=whole, is_chosen=found.chosen is not None)
+    points = plans.list_points(
+        found.chosen, baselines=found.baselines, frontier=found.frontier, yours=edited.priced if edited else None
+    )
+    wanted = request.GET.getlist("with") or list(found.baselines)[:1]
+    return _Look(
+        points=plans.choose_points(points, wanted),
+        edit=edit,
+        edited=plans.edited_words(edited.differences) if edited else [],
+        is_whole=found.is_whole and (edited is None or edited.is_whole),
+    )
 
 
-def _described(request: HttpRequest, found: _Found) -> dict[str, Any]:
-    points, edit, edited = _points(request, found)
-    compared = plans.compared_points(points)
+def _edited(work: Work, plan: Any, edit: EditForm, *, whole: bool, is_chosen: bool) -> Edited | None:
+    """is_chosen: whether the plan is what the edit begins with; else it is the edit itself."""
+    if not edit.is_valid():
+        return None
+    change = edit.change()
+    if change is None and is_chosen:
+        return None
+    try:
+        return work.edit(plan, change or {}, whole=whole)
+    except HeadroomError as error:
+        edit.add_error(None, f"{error.message}. {error.hint}".strip())
+        return None
+
+
+def _described(request: HttpRequest, work: Work) -> dict[str, Any]:
+    whole = "whole" in request.GET
+    found = work.find(whole=whole)
+    look = _look(request, work, found, whole=whole)
+    points, compared = look.points, plans.compared_points(look.points)
     described = {
         "found": found,
-        "largest": largest_part(found.chosen.prediction.device_bytes_by_category),
+        "look": look,
+        "edit": look.edit,
+        "edited": look.edited,
         "points": points,
         "compared": compared,
-        "groups": plans.side_by_side(compared),
-        "facts": plans.chart_facts(points, budget_bytes=found.budget_bytes),
-        "steps": [(point, f"{reverse('plans_step')}?{_with(request, plan=point.key)}") for point in compared],
         "kept_beside": {
             "with": _pairs(request, without=("with",)),
             "try": _pairs(request, without=(f"{EDIT}-",)),
         },
+        "rest_url": f"{reverse('plans')}?{_with(request, whole='yes')}",
+        "since": timezone.now(),
+        "knobs_url": f"{reverse('plans_knobs')}?{_with(request)}",
+        "cards_url": f"{reverse('plans_cards')}?{_with(request)}",
     }
-    if found.asked is None or not isinstance(found.chosen.plan, Plan):
-        return described
-    return described | {
-        "edit": edit,
-        "edited": edited,
-        "knobs": _knobs(request, found.asked, found.chosen.plan),
-        "cards_url": f"{reverse('plans_cards')}?{request.GET.urlencode()}",
-    }
+    if points:
+        described |= {
+            "groups": plans.side_by_side(compared),
+            "facts": plans.chart_facts(points, budget_bytes=found.budget_bytes),
+            "steps": [
+                (point, f"{reverse('plans_step')}?{_with(request, plan=point.key)}")
+                for point in compared
+                if point.priced.prediction.timeline
+            ],
+        }
+    if found.chosen is not None:
+        described["largest"] = largest_part(found.chosen.prediction.device_bytes_by_category)
+    if found.nothing_fits is not None:
+        described |= _nothing_fits(found.nothing_fits)
+    return described
 
 
-def _knobs(request: HttpRequest, asked: Asked, plan: Plan) -> list[dict[str, Any]]:
-    """What each single change of the chosen plan would come to, the largest saving first."""
-    from optimizer.search.knobs import list_knobs
-
-    rows = []
-    for knob in list_knobs(problem_of(asked.question), plan):
-        fields = written_pins(pins_of_change(plan, knob.plan))
-        allowed = {} if knob.is_lossless else ANY_LOSS
-        rows.append(
-            {
-                "knob": knob,
-                "try": _with(request, drop=(f"{EDIT}-",), **{f"{EDIT}-{name}": text for name, text in fields.items()}),
-                "hold": _with(request, drop=(f"{EDIT}-",), **fields, **allowed),
-            }
-        )
-    return rows
+def _prefixed(fields: dict[str, str]) -> dict[str, str]:
+    return {f"{EDIT}-{name}": text for name, text in fields.items()}
 
 
 def _nothing_fits(error: NoFeasiblePlan) -> dict[str, Any]:
-    return {"nothing_fits": error.message, "pricing": {"suggestions": ways_out(error)}}
+    suggestions = (budget_suggestion(error), *ways_out(error))
+    return {"nothing_fits": error.message, "hint": error.hint, "pricing": {"suggestions": suggestions}}
 
 
 def _pairs(request: HttpRequest, *, without: tuple[str, ...]) -> list[tuple[str, str]]:
-    """The address's parameters but those that begin with any of these."""
-    return [(name, text) for name in request.GET if not name.startswith(without) for text in request.GET.getlist(name)]
+    """The address's parameters but those that begin with any of these; how long an answer may take is no part of an address."""
+    left_out = (*without, "whole")
+    return [(name, text) for name in request.GET if not name.startswith(left_out) for text in request.GET.getlist(name)]
 
 
 def _with(request: HttpRequest, *, drop: tuple[str, ...] = (), **changes: str) -> str:

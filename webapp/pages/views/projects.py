@@ -10,7 +10,7 @@ from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from optimizer.errors import InvalidInput
-from webapp.accounts.access import has_role, reachable_projects, role_in
+from webapp.accounts.access import reachable_projects, role_in
 from webapp.accounts.audit import note_target
 from webapp.accounts.middleware import SESSION_KEY
 from webapp.accounts.models import Project, Role
@@ -100,7 +100,6 @@ def _page(request: HttpRequest, project: Project, form: MemberForm, *, status: i
     context: dict[str, Any] = {
         "project": project,
         "role": role,
-        "may_manage": has_role(role, Role.ADMIN),
         "members": project.memberships.select_related("user").order_by("user__username"),
         "roles": [(choice.value, ROLE_WORDS[choice]) for choice in Role],
         "form": form,

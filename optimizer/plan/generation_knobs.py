@@ -1,0 +1,110 @@
+"""The single decisions of a generation's plan: what each may be, how people write it, and a plan with some of them changed.
+
+They are the fields of the plan itself, so whatever it comes to decide is a knob without a word here.
+"""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from optimizer.errors import InvalidPlan
+from optimizer.plan.inference import InferencePlan
+from optimizer.serialize import from_json
+
+_NO_KNOBS: Final = frozenset({"version", "weights.autocast"})
+"""What a plan says that is nobody's to choose: autocast is of training."""
+NO_LIMIT: Final = "all"
+"""How None is written, where a knob may have it."""
+
+
+def generation_knobs() -> dict[str, Any]:
+    """By path (``kv_cache.place``), in the order of the plan, the type of its value."""
+    return dict(_knobs_of(InferencePlan, ""))
+
+
+def _knobs_of(kind: type, prefix: str) -> Iterator[tuple[str, Any]]:
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        path, of_field = f"{prefix}{field.name}", hints[field.name]
+        if dataclasses.is_dataclass(of_field):
+            yield from _knobs_of(typing.cast(type, of_field), f"{path}.")
+        elif path not in _NO_KNOBS:
+            yield path, of_field
+
+
+def knob_value(plan: InferencePlan, path: str) -> Any:
+    value: Any = plan
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def change_generation(plan: InferencePlan, change: Mapping[str, Any]) -> InferencePlan:
+    """change: a part of a plan's JSON, such as ``{"kv_cache": {"dtype": "int8"}}``.
+
+    Raises InvalidPlan for what is no part of a plan, and where the changed plan contradicts itself.
+    """
+    return from_json(InferencePlan, _merged(plan.to_json(), change), path="change", error=InvalidPlan)
+
+
+def _merged(document: dict[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    parts = {
+        name: _merged(document[name], value) if isinstance(document.get(name), dict) and isinstance(value, dict) else value
+        for name, value in change.items()
+    }
+    return {**document, **parts}
+
+
+def with_knob(plan: InferencePlan, path: str, value: Any) -> InferencePlan:
+    """The plan with one decision made otherwise. Raises InvalidPlan where it then contradicts itself."""
+    return change_generation(plan, _nested(path, value))
+
+
+def read_generation_change(texts: Iterable[str]) -> dict[str, Any]:
+    """``kv_cache.place=host``, one text a knob, as a part of a plan's JSON. Raises InvalidPlan that names the knobs."""
+    knobs, change = generation_knobs(), dict[str, Any]()
+    for text in texts:
+        path, is_given, written = (part.strip() for part in text.partition("="))
+        if path not in knobs or not is_given:
+            raise InvalidPlan(
+                f"change {text[:80]!r} is not understood; allowed: KNOB=VALUE with one of {', '.join(knobs)}",
+                field="change",
+                value=text[:80],
+                allowed=list(knobs),
+            )
+        change = _merged(change, _nested(path, _read(written, knobs[path])))
+    return change
+
+
+def written_knobs(plan: InferencePlan) -> dict[str, str]:
+    """By path, as ``read_generation_change`` reads it."""
+    return {path: _written(knob_value(plan, path)) for path in generation_knobs()}
+
+
+def _nested(path: str, value: Any) -> dict[str, Any]:
+    name, _, rest = path.partition(".")
+    return {name: _nested(rest, value) if rest else value}
+
+
+def _written(value: Any) -> str:
+    if value is None:
+        return NO_LIMIT
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _read(written: str, kind: Any) -> Any:
+    """As JSON would have it; what is no number stays a text, and is refused by name later."""
+    options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    if type(None) in options and written == NO_LIMIT:
+        return None
+    if bool in options:
+        return {"true": True, "false": False}.get(written.lower(), written)
+    for number in (int, float):
+        if number in options:
+            try:
+                return number(written)
+            except ValueError:
+                return written
+    return written

@@ -1,0 +1,42 @@
+"""Models as the API shows them: with what their config.json asked for that no price has, which the description tells of too."""
+
+import io
+import json
+
+import pytest
+
+from tests.webapp.conftest import TINY_CONFIG
+from webapp.api.api import openapi_document
+
+TOLD = ["the config brings code of its own, which is not run; this is an estimate of transformers' GPT2LMHeadModel"]
+
+
+@pytest.fixture
+def made(as_ada):
+    file = io.BytesIO(json.dumps({**TINY_CONFIG, "auto_map": {"x": "y"}}).encode())
+    file.name = "config.json"
+    answer = as_ada.post("/api/v1/models", {"name": "mine", "config": file})
+    assert answer.status_code == 201, answer.content
+    return answer.json()
+
+
+def test_what_was_not_read_of_a_config_is_told_when_it_is_sent(made):
+    assert made["unread"] == TOLD
+
+
+def test_it_is_told_in_the_list_and_of_the_one_model(as_ada, made):
+    (row,) = [row for row in as_ada.get("/api/v1/models").json()["results"] if row["id"] == made["id"]]
+    assert row == made
+    details = as_ada.get(f"/api/v1/models/{made['id']}").json()
+    assert {name: details[name] for name in made} == made
+    assert details["structure"]["embedding_parameters"] > 0
+
+
+def test_a_config_that_was_read_whole_tells_nothing(as_ada, model):
+    assert as_ada.get(f"/api/v1/models/{model.pk}").json()["unread"] == []
+
+
+def test_the_description_has_it():
+    schemas = openapi_document()["components"]["schemas"]
+    assert schemas["ModelRow"]["properties"]["unread"]["items"] == {"type": "string"}
+    assert "unread" in schemas["ModelDetails"]["required"]
