@@ -279,19 +279,23 @@ def record_progress(
     num_tokens: that a generate job has written. A pass of many prompts may take long until the first of them is done; more tokens
     are progress too.
     """
+    is_first = step > attempt.resumed_from_step and not attempt.made_progress
     with transaction.atomic():
-        job = Job.objects.select_for_update().filter(held_by(attempt)).first()
-        if job is None:
+        # the one column, because the others are large and this comes once a second
+        known = Job.objects.select_for_update().filter(held_by(attempt)).values_list("summary", flat=True).order_by("pk").first()
+        if known is None:
             return False
-        writes = num_tokens > int(job.summary.get("num_tokens") or 0)
+        writes = num_tokens > int(known.get("num_tokens") or 0)
         Job.objects.filter(held_by(attempt)).update(
             step=step,
             eta_s=eta_s,
-            summary={**job.summary, **summary, **({"num_tokens": num_tokens} if num_tokens else {})},
+            summary={**known, **summary, **({"num_tokens": num_tokens} if num_tokens else {})},
             progress_at=Now() if writes else Case(When(~Q(step=step), then=Now()), default=F("progress_at")),
         )
-        if step > attempt.resumed_from_step:
-            Attempt.objects.filter(pk=attempt.pk, made_progress=False).update(made_progress=True)
+        if is_first:
+            Attempt.objects.filter(pk=attempt.pk).update(made_progress=True)
+    if is_first:
+        attempt.made_progress = True
     return True
 
 
