@@ -1,4 +1,4 @@
-"""How the threads of one torch operation wait for each other on the processor (``docs/decisions/0025``)."""
+"""How the threads of one torch operation wait for each other on the processor (``docs/decisions/0027``)."""
 
 import os
 
