@@ -13,6 +13,7 @@ dtypes (each packed by itself; one where it is not compressed).
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -59,6 +60,10 @@ class Trip:
         return ("device_to_host",), ("host_to_device",)
 
 
+TRACED_TRIP: Final = Trip(place="host", compress="none")
+"""As a profile has it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TracedCopy:
     """A copy between device and host in the trace of ``offload``: one whole storage."""
@@ -85,10 +90,10 @@ class TripTime:
     network_ms: float
 
 
-def trip_of(choice: BlockChoice, plan: ActivationsPlan) -> Trip | None:
+def trip_of(choice: BlockChoice, compress: Compression) -> Trip | None:
     """None where the block's saved tensors do not leave the device."""
     place = _PLACES.get(choice)
-    return None if place is None else Trip(place=place, compress=plan.compress)
+    return None if place is None else Trip(place=place, compress=compress)
 
 
 def read_copy(kind: OpKind, name: str, num_bytes: int) -> TracedCopy | None:
@@ -128,8 +133,9 @@ def count_copied_bytes(copies: Iterable[TracedCopy], *, trip: Trip) -> dict[Link
 
 def estimate_trip_ms(copies: Sequence[TracedCopy], *, trip: Trip, rates: Rates, device_kind: str) -> TripTime:
     """Of a part's copies, in place of those that the trace shows."""
-    out_bytes = sum(copy.packed(trip.compress) for copy in copies if copy.is_out)
-    in_bytes = sum(copy.packed(trip.compress) for copy in copies if not copy.is_out)
+    packed = [copy.packed(trip.compress) for copy in copies]
+    out_bytes = sum(num_bytes for copy, num_bytes in zip(copies, packed, strict=True) if copy.is_out)
+    in_bytes = sum(packed) - out_bytes
     num_out = sum(copy.is_out for copy in copies)
     # Where an op's dispatch was measured, that of the copies is counted with the part's other ops.
     overhead_s = rates.op_overhead_s if rates.forward_dispatch_s is None else 0.0
@@ -137,7 +143,9 @@ def estimate_trip_ms(copies: Sequence[TracedCopy], *, trip: Trip, rates: Rates, 
     num_in = len(copies) - num_out
     out_s = out_bytes / rates.device_to_host_bytes_per_s + num_out * overhead_s * factors.get("copy_out", 1.0)
     in_s = in_bytes / rates.host_to_device_bytes_per_s + num_in * overhead_s * factors.get("copy_in", 1.0)
-    compute_s = sum(_packing_s(copy, trip.compress, rates, device_kind) for copy in copies)
+    compute_s = 0.0
+    if trip.compress != "none":
+        compute_s = sum(_packing_s(copy, trip.compress, rates, device_kind) for copy in copies)
     stored_s = _stored_s(out_bytes, in_bytes, trip.place, rates)
     return TripTime(
         compute_ms=compute_s * 1000,

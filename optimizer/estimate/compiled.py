@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from optimizer.categories import CATEGORIES, Category, Link, Tier
 from optimizer.estimate.activations import (
+    TRACED_TRIP,
     TracedCopy,
     Trip,
     count_copied_bytes,
@@ -108,11 +109,9 @@ class CompiledShape:
         self._parts = profile.parts
         self._op_list = profile.ops
         self._ops = OpSizes(profile, shape, element_bytes=DTYPE_BYTES[self.compute_dtype])
-        sizes = list_terms(profile).changes @ np.array(monomials(shape), dtype=np.int64)
-        self._changes: list[Change] = [
-            (change.tier, _SLOT[change.category], num_bytes)
-            for change, num_bytes in zip(profile.changes, sizes.tolist(), strict=True)
-        ]
+        terms = list_terms(profile)
+        self._change_places = terms.change_places
+        self._change_bytes: list[int] = (terms.changes @ np.array(monomials(shape), dtype=np.int64)).tolist()
         self._kept: dict[Hashable, Any] = {}
         self._element_dtype = weights.dtype
         self._priced: dict[str, PricedOps] = {}
@@ -185,7 +184,7 @@ class CompiledShape:
 
         def make() -> tuple[Point, ...]:
             part = self._parts[index]
-            changes = [self._changes[change] for change in part.changes]
+            changes = self._changes_of(part)
             return list_points(list(zip(changes, part.changes_at, strict=True)), self._scratch_in(part))
 
         return self.keep(("indexed points", index), make)
@@ -205,7 +204,7 @@ class CompiledShape:
         """Of one of the profile's parts by its number."""
 
         def summed() -> PartBytes:
-            return sum_changes([self._changes[change] for change in self._parts[index].changes])
+            return sum_changes(self._changes_of(self._parts[index]))
 
         return self.keep(("indexed", index), summed)
 
@@ -250,6 +249,11 @@ class CompiledShape:
                 if copy is not None:
                     yield copy
 
+    def _changes_of(self, part: Part) -> list[Change]:
+        """As traced."""
+        places, num_bytes = self._change_places, self._change_bytes
+        return [(*places[index], num_bytes[index]) for index in part.changes]
+
     def _list_changes(
         self,
         name: "PartName",
@@ -270,8 +274,9 @@ class CompiledShape:
     ) -> list[tuple[Change, int, int]]:
         """Each with the numbers of its op and of its storage (``Part``)."""
         part = self._part(name)
-        changes = [self._changes[index] for index in part.changes]
-        if trip is not None and not isinstance(name, str):
+        changes = self._changes_of(part)
+        # As traced, copies go to the host as they are.
+        if trip is not None and trip != TRACED_TRIP and not isinstance(name, str):
             made = self._copies(self._part((name[0], name[1], "forward")))
             changes = redirect_changes(changes, self._copies(part), trip=trip, made=made)
         at = list(part.changes_at)
@@ -287,16 +292,20 @@ class CompiledShape:
         if dropped is None:
             return placed
         region = _LOGITS if isinstance(name, str) and name.startswith("head") else _TEMPORARIES
-        return [
-            (kept, at, storage if kept[1] == change[1] else -1)
-            for change, at, storage in placed
-            for kept in drop_gradients([change], dropped, region=region)
-        ]
+        found: list[tuple[Change, int, int]] = []
+        for change, place, storage in placed:
+            if change[1] != _GRADIENTS:
+                found.append((change, place, storage))
+                continue
+            for kept in drop_gradients([change], dropped, region=region):
+                found.append((kept, place, storage if kept[1] == change[1] else -1))
+        return found
 
     def _sum_times(self, name: "PartName", machine: Machine, rates_key: str, trip: Trip | None) -> PartTime:
         priced = self._price_ops(machine.rates, rates_key)
         part = self._part(name)
-        kinds_s, work, (out_s, in_s) = priced.sum_of(part)
+        kernels_s, work, (out_s, in_s) = self.keep(("kernels", id(part), rates_key), lambda: priced.sum_of(part))
+        kinds_s = kernels_s.copy()
         copies = self._copies(part)
         moved = None
         if trip is not None and copies:

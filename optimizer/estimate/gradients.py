@@ -71,21 +71,13 @@ def estimate_clip_bytes(tensors: TensorList, plan: Plan, *, clips: bool) -> int:
 
 def estimate_rows_bytes(tensors: TensorList, *, num_tokens: int) -> int:
     """Upper bound of what embeddings' sparse gradients hold for so many tokens: a row and its int64 index for each."""
-    return sum(
-        num_tokens * (_FP32_BYTES * size.row_elements + _INDEX_BYTES) for size in tensors.sizes if size.row_elements
-    )
+    return sum(num_tokens * (_FP32_BYTES * size.row_elements + _INDEX_BYTES) for size in tensors.sparse)
 
 
 def estimate_rows_update_bytes(tensors: TensorList, *, num_tokens: int) -> int:
     """Upper bound of the scratch of their update, one table after the other: weights and two moments of the rows touched."""
-    return max(
-        (
-            3 * _FP32_BYTES * min(size.num_elements, num_tokens * size.row_elements)
-            for size in tensors.sizes
-            if size.row_elements
-        ),
-        default=0,
-    )
+    touched = (min(size.num_elements, num_tokens * size.row_elements) for size in tensors.sparse)
+    return 3 * _FP32_BYTES * max(touched, default=0)
 
 
 def estimate_clipped_bytes(plan: Plan) -> int:

@@ -12,7 +12,6 @@ from optimizer.estimate.training import LaidOut
 from optimizer.hardware.machine import Machine
 from optimizer.intervals import ByteInterval, exactly
 from optimizer.packing import ARENA_SLAB_BYTES
-from optimizer.plan.optimizer_state import split_state
 from optimizer.plan.plan import Plan
 from optimizer.workload import TrainingWorkload
 
@@ -47,7 +46,7 @@ def _pageable_bytes(laid: LaidOut, plan: Plan, workload: TrainingWorkload) -> in
     norms_bytes = _NORM_BYTES * len(laid.tensors.sizes) if plan.gradients.choice == "host" else 0
     if plan.optimizer_state.place != "host":
         return norms_bytes
-    leaves = split_state(plan.optimizer_state, laid.tensors.num_elements)
+    leaves = laid.tensors.list_leaving(plan.optimizer_state)
     num_away = sum(n for n, is_away in zip(laid.tensors.num_elements, leaves, strict=True) if is_away)
     num_kept = workload.num_moments + (plan.weights.dtype != "fp32")
     return norms_bytes + _FP32_BYTES * num_kept * num_away

@@ -3,9 +3,13 @@
 Follows ``runtime/optimizer_state.py`` for what stays on the device and ``runtime/host_update.py`` for what leaves it.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+
+import numpy as np
+from numpy.typing import NDArray
 
 from optimizer.categories import Link
 from optimizer.estimate.activations import ASSUMED_DISK_BYTES_PER_S, assumed_rate
@@ -13,7 +17,7 @@ from optimizer.estimate.moments import TABLES_BYTES, Moments
 from optimizer.estimate.tensors import TensorList
 from optimizer.estimate.weights import is_streamed
 from optimizer.hardware.machine import Rates
-from optimizer.plan.optimizer_state import MIN_8BIT_ELEMENTS, split_state
+from optimizer.plan.optimizer_state import MIN_8BIT_ELEMENTS
 from optimizer.plan.plan import Plan
 from optimizer.profile.trained import TensorSize
 from optimizer.workload import TrainingWorkload
@@ -33,7 +37,8 @@ _FP32_BYTES = 4
 def estimate_state_bytes(tensors: Sequence[TensorSize], plan: Plan, *, num_moments: int) -> int:
     """On the device, of these tensors: what lives between steps, fp32 master weights of bf16 training included."""
     moments = Moments(bits=plan.optimizer_state.bits, num=num_moments)
-    return estimate_early_state_bytes(tensors, plan) + sum(moments.of(tensor.num_elements) for tensor in tensors)
+    sizes = Counter(tensor.num_elements for tensor in tensors)
+    return estimate_early_state_bytes(tensors, plan) + sum(count * moments.of(size) for size, count in sizes.items())
 
 
 def estimate_early_state_bytes(tensors: Sequence[TensorSize], plan: Plan) -> int:
@@ -43,8 +48,8 @@ def estimate_early_state_bytes(tensors: Sequence[TensorSize], plan: Plan) -> int
     return master_bytes + (TABLES_BYTES if has_tables else 0)
 
 
-UpdateChange = tuple[int, int, int]
-"""Bytes of ``(temporaries, gradients, optimizer_state)`` that come or go on the device."""
+Rows = NDArray[np.int64]
+"""[change, (temporaries, gradients, optimizer state)]: bytes that come or go on the device, in order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,80 +65,80 @@ class StateCosts:
     """Elements whose state is on the device."""
     leaving_by_block: dict[int, int] = field(default_factory=dict)
     """Elements whose update runs on the host, by block (``TensorList``), in the order of their updates."""
-    list_changes: Callable[[], Sequence[UpdateChange]] = tuple
+    list_changes: Callable[[], Rows] = lambda: as_rows([])
 
     @cached_property
-    def changes(self) -> tuple[UpdateChange, ...]:
-        """On the device during the update, in order."""
-        return tuple(self.list_changes())
+    def changes(self) -> Rows:
+        """On the device during the update."""
+        return self.list_changes()
 
 
 def estimate_state(
     tensors: TensorList, plan: Plan, *, workload: TrainingWorkload, device_kind: str = "cuda"
 ) -> StateCosts:
-    num_moments = workload.num_moments
-    leaves = split_state(plan.optimizer_state, tensors.num_elements)
-    staying = list_staying(tensors, plan)
+    """Made once for all shapes."""
+    num_moments, trains_all = workload.num_moments, workload.adapter is None
+    key = ("state", plan.optimizer_state, plan.weights, plan.gradients, trains_all, num_moments, device_kind)
+    return tensors.keep(
+        key, lambda: _estimate(tensors, plan, num_moments=num_moments, trains_all=trains_all, device_kind=device_kind)
+    )
+
+
+def _estimate(
+    tensors: TensorList, plan: Plan, *, num_moments: int, trains_all: bool, device_kind: str
+) -> StateCosts:
+    staying = tensors.list_staying(plan.optimizer_state)
     num_staying = sum(size.num_elements for size in staying)
     costs = StateCosts(
         device_bytes=estimate_state_bytes(staying, plan, num_moments=num_moments),
         num_staying=num_staying,
         list_changes=partial(list_update_changes, staying, plan, device_kind=device_kind),
     )
-    if not any(leaves):
-        return _with_fetched_gradients(costs, plan)
-    streams = is_streamed(tensors, plan.weights, trains_all=workload.adapter is None)
-    leaving = [
-        (size.num_elements, block, streamed)
-        for size, block, streamed, is_away in zip(tensors.sizes, tensors.blocks, streams, leaves, strict=True)
-        if is_away
-    ]
-    return _with_fetched_gradients(_away(costs, leaving, plan, num_moments=num_moments), plan)
-
-
-def list_staying(tensors: TensorList, plan: Plan) -> list[TensorSize]:
-    """Those whose state is on the device."""
-    leaves = split_state(plan.optimizer_state, tensors.num_elements)
-    return [size for size, is_away in zip(tensors.sizes, leaves, strict=True) if not is_away]
+    if plan.optimizer_state.place != "device" and len(staying) < len(tensors.sizes):
+        costs = _away(costs, tensors, plan, num_moments=num_moments, trains_all=trains_all)
+    return _with_fetched_gradients(costs, plan)
 
 
 def list_update_changes(
     tensors: Sequence[TensorSize], plan: Plan, *, first_moments: Moments | None = None, device_kind: str = "cuda"
-) -> list[UpdateChange]:
-    """During the update of state on the device, in order. first_moments: those that it makes, in the first step.
-    device_kind: on the CPU an update in 8 bits holds copies while it runs.
+) -> Rows:
+    """During the update of state on the device. first_moments: those that it makes, in the first step. device_kind: on the CPU an
+    update in 8 bits holds copies while it runs.
 
     Kept gradients: fp32 weights need nothing. Those below are stepped one by one: a fp32 copy of the gradient comes, the
     gradient goes, then the copy. Gradients on the host come back one by one, and go before the copy does.
     """
-    is_below = plan.weights.dtype != "fp32"
-    size = plan.weights.bytes_per_element
     if plan.gradients.choice == "consume":
-        return []
+        return as_rows([])
+    in_order = list(tensors)
+    if plan.gradients.choice == "keep":
+        in_order = [*(t for t in tensors if t.is_matrix), *(t for t in tensors if not t.is_matrix)]
+    sizes = [tensor.num_elements for tensor in in_order]
+    rows = {
+        size: as_rows(_list_changes_of(size, plan, first_moments=first_moments, device_kind=device_kind))
+        for size in set(sizes)
+    }
+    return np.concatenate([as_rows([]), *map(rows.__getitem__, sizes)])
+
+
+def as_rows(changes: Sequence[tuple[int, int, int]]) -> Rows:
+    return np.array(changes, dtype=np.int64).reshape(-1, 3)
+
+
+def _list_changes_of(
+    num_elements: int, plan: Plan, *, first_moments: Moments | None, device_kind: str
+) -> list[tuple[int, int, int]]:
+    """Of one tensor."""
     # Not the first moments' number: only AdamW, which has two, keeps 8 bits.
     moments = Moments(bits=plan.optimizer_state.bits, num=2)
-
-    def update(num_elements: int) -> list[UpdateChange]:
-        made = [(0, 0, first_moments.of(num_elements))] if first_moments else []
-        scratch_bytes = moments.scratch_of(num_elements, device_kind=device_kind)
-        return [*made, (scratch_bytes, 0, 0), (-scratch_bytes, 0, 0)] if scratch_bytes else made
-
-    fetches = plan.gradients.choice == "host"
-    in_order = list(tensors)
-    if not fetches:
-        in_order = [*(t for t in tensors if t.is_matrix), *(t for t in tensors if not t.is_matrix)]
-    if plan.gradients.choice == "keep" and not is_below:
-        return [change for tensor in in_order for change in update(tensor.num_elements)]
-    changes: list[UpdateChange] = []
-    for tensor in in_order:
-        n = tensor.num_elements
-        if fetches:
-            changes.append((0, size * n, 0))
-        if is_below:
-            changes += [(_FP32_BYTES * n, 0, 0), (0, -size * n, 0), *update(n), (-_FP32_BYTES * n, 0, 0)]
-        else:
-            changes += [*update(n), (0, -size * n, 0)]
-    return changes
+    scratch_bytes = moments.scratch_of(num_elements, device_kind=device_kind)
+    update = [(0, 0, first_moments.of(num_elements))] if first_moments else []
+    update += [(scratch_bytes, 0, 0), (-scratch_bytes, 0, 0)] if scratch_bytes else []
+    gradient_bytes, wide_bytes = plan.weights.bytes_per_element * num_elements, _FP32_BYTES * num_elements
+    fetched = [(0, gradient_bytes, 0)] if plan.gradients.choice == "host" else []
+    if plan.weights.dtype != "fp32":
+        return [*fetched, (wide_bytes, 0, 0), (0, -gradient_bytes, 0), *update, (-wide_bytes, 0, 0)]
+    return [*fetched, *update, *((0, -change, 0) for _, change, _ in fetched)]
 
 
 def _with_fetched_gradients(costs: StateCosts, plan: Plan) -> StateCosts:
@@ -146,34 +151,42 @@ def _with_fetched_gradients(costs: StateCosts, plan: Plan) -> StateCosts:
     return replace(costs, copied_bytes=copied)
 
 
-def _away(
-    costs: StateCosts, leaving: Sequence[tuple[int, int, bool]], plan: Plan, *, num_moments: int
-) -> StateCosts:
-    """leaving: elements, block, and whether the weight itself streams."""
+def _away(costs: StateCosts, tensors: TensorList, plan: Plan, *, num_moments: int, trains_all: bool) -> StateCosts:
     is_below = plan.weights.dtype != "fp32"
     size = plan.weights.bytes_per_element
     place, home = plan.optimizer_state.place, plan.weights.place
-    held = {"host": Moments(bits=32, num=num_moments).counter_bytes * len(leaving), "disk": 0}
+    streams = is_streamed(tensors, plan.weights, trains_all=trains_all)
+    leaves = tensors.list_leaving(plan.optimizer_state)
+    by_block: dict[int, int] = {}
+    elements = {True: 0, False: 0}
+    """Of weights that stream, and of those that do not."""
+    num_leaving, largest = 0, 0
+    for num_elements, block, is_home, is_away in zip(tensors.num_elements, tensors.blocks, streams, leaves, strict=True):
+        if is_away:
+            by_block[block] = by_block.get(block, 0) + num_elements
+            elements[is_home] += num_elements
+            num_leaving, largest = num_leaving + 1, max(largest, num_elements)
+    held = {"host": Moments(bits=32, num=num_moments).counter_bytes * num_leaving, "disk": 0}
     copied: dict[Link, int] = {}
     stored_elements = 0
     stored_masters = False
-    by_block: dict[int, int] = {}
-    for num_elements, block, streams in leaving:
-        by_block[block] = by_block.get(block, 0) + num_elements
-        has_own_master = is_below or not streams
+    for is_home, num_elements in elements.items():
+        if not num_elements:
+            continue
+        has_own_master = is_below or not is_home
         held[place] += _FP32_BYTES * num_elements * (num_moments + has_own_master)
         is_master_stored = (place if has_own_master else home) == "disk"
         stored_masters |= is_master_stored
         stored_elements += num_elements * (is_master_stored + num_moments * (place == "disk"))
-        if not streams:
+        if not is_home:
             _add(copied, "host_to_device", size * num_elements)
         elif is_below and home == "disk":
             _add(copied, "host_to_disk", size * num_elements)
     for link in ("disk_to_host", "host_to_disk"):
         _add(copied, link, _FP32_BYTES * stored_elements)
-    num_piece = min(_PIECE_ELEMENTS, max(num_elements for num_elements, _, _ in leaving))
+    num_piece = min(_PIECE_ELEMENTS, largest)
     num_stored_parts = stored_masters + num_moments * (place == "disk")
-    converts = is_below and any(not streams or home == "disk" for _, _, streams in leaving)
+    converts = is_below and (elements[False] > 0 or home == "disk")
     slot_bytes = num_piece * (_FP32_BYTES * num_stored_parts + size * converts)
     held["host"] += _NUM_SLOTS * slot_bytes + _FP32_BYTES * num_piece * is_below
     return replace(

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from optimizer.time_kinds import COMPUTE_KINDS
 Bytes = NDArray[np.int64]
 Change = tuple[Tier, int, int]
 """Tier, place of the category, bytes."""
+_BEYOND: Final[tuple[Tier, ...]] = ("host", "disk", "remote")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +33,11 @@ class PartBytes:
     disk_rise: int = 0
     remote_net: int = 0
     remote_rise: int = 0
+
+    @cached_property
+    def net_bytes(self) -> int:
+        """Over all categories."""
+        return int(self.net.sum())
 
     @cached_property
     def beyond(self) -> tuple[int, ...]:
@@ -78,34 +85,38 @@ class PartTime:
 
 def sum_changes(changes: Sequence[Change]) -> PartBytes:
     """Of changes in order, on any tier."""
-    device = np.zeros((len(changes) + 1, len(CATEGORIES)), dtype=np.int64)
-    level: dict[Tier, int] = {"host": 0, "disk": 0, "remote": 0}
-    highest = dict(level)
-    for row, (tier, slot, num_bytes) in enumerate(changes, start=1):
+    beyond = dict.fromkeys(_BEYOND, 0)
+    highest = dict(beyond)
+    level, top, num_before = 0, 0, 0
+    for index, (tier, _, num_bytes) in enumerate(changes, start=1):
         if tier == "device":
-            device[row, slot] = num_bytes
+            level += num_bytes
+            if level > top:
+                top, num_before = level, index
         else:
-            level[tier] += num_bytes
-            highest[tier] = max(highest[tier], level[tier])
-    levels = device.cumsum(axis=0)
-    totals = levels.sum(axis=1)
-    top = int(totals.argmax())
+            beyond[tier] += num_bytes
+            highest[tier] = max(highest[tier], beyond[tier])
+    at_rise, net = [0] * len(CATEGORIES), [0] * len(CATEGORIES)
+    for index, (tier, slot, num_bytes) in enumerate(changes):
+        if tier == "device":
+            net[slot] += num_bytes
+            if index < num_before:
+                at_rise[slot] += num_bytes
     return PartBytes(
-        net=levels[-1],
-        rise=int(totals[top]),
-        at_rise=levels[top],
-        host_net=level["host"],
+        net=np.array(net, dtype=np.int64),
+        rise=top,
+        at_rise=np.array(at_rise, dtype=np.int64),
+        host_net=beyond["host"],
         host_rise=highest["host"],
-        disk_net=level["disk"],
+        disk_net=beyond["disk"],
         disk_rise=highest["disk"],
-        remote_net=level["remote"],
+        remote_net=beyond["remote"],
         remote_rise=highest["remote"],
     )
 
 
-def sum_device_rows(rows: Sequence[Sequence[int]], *, slots: Sequence[int]) -> PartBytes:
+def sum_device_rows(table: NDArray[np.int64], *, slots: Sequence[int]) -> PartBytes:
     """The same of rows of changes on the device, each of these categories in this order; for many, without a loop."""
-    table = np.array(rows, dtype=np.int64).reshape(-1, len(slots))
     totals = np.concatenate([[0], table.ravel().cumsum()])
     top = int(totals.argmax())
     net: Bytes = np.zeros(len(CATEGORIES), dtype=np.int64)

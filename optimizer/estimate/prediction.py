@@ -1,9 +1,9 @@
 """What the estimator returns for one plan on one machine, and the verdict drawn from it. Torch-free, JSON-able."""
 
 import copy
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from optimizer.categories import LANES as LANES
 from optimizer.categories import Category
@@ -92,25 +92,10 @@ class CardMemory:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Details:
-    """The fields of a prediction that only a person, or a comparison of whole predictions, asks for; each is told of there."""
-
-    device_bytes_by_category: dict[str, int]
-    lane_busy_ms: dict[str, float]
-    timeline: tuple[TimelinePoint, ...]
-    busy_by_kind_ms: dict[str, float]
-    exposed_by_kind_ms: dict[str, float]
-    recomputed_ms: float
-    attained_by_kind: dict[str, float]
-    time_factors: dict[str, float]
-    peaks: tuple[StagePeak, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Prediction:
     """One plan, priced on one machine for one workload.
 
-    A search asks for hundreds and reads little of each, so an estimate may leave ``Details`` for later (``detailed_later``);
+    A search asks for hundreds and reads little of each, so an estimate may leave ``DETAILS`` for later (``detailed_later``);
     nobody who reads one sees a difference. None of those fields has a plain default, which would be found in their place.
     """
 
@@ -174,9 +159,12 @@ class Prediction:
     memory: CardMemory | None = None
     """From tensors to a card; None where it was not worked out."""
 
-    def detailed_later(self, work_out: Callable[[], Details]) -> "Prediction":
-        """This prediction, whose details are worked out when the first of them is read; those it was made with are forgotten."""
-        for name in _DETAILS:
+    def detailed_later(self, work_out: Mapping[str, Callable[[], Any]]) -> "Prediction":
+        """This prediction, whose details are worked out when they are read; those it was made with are forgotten.
+
+        work_out: each of ``DETAILS``.
+        """
+        for name in DETAILS:
             del self.__dict__[name]
         self.__dict__[_WORK_OUT] = work_out
         return self
@@ -195,12 +183,12 @@ class Prediction:
         def __getattr__(self, name: str) -> Any:
             """Called for what is not there: a detail not yet worked out."""
             work_out = self.__dict__.get(_WORK_OUT)
-            if name not in _DETAILS or (work_out is None and name not in self.__dict__):
+            if name not in DETAILS or work_out is None:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            if work_out is not None:
-                self.__dict__.update(vars(work_out()))
-                self.__dict__.pop(_WORK_OUT, None)
-            return self.__dict__[name]
+            found = self.__dict__[name] = work_out[name]()
+            if self.__dict__.keys() >= DETAILS:
+                del self.__dict__[_WORK_OUT]
+            return found
 
     @property
     def highest_peak_bytes(self) -> int:
@@ -228,7 +216,20 @@ class Prediction:
         return from_json(cls, document, path="prediction")
 
 
-_DETAILS = frozenset(detail.name for detail in fields(Details))
+DETAILS: Final = frozenset(
+    (
+        "device_bytes_by_category",
+        "lane_busy_ms",
+        "timeline",
+        "busy_by_kind_ms",
+        "exposed_by_kind_ms",
+        "recomputed_ms",
+        "attained_by_kind",
+        "time_factors",
+        "peaks",
+    )
+)
+"""The fields of a prediction that only a person, or a comparison of whole predictions, asks for."""
 _WORK_OUT = "_work_out"
 
 

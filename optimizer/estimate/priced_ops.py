@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from optimizer.categories import CATEGORIES, Tier
 from optimizer.estimate.experts import unread_bytes
 from optimizer.estimate.op_times import OpTimes
 from optimizer.hardware.machine import Rates
@@ -25,6 +26,7 @@ class HasOps(Protocol):
     def changes(self) -> tuple[Change, ...]: ...
 
 
+_SLOT = {name: index for index, name in enumerate(CATEGORIES)}
 KIND_SLOT: Final = {kind: index for index, kind in enumerate(COMPUTE_KINDS)}
 _LANES = ("compute", "copy_out", "copy_in")
 
@@ -46,6 +48,8 @@ class ListedTerms:
     written_bytes: NDArray[np.float64]
     read_bytes: NDArray[np.float64]
     changes: NDArray[np.int64]
+    change_places: tuple[tuple[Tier, int], ...]
+    """Of each change, its tier and the place of its category."""
     alike: Mapping[Sort, NDArray[np.int64]]
     """Ops of one sort; a copy between tiers is named by its dtype, which decides nothing here."""
 
@@ -65,6 +69,7 @@ def list_terms(profile: HasOps) -> ListedTerms:
             written_bytes=_terms_of(op.written_bytes for op in profile.ops),
             read_bytes=_terms_of(op.read_bytes for op in profile.ops),
             changes=np.array([change.num_bytes for change in profile.changes], dtype=np.int64).reshape(-1, NUM_MONOMIALS),
+            change_places=tuple((change.tier, _SLOT[change.category]) for change in profile.changes),
             alike={sort: np.array(indices, dtype=np.int64) for sort, indices in alike.items()},
         )
         weakref.finalize(profile, _listed.pop, id(profile), None)

@@ -16,28 +16,28 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.categories import CATEGORIES
+from optimizer.estimate.batch import estimate_input_bytes, inputs_pile_up
 from optimizer.estimate.compiled import PartName, compile_shape
 from optimizer.estimate.gradients import estimate_gradient_bytes
-from optimizer.estimate.optimizer_state import StateCosts, estimate_state, estimate_update_ms
+from optimizer.estimate.optimizer_state import estimate_state, estimate_update_ms
+from optimizer.estimate.part_prices import PartPrices
 from optimizer.estimate.prediction import LANES
 from optimizer.estimate.relaxed_blocks import Form, list_relaxed_blocks
+from optimizer.estimate.relaxed_outside import RelaxedOutside, list_relaxed_outside
 from optimizer.estimate.relaxed_time import Pass, Update, sums_on_cpu, sums_on_cuda
-from optimizer.estimate.schedule import Layout
-from optimizer.estimate.tasks import Task
+from optimizer.estimate.streaming import sum_weights_ms
 from optimizer.estimate.tensors import list_tensors
 from optimizer.estimate.training import MEMORY_MARGIN
 from optimizer.estimate.update import UpdateTime, begins_in_backward, list_update_times
-from optimizer.estimate.weights import estimate_weight_bytes
+from optimizer.estimate.weights import estimate_weight_bytes, list_streamed_bytes, list_streamed_tensors
 from optimizer.hardware.machine import Machine
 from optimizer.plan.activations import BlockChoice
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.plan import Plan
-from optimizer.profile.profile import PART_NAMES, Profile
+from optimizer.profile.profile import Profile
 from optimizer.workload import TrainingWorkload
 
 Numbers = NDArray[np.float64]
-_GRADIENTS = CATEGORIES.index("gradients")
 _ALIKE = 0.05
 """Share by which blocks of one kind may differ: the first and the last block from those between."""
 _COMPUTE, _HOST, _DISK = (LANES.index(lane) for lane in ("compute", "host", "disk"))
@@ -127,27 +127,6 @@ def list_kinds(
     return found.kinds()
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Outside:
-    """The parts around the blocks for one count of chunks; tasks by form of the last block."""
-
-    prologue: tuple[Task, ...]
-    head: tuple[Task, ...]
-    first: tuple[tuple[Task, Task], ...]
-    """Backward of the head and of what is between it and the blocks."""
-    later: tuple[tuple[Task, Task], ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Fixed:
-    """Milliseconds by lane of what is around the blocks, for one count of chunks; [lane]."""
-
-    enter: Numbers
-    head: Numbers
-    first: Numbers
-    later: Numbers
-
-
 class _Relaxer:
     """Of one setting."""
 
@@ -161,22 +140,25 @@ class _Relaxer:
         forms: tuple[Form, ...],
         chunk_counts: Sequence[int],
     ) -> None:
-        if plan.weights.place != "device":
-            plan = replace(plan, weights=replace(plan.weights, prefetch=0))
         self._profile, self._plan, self._workload, self._machine = profile, plan, workload, machine
-        self._forms = forms
         self._compiled = compile_shape(profile, plan.weights, (plan.batch.micro_batch_size, workload.sequence_length))
         self._tensors = list_tensors(profile)
         self._num_later = plan.batch.accumulation_steps - 1
-        self._state = self._find_state()
-        self._layouts = [self._layout(count) for count in chunk_counts]
-        layout, compiled = self._layouts[0], self._compiled
-        key = ("relaxed", forms, layout.rates_key, layout.dropped, layout.leaves_gradients, self._num_later > 0)
-        self._blocks = compiled.keep(key, lambda: list_relaxed_blocks(compiled, layout, machine, forms))
-        # What follows the last block depends on its choice in plain modules only.
-        self._has_tails = not set(compiled.regime.parts).issubset(PART_NAMES)
-        self._outside = [self._around(layout) for layout in self._layouts]
-        self._templates = list(compiled.regime.block_templates)
+        self._state = estimate_state(self._tensors, plan, workload=workload, device_kind=machine.device.kind)
+        self._streamed = list_streamed_bytes(profile, plan.weights, trains_all=workload.adapter is None)
+        self._input_bytes = estimate_input_bytes(profile, plan.batch, sequence_length=workload.sequence_length)
+        prices, keep = PartPrices.of(self._compiled, plan=plan, machine=machine), self._compiled.keep
+        self._blocks = keep(("relaxed", prices, forms), lambda: list_relaxed_blocks(prices, forms))
+        self._outside = [self._around(prices, forms, count) for count in chunk_counts]
+        self._templates = list(self._compiled.regime.block_templates)
+
+    def _around(self, prices: PartPrices, forms: tuple[Form, ...], num_chunks: int) -> RelaxedOutside:
+        plan = replace(self._plan, logits_and_loss=LogitsAndLossPlan(num_chunks=num_chunks))
+        choices = [choice for choice, _ in forms]
+        return self._compiled.keep(
+            ("relaxed outside", prices, forms, num_chunks),
+            lambda: list_relaxed_outside(self._profile, prices, plan=plan, choices=choices),
+        )
 
     def relax(self, *, state_is_free: bool) -> Relaxation:
         *others, last = self._templates
@@ -214,45 +196,12 @@ class _Relaxer:
             of_template.append(kind)
         return tuple(of_template[template] for template in self._templates)
 
-    def _find_state(self) -> StateCosts:
-        plan, workload, kind = self._plan, self._workload, self._machine.device.kind
-        key = ("state", plan.optimizer_state, plan.weights, plan.gradients, workload.adapter is None, workload.num_moments, kind)
-        return self._compiled.keep(key, lambda: estimate_state(self._tensors, plan, workload=workload, device_kind=kind))
-
-    def _layout(self, num_chunks: int) -> Layout:
-        plan = replace(self._plan, logits_and_loss=LogitsAndLossPlan(num_chunks=num_chunks))
-        return Layout(
-            self._profile,
-            self._compiled,
-            plan=plan,
-            workload=self._workload,
-            machine=self._machine,
-            tensors=self._tensors,
-            state=self._state,
-        )
-
-    def _around(self, layout: Layout) -> _Outside:
-        accumulates = "accumulate" if layout.dropped is None else "first"
-        choices = [choice if self._has_tails else "keep" for choice, _ in self._forms]
-
-        def tasks(part: str, *, is_first: bool = True) -> tuple[Task, ...]:
-            by_choice = {choice: layout.outside_task(part, choice, is_first=is_first) for choice in dict.fromkeys(choices)}
-            return tuple(by_choice[choice] for choice in choices)
-
-        first = zip(tasks("head_backward_first"), tasks("norm_backward_first"), strict=True)
-        later = zip(
-            tasks(f"head_backward_{accumulates}", is_first=False),
-            tasks(f"norm_backward_{accumulates}", is_first=False),
-            strict=True,
-        )
-        return _Outside(prologue=tasks("prologue"), head=tasks("head"), first=tuple(first), later=tuple(later))
-
     # Bytes.
 
     def _resident(self) -> tuple[int, int, int]:
         """On the device, the host and the disk between steps."""
         plan, state = self._plan, self._state
-        streamed_bytes = sum(self._layouts[0].streamed)
+        streamed_bytes = sum(self._streamed)
         gradients = estimate_gradient_bytes(self._tensors, plan, device_kind=self._machine.device.kind)
         device_bytes = estimate_weight_bytes(self._profile, plan.weights) - streamed_bytes
         device_bytes += state.device_bytes + gradients.device
@@ -264,50 +213,34 @@ class _Relaxer:
         num_words = self._workload.num_moments + (self._plan.weights.dtype != "fp32")
         return 4 * num_words * self._tensors.total_elements
 
-    def _over(self, outside: _Outside) -> Numbers:
+    def _over(self, outside: RelaxedOutside) -> Numbers:
         """[form of the last block]: the highest level until its backward ends, above what all blocks hold."""
         blocks, last = self._blocks, self._templates[-1]
-        streamed = self._layouts[0].streamed
-        weights_bytes = streamed[-1] if streamed else 0
-        before = [self._before_last(outside, form) for form in range(len(self._forms))]
-        found = []
-        for form, entered in enumerate(self._enter_bytes(outside)):
-            forward_bytes = blocks.forward_rise[last, form] - blocks.held[last, form] + weights_bytes
-            highest = entered + max(
-                forward_bytes,
-                _highest(outside.head[form], *outside.first[form]),
-                _left(outside.head[form], *outside.first[form]) + blocks.first_rise[last, form] + weights_bytes,
-            )
-            if self._num_later:
-                again = max(
-                    forward_bytes,
-                    _highest(outside.head[form], *outside.later[form]),
-                    _left(outside.head[form], *outside.later[form]) + blocks.later_rise[last, form] + weights_bytes,
-                )
-                highest = max(highest, entered + before[form] + again)
-            found.append(highest)
-        return np.array(found, dtype=np.float64)
+        weights_bytes = self._streamed[-1] if self._streamed else 0
+        forward = blocks.forward_rise[last] - blocks.held[last] + weights_bytes
+        first = np.maximum(outside.first_high, outside.first_left + blocks.first_rise[last] + weights_bytes)
+        highest = np.maximum(forward, first)
+        if self._num_later:
+            later = np.maximum(outside.later_high, outside.later_left + blocks.later_rise[last] + weights_bytes)
+            highest = np.maximum(highest, self._before_last(outside) + np.maximum(forward, later))
+        over: Numbers = self._entered(outside) + highest
+        return over
 
-    def _enter_bytes(self, outside: _Outside) -> list[int]:
+    def _entered(self, outside: RelaxedOutside) -> Numbers:
         """Before the first block, without what blocks share."""
-        regime = self._compiled.regime
-        shared_bytes = sum(self._compiled.shared_bytes(index)[0] for index in range(len(regime.shared)))
-        entered = self._layouts[0].input_bytes - shared_bytes
-        return [entered + int(task.bytes.net.sum()) for task in outside.prologue]
+        shared_bytes = sum(self._compiled.shared_bytes(index)[0] for index in range(len(self._compiled.regime.shared)))
+        return outside.entered + (self._input_bytes - shared_bytes)
 
-    def _before_last(self, outside: _Outside, form: int) -> float:
+    def _before_last(self, outside: RelaxedOutside) -> Numbers:
         """What earlier micro-batches have left for the last one: gradients, and inputs where they stay."""
-        inputs_bytes = self._num_later * self._layouts[0].input_bytes if self._layouts[0].inputs_stay else 0
-        around = sum(int(task.bytes.net[_GRADIENTS]) for task in outside.first[form])
-        return inputs_bytes + around + float(self._blocks.gradients.min(axis=1)[self._templates].sum())
+        inputs_bytes = self._num_later * self._input_bytes if inputs_pile_up(self._machine.device) else 0
+        return outside.gradients + (inputs_bytes + float(self._blocks.gradients.min(axis=1)[self._templates].sum()))
 
-    def _end_bytes(self, outside: _Outside) -> float:
+    def _end_bytes(self, outside: RelaxedOutside) -> float:
         """At the highest point of the first block's backward in the first micro-batch."""
         blocks, (first, *others) = self._blocks, self._templates
-        streamed = self._layouts[0].streamed
-        left = [_left(*pair) + _left(head) for head, pair in zip(outside.head, outside.first, strict=True)]
-        around = min(map(sum, zip(self._enter_bytes(outside), left, strict=True)))
-        own = float((blocks.held[first] + blocks.first_rise[first]).min()) + (streamed[0] if streamed else 0)
+        around = float((self._entered(outside) + outside.first_left).min())
+        own = float((blocks.held[first] + blocks.first_rise[first]).min()) + (self._streamed[0] if self._streamed else 0)
         return around + own + float(blocks.left.min(axis=1)[others].sum())
 
     # Time.
@@ -315,14 +248,12 @@ class _Relaxer:
     def _list_sums(self, *, state_is_free: bool) -> tuple[Numbers, Numbers, Numbers]:
         """[sum, template, form] of each block, [sum, chunks] of all else, [sum] where all of the state leaves that may."""
         blocks = self._blocks
-        chunks = [self._fixed(outside) for outside in self._outside]
-        fixed = _Fixed(
-            **{name: np.array([getattr(of, name) for of in chunks]) for name in ("enter", "head", "first", "later")}
-        )
+        weights_ms = self._weights_ms()
+        head_ms = np.array([outside.head_ms for outside in self._outside])
         around = Pass(
-            forward=fixed.enter + fixed.head + self._weights_ms("forward"),
-            first=fixed.first + self._weights_ms("backward"),
-            later=fixed.later + self._weights_ms("backward"),
+            forward=np.array([outside.enter_ms for outside in self._outside]) + head_ms + weights_ms,
+            first=np.array([outside.first_ms for outside in self._outside]) + weights_ms,
+            later=np.array([outside.later_ms for outside in self._outside]) + weights_ms,
             num_later=self._num_later,
         )
         inside = Pass(
@@ -330,25 +261,16 @@ class _Relaxer:
         )
         update = self._update(state_is_free=state_is_free)
         list_sums = sums_on_cpu if self._machine.device.kind == "cpu" else sums_on_cuda
-        rows = list_sums(inside, around, update, head_ms=fixed.head[:, _COMPUTE])
+        rows = list_sums(inside, around, update, head_ms=head_ms[:, _COMPUTE])
         return tuple(np.array(column) for column in zip(*rows, strict=True))  # type: ignore[return-value]
 
-    def _fixed(self, outside: _Outside) -> _Fixed:
-        """The least of all forms of the last block."""
-
-        def least(*tasks: tuple[Task, ...]) -> Numbers:
-            return sum((np.array([task.time.by_lane for task in found]).min(axis=0) for found in tasks), np.zeros(len(LANES)))
-
-        return _Fixed(
-            enter=least(outside.prologue),
-            head=least(outside.head),
-            first=least(*zip(*outside.first, strict=True)),
-            later=least(*zip(*outside.later, strict=True)),
-        )
-
-    def _weights_ms(self, phase: str) -> Numbers:
-        tasks = self._layouts[0].weights_tasks(phase)
-        return np.array([task.time.by_lane for task in tasks]).sum(axis=0) if tasks else np.zeros(len(LANES))
+    def _weights_ms(self) -> Numbers:
+        """By lane: forward brings each block's once, and so does backward."""
+        plan, trains_all = self._plan.weights, self._workload.adapter is None
+        if not self._streamed:
+            return np.zeros(len(LANES))
+        tensors = list_streamed_tensors(self._profile, plan, trains_all=trains_all)
+        return sum_weights_ms(self._streamed, tensors, plan=plan, rates=self._machine.rates)
 
     def _update(self, *, state_is_free: bool) -> Update:
         workload, plan, rates = self._workload, self._plan, self._machine.rates
@@ -372,7 +294,6 @@ class _Relaxer:
             behind_ms=self._behind_ms(state_is_free=state_is_free),
             last_ms=last_ms if begins_in_backward(plan, workload) else None,
         )
-
 
     @cached_property
     def _update_times(self) -> tuple[UpdateTime, UpdateTime | None]:
@@ -399,16 +320,3 @@ class _Relaxer:
         small = sum(size.num_elements for size in tensors.sizes if not size.is_matrix) / elements.sum()
         host_ms = sum(part.time.host_ms for part in self._update_times if part is not None)
         return float((behind_ms + whole_ms * begun_at).min()) - small * host_ms, whole_ms
-
-
-def _highest(*tasks: Task) -> int:
-    """Of tasks in a row, above their start."""
-    level, top = 0, 0
-    for task in tasks:
-        top = max(top, level + task.bytes.rise)
-        level += int(task.bytes.net.sum())
-    return top
-
-
-def _left(*tasks: Task) -> int:
-    return sum(int(task.bytes.net.sum()) for task in tasks)

@@ -7,12 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimizer.categories import CATEGORIES
-from optimizer.estimate.activations import Trip, trip_of
-from optimizer.estimate.compiled import CompiledShape, PartName
+from optimizer.estimate.activations import TRACED_TRIP, trip_of
+from optimizer.estimate.compiled import PartName
+from optimizer.estimate.part_prices import PartPrices
 from optimizer.estimate.prediction import LANES
-from optimizer.estimate.schedule import Layout
-from optimizer.hardware.machine import Machine
-from optimizer.plan.activations import ActivationsPlan, BlockChoice, Compression
+from optimizer.plan.activations import BlockChoice, Compression
 from optimizer.profile.extent import traced_choice
 
 Numbers = NDArray[np.float64]
@@ -38,47 +37,44 @@ class RelaxedBlocks:
     later_ms: Numbers
 
 
-def list_relaxed_blocks(compiled: CompiledShape, layout: Layout, machine: Machine, forms: Sequence[Form]) -> RelaxedBlocks:
-    templates = range(max(compiled.regime.block_templates) + 1)
-    table = [[_list_block(compiled, layout, machine, template, form) for form in forms] for template in templates]
+def list_relaxed_blocks(prices: PartPrices, forms: Sequence[Form]) -> RelaxedBlocks:
+    templates = range(max(prices.compiled.regime.block_templates) + 1)
+    table = [[_list_block(prices, template, form) for form in forms] for template in templates]
     names = table[0][0]
     columns = {name: [[found[name] for found in row] for row in table] for name in names}
     return RelaxedBlocks(**{name: np.array(column, dtype=np.float64) for name, column in columns.items()})
 
 
-def _list_block(
-    compiled: CompiledShape, layout: Layout, machine: Machine, template: int, form: Form
-) -> dict[str, float | list[float]]:
+def _list_block(prices: PartPrices, template: int, form: Form) -> dict[str, float | list[float]]:
+    compiled = prices.compiled
     choice, compress = form
-    trip = trip_of(choice, ActivationsPlan(per_block=(choice,), compress=compress))
-    later = "backward_accumulate" if layout.dropped is None else "backward_first"
+    trip = trip_of(choice, compress)
+    later = "backward_accumulate" if prices.dropped is None else "backward_first"
 
     # Where copies go and how they are packed changes nothing on the device but for the packer's buffers.
-    traced = None if trip is None else Trip(place="host", compress="none")
+    traced = None if trip is None else TRACED_TRIP
 
     def traced_part(which: str) -> PartName:
         return traced_choice(choice), template, which
 
     def lanes(which: str, *, is_first: bool = True) -> list[float]:
-        part: PartName = (choice, template, which)
-        lanes_ms = list(compiled.part_time(part, machine, rates_key=layout.rates_key, trip=trip).by_lane)
-        if layout.leaves_gradients and which != "forward":
+        lanes_ms = list(prices.time((choice, template, which), trip=trip).by_lane)
+        if prices.leaves_gradients and which != "forward":
             num_bytes = int(compiled.part_bytes(traced_part(which), trip=traced).net[_GRADIENTS])
-            for lane, lane_ms in layout.gradients_legs(num_bytes, is_first=is_first):
+            for lane, lane_ms in prices.gradients_legs(num_bytes, is_first=is_first):
                 lanes_ms[LANES.index(lane)] += lane_ms
         return lanes_ms
 
     forward, first, again = (
-        compiled.part_bytes(traced_part(which), trip=traced, dropped=layout.dropped)
+        compiled.part_bytes(traced_part(which), trip=traced, dropped=prices.dropped)
         for which in ("forward", "backward_first", later)
     )
-    held = int(forward.net.sum())
     return {
-        "held": held,
+        "held": forward.net_bytes,
         "forward_rise": forward.rise,
         "first_rise": first.rise,
         "later_rise": again.rise,
-        "left": held + int(first.net.sum()),
+        "left": forward.net_bytes + first.net_bytes,
         "gradients": int(first.net[_GRADIENTS]),
         "forward_ms": lanes("forward"),
         "first_ms": lanes("backward_first"),

@@ -71,10 +71,7 @@ def _make_setting(
 ) -> Setting:
     tensors = list_tensors(profile)
     trains_all = workload.adapter is None
-    state = compiled.keep(
-        ("state", plan.optimizer_state, plan.weights, plan.gradients, trains_all, workload.num_moments, machine.device.kind),
-        lambda: estimate_state(tensors, plan, workload=workload, device_kind=machine.device.kind),
-    )
+    state = estimate_state(tensors, plan, workload=workload, device_kind=machine.device.kind)
     streamed_bytes = sum(list_streamed_bytes(profile, plan.weights, trains_all=trains_all))
     gradients = estimate_gradient_bytes(tensors, plan, device_kind=machine.device.kind)
     device = single("weights", estimate_weight_bytes(profile, plan.weights) - streamed_bytes)

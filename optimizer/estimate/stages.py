@@ -25,7 +25,6 @@ from optimizer.estimate.moments import Moments
 from optimizer.estimate.optimizer_state import (
     StateCosts,
     estimate_early_state_bytes,
-    list_staying,
     list_update_changes,
 )
 from optimizer.estimate.parts import Bytes, PartBytes, sum_changes
@@ -36,7 +35,7 @@ from optimizer.estimate.simulate import Highest, Resident, Simulation
 from optimizer.estimate.tasks import single
 from optimizer.estimate.tensors import TensorList
 from optimizer.estimate.unmetered import highest_of
-from optimizer.estimate.update import list_update_tasks
+from optimizer.estimate.update import list_update_tasks, update_inputs
 from optimizer.estimate.weights import list_forward_moves, list_streamed_bytes
 from optimizer.hardware.machine import Machine
 from optimizer.plan.activations import BlockChoice
@@ -65,7 +64,7 @@ class Stages:
         self._num_blocks = profile.num_blocks
         self._has_steady_step = workload.num_steps > 1
         moments = Moments(bits=plan.optimizer_state.bits, num=workload.num_moments)
-        early_bytes = estimate_early_state_bytes(list_staying(tensors, plan), plan)
+        early_bytes = estimate_early_state_bytes(tensors.list_staying(plan.optimizer_state), plan)
         self._early_bytes = early_bytes - state.device_bytes
         self._early = single("optimizer_state", self._early_bytes)
         self._first_layout: Layout | None = None
@@ -83,7 +82,7 @@ class Stages:
             )
         else:
             self._first_update = _first_update(
-                compiled, plan=plan, workload=workload, machine=machine, tensors=tensors, state=state, moments=moments
+                plan=plan, workload=workload, machine=machine, tensors=tensors, state=state, moments=moments
             )
         self._evaluation: _Evaluated | None = None
         evaluation = compiled.regime.evaluation
@@ -160,7 +159,6 @@ def _stage_peak(stage: Stage, peak: Bytes, moment: str) -> StagePeak:
 
 
 def _first_update(
-    compiled: CompiledShape,
     *,
     plan: Plan,
     workload: TrainingWorkload,
@@ -170,18 +168,14 @@ def _first_update(
     moments: Moments,
 ) -> Run:
     """Of gradients that are kept until then."""
-    key = (
-        "first update", plan.gradients, plan.optimizer_state, plan.weights, plan.batch, moments, workload.max_grad_norm is None,
-        machine.device.kind,
-    )  # fmt: skip
-
     def make() -> Run:
-        staying = list_staying(tensors, plan)
+        staying = tensors.list_staying(plan.optimizer_state)
         listed = partial(list_update_changes, staying, plan, first_moments=moments, device_kind=machine.device.kind)
         early = replace(state, list_changes=listed)
         return Run(tuple(list_update_tasks(tensors, early, plan=plan, workload=workload, machine=machine)))
 
-    return compiled.keep(key, make)
+    key = ("first update", moments, *update_inputs(plan, workload, machine))
+    return tensors.keep(key, make)
 
 
 # Evaluation.
@@ -242,17 +236,21 @@ def _find_highest(
     num_blocks = profile.num_blocks
     streamed = list_streamed_bytes(profile, plan.weights, trains_all=trains_all)
     moves = list_forward_moves(streamed, prefetch=plan.weights.prefetch)
-    level = np.zeros(len(CATEGORIES), dtype=np.int64)
-    best, moment, allocated_bytes = level, "forward", 0
+    # What has come so far, over all categories and by category; the latter is looked at only where the level is highest.
+    level, come = 0, [single("weights", 0)]
+    best_bytes, allocated_bytes = 0, 0
+    best: tuple[int, Bytes] = (1, come[0])
+    moment = "forward"
 
     def run(part: PartBytes, points: tuple[Point, ...], name: str) -> None:
-        nonlocal level, best, moment, allocated_bytes
-        if int((level + part.at_rise).sum()) > int(best.sum()):
-            best, moment = level + part.at_rise, name
+        nonlocal level, best_bytes, best, moment, allocated_bytes
+        if level + part.rise > best_bytes:
+            best_bytes, best, moment = level + part.rise, (len(come), part.at_rise), name
         if num_threads:
             rise = max(part.rise, highest_of(points, num_threads=num_threads))
-            allocated_bytes = max(allocated_bytes, int(level.sum()) + rise)
-        level = level + part.net
+            allocated_bytes = max(allocated_bytes, level + rise)
+        level += part.net_bytes
+        come.append(part.net)
 
     def run_indexed(index: int, name: str) -> None:
         run(compiled.indexed_bytes(index), compiled.indexed_points(index) if num_threads else (), name)
@@ -261,12 +259,16 @@ def _find_highest(
     for block, template in enumerate(compiled.regime.block_templates):
         if streamed:
             gone_bytes, coming = moves[block]
-            level = level + single("weights", sum(streamed[other] for other in coming) - gone_bytes)
+            come_bytes = sum(streamed[other] for other in coming) - gone_bytes
+            level += come_bytes
+            come.append(single("weights", come_bytes))
         run_indexed(evaluation.blocks[template], f"forward of block {block + 1} of {num_blocks}")
     if streamed:
-        level = level - single("weights", streamed[-1])
+        level -= streamed[-1]
+        come.append(single("weights", -streamed[-1]))
     run(_head_bytes(profile, compiled, evaluation, plan=plan), (), "head and loss")
-    return _Evaluated(peak=best, moment=moment, allocated_bytes=allocated_bytes)
+    num_before, at_rise = best
+    return _Evaluated(peak=np.sum(come[:num_before], axis=0) + at_rise, moment=moment, allocated_bytes=allocated_bytes)
 
 
 def _head_bytes(profile: Profile, compiled: CompiledShape, evaluation: Evaluation, *, plan: Plan) -> PartBytes:

@@ -1,12 +1,17 @@
 """What it costs that blocks keep their weights elsewhere (``runtime/weights.py``): a task before each block's own."""
 
-from collections.abc import Hashable, Mapping
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
 
 from optimizer.categories import CATEGORIES, Link
 from optimizer.estimate.op_times import python_s
 from optimizer.estimate.optimizer_state import disk_read_ms
 from optimizer.estimate.parts import Change, PartTime
+from optimizer.estimate.prediction import LANES, Lane
 from optimizer.estimate.tasks import Task, add_legs, as_moves, moved_bytes, single
 from optimizer.estimate.transfers import Legs, Transfer
 from optimizer.hardware.machine import Rates
@@ -42,9 +47,7 @@ def make_weights_task(
     }
     come_bytes = sum(by_block[other] for other in coming)
     num_coming = sum(len(tensors[other]) for other in coming)
-    time = PartTime.spent(hooks=num_coming * python_s(rates, "weights") * 1000)
-    for other in coming:
-        time = add_legs(time, transfers[other].legs)
+    time = _time(num_coming, [leg for other in coming for leg in transfers[other].legs], rates)
     gone = (block + 1 if phase == "backward" else block - 1,) if gone_bytes else ()
     changes: list[Change] = [("device", _WEIGHTS, -num_bytes) for other in gone for num_bytes in tensors[other]]
     changes += [("device", _WEIGHTS, num_bytes) for other in coming for num_bytes in tensors[other]]
@@ -62,6 +65,21 @@ def make_weights_task(
     )
 
 
+def sum_weights_ms(
+    by_block: Sequence[int], tensors: Sequence[Sequence[int]], *, plan: WeightsPlan, rates: Rates
+) -> NDArray[np.float64]:
+    """By lane, of the weights of all blocks once. tensors: bytes of each block's, one by one."""
+    total = np.zeros(len(LANES))
+    for (num_bytes, num_tensors), count in Counter(zip(by_block, map(len, tensors), strict=True)).items():
+        total += count * np.array(_time(num_tensors, _legs(num_bytes, plan, rates), rates).by_lane)
+    return total
+
+
+def _time(num_tensors: int, legs: Sequence[tuple[Lane, float]], rates: Rates) -> PartTime:
+    """Of weights that come."""
+    return add_legs(PartTime.spent(hooks=num_tensors * python_s(rates, "weights") * 1000), legs)
+
+
 def _copied(num_bytes: int, plan: WeightsPlan) -> Mapping[Link, int]:
     if not num_bytes:
         return {}
@@ -71,7 +89,9 @@ def _copied(num_bytes: int, plan: WeightsPlan) -> Mapping[Link, int]:
 def _transfer(
     phase: str, block: int, num_bytes: int, plan: WeightsPlan, rates: Rates, *, holds_up_cpu: bool
 ) -> Transfer:
+    return Transfer(key=("weights", phase, block), legs=_legs(num_bytes, plan, rates), holds_up_cpu=holds_up_cpu)
+
+
+def _legs(num_bytes: int, plan: WeightsPlan, rates: Rates) -> Legs:
     legs: Legs = (("copy_in", num_bytes / rates.host_to_device_bytes_per_s * 1000),)
-    if plan.place == "disk":
-        legs = (("disk", disk_read_ms(num_bytes, rates)), *legs)
-    return Transfer(key=("weights", phase, block), legs=legs, holds_up_cpu=holds_up_cpu)
+    return (("disk", disk_read_ms(num_bytes, rates)), *legs) if plan.place == "disk" else legs

@@ -14,6 +14,7 @@ from optimizer.categories import CATEGORIES, Category, Link
 from optimizer.estimate.compiled import NO_COPIES, Move
 from optimizer.estimate.cpu_scratch import Point
 from optimizer.estimate.parts import Bytes, Change, PartBytes, PartTime
+from optimizer.estimate.prediction import Lane
 from optimizer.estimate.transfers import Event, Legs, Transfer, make_event
 
 _SLOT = {name: index for index, name in enumerate(CATEGORIES)}
@@ -58,6 +59,19 @@ class Task:
     def describe(self, num_blocks: int) -> str:
         return f"{self.phase} of block {self.block + 1} of {num_blocks}" if self.block >= 0 else self.name
 
+    def in_block(
+        self,
+        block: int,
+        *,
+        waits_for: tuple[Hashable, ...] = (),
+        arrives: tuple[Transfer, ...] = (),
+        begins: tuple[Transfer, ...] = (),
+    ) -> "Task":
+        """This task of another block that is alike; what all of them come to is worked out once."""
+        other = object.__new__(Task)
+        other.__dict__.update(self.__dict__, totals=self.totals, block=block, waits_for=waits_for, arrives=arrives, begins=begins)
+        return other
+
     @cached_property
     def on_cpu(self) -> "Step":
         """On the CPU device's clock."""
@@ -86,7 +100,7 @@ class Task:
             (place, beyond[2 * place], beyond[2 * place + 1]) for place in range(NUM_BEYOND) if any(beyond[2 * place :][:2])
         )
         elsewhere = Elsewhere(places, tuple(self.copied.items())) if places or self.copied else None
-        return Totals(int(self.bytes.net.sum()), self.bytes.rise, int(self.bytes.net[_LOGITS]), elsewhere)
+        return Totals(self.bytes.net_bytes, self.bytes.rise, int(self.bytes.net[_LOGITS]), elsewhere)
 
 
 Step = tuple[float, Event | None]
@@ -155,9 +169,12 @@ def move_task(phase: str, name: str, net: Bytes) -> Task:
     return Task(phase=phase, block=-1, name=name, bytes=moved_bytes(net), time=NO_TIME)
 
 
-def add_legs(time: PartTime, legs: Legs) -> PartTime:
+def add_legs(time: PartTime, legs: Sequence[tuple[Lane, float]]) -> PartTime:
     """What a part's lanes do, and these transfers."""
+    if not legs:
+        return time
+    lanes_ms: dict[str, float] = {}
     for lane, lane_ms in legs:
         name = f"{lane}_ms"
-        time = replace(time, **{name: getattr(time, name) + lane_ms})
-    return time
+        lanes_ms[name] = (lanes_ms[name] if name in lanes_ms else getattr(time, name)) + lane_ms
+    return replace(time, **lanes_ms)  # type: ignore[arg-type]

@@ -7,9 +7,8 @@ prediction is worked out when it is first read.
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from optimizer.categories import CATEGORIES
 from optimizer.estimate.allocations import Allocations, list_allocations
 from optimizer.estimate.on_cuda import CudaMoves
 from optimizer.estimate.parts import Bytes
-from optimizer.estimate.prediction import Details, Prediction, TimelinePoint
+from optimizer.estimate.prediction import Prediction, TimelinePoint
 from optimizer.estimate.runs import Schedule
 from optimizer.estimate.setting import Setting, find_setting
 from optimizer.estimate.simulate import Resident, Simulation, simulate
@@ -184,21 +183,25 @@ def _predict(
         lane_busy_ms={},
         timeline=(),
     )
-    return prediction.detailed_later(partial(_detail, simulation, peaks, machine.rates.time_factors))
+    return prediction.detailed_later(_details(simulation, peaks, machine.rates.time_factors))
 
 
-def _detail(simulation: Simulation, peaks: StagePeaks, time_factors: Mapping[str, float]) -> Details:
-    return Details(
-        device_bytes_by_category=_by_category(simulation.peak),
-        lane_busy_ms={lane: lane_ms for lane, lane_ms in simulation.busy_ms.items() if lane in _ALWAYS or lane_ms},
-        timeline=_timeline(simulation),
-        busy_by_kind_ms=_busy_by_kind(simulation),
-        exposed_by_kind_ms=_exposed_by_kind(simulation),
-        recomputed_ms=simulation.recomputed_ms,
-        attained_by_kind=_attained_by_kind(simulation),
-        time_factors=dict(time_factors),
-        peaks=peaks.list(),
-    )
+def _details(
+    simulation: Simulation, peaks: StagePeaks, time_factors: Mapping[str, float]
+) -> dict[str, Callable[[], Any]]:
+    return {
+        "device_bytes_by_category": lambda: _by_category(simulation.peak),
+        "lane_busy_ms": lambda: {
+            lane: lane_ms for lane, lane_ms in simulation.busy_ms.items() if lane in _ALWAYS or lane_ms
+        },
+        "timeline": lambda: _timeline(simulation),
+        "busy_by_kind_ms": lambda: _busy_by_kind(simulation),
+        "exposed_by_kind_ms": lambda: _exposed_by_kind(simulation),
+        "recomputed_ms": lambda: simulation.recomputed_ms,
+        "attained_by_kind": lambda: _attained_by_kind(simulation),
+        "time_factors": lambda: dict(time_factors),
+        "peaks": peaks.list,
+    }
 
 
 def _busy_by_kind(simulation: Simulation) -> dict[str, float]:

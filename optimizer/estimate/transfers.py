@@ -4,8 +4,9 @@ On the CPU device one thread computes, copies and updates; only the disk and the
 order on a stream of their own, and the host, the disk and the network beside that.
 """
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from optimizer.estimate.prediction import Lane
@@ -74,32 +75,30 @@ def make_event(
     device_kind: str,
 ) -> Event | None:
     """As a task has them; None where it only computes."""
-    beside = BESIDE[device_kind]
-
-    def sent(legs: Legs, *, beside: Mapping[Lane, int] = beside) -> Sent:
-        return Sent(
-            own=tuple(leg for leg in legs if leg[0] not in beside),
-            queued=tuple((beside[lane], lane_ms, lane) for lane, lane_ms in legs if lane in beside),
-        )
-
-    def begun(transfers: Iterable[Transfer]) -> tuple[Begun, ...]:
-        return tuple(
-            Begun(
-                transfer.key,
-                transfer.after_block,
-                *sent(transfer.legs, beside={} if transfer.holds_up_cpu and device_kind == "cpu" else beside),
-            )
-            for transfer in transfers
-        )
-
     acts = bool(arrives or begins or leaves or drains)
     if not acts and not waits_for:
         return None
     return Event(
         waits_for=waits_for,
-        arrives=begun(arrives),
-        begins=begun(begins),
-        leaves=tuple(map(sent, leaves)),
+        arrives=tuple([_begin(transfer, device_kind) for transfer in arrives]),
+        begins=tuple([_begin(transfer, device_kind) for transfer in begins]),
+        leaves=tuple([_send(legs, device_kind) for legs in leaves]),
         drains=drains,
         acts=acts,
+    )
+
+
+def _begin(transfer: Transfer, device_kind: str) -> Begun:
+    if transfer.holds_up_cpu and device_kind == "cpu":
+        return Begun(transfer.key, transfer.after_block, transfer.legs, ())
+    return Begun(transfer.key, transfer.after_block, *_send(transfer.legs, device_kind))
+
+
+@lru_cache(maxsize=1024)
+def _send(legs: Legs, device_kind: str) -> Sent:
+    """Blocks that are alike send alike."""
+    beside = BESIDE[device_kind]
+    return Sent(
+        own=tuple(leg for leg in legs if leg[0] not in beside),
+        queued=tuple((beside[lane], lane_ms, lane) for lane, lane_ms in legs if lane in beside),
     )

@@ -8,6 +8,8 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
+
 from optimizer.categories import CATEGORIES
 from optimizer.estimate.compiled import Move
 from optimizer.estimate.gradients import (
@@ -18,8 +20,9 @@ from optimizer.estimate.gradients import (
     estimate_rows_update_bytes,
 )
 from optimizer.estimate.optimizer_state import (
+    Rows,
     StateCosts,
-    UpdateChange,
+    as_rows,
     disk_read_ms,
     disk_write_ms,
     estimate_update_ms,
@@ -37,7 +40,7 @@ from optimizer.workload import TrainingWorkload
 
 _SLOT = {name: index for index, name in enumerate(CATEGORIES)}
 _SLOTS = (_SLOT["temporaries"], _SLOT["gradients"], _SLOT["optimizer_state"])
-"""Of an ``UpdateChange``."""
+"""Of ``Rows``."""
 _CONVERTED_BYTES = 12
 """Per element below fp32: its gradient read and widened, its new weight read and narrowed."""
 
@@ -45,6 +48,14 @@ _CONVERTED_BYTES = 12
 def update_key(block: int) -> Hashable:
     """Of the update on the host of a block's weights; -1 is before the blocks, their number what is after."""
     return ("update", block)
+
+
+def update_inputs(plan: Plan, workload: TrainingWorkload, machine: Machine) -> tuple[Hashable, ...]:
+    """All that what follows the last micro-batch depends on beside the tensors: the same for every shape."""
+    return (
+        plan.gradients, plan.optimizer_state, plan.weights, workload.max_grad_norm is None, workload.adapter is None,
+        workload.num_moments, workload.tokens_per_step, machine.device.kind, machine.rates.fingerprint,
+    )  # fmt: skip
 
 
 def list_update_tasks(
@@ -69,7 +80,14 @@ def list_update_tasks(
     if update is None:
         return
     clipped_bytes = estimate_clipped_bytes(plan) if plan.gradients.choice == "keep" else 0
-    changes = ((clipped_bytes, 0, 0), *state.changes, *_rows_changes(tensors, workload), (-clipped_bytes, 0, 0))
+    changes = np.concatenate(
+        [
+            as_rows([(clipped_bytes, 0, 0)]),
+            state.changes,
+            as_rows(_rows_changes(tensors, workload)),
+            as_rows([(-clipped_bytes, 0, 0)]),
+        ]
+    )
     yield Task(
         phase="optimizer",
         block=-1,
@@ -109,8 +127,7 @@ def list_update_times(
         optimizer=estimate_update_ms(state.num_staying, plan, machine.rates, num_moments=workload.num_moments),
         hooks=_python_ms(tensors, plan, machine.rates),
     )
-    for transfer in (*back, *(() if in_backward else away)):
-        time = add_legs(time, transfer.legs)
+    time = add_legs(time, [leg for transfer in (*back, *(() if in_backward else away)) for leg in transfer.legs])
     return clip, UpdateTime(
         time=time,
         arrives=back if is_threaded else (*away, *back),
@@ -136,8 +153,7 @@ def _clip_time(
         )
         hooks_ms = _python_ms(tensors, plan, machine.rates)
     time = PartTime.spent(optimizer=optimizer_ms, hooks=hooks_ms)
-    for transfer in begins:
-        time = add_legs(time, transfer.legs)
+    time = add_legs(time, [leg for transfer in begins for leg in transfer.legs])
     return UpdateTime(time=time, begins=begins)
 
 
@@ -148,8 +164,7 @@ def _python_ms(tensors: TensorList, plan: Plan, rates: Rates) -> float:
         each_s += rates.python_s.get("update 8-bit", 0.0)
     seconds = rates.python_s.get("step", 0.0) + len(tensors.sizes) * each_s
     if plan.weights.place != "device" and _update_name(plan) == "state":
-        num_home = sum(0 <= block < tensors.num_blocks for block in tensors.blocks)
-        seconds += num_home * (rates.python_s.get("state at home", each_s) - each_s)
+        seconds += tensors.num_in_blocks * (rates.python_s.get("state at home", each_s) - each_s)
     return seconds * rates.time_factors.get("hooks", 1.0) * 1000
 
 
@@ -190,12 +205,12 @@ def _list_host_updates(
     return tuple(transfers)
 
 
-def _rows_changes(tensors: TensorList, workload: TrainingWorkload) -> tuple[UpdateChange, ...]:
+def _rows_changes(tensors: TensorList, workload: TrainingWorkload) -> list[tuple[int, int, int]]:
     num_bytes = estimate_rows_update_bytes(tensors, num_tokens=workload.tokens_per_step)
-    return ((num_bytes, 0, 0), (-num_bytes, 0, 0)) if num_bytes else ()
+    return [(num_bytes, 0, 0), (-num_bytes, 0, 0)] if num_bytes else []
 
 
-def _list_moves(changes: tuple[UpdateChange, ...]) -> tuple[Move, ...]:
-    pairs = ((slot, size) for change in changes for slot, size in zip(_SLOTS, change, strict=True))
+def _list_moves(changes: Rows) -> tuple[Move, ...]:
+    pairs = ((slot, size) for change in changes.tolist() for slot, size in zip(_SLOTS, change, strict=True))
     found: list[Change] = [("device", slot, size) for slot, size in pairs if size]
     return as_moves(found)

@@ -28,7 +28,7 @@ class ActivationsPlan:
     for each 256 elements. Lossy, but for bf16 tensors that travel as bf16."""
 
     def count(self, *choices: BlockChoice) -> int:
-        return sum(choice in choices for choice in self.per_block)
+        return sum(map(self.per_block.count, choices))
 
     @property
     def num_offloaded(self) -> int:

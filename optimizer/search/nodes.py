@@ -16,7 +16,7 @@ from optimizer.estimate.relaxed_blocks import Form
 from optimizer.search.levers import all_homes, has_free_fraction, with_chunks
 from optimizer.search.pricebook import PriceBook
 from optimizer.search.problem import Relax, Setting
-from optimizer.search.relaxed import INFINITE_MS, bound_relaxed, count_forms
+from optimizer.search.relaxed import INFINITE_MS, bound_relaxed, bound_with_between, count_forms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,26 +31,25 @@ class Home:
     budget_bytes: int
 
     @cached_property
+    def _bounds_ms(self) -> tuple[list[float], list[float]]:
+        """By count of chunks, alone and with all counts up to the next."""
+        own, between = bound_with_between(self.relaxation, budget_bytes=self.budget_bytes)
+        return own.tolist(), between.tolist()
+
+    @property
     def bounds_ms(self) -> list[float]:
         """By count of chunks."""
-        found: list[float] = bound_relaxed(self.relaxation, budget_bytes=self.budget_bytes).tolist()
-        return found
-
-    @cached_property
-    def _between_ms(self) -> list[float]:
-        """By count of chunks, with all counts up to the next."""
-        found: list[float] = bound_relaxed(self.relaxation, budget_bytes=self.budget_bytes, between=True).tolist()
-        return found
+        return self._bounds_ms[0]
 
     @property
     def floor_ms(self) -> float:
         """Of all nodes, with the counts of chunks between those that are tried."""
-        return min(self._between_ms)
+        return min(self._bounds_ms[1])
 
     def least_with(self, num_chunks: int) -> float:
         """With just so many chunks, tried or not."""
         at = bisect_right(self.chunk_counts, num_chunks) - 1
-        return self._between_ms[at] if num_chunks not in self.chunk_counts else self.bounds_ms[at]
+        return self._bounds_ms[num_chunks not in self.chunk_counts][at]
 
     @cached_property
     def fingerprint(self) -> bytes:
@@ -101,7 +100,6 @@ class Node:
             here_ms, next_ms = bound_ms(middle), bound_ms(middle + 1)
             low, high = (middle + 1, high) if next_ms < here_ms or here_ms == INFINITE_MS else (low, middle)
         return low
-
 
     def best_counts(self, setting: Setting, forms: tuple[Form, Form, Form]) -> tuple[int, int] | None:
         """Of blocks that take the first and the last of three forms, the rest the second, where the sums that bounds are made of

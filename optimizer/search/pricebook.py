@@ -21,6 +21,8 @@ class PriceBook:
     def __init__(self, problem: SearchProblem) -> None:
         self.problem = problem
         self._priced: dict[Plan, Prediction] = {}
+        self._known: dict[tuple[Setting, PerBlock], Prediction] = {}
+        """The same by what was asked; several settings may make one plan."""
         self._best_key: _Key | None = None
         self._best: tuple[Plan, Prediction] | None = None
         self._permitted: dict[Plan, bool] = {}
@@ -32,7 +34,13 @@ class PriceBook:
         """No permitted plan that fits is faster: set by who knows."""
 
     def price(self, setting: Setting, per_block: PerBlock) -> Prediction:
-        plan = setting.plan(per_block)
+        key = (setting, per_block)
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._price(setting.plan(per_block))
+        return known
+
+    def _price(self, plan: Plan) -> Prediction:
         known = self._priced.get(plan)
         if known is not None:
             return known

@@ -265,6 +265,16 @@ class SearchProblem:
 
     def permits_setting(self, setting: Setting) -> bool:
         """The same for what is decided outside the blocks; False also where that contradicts itself."""
+        known = self._permitted.get(setting)
+        if known is None:
+            known = self._permitted[setting] = self._finds_permitted(setting)
+        return known
+
+    @cached_property
+    def _permitted(self) -> dict[Setting, bool]:
+        return {}
+
+    def _finds_permitted(self, setting: Setting) -> bool:
         # What cannot go together does not depend on how many blocks there are.
         per_block = self.pinned_blocks or keep_everything(1)
         try:

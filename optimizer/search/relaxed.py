@@ -5,6 +5,7 @@ may be divided. Any weights of the sums and any price of a byte give a lower bou
 taken at a few weights, each with all prices at which some block would change its mind, and the best of them holds.
 """
 
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -20,22 +21,31 @@ _SLACK: Final = 1e-9
 """Share by which rounding may make a bound too high."""
 
 
-def bound_relaxed(found: Relaxation, *, budget_bytes: int, between: bool = False) -> Numbers:
-    """[chunks]: milliseconds; infinite where nothing fits. between: of each count and all up to the next."""
-    last_bytes, end_bytes = found.last_bytes, found.end_bytes
-    if between:
-        last_bytes, end_bytes = _with_next(last_bytes), _with_next(end_bytes)
+def bound_with_between(found: Relaxation, *, budget_bytes: int) -> tuple[Numbers, Numbers]:
+    """As ``bound_relaxed`` of each count of chunks, and of each with all up to the next."""
+    both = replace(
+        found,
+        last_bytes=np.concatenate([found.last_bytes, _with_next(found.last_bytes)]),
+        end_bytes=np.concatenate([found.end_bytes, _with_next(found.end_bytes)]),
+        fixed_ms=np.concatenate([found.fixed_ms, found.fixed_ms], axis=1),
+    )
+    own, between = np.split(bound_relaxed(both, budget_bytes=budget_bytes), 2)
+    return own, between
+
+
+def bound_relaxed(found: Relaxation, *, budget_bytes: int) -> Numbers:
+    """[chunks]: milliseconds; infinite where nothing fits."""
     room_bytes = budget_bytes / (1 + found.margin) - found.fixed_bytes
-    fits = _fits(found, last_bytes, end_bytes, room_bytes)
+    fits = _fits(found, room_bytes)
     if not fits.any():
         return np.full(len(fits), INFINITE_MS)
     sums = _undominated(found)
     vertices = np.eye(len(sums))
-    bounds = _bounds(found, sums, vertices, last_bytes, room_bytes)
+    bounds = _bounds(found, sums, vertices, room_bytes)
     if len(sums) > 1:
         best = int(bounds.max(axis=1).argmax())
         pairs = [step * vertices[best] + (1 - step) * other for other in np.delete(vertices, best, axis=0) for step in _STEPS]
-        bounds = np.concatenate([bounds, _bounds(found, sums, np.array(pairs), last_bytes, room_bytes)])
+        bounds = np.concatenate([bounds, _bounds(found, sums, np.array(pairs), room_bytes)])
     return np.where(fits, bounds.max(axis=0) * (1 - _SLACK), INFINITE_MS)
 
 
@@ -59,10 +69,10 @@ def _with_next(rows: Numbers) -> Numbers:
     return least
 
 
-def _fits(found: Relaxation, last_bytes: Numbers, end_bytes: Numbers, room_bytes: float) -> NDArray[np.bool_]:
+def _fits(found: Relaxation, room_bytes: float) -> NDArray[np.bool_]:
     """[chunks]: whether the least that blocks could hold has room."""
     least_bytes = float(found.num_of_kind @ found.kind_bytes.min(axis=1)) if len(found.num_of_kind) else 0.0
-    most_bytes = np.maximum(least_bytes + last_bytes.min(axis=1), end_bytes)
+    most_bytes = np.maximum(least_bytes + found.last_bytes.min(axis=1), found.end_bytes)
     fits: NDArray[np.bool_] = most_bytes - found.state_bytes <= room_bytes * (1 + _SLACK)
     return fits
 
@@ -78,37 +88,34 @@ def _undominated(found: Relaxation) -> list[int]:
         ],
         axis=1,
     )
+    is_above: NDArray[np.bool_] = np.asarray((rows[:, None] >= rows[None]).all(axis=2))
     kept: list[int] = []
-    for index, row in enumerate(rows):
+    for index in range(len(rows)):
         others = [*kept, *range(index + 1, len(rows))]
-        if not any((rows[other] >= row).all() for other in others):
+        if not is_above[others, index].any():
             kept.append(index)
     return kept
 
 
-def _bounds(
-    found: Relaxation, sums: list[int], weights: Numbers, last_bytes: Numbers, room_bytes: float
-) -> Numbers:
+def _bounds(found: Relaxation, sums: list[int], weights: Numbers, room_bytes: float) -> Numbers:
     """[weights, chunks]: the best over prices of a byte. weights: [.., sum], each row sums to 1."""
     kind_ms = np.tensordot(weights, found.kind_ms[sums], axes=1)
     last_ms = weights @ found.last_ms[sums]
     fixed_ms = weights @ found.fixed_ms[sums]
     state_ms = weights @ found.state_ms[sums]
-    prices = _list_prices(found, kind_ms, last_ms, last_bytes, state_ms)
+    prices = _list_prices(found, kind_ms, last_ms, state_ms)
     in_kinds = (kind_ms[:, None] + prices[:, :, None, None] * found.kind_bytes).min(axis=3) @ found.num_of_kind
-    in_last = (last_ms[:, None, None] + prices[:, :, None, None] * last_bytes).min(axis=3)
+    in_last = (last_ms[:, None, None] + prices[:, :, None, None] * found.last_bytes).min(axis=3)
     leaving = np.minimum(0.0, state_ms[:, None] - prices * found.state_bytes)
     best: Numbers = (in_last + (in_kinds + leaving - prices * room_bytes)[:, :, None]).max(axis=1) + fixed_ms
     return best
 
 
-def _list_prices(
-    found: Relaxation, kind_ms: Numbers, last_ms: Numbers, last_bytes: Numbers, state_ms: Numbers
-) -> Numbers:
+def _list_prices(found: Relaxation, kind_ms: Numbers, last_ms: Numbers, state_ms: Numbers) -> Numbers:
     """[weights, price]: milliseconds a byte at which two forms of a kind cost the same, or the state may leave or stay."""
     forms_ms, forms_bytes = kind_ms, found.kind_bytes
     if not len(found.num_of_kind):
-        forms_ms, forms_bytes = last_ms[:, None], last_bytes[:1]
+        forms_ms, forms_bytes = last_ms[:, None], found.last_bytes[:1]
     one, other = np.triu_indices(forms_bytes.shape[1], k=1)
     saved_bytes = forms_bytes[:, one] - forms_bytes[:, other]
     spent_ms = forms_ms[:, :, other] - forms_ms[:, :, one]

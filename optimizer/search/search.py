@@ -1,8 +1,8 @@
 """``search_plans`` and ``largest_micro_batch``: bind the search to the estimator. Torch-free; the estimator takes nearly all
 of its time."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from optimizer.estimate.prediction import Prediction
@@ -106,21 +106,34 @@ class _Relax:
     workload: TrainingWorkload
     machine: Machine
 
+    _known: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
+    """Other budgets ask for the same."""
+
     def base_ms(self, base: Setting) -> float:
-        return least_compute_ms(self.profile, plan=self._plan(base), workload=self.workload, machine=self.machine)
+        key = ("base", base)
+        if key not in self._known:
+            self._known[key] = least_compute_ms(
+                self.profile, plan=self._plan(base), workload=self.workload, machine=self.machine
+            )
+        found: float = self._known[key]
+        return found
 
     def setting(
         self, setting: Setting, *, forms: tuple[Form, ...], chunk_counts: tuple[int, ...], state_is_free: bool
     ) -> Relaxation:
-        return relax(
-            self.profile,
-            plan=self._plan(setting),
-            workload=self.workload,
-            machine=self.machine,
-            forms=forms,
-            chunk_counts=chunk_counts,
-            state_is_free=state_is_free,
-        )
+        key = (setting, forms, chunk_counts, state_is_free)
+        if key not in self._known:
+            self._known[key] = relax(
+                self.profile,
+                plan=self._plan(setting),
+                workload=self.workload,
+                machine=self.machine,
+                forms=forms,
+                chunk_counts=chunk_counts,
+                state_is_free=state_is_free,
+            )
+        found: Relaxation = self._known[key]
+        return found
 
     def kinds(self, base: Setting, *, choices: tuple[BlockChoice, ...]) -> tuple[int, ...]:
         return list_kinds(

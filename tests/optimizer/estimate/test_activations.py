@@ -84,7 +84,7 @@ def test_copies_by_link_and_bytes_in_each_place_are_what_the_runtime_counts(
     copied, peaks = {}, dict.fromkeys(PEAKS, 0)
     peaks["host"] = estimate_staging_bytes(plan)
     for choice, forward, backward in traced_blocks(profile, per_block, dtype):
-        trip = trip_of(choice, plan.activations)
+        trip = trip_of(choice, plan.activations.compress)
         for part in (forward, backward):
             for link, num_bytes in count_copied_bytes(part.copies, trip=trip).items():
                 copied[link] = copied.get(link, 0) + num_bytes
@@ -114,7 +114,7 @@ def test_the_device_holds_what_the_trace_says_and_the_packers_buffers(spec, prof
 def test_what_comes_in_forward_goes_in_backward(profile, choice, compress):
     plan = make_plan((choice,) * 4, compress)
     for _, forward, backward in traced_blocks(profile, (choice,) * 4):
-        trip = trip_of(choice, plan.activations)
+        trip = trip_of(choice, plan.activations.compress)
         came, went = (
             sum(
                 num_bytes
@@ -156,7 +156,7 @@ def test_what_goes_in_a_part_that_did_not_fetch_it_is_known_from_the_forward():
 
 def test_blocks_that_stay_have_no_trip():
     plan = ActivationsPlan(per_block=("keep", "recompute", "selective"), compress="int8")
-    assert all(trip_of(choice, plan) is None for choice in plan.per_block)
+    assert all(trip_of(choice, plan.compress) is None for choice in plan.per_block)
     assert estimate_packing_bytes(plan, device_kind="cuda") == 0
     assert estimate_staging_bytes(make_plan(plan.per_block, "int8")) == 0
 
