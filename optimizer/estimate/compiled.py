@@ -31,7 +31,7 @@ from optimizer.estimate.op_times import OpTimes
 from optimizer.estimate.parts import Change, PartBytes, PartTime, sum_changes
 from optimizer.estimate.priced_ops import KIND_SLOT, OpSizes, PricedOps, list_terms
 from optimizer.hardware.machine import Machine, Rates
-from optimizer.plan.activations import REBUILDING, BlockChoice
+from optimizer.plan.activations import OFFLOADING, REBUILDING, BlockChoice
 from optimizer.plan.weights import DTYPE_BYTES, WeightsPlan
 from optimizer.profile.inference import EMBEDDING, ForwardRegime, Phase
 from optimizer.profile.profile import Change as ProfileChange
@@ -113,6 +113,7 @@ class CompiledShape:
         self._change_places = terms.change_places
         self._change_bytes: list[int] = (terms.changes @ np.array(monomials(shape), dtype=np.int64)).tolist()
         self._kept: dict[Hashable, Any] = {}
+        self._aliases: dict[PartName, PartName] = {}
         self._element_dtype = weights.dtype
         self._priced: dict[str, PricedOps] = {}
 
@@ -136,6 +137,7 @@ class CompiledShape:
         arrivals: tuple[Arrival, ...] = (),
     ) -> PartBytes:
         """releases: shared storages that go during the part, as (index, after which op). dropped: None keeps gradients."""
+        name = self._alias(name)
         key = ("bytes", name, releases, trip, dropped, arrivals)
         return self.keep(key, lambda: sum_changes(self._list_changes(name, releases, trip, dropped, arrivals)))
 
@@ -220,6 +222,7 @@ class CompiledShape:
         self, name: "PartName", machine: Machine, *, rates_key: Hashable, trip: Trip | None = None
     ) -> PartTime:
         """rates_key: anything that differs where machines differ; they hold dicts and cannot be hashed themselves."""
+        name = self._alias(name)
         return self.keep(("time", name, rates_key, trip), lambda: self._sum_times(name, machine, str(rates_key), trip))
 
     def part_copies(self, name: "PartName", *, trip: Trip | None) -> Mapping[Link, int]:
@@ -237,6 +240,24 @@ class CompiledShape:
         choice, template, which = name
         index: int = getattr(self.regime.templates_of(choice)[template], which)
         return self._parts[index]
+
+    def _alias(self, name: "PartName") -> "PartName":
+        """Of templates whose parts are the same, as far as bytes and time go, the first."""
+        if isinstance(name, str):
+            return name
+        if name not in self._aliases:
+            choice, _, which = name
+            alike = (other for other in self._aliases if not isinstance(other, str) and other[0] == choice and other[2] == which)
+            parts = self._parts_behind(name)
+            self._aliases[name] = next((other for other in alike if self._parts_behind(other) == parts), name)
+        return self._aliases[name]
+
+    def _parts_behind(self, name: "tuple[BlockChoice, int, str]") -> tuple[object, ...]:
+        """All that bytes and time of a block's part are worked out from."""
+        choice, template, which = name
+        made = self._copies(self._part((choice, template, "forward"))) if choice in OFFLOADING else ()
+        kept = self._part(("keep", template, which)) if choice in REBUILDING else None
+        return id(self._part(name)), id(kept), made
 
     def _copies(self, part: Part) -> list[TracedCopy]:
         return self.keep(("traced copies", id(part)), lambda: list(self._find_copies(part)))
