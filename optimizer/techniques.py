@@ -20,6 +20,7 @@ TECHNIQUE_LABELS: Final[dict[Technique, str]] = {
     "autocast": "autocast (products in bf16 or fp16)",
     "quantize_frozen": "weights in 8 or 4 bits under adapters",
     "offload_kv": "keys and values off the device",
+    "host_attention": "attention on the host",
     "quantize_kv": "keys and values in int8 or int4",
     "disk": "anything on disk",
     "remote": "anything in a remote store",
@@ -34,6 +35,6 @@ TECHNIQUE_GROUPS: Final[tuple[tuple[str, tuple[Technique, ...]], ...]] = (
         ("consume_gradients", "offload_gradients", "offload_optimizer", "stream_weights", "8bit_optimizer"),
     ),
     ("Number formats", ("bf16", "fp16", "autocast", "quantize_frozen")),
-    ("Keys and values of generations", ("offload_kv", "quantize_kv")),
+    ("Keys and values of generations", ("offload_kv", "host_attention", "quantize_kv")),
     ("Places", ("disk", "remote")),
 )

@@ -29,6 +29,7 @@ Technique = Literal[
     "8bit_optimizer",
     "quantize_frozen",
     "offload_kv",
+    "host_attention",
     "quantize_kv",
 ]
 """What a goal may forbid. ``disk`` and ``remote`` forbid a place, whatever would live there."""

@@ -110,7 +110,7 @@ def _predict(
     low, high = time_interval(machine.rates, spread)
     total_s = _total_ms(priced, passes) / 1000
     every = [priced.get(index) or full.other(shape) for index, (shape, _) in enumerate(passes)]
-    away_bytes = sum_homes([each.kv_homes for each in every])
+    away_bytes = sum_homes([each.kv_homes for each in every]) + max(each.room_bytes for each in every)
     decoded = full.decode_sum
     decode_ms = float(decoded.ms[0]) / decoded.num_tokens if decoded.num_tokens else 0.0
     prefill = times_of(full.prefill)

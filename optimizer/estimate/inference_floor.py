@@ -26,7 +26,7 @@ from optimizer.estimate.training import MEMORY_MARGIN
 from optimizer.hardware.machine import Machine
 from optimizer.packing import STAGING_BYTES
 from optimizer.plan.inference import InferencePlan
-from optimizer.plan.kv_cache import KvCachePlan, KvDtype, KvPlace
+from optimizer.plan.kv_cache import AttentionPlace, KvCachePlan
 from optimizer.plan.passes import MicroBatchShape
 from optimizer.plan.weights import WeightsDtype, WeightsPlan
 from optimizer.profile.inference import InferenceProfile, Phase
@@ -37,6 +37,8 @@ _NUM_LENGTHS: Final = 9
 """Of the cache, at which a range of decodes is timed: between them time is nearly a straight line."""
 _NUM_CACHE_STEPS, _NUM_CACHE_BATCHES, _CACHE_SHARE = 3, 4, 0.9
 """Steps and batches at which packing and moving keys and values is timed, and how much of the line between them counts."""
+_ROOM_SHARE = 0.9
+"""Of the line between the room for attention on the host of two batches: its parts are rounded up, and widen so much at once."""
 
 
 class Floors(NamedTuple):
@@ -68,7 +70,8 @@ class InferenceFloors:
         self._profile, self._workload, self._machine = profile, workload, machine
         self._sizes, self._micro_batches = tuple(sizes), tuple(micro_batches)
         self._split_of = cache(self._make_split)
-        self._model = cache(self._make_model)
+        self._prefill = cache(self._make_prefill)
+        self._decode = cache(self._make_decode)
         self._cache = cache(self._make_cache)
         self._cache_bytes = cache(self._make_cache_bytes)
         self._moves = cache(self._make_moves)
@@ -78,7 +81,8 @@ class InferenceFloors:
         """plan: its batch size and number of micro-batches are not looked at."""
         weights = WeightsPlan(dtype=plan.weights.dtype, frozen=plan.weights.frozen)
         way = Way(plan.prefill_tokens, plan.drops_ended)
-        split, model = self._split_of(way), self._model(weights, way)
+        split = self._split_of(way)
+        model = _Model(self._prefill(weights, way), self._decode(weights, way, plan.kv_cache.attention))
         kept = self._cache(weights.dtype, replace(plan.kv_cache, prefetch=0), way)
         streamed = self._streamed(plan)
         prefill_ms, decode_ms = (
@@ -134,31 +138,35 @@ class InferenceFloors:
     def _make_split(self, way: Way) -> Splits:
         return Splits.of(self._workload, self._sizes, self._micro_batches, way)
 
-    def _make_model(self, weights: WeightsPlan, way: Way) -> "_Model":
-        shapes, phases = self._split_of(way).shapes, self._profile
-        prefill = ManyShapes(phases.prefill, weights, [(s.batch_size, s.prompt_length) for s in shapes], self._machine)
-        lengths = [_list_lengths(phases.decode, weights, shape) for shape in shapes]
+    def _make_prefill(self, weights: WeightsPlan, way: Way) -> "_Phase":
+        shapes = self._split_of(way).shapes
+        prefill = ManyShapes(self._profile.prefill, weights, [(s.batch_size, s.prompt_length) for s in shapes], self._machine)
+        rise = self._with_draws(prefill.rise, shapes, weights)
+        return _Phase(prefill.compute_ms + self._drawn_ms(shapes), prefill.before, rise)
+
+    def _make_decode(self, weights: WeightsPlan, way: Way, attention: AttentionPlace) -> "_Phase":
+        shapes, phase = self._split_of(way).shapes, self._profile.decode_with(attention)
+        # What is left on the device of attention on the host is the same at any length.
+        num_lengths = _NUM_LENGTHS if attention == "device" else 2
+        lengths = [_list_lengths(phase, weights, shape, num_lengths=num_lengths) for shape in shapes]
         flat = [place for each in lengths for place, _ in each]
-        decode = ManyShapes(phases.decode, weights, flat, self._machine) if flat else None
-        drawn_ms = self._drawn_ms(shapes)
         decode_ms = np.zeros(len(shapes))
+        if not flat:
+            nothing = np.zeros((self._profile.num_blocks + 1, len(shapes)), dtype=np.int64)
+            return _Phase(decode_ms, nothing, nothing)
+        decode = ManyShapes(phase, weights, flat, self._machine)
+        drawn_ms = self._drawn_ms(shapes)
         last = np.zeros(len(shapes), dtype=np.int64)
         place = 0
         for index, (shape, each) in enumerate(zip(shapes, lengths, strict=True)):
-            if decode is not None and each:
+            if each:
                 times = decode.compute_ms[place : place + len(each)]
                 decode_ms[index] = times @ np.array([share for _, share in each])
                 place += len(each)
                 last[index] = place - 1
                 fewest = shape.num_running(shape.num_steps - 1) / shape.batch_size
                 decode_ms[index] += (shape.num_steps - 1) * drawn_ms[index] * fewest
-        nothing = np.zeros_like(prefill.before)
-        return _Model(
-            prefill=_Phase(prefill.compute_ms + drawn_ms, prefill.before, self._with_draws(prefill.rise, shapes, weights)),
-            decode=_Phase(decode_ms, nothing, nothing)
-            if decode is None
-            else _Phase(decode_ms, decode.before[:, last], self._with_draws(decode.rise[:, last], shapes, weights)),
-        )
+        return _Phase(decode_ms, decode.before[:, last], self._with_draws(decode.rise[:, last], shapes, weights))
 
     def _drawn_ms(self, shapes: Sequence[MicroBatchShape]) -> Floats:
         """Of one step."""
@@ -178,9 +186,11 @@ class InferenceFloors:
         return np.concatenate([rise[:-1], np.maximum(rise[-1:], drawn)])
 
     def _make_cache(self, dtype: WeightsDtype, cache: KvCachePlan, way: Way) -> "_Cache":
-        packing = self._packing(dtype, cache.dtype, way)
+        # Off the device it takes as much room wherever it is.
+        alike = replace(cache, place="device" if cache.place == "device" else "host")
+        packing = self._packing(dtype, replace(alike, place="host" if cache.attention == "host" else "device"), way)
         sent, brought = self._moves(dtype, cache, way)
-        held = self._cache_bytes(dtype, cache.dtype, "device" if cache.place == "device" else "host", way)
+        held = self._cache_bytes(dtype, alike, way)
         return _Cache(
             **held,
             prefill=_Times(packing[0], sent, np.zeros_like(sent)),
@@ -193,10 +203,8 @@ class InferenceFloors:
         plan = InferencePlan(weights=WeightsPlan(dtype=dtype), kv_cache=cache)
         return [KvCosts(self._profile, plan, self._machine, shape=shape) for shape in shapes]
 
-    def _make_cache_bytes(
-        self, dtype: WeightsDtype, kv_dtype: KvDtype, place: KvPlace, way: Way
-    ) -> dict[str, Floats]:
-        shapes, cache = self._split_of(way).shapes, KvCachePlan(dtype=kv_dtype, place=place)
+    def _make_cache_bytes(self, dtype: WeightsDtype, cache: KvCachePlan, way: Way) -> dict[str, Floats]:
+        shapes = self._split_of(way).shapes
         kinds = range(len(self._profile.kv))
 
         def measure(few: Sequence[MicroBatchShape]) -> list[tuple[float, ...]]:
@@ -205,14 +213,15 @@ class InferenceFloors:
                     each.front_bytes + each.slot_bytes,
                     each.slot_bytes,
                     sum(size * count for size, count in each.homes),
+                    each.room_bytes,
                     *(sum(each.block_bytes(kind)) for kind in kinds),
                 )
                 for each in self._costs(dtype, cache, few)
             ]
 
         # All of it grows in a straight line.
-        shared, slots, homes, *own = self._along_batches(shapes, measure, num_batches=2)
-        return {"shared": shared, "slots": slots, "homes": homes, "own": np.array(own)}
+        shared, slots, homes, room, *own = self._along_batches(shapes, measure, num_batches=2)
+        return {"shared": shared, "slots": slots, "homes": homes, "room": _ROOM_SHARE * room, "own": np.array(own)}
 
     def _make_moves(
         self, dtype: WeightsDtype, cache: KvCachePlan, way: Way
@@ -243,23 +252,24 @@ class InferenceFloors:
         share = 1.0 if cache.dtype == "same" else _CACHE_SHARE
         return share * sent, (share * copied, share * read)
 
-    def _make_packing(self, dtype: WeightsDtype, kv_dtype: KvDtype, way: Way) -> tuple[Floats, Floats]:
-        """Milliseconds by shape of compute: with the prompt, and of all decodes."""
+    def _make_packing(self, dtype: WeightsDtype, cache: KvCachePlan, way: Way) -> tuple[Floats, Floats]:
+        """Milliseconds by shape of packing and unpacking, or of attention on the host, for which compute waits: with the prompt,
+        and of all decodes.
+        """
         shapes = self._split_of(way).shapes
-        if kv_dtype == "same":
+        if cache.is_plain:
             return np.zeros(len(shapes)), np.zeros(len(shapes))
-        cache = KvCachePlan(dtype=kv_dtype)
         kinds = [(kind, self._profile.block_kinds.count(kind)) for kind in dict.fromkeys(self._profile.block_kinds)]
 
         def time(few: Sequence[MicroBatchShape]) -> list[tuple[float, ...]]:
             found: list[tuple[float, ...]] = []
             for costs, shape in zip(self._costs(dtype, cache, few), few, strict=True):
                 first_ms = sum(count * costs.prefill_task(kind).time.compute_ms for kind, count in kinds)
-                later_ms = sum(
-                    share * count * costs.decode_task(kind, step=step, arrives=(), begins=(), was_begun=True).time.compute_ms
-                    for step, share in _sum_shares(_spread(1, shape.num_steps - 1, _NUM_CACHE_STEPS))
-                    for kind, count in kinds
-                )
+                later_ms = 0.0
+                for step, share in _sum_shares(_spread(1, shape.num_steps - 1, _NUM_CACHE_STEPS)):
+                    for kind, count in kinds:
+                        time = costs.decode_task(kind, step=step, arrives=(), begins=(), was_begun=True).time
+                        later_ms += share * count * (time.compute_ms + time.host_ms)
                 found.append((first_ms, later_ms))
             return found
 
@@ -312,7 +322,7 @@ class InferenceFloors:
             if split.is_even and any(shape.num_steps > 1 for shape in split.shapes):
                 all_counts = [kinds.count(kind) for kind in range(len(profile.kv))]
                 later = split.count_first(model.decode.before[place] + all_counts @ kept.own)
-                slots = plan.kv_cache.prefetch * split.of_first(kept.slots)
+                slots = plan.kv_cache.num_ahead * split.of_first(kept.slots)
                 level = later + split.of_first(model.decode.rise[place]) + split.count_first(split.new_ids) + shared + slots
                 peak = np.maximum(peak, weights_bytes + coming + level)
         return peak + np.ceil(peak * MEMORY_MARGIN[self._machine.device.kind])
@@ -324,6 +334,7 @@ class InferenceFloors:
         found[plan.weights.place] += sum(held.by_block[kind] for kind in self._profile.block_kinds)
         homes_bytes = split.count_first(kept.homes)
         found[plan.kv_cache.place] += homes_bytes
+        found["host"] += split.of_first(kept.room)
         if "disk" in (plan.weights.place, plan.kv_cache.place):
             found["host"] += np.where((homes_bytes > 0) | (plan.weights.place == "disk"), STAGING_BYTES, 0)
         return found["host"], found["disk"]
@@ -370,11 +381,15 @@ class _Cache:
     """For each block that comes ahead, so much more while tokens are decoded."""
     homes: Floats
     """Off the device, of all blocks."""
+    room: Floats
+    """On the host, what attention there works in."""
     prefill: _Times
     decode: _Times
 
 
-def _list_lengths(decode: Phase, weights: WeightsPlan, shape: MicroBatchShape) -> list[tuple[Shape, float]]:
+def _list_lengths(
+    decode: Phase, weights: WeightsPlan, shape: MicroBatchShape, *, num_lengths: int
+) -> list[tuple[Shape, float]]:
     """Sequences and lengths of the cache at which its decodes are timed, and for how many steps each counts."""
     found: list[tuple[Shape, float]] = []
     step = 1
@@ -382,7 +397,7 @@ def _list_lengths(decode: Phase, weights: WeightsPlan, shape: MicroBatchShape) -
         number, length = shape.num_running(step), shape.prompt_length + step
         regime = decode.regime(weights.representation, (number, length))
         high = min(shape.prompt_length + shape.last_alike(step), regime.sequence_high)
-        found += [((number, place), share) for place, share in _sum_shares(_spread(length, high, _NUM_LENGTHS))]
+        found += [((number, place), share) for place, share in _sum_shares(_spread(length, high, num_lengths))]
         step = high - shape.prompt_length + 1
     return found
 

@@ -52,6 +52,8 @@ class PassLayout:
         """like: of another pass of the same plan on the same machine, whose tasks are taken over where they are the same."""
         self.profile, self.plan, self.workload, self.machine = profile, plan, workload, machine
         self.micro_batches = micro_batches
+        self.decode = profile.decode_with(plan.kv_cache.attention)
+        """What runs on the device for each token after the prompt."""
         self._like = like
         self._rates_key = f"{machine.device.kind} {machine.rates.fingerprint}"
         self.kv = {shape: KvCosts(profile, plan, machine, shape=shape) for shape in dict.fromkeys(micro_batches)}
@@ -177,11 +179,16 @@ class PassLayout:
         return found
 
 
+    @property
+    def room_bytes(self) -> int:
+        """Of attention on the host, there."""
+        return max(each.room_bytes for each in self.kv.values())
+
     @cached_property
     def workspace_bytes(self) -> int:
         """What caches share on the device while tokens are decoded."""
         costs = self.kv.values()
-        slots = self.plan.kv_cache.prefetch + 1
+        slots = self.plan.kv_cache.num_ahead + 1
         return max(each.front_bytes for each in costs) + slots * max(each.slot_bytes for each in costs)
 
     @cached_property
@@ -204,7 +211,7 @@ class PassLayout:
         """
         if self.plan.kv_cache.is_plain:
             return
-        kinds, ahead = self.profile.block_kinds, self.plan.kv_cache.prefetch
+        kinds, ahead = self.profile.block_kinds, self.plan.kv_cache.num_ahead
         if not step or not ahead:
             alike = {
                 (kind, shape): self._make_kv_task(0, kind, shape, later=[], step=step)
@@ -227,7 +234,7 @@ class PassLayout:
         self, place: int, kind: int, shape: MicroBatchShape, *, later: list[tuple[int, MicroBatchShape]], step: int
     ) -> Task:
         """later: whose keys and values begin to come then."""
-        costs, ahead = self.kv[shape], self.plan.kv_cache.prefetch
+        costs, ahead = self.kv[shape], self.plan.kv_cache.num_ahead
         if not step:
             return costs.prefill_task(kind)
         slots = ahead + 1

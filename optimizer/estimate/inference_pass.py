@@ -104,6 +104,11 @@ class GenerationPass:
         return tuple(self.layout.kv[shape].homes for shape in self.micro_batches)
 
     @property
+    def room_bytes(self) -> int:
+        """Of attention on the host, there; it passes on as homes do."""
+        return self.layout.room_bytes
+
+    @property
     def kv_cache_bytes(self) -> int:
         """Of all micro-batches."""
         return sum(self.layout.kv[shape].total_bytes for shape in self.micro_batches)
@@ -122,7 +127,7 @@ class GenerationPass:
             kv_bytes = layout.workspace_bytes + sum(layout.kv[shape].device_bytes for shape in layout.running(step))
             resident = single("weights", layout.weight_bytes) + single("kv_cache", kv_bytes)
             resident += single("temporaries", layout.tokens_bytes)
-            self._steps[step] = self._simulate(layout.forward(self.profile.decode, step=step), resident, is_end=is_end)
+            self._steps[step] = self._simulate(layout.forward(layout.decode, step=step), resident, is_end=is_end)
         return self._steps[step]
 
     @property
@@ -136,7 +141,7 @@ class GenerationPass:
     @property
     def peak_moment(self) -> str:
         step, simulation = self.highest
-        placed = list(self.layout.forward(self.profile.decode, step=step) if step else self.layout.place_prefill())
+        placed = list(self.layout.forward(self.layout.decode, step=step) if step else self.layout.place_prefill())
         return placed[simulation.peak_index].describe(phase_of(step), self.profile.num_blocks)
 
     @property
@@ -150,10 +155,10 @@ class GenerationPass:
         slot_bytes = max(each.slot_bytes for each in self.layout.kv.values())
         phase = decode_phase(2)
         later = move_task(phase, phase, single("kv_cache", slot_bytes))
-        return (later,) * self.plan.kv_cache.prefetch if slot_bytes and self.num_steps > 1 else ()
+        return (later,) * self.plan.kv_cache.num_ahead if slot_bytes and self.num_steps > 1 else ()
 
     def decode_tasks(self, step: int) -> tuple[Task, ...]:
-        return named(self.layout.forward(self.profile.decode, step=step), phase_of(step))
+        return named(self.layout.forward(self.layout.decode, step=step), phase_of(step))
 
     @cached_property
     def decode_sum(self) -> DecodeSum:
@@ -205,7 +210,7 @@ class GenerationPass:
         last = min(shape.last_alike(step) for shape in running)
         for shape in dict.fromkeys(running):
             length = shape.prompt_length + step
-            regime = self.profile.decode.regime(self.plan.weights.representation, (shape.num_running(step), length))
+            regime = self.layout.decode.regime(self.plan.weights.representation, (shape.num_running(step), length))
             last = min(last, regime.sequence_high - shape.prompt_length)
         return last
 

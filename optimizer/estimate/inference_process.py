@@ -84,12 +84,16 @@ def _replay(
 def _kinds(profile: InferenceProfile) -> list[object]:
     """For each block what tells it from others."""
     regimes = [
-        regime for phase in (profile.prefill, profile.decode) for found in phase.regimes.values() for regime in found
+        regime for phase in _list_phases(profile) for found in phase.regimes.values() for regime in found
     ]
     return [
         (kind, tuple(regime.block_templates[block] for regime in regimes))
         for block, kind in enumerate(profile.block_kinds)
     ]
+
+
+def _list_phases(profile: InferenceProfile) -> list[Phase]:
+    return [profile.prefill, profile.decode, *([profile.on_host.decode] if profile.on_host is not None else [])]
 
 
 def _keep(profile: InferenceProfile, kept: Sequence[int]) -> InferenceProfile:
@@ -112,6 +116,7 @@ def _keep(profile: InferenceProfile, kept: Sequence[int]) -> InferenceProfile:
         block_kinds=tuple(profile.block_kinds[block] for block in kept),
         prefill=cut(profile.prefill),
         decode=cut(profile.decode),
+        on_host=None if profile.on_host is None else replace(profile.on_host, decode=cut(profile.on_host.decode)),
     )
 
 
@@ -144,5 +149,5 @@ def _host_memory(
         return exactly(0), exactly(total_bytes)
     held = profile.weight_bytes(plan.weights.representation)
     num_buffers = sum(len(held.tensors[kind]) for kind in profile.block_kinds) if plan.weights.place == "host" else 0
-    num_buffers += profile.num_blocks if plan.kv_cache.place == "host" else 0
+    num_buffers += profile.num_blocks + 1 if plan.kv_cache.place == "host" else 0
     return ByteInterval(low=total_bytes, value=total_bytes, high=total_bytes + num_buffers * PAGE_BYTES), exactly(0)

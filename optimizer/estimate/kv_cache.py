@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Final, NamedTuple
 
 from optimizer.categories import Link
+from optimizer.estimate.host_attention import HostAttentionCosts
 from optimizer.estimate.kv_packing import KvOp, estimate_ops_s, list_copy_ops, list_pack_ops, list_unpack_ops
 from optimizer.estimate.op_times import OpTimes
 from optimizer.estimate.optimizer_state import disk_read_ms, disk_write_ms
@@ -80,6 +81,11 @@ class KvCosts:
         self._kinds = profile.block_kinds
         self._counts = tuple(Counter(profile.block_kinds).items())
         self._is_away = self._plan.place != "device"
+        self._on_host: HostAttentionCosts | None = None
+        if self._plan.attention == "host":
+            profile.decode_with("host")
+            assert profile.on_host is not None
+            self._on_host = HostAttentionCosts(profile.on_host, self._by_kind, machine, dtype=plan.weights.dtype)
         self._dtype = plan.weights.dtype
         self._known: dict[Hashable, PartTime] = {}
 
@@ -103,7 +109,12 @@ class KvCosts:
     @property
     def homes(self) -> tuple[tuple[int, int], ...]:
         """By distinct block, bytes of its home off the device, and how many blocks there are of it."""
-        return tuple((self._slot_of(self._by_kind[kind]), count) for kind, count in self._counts)
+        return tuple((self._home_of(self._by_kind[kind]), count) for kind, count in self._counts)
+
+    @property
+    def room_bytes(self) -> int:
+        """On the host, what attention there works in."""
+        return self._on_host.room_bytes if self._on_host is not None and self._shape.num_steps > 1 else 0
 
     @cached_property
     def front_bytes(self) -> int:
@@ -142,6 +153,9 @@ class KvCosts:
         low, high = self._shape.prompt_length, self._shape.cache_length - 1
         if not self._is_away or high < low:
             return {}
+        if self._on_host is not None:
+            by_token = add_copies(*(self._on_host.copied(kind) for kind in self._kinds))
+            return {link: (high - low + 1) * num_bytes for link, num_bytes in by_token.items()}
         return _by_link(
             self._plan.place,
             brought_bytes=self._sum(lambda layout: layout.total_brought(low, high) * layout.record_bytes),
@@ -169,7 +183,7 @@ class KvCosts:
     def list_coming(self, kind: int, *, step: int, key: Hashable) -> tuple[Transfer, ...]:
         """What comes for a token that is decoded; the prefill is step 0. On average, as time is."""
         layout, num_seen = self._by_kind[kind], self._shape.prompt_length + step - 1
-        if not self._slot_of(layout):
+        if not self._home_of(layout) or self._on_host is not None:
             return ()
         num_records = _mean_packed(layout, num_seen) if layout.is_packed else layout.num_brought(num_seen)
         num_bytes = num_records * layout.record_bytes
@@ -189,10 +203,12 @@ class KvCosts:
     ) -> Task:
         """Of one token more: what comes, is packed and unpacked, and goes. was_begun: whether what arrives comes already."""
         layout, num_seen = self._by_kind[kind], self._shape.prompt_length + step - 1
+        if self._on_host is not None:
+            return self._on_host.task(kind, min(num_seen + 1, layout.num_records))
         time = self._time("decode", kind, num_seen)
         leaves: tuple[Legs, ...] = ()
         copied: Mapping[Link, int] = {}
-        if self._slot_of(layout):
+        if self._home_of(layout):
             leaves = (self._out_legs(layout.record_bytes / (KV_BLOCK_TOKENS if layout.is_packed else 1)),)
             copied = _by_link(
                 self._plan.place,
@@ -219,11 +235,15 @@ class KvCosts:
         """Over all blocks."""
         return sum(count * size_of(self._by_kind[kind]) for kind, count in self._counts)
 
-    def _slot_of(self, layout: KvLayout) -> int:
+    def _home_of(self, layout: KvLayout) -> int:
         return layout.store_bytes if self._is_away else 0
 
+    def _slot_of(self, layout: KvLayout) -> int:
+        """Room on the device for what comes; where nothing does, for what leaves with a prompt."""
+        return self._home_of(layout) if self._on_host is None else self._sent_with_prompt(layout)
+
     def _sent_with_prompt(self, layout: KvLayout) -> int:
-        if not self._slot_of(layout):
+        if not self._home_of(layout):
             return 0
         return layout.num_brought(self._shape.prompt_length) * layout.record_bytes
 

@@ -232,6 +232,10 @@ def calibrated_rates(rates: Rates, factors: Mapping[str, float]) -> Rates:
         host_to_device_bytes_per_s=rates.host_to_device_bytes_per_s / factors.get("copy_in", 1.0),
         optimizer_elements_per_s={kind: rate / factors.get("optimizer", 1.0) for kind, rate in optimizers.items()},
         host_optimizer_elements_per_s=slower(rates.host_optimizer_elements_per_s, "host"),
+        host_attention_curves={
+            dtype: tuple((intensity, rate / factors.get("host", 1.0)) for intensity, rate in curve)
+            for dtype, curve in rates.host_attention_curves.items()
+        },
         disk_write_bytes_per_s=slower(rates.disk_write_bytes_per_s, "disk"),
         disk_read_bytes_per_s=slower(rates.disk_read_bytes_per_s, "disk"),
         remote_write_bytes_per_s=slower(rates.remote_write_bytes_per_s, "network"),

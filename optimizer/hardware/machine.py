@@ -54,6 +54,9 @@ class Rates:
     packing_curves: dict[str, Curve] = field(default_factory=dict)
     """Elements per second by the number of a storage's elements, under ``pack int8``, ``unpack bf16``: to compress what is
     offloaded and to undo that, without the copy."""
+    host_attention_curves: dict[str, Curve] = field(default_factory=dict)
+    """Of attention to keys and values on the host, by their dtype: FLOPs per second by FLOPs for each byte of them, of which
+    there are more where more queries share them. A share of what the host's memory gives where there is none."""
     forward_dispatch_s: float | None = None
     """What an op costs in the runtime's own step beside its kernel: Python, autograd, the meter. None where it was not measured:
     each op that moves bytes then costs ``op_overhead_s``."""

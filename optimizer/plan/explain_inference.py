@@ -52,7 +52,7 @@ def explain_inference_plan(
         _cache_sentence(plan, workload, prediction),
         *_time_sentences(plan, prediction),
         f"the peak of {peak_bytes} (at most {at_most}) falls in {prediction.peak_moment}",
-        *_tiers_sentences(prediction),
+        *_tiers_sentences(plan, prediction),
     ]
 
 
@@ -117,6 +117,11 @@ def _cache_sentence(plan: InferencePlan, workload: InferenceWorkload, prediction
     made = f"keys and values of {workload.cache_length:,} tokens{form} take {num_bytes}"
     if cache.place == "device":
         return f"{made} on the device, made once with the prompt"
+    if cache.attention == "host":
+        return (
+            f"{made} on the host and stay there, where attention is computed: of each token the key, the value and the query go "
+            "there, and what attention makes of them comes back"
+        )
     place = "the host" if cache.place == "host" else "disk"
     return f"{made} on {place}; each block's come to the device for every token, and only what is new goes back"
 
@@ -127,7 +132,7 @@ def _time_sentences(plan: InferencePlan, prediction: GenerationCosts) -> Iterato
     yield f"{what} after {prediction.prefill_ms:.1f} ms{later}: {prediction.tokens_per_s:,.1f} tokens/s in all"
 
 
-def _tiers_sentences(prediction: GenerationCosts) -> Iterator[str]:
+def _tiers_sentences(plan: InferencePlan, prediction: GenerationCosts) -> Iterator[str]:
     held = [
         f"{format_bytes(num_bytes)} {place}"
         for place, num_bytes in (("on the host", prediction.host_peak_bytes), ("on disk", prediction.disk_peak_bytes))
@@ -142,5 +147,6 @@ def _tiers_sentences(prediction: GenerationCosts) -> Iterator[str]:
     ]
     if moved:
         waits_ms = sum(prediction.exposed_ms.values())
-        ending = f"compute waits {waits_ms:.1f} ms a pass for that" if waits_ms >= 0.05 else "that hides behind compute"
+        what = "that and the host's attention" if plan.kv_cache.attention == "host" else "that"
+        ending = f"compute waits {waits_ms:.1f} ms a pass for {what}" if waits_ms >= 0.05 else "that hides behind compute"
         yield f"each token copies {' and '.join(moved)}; {ending}"

@@ -134,6 +134,18 @@ class InferencePlan:
                 self.weights.autocast,
                 "is for training; to generate in fewer bits choose plan.weights.dtype",
             ),
+            (
+                self.kv_cache.attention == "host" and self.kv_cache.place != "host",
+                "kv_cache.attention",
+                self.kv_cache.attention,
+                f"is for keys and values that lie there; plan.kv_cache.place is {self.kv_cache.place}",
+            ),
+            (
+                self.kv_cache.attention == "host" and self.kv_cache.dtype != "same",
+                "kv_cache.attention",
+                self.kv_cache.attention,
+                f"reads keys and values as they are; plan.kv_cache.dtype {self.kv_cache.dtype} packs them",
+            ),
         )
         for is_broken, name, value, why in rules:
             if is_broken:

@@ -7,6 +7,7 @@ from optimizer.errors import InvalidPlan
 
 KvDtype = Literal["same", "int8", "int4"]
 KvPlace = Literal["device", "host", "disk"]
+AttentionPlace = Literal["device", "host"]
 _MAX_PREFETCH = 8
 
 
@@ -24,7 +25,12 @@ class KvCachePlan:
     block's cache comes to the device for its attention, token by token as it grew, and only what is new goes back. Packed
     blocks travel packed, and the newest tokens, which are not, stay on the device. Same bits."""
     prefetch: int = 1
-    """Blocks whose cache comes ahead of its use, 0 to 8, each with room of its own on the device; of no meaning there."""
+    """Blocks whose cache comes ahead of its use, 0 to 8, each with room of its own on the device; of no meaning where no cache
+    comes."""
+    attention: AttentionPlace = "device"
+    """Where attention of the tokens after the prompt is computed. host: where keys and values lie, by the processor; a token's
+    query, key and value go there and what attention makes of them comes back, instead of the block's cache. For a cache on the
+    host that is not packed. Same numbers, up to the order of sums."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.prefetch <= _MAX_PREFETCH:
@@ -39,3 +45,8 @@ class KvCachePlan:
     def is_plain(self) -> bool:
         """Whether blocks' tensors are simply there, as attention reads them."""
         return self.dtype == "same" and self.place == "device"
+
+    @property
+    def num_ahead(self) -> int:
+        """Blocks whose cache comes ahead of its use."""
+        return 0 if self.place == "device" or self.attention == "host" else self.prefetch

@@ -1,8 +1,9 @@
 """An InferenceProfile: what one forward pass of batch generation does, in numbers, for any batch and any length.
 
 Torch-free and JSON-able; ``inference_trace.py`` makes one. Two phases are held: the prefill, whose sizes are polynomials in
-batch and prompt length, and the decode of one token, in batch and the number of tokens it sees, itself included. Each runs
-through parts: the embedding, the blocks, the head. Each distinct block is held once, whatever the depth.
+batch and prompt length, and the decode of one token, in batch and the number of tokens it sees, itself included; of that also
+what is left on the device where attention is computed on the host. Each runs through parts: the embedding, the blocks, the
+head. Each distinct block is held once, whatever the depth.
 
 Keys and values are not in the traced sizes: how many elements a block keeps by token, and within which window, is exact by
 itself, and how many tokens there is room for is the plan's and the workload's business. Where in a block's first run they
@@ -13,14 +14,15 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from optimizer.errors import InvalidModel, InvalidWorkload
+from optimizer.errors import InvalidModel, InvalidPlan, InvalidWorkload
+from optimizer.plan.kv_cache import AttentionPlace
 from optimizer.profile.extent import traced_representation
 from optimizer.profile.profile import Change, Op, Part, Regime, not_profiled, profile_fingerprint
 from optimizer.profile.sizes import Shape
 from optimizer.serialize import from_json, to_json
 from optimizer.workload import Adapter
 
-INFERENCE_PROFILE_VERSION: Final = 4
+INFERENCE_PROFILE_VERSION: Final = 5
 EMBEDDING, HEAD = "embedding", "head"
 
 
@@ -130,10 +132,22 @@ class Phase:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HostAttended:
+    """Decoding where attention is computed on the host (``runtime/kv_host_attention.py``)."""
+
+    decode: Phase
+    """What runs on the device: its sizes do not depend on the tokens that are seen."""
+    num_query_heads: tuple[int, ...]
+    """By distinct block."""
+    caps_scores: tuple[bool, ...]
+    """The same: whether there is a soft cap on scores."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class InferenceProfile:
     """All that planning needs to know of a model that generates."""
 
-    version: Literal[4] = INFERENCE_PROFILE_VERSION
+    version: Literal[5] = INFERENCE_PROFILE_VERSION
     model_fingerprint: str
     model_type: str
     num_blocks: int
@@ -149,6 +163,21 @@ class InferenceProfile:
     """By representation; read it with ``weight_bytes``, which knows that fp16 weighs what bf16 does."""
     prefill: Phase
     decode: Phase
+    on_host: HostAttended | None = None
+    """None where the model attends in code of its own."""
+
+    def decode_with(self, attention: AttentionPlace) -> Phase:
+        """Raises InvalidPlan for attention on the host where the model has none."""
+        if attention == "device":
+            return self.decode
+        if self.on_host is None:
+            raise InvalidPlan(
+                f"plan.kv_cache.attention is host; {self.model_type} attends in code of its own, which runs on the device alone",
+                field="plan.kv_cache.attention",
+                value=attention,
+                allowed=["device"],
+            )
+        return self.on_host.decode
 
     @property
     def representations(self) -> tuple[str, ...]:
@@ -171,6 +200,17 @@ class InferenceProfile:
         profile = from_json(cls, document, path="profile", error=InvalidModel)
         for name in ("prefill", "decode"):
             profile._check_phase(f"profile.{name}", getattr(profile, name))
+        if profile.on_host is not None:
+            profile._check_phase("profile.on_host.decode", profile.on_host.decode)
+            for name in ("num_query_heads", "caps_scores"):
+                num_found = len(getattr(profile.on_host, name))
+                if num_found != len(profile.kv):
+                    raise InvalidModel(
+                        f"profile.on_host.{name} has {num_found} entries; there are {len(profile.kv)} distinct blocks",
+                        field=f"profile.on_host.{name}",
+                        value=num_found,
+                        allowed=len(profile.kv),
+                    )
         _check("profile.block_kinds", profile.block_kinds, high=len(profile.kv))
         return profile
 

@@ -2,7 +2,8 @@
 
 The runtime's own ``Generator.advance`` is run without data on a model of as few blocks as show each distinct one, at four
 shapes for each range of batches and lengths over which the ops are the same. A decode is traced with a cache that says it
-holds what came before, so that no prompt need be run. Keys and values are taken out of the events and told of apart.
+holds what came before, so that no prompt need be run. Keys and values are taken out of the events and told of apart. A decode
+with attention on the host is traced as the device runs it, where no cache is; not of models that attend in code of their own.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,16 +11,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from itertools import product
-from typing import get_args
+from typing import Literal, get_args
 
 import torch
 from torch import nn
 
+from optimizer.errors import InvalidModel
 from optimizer.models.anatomy import find_blocks
 from optimizer.models.build import build_model
 from optimizer.models.decoder.config import DECODER_TYPE
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.inference import InferencePlan
+from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.weights import FrozenFormat, WeightsPlan
 from optimizer.profile.assemble import assemble_forward
 from optimizer.profile.dataless import Ops, pretend_cpu
@@ -29,6 +32,7 @@ from optimizer.profile.inference import (
     EMBEDDING,
     HEAD,
     ForwardRegime,
+    HostAttended,
     InferenceProfile,
     KvTensors,
     Phase,
@@ -44,6 +48,7 @@ from optimizer.profile.tables import PartTables
 from optimizer.profile.tensor_sizes import find_shared, sum_storages
 from optimizer.runtime.inference import Generator, prepare_for_inference
 from optimizer.runtime.kv_cache import find_windows
+from optimizer.runtime.kv_host_attention import HostAttendedKvLayer
 from optimizer.runtime.kv_layer import KvLayer
 from optimizer.runtime.weights import torch_dtype
 
@@ -54,6 +59,8 @@ _SPARE_TOKENS = 2
 """Room in the traced caches beyond the tokens that are in, so that what is handed out is a view, as it mostly is."""
 _TRACED = "traced"
 """The phase's name in the events."""
+_PhaseName = Literal["prefill", "decode", "decode on host"]
+_ON_HOST = KvCachePlan(place="host", attention="host")
 
 
 def profile_inference(spec: ModelSpec, *, representations: Sequence[str] | None = None) -> InferenceProfile:
@@ -65,8 +72,10 @@ def profile_inference(spec: ModelSpec, *, representations: Sequence[str] | None 
     """
     short_kinds, instances = shorten_blocks(list_block_kinds(spec))
     short_spec = with_blocks(spec, short_kinds)
-    ops, tables = Ops(), {"prefill": PartTables(), "decode": PartTables()}
-    regimes: dict[str, dict[str, tuple[ForwardRegime, ...]]] = {"prefill": {}, "decode": {}}
+    ops = Ops()
+    tables: dict[_PhaseName, PartTables] = {name: PartTables() for name in get_args(_PhaseName)}
+    regimes: dict[_PhaseName, dict[str, tuple[ForwardRegime, ...]]] = {name: {} for name in get_args(_PhaseName)}
+    queries: tuple[tuple[int, bool], ...] | None = None
     weights: dict[str, WeightBytes] = {}
     kv: tuple[KvTensors, ...] = ()
     for plan in _list_representations(representations):
@@ -74,11 +83,17 @@ def profile_inference(spec: ModelSpec, *, representations: Sequence[str] | None 
         name = plan.representation
         ranges = _plan_ranges(spec, find_windows(model))
         weights[name] = _weight_bytes(model, whole=partial(_build, spec, plan))
-        for phase in ("prefill", "decode"):
-            subject = _Subject(model=model, weights=plan, phase=phase, instances=tuple(instances), ops=ops)
+        subject = _Subject(model=model, weights=plan, phase="prefill", instances=tuple(instances), ops=ops)
+        if not regimes["prefill"]:
+            queries = _find_queries(subject, ranges["decode on host"][0])
+        for phase in get_args(_PhaseName):
+            if phase == "decode on host" and queries is None:
+                continue
+            subject = replace(subject, phase=phase)
             traced = [_trace_range(subject, place, tables=tables[phase]) for place in ranges[phase]]
             regimes[phase][name] = tuple(regime for regime, _ in traced)
-            kv = traced[0][1]
+            if phase == "prefill":
+                kv = _kv_tensors(subject, traced[0][1], ranges[phase][0].shape)
     return InferenceProfile(
         model_fingerprint=spec.fingerprint,
         model_type=spec.model_type,
@@ -92,6 +107,13 @@ def profile_inference(spec: ModelSpec, *, representations: Sequence[str] | None 
         weights=weights,
         prefill=_phase(tables["prefill"], regimes["prefill"], length_multiple=sequence_steps(spec)[0]),
         decode=_phase(tables["decode"], regimes["decode"]),
+        on_host=None
+        if queries is None
+        else HostAttended(
+            decode=_phase(tables["decode on host"], regimes["decode on host"]),
+            num_query_heads=tuple(num_heads for num_heads, _ in queries),
+            caps_scores=tuple(caps for _, caps in queries),
+        ),
     )
 
 
@@ -109,8 +131,10 @@ def _phase(
     )
 
 
-def _plan_ranges(spec: ModelSpec, windows: Sequence[int | None]) -> dict[str, list[ShapeRange]]:
-    """By phase. From a sequence as long as a window on, transformers writes masks out, and a cache drops tokens."""
+def _plan_ranges(spec: ModelSpec, windows: Sequence[int | None]) -> dict[_PhaseName, list[ShapeRange]]:
+    """From a sequence as long as a window on, transformers writes masks out, and a cache drops tokens; where the cache is on the
+    host the device is not told.
+    """
     limits = sorted({window - 1 for window in windows if window is not None})
     multiple, shortest = sequence_steps(spec)
     if multiple > 1:
@@ -126,6 +150,9 @@ def _plan_ranges(spec: ModelSpec, windows: Sequence[int | None]) -> dict[str, li
         ),
         "decode": plan_ranges(
             max_sequence_length=spec.max_sequence_length, sequence_limits=limits, lowest=_SHORTEST + 1
+        ),
+        "decode on host": plan_ranges(
+            max_sequence_length=spec.max_sequence_length, sequence_limits=(), lowest=_SHORTEST + 1
         ),
     }
 
@@ -151,7 +178,7 @@ class _Subject:
 
     model: nn.Module
     weights: WeightsPlan
-    phase: str
+    phase: _PhaseName
     instances: tuple[int, ...]
     ops: Ops
 
@@ -168,11 +195,14 @@ class _Run:
     """By block, the op after which they came."""
     kv_heads: tuple[tuple[int, int], ...] = ()
     """By block, the number of heads, and the channels of a head's keys."""
+    queries: tuple[tuple[int, bool], ...] = ()
+    """By block where attention is on the host: the heads of its queries, and whether scores have a soft cap."""
 
 
 def _trace_range(
     subject: _Subject, place: ShapeRange, *, tables: PartTables
-) -> tuple[ForwardRegime, tuple[KvTensors, ...]]:
+) -> tuple[ForwardRegime, _Run]:
+    """The run is that of the range's first shape."""
     runs = {shape: _trace_forward(subject, shape) for shape in (place.shape, *place.more_shapes)}
     parts = assemble_forward({shape: run.events for shape, run in runs.items()}, shape=place.shape, tables=tables)
     run = runs[place.shape]
@@ -187,7 +217,15 @@ def _trace_range(
         block_templates=subject.instances,
         kv_after=run.kv_after,
     )
-    return regime, _kv_tensors(subject, run, place.shape)
+    return regime, run
+
+
+def _find_queries(subject: _Subject, place: ShapeRange) -> tuple[tuple[int, bool], ...] | None:
+    """By block; None where the model does not let others attend."""
+    try:
+        return _trace_forward(replace(subject, phase="decode on host"), place.shape).queries
+    except InvalidModel:
+        return None
 
 
 def _part_name(phase: str, block: int) -> str:
@@ -216,7 +254,8 @@ def _trace_forward(subject: _Subject, shape: Shape) -> _Run:
     """A prefill of so long a prompt, or the decode of the token that is the last of so many."""
     batch, length = shape
     recorder = Recorder(subject.ops)
-    plan = InferencePlan(batch_size=batch, weights=subject.weights)
+    cache_plan = _ON_HOST if subject.phase == "decode on host" else KvCachePlan()
+    plan = InferencePlan(batch_size=batch, weights=subject.weights, kv_cache=cache_plan)
     with pretend_cpu(subject.ops):
         generator = Generator(subject.model, plan=plan, device=_CPU, meter=recorder)
         try:
@@ -234,7 +273,15 @@ def _trace_forward(subject: _Subject, shape: Shape) -> _Run:
     events = recorder.events
     run = _without_kv(events[events.index(Began(_TRACED, -1)) : events.index(Began("end", -1))])
     shapes = [layer.keys.shape for layer in cache.layers if isinstance(layer, KvLayer) and layer.keys is not None]
-    return replace(run, kv_heads=tuple((shape[1], shape[3]) for shape in shapes))
+    attended = [layer for layer in cache.layers if isinstance(layer, HostAttendedKvLayer)]
+    return replace(
+        run,
+        kv_after=run.kv_after or (-1,) * len(attended),
+        kv_heads=tuple((shape[1], shape[3]) for shape in shapes),
+        queries=tuple(
+            (layer.query_shape[1], layer.caps_scores) for layer in attended if layer.query_shape is not None
+        ),
+    )
 
 
 def _without_kv(events: Sequence[Event]) -> _Run:

@@ -13,7 +13,8 @@ leaving        where the cache is plain, sequences that are over leave their mic
                (``plan/passes.py``): what is kept of those that go on is moved to the front of the tensors, which stay
 end            a micro-batch's cache goes as its last token is there
 
-Keys and values that are packed or off the device come and go as ``kv_placed.py`` says; what their blocks share on the device
+Keys and values that are packed or off the device come and go as ``kv_placed.py`` says, or stay on the host, where attention is
+computed then (``kv_host_attention.py``); what their blocks share on the device
 (``kv_workspace.py``) comes with the prefill and goes with the last cache. Streamed weights come and go with their blocks in
 every such forward pass (``weights.py``), once for all micro-batches. *Not modelled*: what loading and packing take before the
 first pass.
@@ -26,6 +27,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -41,6 +43,7 @@ from optimizer.runtime.allocator import apply_allocator
 from optimizer.runtime.counting import CountingPolicy
 from optimizer.runtime.frozen import freeze_base
 from optimizer.runtime.kv_cache import KvCache, chain, find_windows
+from optimizer.runtime.kv_host_attention import attending_on_host, check_asks_for_attention, check_attended
 from optimizer.runtime.kv_workspace import KvHomes, KvWorkspace
 from optimizer.runtime.meter import Meter
 from optimizer.runtime.micro_batch import MicroBatch, Watch
@@ -128,11 +131,14 @@ class Generator:
         self.meter = meter
         self.windows = find_windows(model)
         self._anatomy = find_anatomy(model)
+        self._attention: str | None = getattr(model.config, "_attn_implementation", None)
         self._handles: list[RemovableHandle] = []
         self._counting = CountingPolicy()
         self._turns = Turns(resumed=partial(self._region, "activations"))
         if plan.num_micro_batches > 1:
             check_turns()
+        if plan.kv_cache.attention == "host":
+            check_asks_for_attention(self._anatomy.blocks)
         apply_allocator(plan.allocator, device)
         self.tiers = Tiers(device=device, meter=meter, scratch=scratch)
         self._weights = StreamedWeights(self.tiers, plan=plan.weights)
@@ -248,7 +254,8 @@ class Generator:
         self._mark(phase)
         self._region("activations")
         backbone = self._anatomy.backbone
-        hidden: torch.Tensor = backbone(input_ids=ids, past_key_values=cache, use_cache=True).last_hidden_state
+        with self._attending(cache):
+            hidden: torch.Tensor = backbone(input_ids=ids, past_key_values=cache, use_cache=True).last_hidden_state
         self._mark(head_of(phase))
         self._region("logits_and_loss")
         # A copy, so that the other positions go before the logits come.
@@ -338,6 +345,17 @@ class Generator:
             kept = micro_batch.leave()
             if kept is not None:
                 cache.keep_sequences(kept)
+
+    @contextmanager
+    def _attending(self, cache: KvCache) -> Iterator[None]:
+        """Attention where keys and values are. Raises InvalidModel where the model does not let others attend."""
+        if not cache.attends_on_host:
+            yield
+            return
+        config: Any = self.model.config
+        with attending_on_host(config, otherwise=self._attention):
+            yield
+        check_attended(cache.layers, config.model_type)
 
     def _synchronize(self) -> None:
         if self.device.type == "cuda":

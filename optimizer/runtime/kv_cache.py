@@ -5,12 +5,14 @@ copied once a token. Its static cache hands out its whole length, with a mask ov
 tensors are made once, at their full length, by the block's first tokens; later tokens are written behind the earlier ones and
 the filled part is handed out as a view: masks, and the kernels that attention takes, are those of the dynamic cache.
 
-That is a plain cache (``kv_layer.py``). A plan may have it packed, or off the device, or both (``kv_placed.py``).
+That is a plain cache (``kv_layer.py``). A plan may have it packed, or off the device, or both (``kv_placed.py``), or stay on the
+host, where attention is then computed (``kv_host_attention.py``).
 
 A prompt is given whole, then one token at a time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -21,6 +23,7 @@ from optimizer.errors import InvalidModel
 from optimizer.models.anatomy import WholeAnatomy, find_anatomy
 from optimizer.models.decoder.config import DECODER_TYPE
 from optimizer.plan.kv_cache import KvCachePlan
+from optimizer.runtime.kv_host_attention import HostAttendedKvLayer
 from optimizer.runtime.kv_layer import KvLayer
 from optimizer.runtime.kv_placed import MovedKvLayer, PackedKvLayer, PlacedKvLayer
 from optimizer.runtime.kv_workspace import KvHomes, KvWorkspace
@@ -89,7 +92,8 @@ class KvCache(Cache):
         """capacity: tokens kept at most. num_seen: as if so many had been given, for a trace of what comes after them.
 
         meter: counts the tensors as ``kv_cache``. plan: a plain cache unless given; what is not plain needs ``workspace`` and
-        ``homes``, and no ``num_seen``. turn: of caches that share these, which has its homes where.
+        ``homes``, and is traced with ``num_seen`` only where attention is on the host. turn: of caches that share these, which
+        has its homes where.
         """
         if plan is None or plan.is_plain:
             super().__init__(
@@ -100,7 +104,9 @@ class KvCache(Cache):
             return
         assert workspace is not None
         assert homes is not None
-        make = MovedKvLayer if plan.dtype == "same" else PackedKvLayer
+        make: Callable[..., PlacedKvLayer] = MovedKvLayer if plan.dtype == "same" else PackedKvLayer
+        if plan.attention == "host":
+            make = partial(HostAttendedKvLayer, num_seen=num_seen)
         super().__init__(
             layers=[
                 make(
@@ -117,6 +123,11 @@ class KvCache(Cache):
             ]
         )
         chain([self])
+
+    @property
+    def attends_on_host(self) -> bool:
+        """Whether the next token's attention is computed there: not the prompt's."""
+        return isinstance(self.layers[0], HostAttendedKvLayer) and self.get_seq_length() > 0
 
     def keep_sequences(self, kept: Sequence[int]) -> None:
         """Of a plain cache these sequences alone, numbered from 0 in rising order among those that are left."""

@@ -117,7 +117,7 @@ class PlacedKvLayer(KvLayer):  # type: ignore[no-untyped-call]
         assert slot is not None
         slot.arrive()
         following = self.following
-        for _ in range(self._plan.prefetch):
+        for _ in range(self._plan.num_ahead):
             if following is None:
                 break
             following.begin()

@@ -11,6 +11,8 @@ and read only after what comes has come.
 
 import contextlib
 from contextlib import nullcontext
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -27,6 +29,7 @@ class KvHomes:
     def __init__(self, tiers: Tiers) -> None:
         self.tiers = tiers
         self._homes: dict[tuple[int, int], Home] = {}
+        self._room: HostRoom | None = None
 
     def take(self, num_bytes: int, *, turn: int, block: int, place: KvPlace) -> Home:
         """The one that this block had for this turn, in place of which a larger one comes where it is too small.
@@ -40,6 +43,25 @@ class KvHomes:
                 home.release()
             home = self._homes[turn, block] = Home(self.tiers, num_bytes, place=place, category="kv_cache")
         return home
+
+    def take_room(self, num_bytes: int) -> "HostRoom":
+        """Host memory that all blocks use one after the other, at least so much. Raises OutOfHostMemory."""
+        if self._room is None or self._room.data.numel() < num_bytes:
+            # What it was goes first.
+            self._room = None
+            home = Home(self.tiers, num_bytes, place="host", category="kv_cache")
+            assert home.data is not None
+            self._room = HostRoom(home.data)
+        return self._room
+
+
+class HostRoom:
+    """Bytes on the host, and views of them that users keep from one token to the next, which go with it."""
+
+    def __init__(self, data: torch.Tensor) -> None:
+        self.data = data
+        self.views: WeakKeyDictionary[object, Any] = WeakKeyDictionary()
+        """By user."""
 
 
 class Slot:

@@ -17,6 +17,7 @@ FORBIDDEN: Final[tuple[Technique, ...]] = (
     "fp16",
     "quantize_frozen",
     "offload_kv",
+    "host_attention",
     "quantize_kv",
 )
 """Techniques that a generation may use."""

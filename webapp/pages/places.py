@@ -91,10 +91,13 @@ def _generation_rows(document: Mapping[str, Any], num_blocks: int) -> list[Place
         words = f"{weights.dtype if dtype == 'same' else dtype}, {part.place}"
         if label == "weights" and weights.frozen != "same":
             words = f"{weights.frozen} in blocks, {part.place}"
+        if away:
+            stays = label == "KV cache" and cache.attention == "host"
+            words += ", attention there" if stays else f", fetched {part.prefetch} ahead"
         rows.append(
             PlaceRow(
                 label=label,
-                words=words + (f", fetched {part.prefetch} ahead" if away else ""),
+                words=words,
                 cells=_cells([_OF_PLACE[part.place]] * num_blocks),
             )
         )

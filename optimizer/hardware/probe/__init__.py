@@ -1,10 +1,10 @@
 """Measures the machine at hand in under a minute: the rates that the estimator multiplies.
 
 A package by subject: ``products.py`` (by shape and form, attention by length), ``ops.py`` (by bytes), ``packing.py`` (compressed
-trips), ``flat.py`` (one number each, where there is no curve), ``steps.py`` and ``passes.py`` (what a step and a generation cost
-beside their kernels), ``links.py`` (copies alone and under load), ``updates.py`` (AdamW on the device and the host),
-``stores.py`` (disk and remote store), ``facts.py``. ``clock.py`` says how something is timed, ``disturbance.py`` whether others
-used the machine meanwhile.
+trips), ``host_attention.py`` (to keys and values on the host), ``flat.py`` (one number each, where there is no curve),
+``steps.py`` and ``passes.py`` (what a step and a generation cost beside their kernels), ``links.py`` (copies alone and under
+load), ``updates.py`` (AdamW on the device and the host), ``stores.py`` (disk and remote store), ``facts.py``. ``clock.py`` says
+how something is timed, ``disturbance.py`` whether others used the machine meanwhile.
 
 On CUDA under the settings of a run (deterministic, no TF32), timed by events. Neither threads nor random state of the process are
 changed. Needs torch; the result does not.
@@ -33,6 +33,7 @@ from optimizer.hardware.probe.flat import (
     probe_memory_rate,
     probe_op_overhead_s,
 )
+from optimizer.hardware.probe.host_attention import probe_host_attention
 from optimizer.hardware.probe.links import probe_fresh_memory, probe_links, rate_in_step
 from optimizer.hardware.probe.ops import probe_ops
 from optimizer.hardware.probe.packing import probe_packing
@@ -49,6 +50,7 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _SHARES = {
     "disk": 2, "remote": 1, "updates": 2, "host update": 1, "flat": 3, "matmuls": 10, "attention": 4, "ops": 14, "steps": 10,
     "passes": 1, "packing": 1, "links": 2, "fresh memory": 1,
+    "host attention": 1,
 }  # fmt: skip
 """Of the time, by what is measured."""
 
@@ -160,6 +162,7 @@ def _measure_rates(device: torch.device, *, share_s: dict[str, float], disk: Sto
         matmul_curves=watched(probe_matmuls(device, dtypes, max_s=share_s["matmuls"])),
         attention_curves=watched(probe_attention(device, dtypes, max_s=share_s["attention"])),
         op_curves=watched(probe_ops(device, dtypes, max_s=share_s["ops"])),
+        host_attention_curves=watched(probe_host_attention(dtypes, max_s=share_s["host attention"])),
         packing_curves=watched(probe_packing(device, max_s=share_s["packing"])),
         forward_dispatch_s=steps.forward_dispatch_s,
         backward_dispatch_s=steps.backward_dispatch_s,

@@ -8,6 +8,7 @@ from torch import nn
 
 from optimizer.models.decoder.attention import Pattern, blocked_attention, full_attention, linear_attention
 from optimizer.models.decoder.config import num_key_blocks
+from optimizer.models.elsewhere import attend_of
 
 Rotary = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines, each [length, head_dim]."""
@@ -97,7 +98,7 @@ class Attention(nn.Module):
         if cache is not None:
             seen = cache.update(key, value, index)
             if query.shape[2] == 1:
-                return self._project(full_attention(query, *seen, is_causal=False))
+                return self._project(_attend_newest(query, *seen))
             if self.kind == "full":
                 # The same numbers; what was projected goes before attention.
                 key, value = seen
@@ -119,6 +120,14 @@ class Attention(nn.Module):
         assert self.pattern is not None
         assert mask is not None
         return blocked_attention(query, key, value, pattern=self.pattern, mask=mask, dropout=dropout)
+
+
+def _attend_newest(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Of the newest token alone, which sees every key there is."""
+    attend = attend_of(key)
+    if attend is None:
+        return full_attention(query, key, value, is_causal=False)
+    return attend(query, scaling=None, softcap=None).flatten(2)
 
 
 class MLP(nn.Module):

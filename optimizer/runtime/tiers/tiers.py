@@ -142,11 +142,12 @@ class Tiers:
         """Room on the disk tier, preallocated, written and read by ranges of host tensors. Raises DiskFull at once."""
         return self._threads().buffer(self._stores.get("disk"), num_bytes)
 
-    def copy_to_host(self, source: torch.Tensor, target: torch.Tensor) -> Copy:
+    def copy_to_host(self, source: torch.Tensor, target: torch.Tensor, *, beside: bool = True) -> Copy:
         """Copy a device tensor over a host tensor of the same bytes, both contiguous; autograd's versions do not move.
 
         On CUDA it runs beside compute after what is queued now; the source's memory is kept for it, even when the caller drops
-        it. ``finish`` it before the host reads the target.
+        it. ``finish`` it before the host reads the target. beside: False has it run in order with compute, for what compute waits
+        for: it waits for no other copy.
         """
         data, home = as_bytes(source), as_bytes(target)
         self._count("device_to_host", home.nbytes)
@@ -154,6 +155,9 @@ class Tiers:
             with self.lanes.busy("copy_out"):
                 home.copy_(data)
             return Copy(self.device, None, None)
+        if not beside:
+            home.copy_(data, non_blocking=True)
+            return Copy(self.device, torch.cuda.current_stream(self.device).record_event(), data)
         with self._on_copy_stream():
             home.copy_(data, non_blocking=True)
             copy = Copy(self.device, self._copy_stream.record_event(), data)
@@ -162,10 +166,13 @@ class Tiers:
             self._copies_out.popleft().wait()
         return copy
 
-    def copy_to_device(self, source: torch.Tensor, target: torch.Tensor, *, behind_compute: bool = True) -> Copy:
+    def copy_to_device(
+        self, source: torch.Tensor, target: torch.Tensor, *, behind_compute: bool = True, beside: bool = True
+    ) -> Copy:
         """The way back. On CUDA ``wait`` before compute uses the target, ``finish`` before the host writes to the source.
 
         behind_compute: False where nothing queued so far uses the target's memory, so that the copy need not wait for it.
+        beside: as above; compute that is queued later finds it done.
         """
         home, data = as_bytes(source), as_bytes(target)
         self._count("host_to_device", data.nbytes)
@@ -173,6 +180,9 @@ class Tiers:
             with self.lanes.busy("copy_in"):
                 data.copy_(home)
             return Copy(self.device, None, None)
+        if not beside:
+            data.copy_(home, non_blocking=True)
+            return Copy(self.device, torch.cuda.current_stream(self.device).record_event(), data)
         with self._on_copy_stream() if behind_compute else torch.cuda.stream(self._copy_stream):
             data.copy_(home, non_blocking=True)
             return Copy(self.device, self._copy_stream.record_event(), data)

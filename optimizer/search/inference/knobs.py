@@ -38,6 +38,8 @@ _OF_VALUES: Final[dict[tuple[str, object], str]] = {
     ("weights.frozen", "same"): "the blocks' matrices as the other weights are",
     ("kv_cache.dtype", "same"): "keys and values as the weights are",
     ("kv_cache.place", "device"): "keys and values on the device",
+    ("kv_cache.attention", "device"): "attention on the device",
+    ("kv_cache.attention", "host"): "attention on the host",
 }
 
 
@@ -119,8 +121,10 @@ def _values(problem: InferenceProblem, plan: InferencePlan, path: str, kind: Any
     if path == "prefill_tokens":
         return _PREFILL_TOKENS if problem.can_cut_prompts else ()
     if path.endswith(".prefetch"):
-        is_away = knob_value(plan, path.replace(".prefetch", ".place")) != "device"
-        return (before - 1, before + 1) if is_away and problem.has_copies_beside else ()
+        comes = knob_value(plan, path.replace(".prefetch", ".place")) != "device"
+        if path == "kv_cache.prefetch":
+            comes &= plan.kv_cache.attention == "device"
+        return (before - 1, before + 1) if comes and problem.has_copies_beside else ()
     if typing.get_origin(kind) is typing.Literal:
         return typing.get_args(kind)
     is_whole = kind is int or (isinstance(kind, types.UnionType) and int in typing.get_args(kind))

@@ -118,8 +118,8 @@ def _prefills(plan: InferencePlan) -> Iterator[InferencePlan]:
 
 
 def _caches(plan: InferencePlan) -> Iterator[InferencePlan]:
-    """How keys and values are held, and where. They come as far ahead as weights that come do: what has to wait for one of the
-    two would wait for the other as well.
+    """How keys and values are held, and where, and where attention is computed. They come as far ahead as weights that come do:
+    what has to wait for one of the two would wait for the other as well.
     """
     yield plan
     ahead = _CACHE_PREFETCHES if plan.weights.place == "device" else (plan.weights.prefetch,)
@@ -128,6 +128,7 @@ def _caches(plan: InferencePlan) -> Iterator[InferencePlan]:
             cache = KvCachePlan(place=place, dtype=dtype, prefetch=prefetch)
             if not cache.is_plain and prefetch in _CACHE_PREFETCHES:
                 yield replace(plan, kv_cache=cache)
+    yield replace(plan, kv_cache=KvCachePlan(place="host", prefetch=0, attention="host"))
 
 
 LEVERS: Final = (

@@ -57,6 +57,8 @@ class InferenceProblem:
     """Those that were profiled and have rates (``WeightsPlan.representation``); None for all."""
     can_cut_prompts: bool = True
     """Whether prompts of any length can run, so that a prefill may be of a part of one."""
+    can_attend_on_host: bool = True
+    """Whether the model lets others attend, so that attention may be computed where keys and values are."""
     has_copies_beside: bool = True
     """Whether copies between host and device run beside compute; else nothing is gained where they come ahead of their use."""
     detail: Callable[[InferencePlan, InferencePrediction], InferencePrediction] | None = None
@@ -72,7 +74,7 @@ class InferenceProblem:
 
     def permits(self, plan: InferencePlan) -> bool:
         """Whether every technique of the plan is allowed, all together can be carried out, and its weights were profiled."""
-        if not self._is_known(plan) or plan.find_conflict(self.workload) is not None:
+        if self.find_conflict(plan) is not None:
             return False
         return all(self.allows(technique) for technique in techniques_of(plan))
 
@@ -88,6 +90,13 @@ class InferenceProblem:
                 field="plan.weights",
                 value=plan.weights.representation,
                 allowed=known,
+            )
+        if plan.kv_cache.attention == "host" and not self.can_attend_on_host:
+            return InvalidPlan(
+                "plan.kv_cache.attention is host; this model attends in code of its own, which runs on the device alone",
+                field="plan.kv_cache.attention",
+                value="host",
+                allowed=["device"],
             )
         return plan.find_conflict(self.workload)
 
@@ -145,6 +154,7 @@ def techniques_of(plan: InferencePlan) -> tuple[Technique, ...]:
         "fp16": weights.dtype == "fp16",
         "quantize_frozen": weights.frozen != "same",
         "offload_kv": plan.kv_cache.place != "device",
+        "host_attention": plan.kv_cache.attention == "host",
         "quantize_kv": plan.kv_cache.dtype != "same",
     }
     return tuple(technique for technique, is_used in used.items() if is_used)

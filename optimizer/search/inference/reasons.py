@@ -40,7 +40,8 @@ def _without(problem: InferenceProblem, plan: InferencePlan) -> dict[Technique, 
     without: dict[Technique, InferencePlan] = {
         "stream_weights": replace(plan, num_micro_batches=1, weights=replace(weights, place="device", prefetch=1)),
         "quantize_frozen": replace(plan, weights=replace(weights, frozen="same")),
-        "offload_kv": replace(plan, kv_cache=replace(plan.kv_cache, place="device")),
+        "offload_kv": replace(plan, kv_cache=replace(plan.kv_cache, place="device", attention="device")),
+        "host_attention": replace(plan, kv_cache=replace(plan.kv_cache, attention="device")),
         "quantize_kv": replace(plan, kv_cache=replace(plan.kv_cache, dtype="same")),
     }
     known = problem.representations
@@ -56,6 +57,7 @@ def _bought(technique: Technique, here: InferencePrediction, there: InferencePre
         "stream_weights": "streaming the weights",
         "quantize_frozen": "packing the blocks' matrices",
         "offload_kv": "moving keys and values",
+        "host_attention": "attention on the host",
         "quantize_kv": "packing keys and values",
     }
     saved_bytes = there.device_peak_bytes - here.device_peak_bytes

@@ -123,6 +123,7 @@ def inference_problem(
         detail=detail,
         floors=floors,
         can_cut_prompts=profile.prefill.length_multiple == 1,
+        can_attend_on_host=profile.on_host is not None,
         has_copies_beside=machine.device.kind != "cpu",
         unavailable=_unavailable(machine),
         representations=_representations(profile, machine),

@@ -35,6 +35,7 @@ CACHES = tuple(
     for dtype in ("same", "int8", "int4")
     for place, prefetch in (("device", 1), ("host", 1), ("host", 0), ("disk", 2))
 )[1:]
+ON_HOST = KvCachePlan(place="host", attention="host")
 WEIGHTS = (WeightsPlan(), WeightsPlan(dtype="bf16", place="host"), WeightsPlan(place="disk", prefetch=0))
 SHAPES = ((120, 12, 2), (128, 3, 3), (56, 14, 1))
 """Prompt length, new tokens, batch, of three sequences."""
@@ -65,6 +66,18 @@ def test_bytes_and_copies_are_predicted_exactly(name, machine, tmp_path):
             batch_size=batch, num_micro_batches=1 + (turn % 2) * (batch < 3), weights=weights, kv_cache=kv_cache
         )
         check(spec, profile, machine, tmp_path, plan=plan, workload=workload_of(prompt_length, num_new))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_bytes_and_copies_of_attention_on_the_host_are_predicted_exactly(name, machine, tmp_path):
+    """Each model with all weights and shapes, in turn."""
+    spec, profile = profiled(name)
+    for weights, (prompt_length, num_new, batch) in zip(WEIGHTS, SHAPES, strict=True):
+        for num_micro_batches in (1, 2)[: 1 + (batch < 3)]:
+            plan = InferencePlan(
+                batch_size=batch, num_micro_batches=num_micro_batches, weights=weights, kv_cache=ON_HOST
+            )
+            check(spec, profile, machine, tmp_path, plan=plan, workload=workload_of(prompt_length, num_new))
 
 
 @pytest.mark.parametrize(("dtype", "place"), [("same", "host"), ("int8", "disk"), ("int4", "device"), ("int4", "host")])

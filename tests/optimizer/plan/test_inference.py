@@ -4,6 +4,7 @@ import pytest
 
 from optimizer.errors import InvalidPlan, InvalidWorkload
 from optimizer.plan.inference import InferencePlan
+from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import InferenceWorkload
 
@@ -66,3 +67,25 @@ def test_the_last_token_is_not_kept():
 )
 def test_only_fp32_weights_that_are_not_packed_are_lossless(weights, is_lossless):
     assert InferencePlan(weights=weights).is_lossless is is_lossless
+
+
+@pytest.mark.parametrize("place", ["device", "disk"])
+def test_attention_on_the_host_needs_keys_and_values_there(place):
+    conflict = InferencePlan(kv_cache=KvCachePlan(place=place, attention="host")).find_conflict(WORKLOAD)
+    assert str(conflict) == (
+        f"plan.kv_cache.attention is host, which is for keys and values that lie there; plan.kv_cache.place is {place}"
+    )
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_attention_on_the_host_reads_nothing_that_is_packed(dtype):
+    plan = InferencePlan(kv_cache=KvCachePlan(place="host", dtype=dtype, attention="host"))
+    assert str(plan.find_conflict(WORKLOAD)) == (
+        f"plan.kv_cache.attention is host, which reads keys and values as they are; plan.kv_cache.dtype {dtype} packs them"
+    )
+
+
+def test_attention_on_the_host_is_lossless_and_keeps_who_is_over():
+    plan = InferencePlan(kv_cache=KvCachePlan(place="host", attention="host"))
+    assert plan.find_conflict(WORKLOAD) is None
+    assert (plan.is_lossless, plan.drops_ended, plan.kv_cache.num_ahead) == (True, False, 0)

@@ -5,8 +5,10 @@ import json
 import pytest
 
 from optimizer.errors import InvalidModel, InvalidPlan, InvalidWorkload
+from optimizer.estimate.compiled import compile_shape
 from optimizer.models.spec import read_model_spec
-from optimizer.profile.inference import InferenceProfile, KvTensors
+from optimizer.plan.weights import WeightsPlan
+from optimizer.profile.inference import InferenceProfile, KvTensors, block_part
 from optimizer.profile.inference_trace import profile_inference
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 
@@ -83,3 +85,30 @@ def test_prompts_of_attention_in_blocks_are_whole_blocks():
 def test_a_model_that_keeps_no_keys_and_values_is_refused():
     with pytest.raises(InvalidModel, match="layer_types holds linear"):
         trace(SMALL_CONFIGS["headroom_decoder"])
+
+
+def test_attention_on_the_host_leaves_ops_that_do_not_depend_on_the_tokens_seen():
+    traced = trace({**SMALL_CONFIGS["gemma2"], "num_hidden_layers": 6}).on_host
+    assert traced is not None
+    assert set(traced.num_query_heads) == {4}
+    assert set(traced.caps_scores) == {True}
+    ranges = [(regime.sequence_low, regime.sequence_high) for regime in traced.decode.regimes["fp32"]]
+    assert ranges == [(3, 64)] * 2
+    short, long = (
+        compile_shape(traced.decode, WeightsPlan(), (4, length)).part_bytes(block_part(0), arrivals=()) for length in (5, 60)
+    )
+    assert (short.rise, short.net.tolist()) == (long.rise, long.net.tolist())
+
+
+def test_a_model_that_attends_in_code_of_its_own_has_no_attention_on_the_host():
+    traced = trace(SMALL_CONFIGS["falcon"])
+    assert traced.on_host is None
+    with pytest.raises(InvalidPlan, match=r"plan\.kv_cache\.attention is host; falcon attends in code of its own"):
+        traced.decode_with("host")
+
+
+def test_what_is_traced_of_attention_on_the_host_must_be_of_every_block(profile):
+    document = profile.to_json()
+    document["on_host"]["num_query_heads"] = [4]
+    with pytest.raises(InvalidModel, match=r"profile\.on_host\.num_query_heads has 1 entries; there are 3 distinct blocks"):
+        InferenceProfile.from_json(document)

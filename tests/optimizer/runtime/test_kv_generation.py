@@ -47,6 +47,16 @@ LOSSLESS = [
         product(("device", "host", "disk"), (("device", 1), ("host", 0), ("disk", 1), ("host", 2), ("disk", 2)))
     )
 ]
+LOSSLESS += [
+    InferencePlan(
+        batch_size=2,
+        num_micro_batches=num_micro_batches,
+        prefill_tokens=prefill_tokens,
+        weights=WeightsPlan(place=weights),  # type: ignore[arg-type]
+        kv_cache=KvCachePlan(place="host", attention="host"),
+    )
+    for weights, num_micro_batches, prefill_tokens in (("device", 1, None), ("host", 2, 3), ("disk", 2, None))
+]
 
 
 def build(config):

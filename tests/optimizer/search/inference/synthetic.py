@@ -43,7 +43,7 @@ _PREDICTION = InferencePrediction(
     time_source="table",
 )
 MAX_FAMILIES = 25
-_TECHNIQUES = ("stream_weights", "disk", "bf16", "fp16", "quantize_frozen", "offload_kv", "quantize_kv")
+_TECHNIQUES = ("stream_weights", "disk", "bf16", "fp16", "quantize_frozen", "offload_kv", "host_attention", "quantize_kv")
 _KV = {"same": 1.0, "int8": 0.5, "int4": 0.3}
 _WEIGHT = {"same": 1.0, "int8": 0.5, "int4": 0.3, "nf4": 0.3}
 
@@ -78,7 +78,8 @@ def make_problem(seed, *, num_sequences=None, has_dips=True):
             compute_ms += each * dips[size]
         cache = plan.kv_cache
         for size in sizes:
-            compute_ms += size * (kv_unpacking[cache.dtype] + kv_link[cache.place] * _KV[cache.dtype])
+            on_link = host_attention if cache.attention == "host" else kv_link[cache.place] * _KV[cache.dtype]
+            compute_ms += size * (kv_unpacking[cache.dtype] + on_link)
         return compute_ms + link_ms[weights.place] * _WEIGHT[weights.frozen] * hidden[weights.prefetch]
 
     def price(plan):
@@ -135,6 +136,7 @@ def make_problem(seed, *, num_sequences=None, has_dips=True):
     kv_unpacking = {"same": 0.0, "int8": draw.uniform(0, 1), "int4": draw.uniform(0, 1)}
     kv_link = {"device": 0.0, "host": draw.uniform(0, 5)}
     kv_link["disk"] = kv_link["host"] + draw.uniform(0, 15)
+    host_attention = draw.uniform(0, 5)
     problem = InferenceProblem(
         workload=workload,
         goal=replace(goal, forbid=forbid),

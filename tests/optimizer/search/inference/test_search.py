@@ -227,3 +227,40 @@ def test_where_prompts_differ_the_largest_batch_is_found_though_a_smaller_one_pe
     for budget_bytes in (*peaks.values(), min(peaks.values()) - 1):
         found = find_largest_batch(Book(problem=problem.with_budget(budget_bytes)), InferencePlan())
         assert found == max((size for size, peak in peaks.items() if peak <= budget_bytes), default=0)
+
+
+def test_where_the_link_is_slow_attention_is_computed_where_keys_and_values_are(profile, disk_machine, tmp_path):
+    """Without room for them on the device, and with a host that reads them ten times as fast as they would come."""
+    rates = replace(disk_machine.rates, host_to_device_bytes_per_s=1e8, host_optimizer_elements_per_s=1e8)
+    slow = replace(disk_machine, rates=rates)
+    workload = InferenceWorkload(prompt_length=12, num_new_tokens=40, num_sequences=6)
+    brought = InferencePlan(batch_size=6, kv_cache=KvCachePlan(place="host", prefetch=0))
+    budget_bytes = estimate_inference(profile, plan=brought, workload=workload, machine=slow).device_peak_high_bytes
+    goal = InferenceGoal(device_budget_bytes=budget_bytes, forbid=("stream_weights",))
+    found = search_inference_plans(profile, workload=workload, goal=goal, machine=slow)
+    plan = found.chosen.plan
+    assert (plan.kv_cache.place, plan.kv_cache.attention, plan.batch_size) == ("host", "host", 6)
+    told = "\n".join(found.explanation)
+    assert "on the host and stay there, where attention is computed: of each token the key, the value and the query go" in told
+    assert "attention on the host saves" in told
+    measured = measure_generation(SPEC, plan=plan, workload=workload, cap_bytes=budget_bytes, scratch=tmp_path)
+    assert measured.device_peak_bytes == found.chosen.prediction.device_peak_bytes
+    assert measured.host_peak_bytes == found.chosen.prediction.host_peak_bytes
+    assert measured.copied_bytes == found.chosen.prediction.copied_bytes
+    without = search_inference_plans(
+        profile, workload=workload, goal=replace(goal, forbid=("stream_weights", "host_attention")), machine=slow
+    )
+    assert without.chosen.plan.kv_cache.attention == "device"
+    assert without.chosen.prediction.total_s > found.chosen.prediction.total_s
+
+
+def test_a_model_that_attends_in_code_of_its_own_is_searched_without_attention_on_the_host(profile, disk_machine):
+    problem = inference_problem(
+        replace(profile, on_host=None),
+        workload=WORKLOAD,
+        goal=InferenceGoal(device_budget_bytes=2**30),
+        machine=disk_machine,
+    )
+    plan = InferencePlan(kv_cache=KvCachePlan(place="host", attention="host"))
+    assert not any(family.plan.kv_cache.attention == "host" for family in list_families(problem))
+    assert str(problem.find_conflict(plan)).startswith("plan.kv_cache.attention is host; this model attends in code of its own")

@@ -1,0 +1,51 @@
+"""How fast the host attends to keys and values that lie there, by how many queries share them, as the runtime does it."""
+
+import torch
+
+from optimizer.hardware.machine import Curve
+from optimizer.hardware.probe.clock import Share, as_curve, quartile_s, random_tensor
+from optimizer.host_attention import HostAttention
+from optimizer.kv_packing import KvLayout, KvShape
+from optimizer.runtime.kv_host_attention import HostSums
+
+_CPU = torch.device("cpu")
+_GROUPS = (1, 4, 8)
+"""Queries to a key."""
+_NUM_TOKENS, _NUM_SEQUENCES, _NUM_HEADS, _DIM = 512, 4, 4, 64
+_TOTAL_BYTES = 64 << 20
+"""Of all blocks' records, each of which is read in turn: none is in the processor's cache when it is read again."""
+
+
+def probe_host_attention(dtypes: dict[str, torch.dtype], *, max_s: float) -> dict[str, Curve]:
+    """FLOPs per second by FLOPs for each byte of keys and values, by their dtype."""
+    share = Share(max_s)
+    cases = [(name, dtype, group) for name, dtype in dtypes.items() for group in _GROUPS]
+    points: dict[str, list[tuple[float, float]]] = {}
+    for done, (name, dtype, group) in enumerate(cases):
+        layout = _layout(dtype.itemsize)
+        host = HostAttention(kept=layout, num_query_heads=group * _NUM_HEADS)
+        room = torch.zeros(host.num_bytes, dtype=torch.uint8)
+        homes = _make_homes(layout.store_bytes, dtype)
+        blocks = [HostSums(host, room, home, dtype=dtype) for home in homes]
+
+        def attend(blocks: list[HostSums] = blocks) -> None:
+            for block in blocks:
+                block.attend(_NUM_TOKENS, scaling=1.0, softcap=None)
+
+        seconds = quartile_s(attend, _CPU, max_s=share.of(len(cases) - done)) / len(blocks)
+        flops = host.num_flops(_NUM_TOKENS)
+        points.setdefault(name, []).append((flops / layout.store_bytes, flops / seconds))
+    return {name: as_curve(found) for name, found in points.items()}
+
+
+def _layout(element_bytes: int) -> KvLayout:
+    shape = KvShape(
+        batch_size=_NUM_SEQUENCES, num_heads=_NUM_HEADS, key_dim=_DIM, value_dim=_DIM, element_bytes=element_bytes
+    )
+    return KvLayout(shape=shape, dtype="same", capacity=_NUM_TOKENS, window=None)
+
+
+def _make_homes(num_bytes: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Each block's records, drawn once: what they hold takes no other time."""
+    drawn = random_tensor((num_bytes // dtype.itemsize,), _CPU, dtype).view(torch.uint8)
+    return [drawn.clone() for _ in range(max(2, _TOTAL_BYTES // num_bytes))]
