@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from optimizer.estimate.cold_weights import are_weights_cold, reading_weights
 from optimizer.estimate.inference_splits import Floats, Splits, Way
 from optimizer.estimate.kv_cache import KvCosts
 from optimizer.estimate.many_shapes import ManyShapes
@@ -81,8 +82,10 @@ class InferenceFloors:
         """plan: its batch size and number of micro-batches are not looked at."""
         weights = WeightsPlan(dtype=plan.weights.dtype, frozen=plan.weights.frozen)
         way = Way(plan.prefill_tokens, plan.drops_ended)
+        are_cold = are_weights_cold(self._profile, plan.weights, self._machine)
         split = self._split_of(way)
-        model = _Model(self._prefill(weights, way), self._decode(weights, way, plan.kv_cache.attention))
+        prefill = self._prefill(weights, way, are_cold)
+        model = _Model(prefill, self._decode(weights, way, plan.kv_cache.attention, are_cold))
         kept = self._cache(weights.dtype, replace(plan.kv_cache, prefetch=0), way)
         streamed = self._streamed(plan)
         prefill_ms, decode_ms = (
@@ -138,13 +141,16 @@ class InferenceFloors:
     def _make_split(self, way: Way) -> Splits:
         return Splits.of(self._workload, self._sizes, self._micro_batches, way)
 
-    def _make_prefill(self, weights: WeightsPlan, way: Way) -> "_Phase":
+    def _make_prefill(self, weights: WeightsPlan, way: Way, are_cold: bool) -> "_Phase":  # noqa: FBT001
+        machine = reading_weights(self._machine, are_cold=are_cold)
         shapes = self._split_of(way).shapes
-        prefill = ManyShapes(self._profile.prefill, weights, [(s.batch_size, s.prompt_length) for s in shapes], self._machine)
+        prefill = ManyShapes(self._profile.prefill, weights, [(s.batch_size, s.prompt_length) for s in shapes], machine)
         rise = self._with_draws(prefill.rise, shapes, weights)
         return _Phase(prefill.compute_ms + self._drawn_ms(shapes), prefill.before, rise)
 
-    def _make_decode(self, weights: WeightsPlan, way: Way, attention: AttentionPlace) -> "_Phase":
+    def _make_decode(
+        self, weights: WeightsPlan, way: Way, attention: AttentionPlace, are_cold: bool  # noqa: FBT001
+    ) -> "_Phase":
         shapes, phase = self._split_of(way).shapes, self._profile.decode_with(attention)
         # What is left on the device of attention on the host is the same at any length.
         num_lengths = _NUM_LENGTHS if attention == "device" else 2
@@ -154,7 +160,7 @@ class InferenceFloors:
         if not flat:
             nothing = np.zeros((self._profile.num_blocks + 1, len(shapes)), dtype=np.int64)
             return _Phase(decode_ms, nothing, nothing)
-        decode = ManyShapes(phase, weights, flat, self._machine)
+        decode = ManyShapes(phase, weights, flat, reading_weights(self._machine, are_cold=are_cold))
         drawn_ms = self._drawn_ms(shapes)
         last = np.zeros(len(shapes), dtype=np.int64)
         place = 0
@@ -190,12 +196,30 @@ class InferenceFloors:
         alike = replace(cache, place="device" if cache.place == "device" else "host")
         packing = self._packing(dtype, replace(alike, place="host" if cache.attention == "host" else "device"), way)
         sent, brought = self._moves(dtype, cache, way)
+        python = self._moves_python(dtype, cache, way)
         held = self._cache_bytes(dtype, alike, way)
         return _Cache(
             **held,
-            prefill=_Times(packing[0], sent, np.zeros_like(sent)),
-            decode=_Times(packing[1], *brought),
+            prefill=_Times(packing[0] + python[0], sent, np.zeros_like(sent)),
+            decode=_Times(packing[1] + python[1], *brought),
         )
+
+    def _moves_python(self, dtype: WeightsDtype, cache: KvCachePlan, way: Way) -> tuple[Floats, Floats]:
+        """The same of the Python of coming and going, in every step of each block that has a home. That of attention on the host
+        is counted with it.
+        """
+        shapes = self._split_of(way).shapes
+        if cache.place == "device" or cache.attention == "host":
+            return np.zeros(len(shapes)), np.zeros(len(shapes))
+        step_ms = python_s(self._machine.rates, "keys and values") * 1000
+
+        def time(few: Sequence[MicroBatchShape]) -> list[tuple[float, ...]]:
+            return [
+                (step_ms * sum(count for size, count in costs.homes if size),) for costs in self._costs(dtype, cache, few)
+            ]
+
+        (first_ms,) = self._along_batches(shapes, time, num_batches=2)
+        return first_ms, first_ms * [shape.num_steps - 1 for shape in shapes]
 
     def _costs(
         self, dtype: WeightsDtype, cache: KvCachePlan, shapes: Sequence[MicroBatchShape]

@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from typing import NamedTuple
 
 from optimizer.estimate.batch import ID_BYTES
+from optimizer.estimate.cold_weights import are_weights_cold, reading_weights
 from optimizer.estimate.compiled import Arrival, CompiledShape, compile_shape
 from optimizer.estimate.kv_cache import NO_WORKSPACE, KvCosts
 from optimizer.estimate.sampling import draw_bytes, draw_time
@@ -50,6 +51,7 @@ class PassLayout:
         like: "PassLayout | None" = None,
     ) -> None:
         """like: of another pass of the same plan on the same machine, whose tasks are taken over where they are the same."""
+        machine = reading_weights(machine, are_cold=are_weights_cold(profile, plan.weights, machine))
         self.profile, self.plan, self.workload, self.machine = profile, plan, workload, machine
         self.micro_batches = micro_batches
         self.decode = profile.decode_with(plan.kv_cache.attention)

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from optimizer.categories import Link
 from optimizer.estimate.host_attention import HostAttentionCosts
 from optimizer.estimate.kv_packing import KvOp, estimate_ops_s, list_copy_ops, list_pack_ops, list_unpack_ops
-from optimizer.estimate.op_times import OpTimes
+from optimizer.estimate.op_times import OpTimes, python_s
 from optimizer.estimate.optimizer_state import disk_read_ms, disk_write_ms
 from optimizer.estimate.parts import PartTime
 from optimizer.estimate.tasks import Task, add_legs, moved_bytes, single
@@ -255,7 +255,7 @@ class KvCosts:
 
     @cached_property
     def _times(self) -> OpTimes:
-        return OpTimes(self._rates, self._dtype, element_dtype=self._dtype)
+        return OpTimes(self._rates, self._dtype, element_dtype=self._dtype, generates=True)
 
     def _time(self, phase: str, kind: int, num_seen: int) -> PartTime:
         """On compute, beside what is traced."""
@@ -267,7 +267,10 @@ class KvCosts:
             if phase == "decode" and layout.is_packed and layout.num_packed(num_seen):
                 pack = estimate_ops_s(list_pack_ops(layout, 1), self._times)
                 kernels_s, beside_s = kernels_s + pack[0] / KV_BLOCK_TOKENS, beside_s + pack[1] / KV_BLOCK_TOKENS
-            self._known[key] = PartTime.spent(quantization=kernels_s * 1000, dispatch=beside_s * 1000)
+            moving_s = python_s(self._rates, "keys and values") if self._home_of(layout) else 0.0
+            self._known[key] = PartTime.spent(
+                quantization=kernels_s * 1000, dispatch=beside_s * 1000, hooks=moving_s * 1000
+            )
         return self._known[key]
 
     @staticmethod

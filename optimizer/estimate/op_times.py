@@ -4,6 +4,8 @@ Products and attention go by FLOPs, at a rate that depends on how many FLOPs the
 at a rate that depends on how many there are, which decides the cache they come from. More bytes never take less time, whatever
 a noisy measurement says. Without curves it is the longer of computing and moving bytes at the flat rates.
 
+A generation's products of few rows, and its attention of one token, have curves of their own, where they were measured.
+
 An op's own dtype decides where the profile noted it, for not all that autocast runs is in its dtype; else what is computed in.
 """
 
@@ -76,7 +78,10 @@ class OpTimes:
         dtype = "fp16" if dtype == "bf16" and self._computes_fp16 else dtype
         if kind == "matmul" or kind == "attention":
             curve = self._computing_curve(kind, base_name(name), dtype or self._dtype, form)
-            if curve is not None:
+            decoding = self._decoding_curve(kind, base_name(name), dtype or self._dtype, form)
+            if curve is not None and decoding is not None:
+                seconds = _decoding_s(kind, flops, moved_bytes, written_bytes, curve=curve, decoding=decoding)
+            elif curve is not None:
                 seconds = seconds_by_flops(flops, moved_bytes, curve)
             else:
                 seconds = np.maximum(flops / self._flat_flops_per_s(kind, dtype or self._dtype), flat_s)
@@ -120,6 +125,14 @@ class OpTimes:
         names = [name for sort in sorts for name in (f"{sort} {form} {dtype}", f"{sort} {dtype}")]
         return next((curves[name] for name in names if name in curves), None)
 
+    def _decoding_curve(self, kind: ComputeKind, base: str, dtype: str, form: str) -> Curve | None:
+        """Of what has few FLOPs for each byte, in a generation."""
+        if not self._generates or base in ("bmm", "baddbmm"):
+            return None
+        if kind == "attention":
+            return self._rates.attention_curves.get(f"token {dtype}")
+        return self._rates.matmul_curves.get(f"rows {form} {dtype}")
+
     def _is_free(self, base: str) -> bool:
         """Whether nothing but dispatch is left of it: memory that is taken and not touched."""
         return bool(self._rates.op_curves) and base in ALLOCATIONS
@@ -135,6 +148,21 @@ class OpTimes:
 def python_s(rates: Rates, what: str) -> float:
     """Of work beside ops (``Rates.python_s``); 0 where it was not measured."""
     return rates.python_s.get(what, 0.0) * rates.time_factors.get("hooks", 1.0)
+
+
+def _decoding_s(
+    kind: ComputeKind, flops: Values, moved_bytes: Values, written_bytes: Values, *, curve: Curve, decoding: Curve
+) -> Values:
+    """Products by the curve of few rows as far as it goes. Attention by that of one token where it has fewer FLOPs for each byte
+    than anything on its own curve: its rate then hangs on how much of the cache is read for each query.
+    """
+    intensity = flops / np.maximum(moved_bytes, 1.0)
+    usual_s = seconds_by_flops(flops, moved_bytes, curve)
+    if kind == "attention":
+        ratios, rates = (np.log(np.array(values)) for values in zip(*decoding, strict=True))
+        read_for_each = np.log(np.maximum(moved_bytes, 1.0) / np.maximum(written_bytes, 1.0))
+        return np.where(intensity < curve[0][0], moved_bytes / np.exp(np.interp(read_for_each, ratios, rates)), usual_s)
+    return np.where(intensity <= decoding[-1][0], seconds_by_flops(flops, moved_bytes, decoding), usual_s)
 
 
 def seconds_by_bytes(num_bytes: Values, curve: Curve) -> Values:

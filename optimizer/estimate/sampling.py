@@ -1,5 +1,8 @@
 """What it costs that sequences draw their tokens (``runtime/sampling.py``) instead of taking the likeliest. Torch-free."""
 
+import numpy as np
+
+from optimizer.estimate.op_times import seconds_by_bytes
 from optimizer.estimate.parts import PartTime
 from optimizer.hardware.machine import Rates
 
@@ -17,10 +20,13 @@ def draw_bytes(vocab_size: int) -> int:
 
 
 def draw_time(vocab_size: int, *, num_sequences: int, rates: Rates) -> PartTime:
-    """Of one token of each sequence; an upper figure where only some draw.
-
-    *Not modelled*: how much longer a sort takes on the CPU device than its bytes.
+    """Of one token of each sequence; an upper figure where only some draw. Where it was not measured it is told from the bytes,
+    as if a sort took no longer than they do.
     """
+    curve = rates.op_curves.get("draw")
+    if curve is not None:
+        drawn_s = float(seconds_by_bytes(np.array([vocab_size], dtype=np.float64), curve)[0])
+        return PartTime.spent(elementwise=num_sequences * drawn_s * rates.time_factors.get("elementwise", 1.0) * 1000)
     dispatch_s = rates.op_overhead_s if rates.forward_dispatch_s is None else rates.forward_dispatch_s
     moved_bytes = _MOVED_BYTES_PER_TOKEN * vocab_size
     return PartTime.spent(

@@ -4,7 +4,7 @@ Torch-free. ``probe/`` measures one of these on the spot; ``calibration.py`` cor
 """
 
 import hashlib
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from optimizer.serialize import from_json, shown, to_json
 RateSource = Literal["measured", "table"]
 DISTURBED = "disturbed"
 """Among a machine's facts, where others used it while it was probed: a sentence with what to do."""
+_COLD = " cold"
 Curve = tuple[tuple[float, float], ...]
 """Rates attained by size, as (size, rate per second), sizes rising."""
 
@@ -45,12 +46,15 @@ class Rates:
     remote_read_bytes_per_s: float | None = None
     matmul_curves: dict[str, Curve] = field(default_factory=dict)
     """FLOPs per second by FLOPs for each byte moved, under ``mm nt fp32``, ``bmm nn bf16`` (``profile.Op.form``), and all forms
-    together under ``mm fp32``; the flat rate where there is none."""
+    together under ``mm fp32``; the flat rate where there is none. Of a generation's products of few rows those under ``rows nt
+    fp32`` and, of weights that come from memory, ``rows nt fp32 cold``, where there are any."""
     attention_curves: dict[str, Curve] = field(default_factory=dict)
-    """The same under ``forward fp32``, ``backward fp32``; longer sequences have more FLOPs for each byte."""
+    """The same under ``forward fp32``, ``backward fp32``; longer sequences have more FLOPs for each byte. Under ``token fp32``,
+    of a generation's tokens, bytes per second by bytes moved for each that is written."""
     op_curves: dict[str, Curve] = field(default_factory=dict)
     """Bytes read and written per second by their number, under an op's name (``tanh``), and with its dtype where it is not
-    fp32 (``tanh bf16``). An op that is not there takes that of its kind (``elementwise``), else the flat rate."""
+    fp32 (``tanh bf16``). An op that is not there takes that of its kind (``elementwise``), else the flat rate. Under ``draw``
+    scores per second by their number, of one sequence that draws its token."""
     packing_curves: dict[str, Curve] = field(default_factory=dict)
     """Elements per second by the number of a storage's elements, under ``pack int8``, ``unpack bf16``: to compress what is
     offloaded and to undo that, without the copy."""
@@ -67,8 +71,10 @@ class Rates:
     """Work beside ops: ``recompute op`` and ``selective op`` for an op that runs forward in such a block, the first time or
     again, ``offload`` for a copy, ``step`` once, ``micro-batch`` and ``token`` (of a generation) for a run through the model,
     for each tensor one of ``update many``, ``update one``, ``gradients`` (on the host), ``state`` (there too), ``state at
-    home`` (of weights that stream), beside it ``update 8-bit`` of states in 8 bits, and ``weights`` for each time that a
-    tensor of a block comes."""
+    home`` (of weights that stream), beside it ``update 8-bit`` of states in 8 bits, ``weights`` for each time that a tensor of
+    a block comes, and ``keys and values`` for each time that a block's come and go."""
+    cache_bytes: int | None = None
+    """The processor's largest cache, which weights read in turn do not stay in if they are more; None where it is not known."""
     fresh_bytes_per_s: float | None = None
     """Memory that the process does not have yet, touched for the first time: pages that the system finds and clears."""
     link_bytes_per_s: dict[str, float] = field(default_factory=dict)
@@ -83,6 +89,12 @@ class Rates:
     def fingerprint(self) -> str:
         """Differs where any rate does; made once, and short, since it is part of many keys."""
         return hashlib.sha256(repr(self).encode()).hexdigest()
+
+    @cached_property
+    def with_cold_weights(self) -> "Rates":
+        """The same for passes whose weights come from memory each time."""
+        cold = {name.removesuffix(_COLD): curve for name, curve in self.matmul_curves.items() if name.endswith(_COLD)}
+        return replace(self, matmul_curves={**self.matmul_curves, **cold})
 
     @cached_property
     def corrected(self) -> dict[tuple[tuple[str, float], ...], "Rates"]:

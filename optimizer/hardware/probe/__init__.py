@@ -1,10 +1,10 @@
 """Measures the machine at hand in under a minute: the rates that the estimator multiplies.
 
-A package by subject: ``products.py`` (by shape and form, attention by length), ``ops.py`` (by bytes), ``packing.py`` (compressed
-trips), ``host_attention.py`` (to keys and values on the host), ``flat.py`` (one number each, where there is no curve),
-``steps.py`` and ``passes.py`` (what a step and a generation cost beside their kernels), ``links.py`` (copies alone and under
-load), ``updates.py`` (AdamW on the device and the host), ``stores.py`` (disk and remote store), ``facts.py``. ``clock.py`` says
-how something is timed, ``disturbance.py`` whether others used the machine meanwhile.
+A package by subject: ``products.py`` (by shape and form, attention by length), ``decoding.py`` (both for one token), ``ops.py``
+(by bytes), ``packing.py`` (compressed trips), ``host_attention.py`` (to keys and values on the host), ``flat.py`` (one number
+each, where there is no curve), ``steps.py`` and ``passes.py`` (what a step and a generation cost beside their kernels),
+``links.py`` (copies alone and under load), ``updates.py`` (AdamW on the device and the host), ``stores.py`` (disk and remote
+store), ``facts.py``. ``clock.py`` says how something is timed, ``disturbance.py`` whether others used the machine meanwhile.
 
 On CUDA under the settings of a run (deterministic, no TF32), timed by events. Neither threads nor random state of the process are
 changed. Needs torch; the result does not.
@@ -25,6 +25,7 @@ from optimizer.errors import InvalidInput
 from optimizer.hardware.machine import DISTURBED, Machine, Rates
 from optimizer.hardware.memory import available_memory_bytes
 from optimizer.hardware.probe.clock import Share
+from optimizer.hardware.probe.decoding import find_cache_bytes, probe_rows, probe_token_attention
 from optimizer.hardware.probe.disturbance import Disturbance, Watch
 from optimizer.hardware.probe.facts import describe_device, list_facts
 from optimizer.hardware.probe.flat import (
@@ -37,7 +38,7 @@ from optimizer.hardware.probe.host_attention import probe_host_attention
 from optimizer.hardware.probe.links import probe_fresh_memory, probe_links, rate_in_step
 from optimizer.hardware.probe.ops import probe_ops
 from optimizer.hardware.probe.packing import probe_packing
-from optimizer.hardware.probe.passes import probe_passes
+from optimizer.hardware.probe.passes import probe_draws, probe_passes
 from optimizer.hardware.probe.products import probe_attention, probe_matmuls
 from optimizer.hardware.probe.steps import probe_steps
 from optimizer.hardware.probe.stores import Stored, faults_of, probe_disk, probe_remote
@@ -49,7 +50,7 @@ MAX_PROBE_S = 20.0
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _SHARES = {
     "disk": 2, "remote": 1, "updates": 2, "host update": 1, "flat": 3, "matmuls": 10, "attention": 4, "ops": 14, "steps": 10,
-    "passes": 1, "packing": 1, "links": 2, "fresh memory": 1,
+    "passes": 2, "packing": 1, "links": 2, "fresh memory": 1, "rows": 3, "token attention": 2, "draws": 1,
     "host attention": 1,
 }  # fmt: skip
 """Of the time, by what is measured."""
@@ -159,15 +160,19 @@ def _measure_rates(device: torch.device, *, share_s: dict[str, float], disk: Sto
         disk_read_bytes_per_s=disk.read_bytes_per_s,
         remote_write_bytes_per_s=remote.write_bytes_per_s,
         remote_read_bytes_per_s=remote.read_bytes_per_s,
-        matmul_curves=watched(probe_matmuls(device, dtypes, max_s=share_s["matmuls"])),
-        attention_curves=watched(probe_attention(device, dtypes, max_s=share_s["attention"])),
-        op_curves=watched(probe_ops(device, dtypes, max_s=share_s["ops"])),
+        matmul_curves=watched(probe_matmuls(device, dtypes, max_s=share_s["matmuls"]))
+        | watched(probe_rows(device, dtypes, max_s=share_s["rows"])),
+        attention_curves=watched(probe_attention(device, dtypes, max_s=share_s["attention"]))
+        | watched(probe_token_attention(device, dtypes, max_s=share_s["token attention"])),
+        cache_bytes=find_cache_bytes() if device.type == "cpu" else None,
+        op_curves=watched(probe_ops(device, dtypes, max_s=share_s["ops"]))
+        | watched(probe_draws(device, max_s=share_s["draws"])),
         host_attention_curves=watched(probe_host_attention(dtypes, max_s=share_s["host attention"])),
         packing_curves=watched(probe_packing(device, max_s=share_s["packing"])),
         forward_dispatch_s=steps.forward_dispatch_s,
         backward_dispatch_s=steps.backward_dispatch_s,
         pass_dispatch_s=passes.dispatch_s,
-        python_s=steps.python_s | {"update 8-bit": eight_s, "token": passes.token_s},
+        python_s=steps.python_s | {"update 8-bit": eight_s, "token": passes.token_s, "keys and values": passes.moved_s},
         fresh_bytes_per_s=watched(probe_fresh_memory(device, max_s=share_s["fresh memory"])),
         link_bytes_per_s=links,
     )

@@ -1,22 +1,28 @@
 """What an op costs beside its kernel where nothing is to be differentiated: the runtime's own generation with a tiny model.
 
-Not counted by the meter, as ``steps.py``'s steps are not.
+Not counted by the meter, as ``steps.py``'s steps are not. And what it takes to draw a token, which hangs on the vocabulary alone.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from optimizer.hardware.machine import Curve
 from optimizer.hardware.probe import clock
 from optimizer.hardware.probe.tiny import tiny_spec
 from optimizer.plan.inference import InferencePlan
+from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.runtime.inference import Generator, build_for_inference
+from optimizer.runtime.sampling import Chooser
+from optimizer.sampling import Sampling
 
 _NUM_BLOCKS = (2, 6)
 _PROMPT_LENGTH, _NUM_NEW_TOKENS = 8, 8
 _MAX_PASSES = 20
+_VOCAB_SIZES = (32_768, 4_096, 131_072)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,28 +33,52 @@ class PassCosts:
     """Of each op, views included: what more blocks take longer, over their ops."""
     token_s: float
     """Of each forward pass, beside its ops."""
+    moved_s: float
+    """Of keys and values that come to a block and go, each time: what the same generation takes longer with them on the host."""
 
 
 def probe_passes(device: torch.device, *, max_s: float) -> PassCosts:
     """Of the least of a few passes, taken in turn."""
     share = clock.Share(max_s)
-    generations = [_Generation(num_blocks, device) for num_blocks in _NUM_BLOCKS]
+    plans = (InferencePlan(), InferencePlan(), InferencePlan(kv_cache=KvCachePlan(place="host")))
+    sizes = (*_NUM_BLOCKS, _NUM_BLOCKS[-1])
+    generations = [_Generation(num_blocks, plan, device) for num_blocks, plan in zip(sizes, plans, strict=True)]
     try:
-        few, many = (generation.count_ops() for generation in generations)
+        few, many, _ = (generation.count_ops() for generation in generations)
         times: list[list[float]] = []
         while not times or (share.left_s and len(times) < _MAX_PASSES):
             times.append([generation.run() for generation in generations])
     finally:
         for generation in generations:
             generation.generator.close(keep_weights=False)
-    few_s, many_s = (min(column) for column in zip(*times, strict=True))
+    few_s, many_s, moved_s = (min(column) for column in zip(*times, strict=True))
     dispatch_s = max(many_s - few_s, many_s / 20) / (many - few)
-    return PassCosts(dispatch_s=dispatch_s, token_s=max(0.0, few_s - few * dispatch_s) / _NUM_NEW_TOKENS)
+    return PassCosts(
+        dispatch_s=dispatch_s,
+        token_s=max(0.0, few_s - few * dispatch_s) / _NUM_NEW_TOKENS,
+        moved_s=max(0.0, moved_s - many_s) / (_NUM_BLOCKS[-1] * _NUM_NEW_TOKENS),
+    )
+
+
+def probe_draws(device: torch.device, *, max_s: float) -> dict[str, Curve]:
+    """By scores, under ``draw``."""
+    share = clock.Share(max_s)
+    points = []
+    for index, vocab_size in enumerate(_VOCAB_SIZES):
+        if index and not share.left_s:
+            break
+        logits = clock.random_tensor((vocab_size,), device, torch.float32)
+        token = torch.zeros((), dtype=torch.long, device=device)
+        chooser = Chooser(Sampling(max_new_tokens=1, temperature=0.8, top_p=0.9))
+        seconds = clock.quartile_s(
+            partial(chooser.draw, logits, into=token), device, max_s=share.of(len(_VOCAB_SIZES) - index)
+        )
+        points.append((float(vocab_size), vocab_size / seconds))
+    return {"draw": clock.as_curve(points)}
 
 
 class _Generation:
-    def __init__(self, num_blocks: int, device: torch.device) -> None:
-        plan = InferencePlan(batch_size=1)
+    def __init__(self, num_blocks: int, plan: InferencePlan, device: torch.device) -> None:
         model = build_for_inference(tiny_spec(num_blocks), weights=plan.weights, device=device)
         self.generator = Generator(model, plan=plan, device=device)
         self._prompts = torch.zeros((1, _PROMPT_LENGTH), dtype=torch.long)

@@ -1,6 +1,7 @@
 """Predicted bytes of a generation equal the meter's, and its time is the sum of every token's."""
 
 import json
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -194,3 +195,14 @@ def test_what_cannot_be_carried_out_is_not_priced(profile, machine):
     packed = InferencePlan(weights=WeightsPlan(dtype="bf16", frozen="nf4"))
     with pytest.raises(InvalidPlan, match="plan.weights are bf16/nf4"):
         estimate_inference(profile, plan=packed, workload=workload_of(20, 5), machine=machine)
+
+
+def test_drawing_a_token_takes_what_was_measured_for_the_vocabulary(profile, machine):
+    vocab_size = profile.vocab_size
+    told = replace(machine, rates=replace(machine.rates, op_curves={"draw": ((float(vocab_size), vocab_size / 2e-3),)}))
+    rest = replace(told, rates=replace(told.rates, op_curves={"draw": ((float(vocab_size), vocab_size / 1e-3),)}))
+    workload = replace(workload_of(20, 5), draws=True)
+    twice, once = (
+        estimate_inference(profile, plan=InferencePlan(batch_size=3), workload=workload, machine=each) for each in (told, rest)
+    )
+    assert (twice.total_s - once.total_s) * 1000 == pytest.approx(3 * 5 * 1.0)

@@ -1,5 +1,6 @@
 """What packed and moved caches cost, to the byte and to the copy, and how their time grows."""
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -162,3 +163,15 @@ def test_single_allocations_reach_the_same_peak(profile, machine, dtype, place):
 def test_a_prompt_makes_no_room_for_what_comes_ahead(profile, machine):
     without, ahead = (predict(profile, machine, num_new=1, place="host", prefetch=each) for each in (0, 4))
     assert without.device_peak_bytes == ahead.device_peak_bytes
+
+
+@pytest.mark.parametrize("place", ["device", "host"])
+def test_each_coming_of_keys_and_values_costs_its_python(machine, place):
+    _, profile = profiled("learned positions")
+    moving = replace(machine, rates=replace(machine.rates, python_s={"keys and values": 1e-3}))
+    plan = InferencePlan(batch_size=3, kv_cache=KvCachePlan(place=place))
+    plain, told = (
+        estimate_inference(profile, plan=plan, workload=workload_of(20, 5), machine=each) for each in (machine, moving)
+    )
+    expected_ms = profile.num_blocks * 5 if place == "host" else 0
+    assert (told.total_s - plain.total_s) * 1000 == pytest.approx(expected_ms, abs=1e-6)

@@ -108,6 +108,56 @@ def test_an_op_of_a_generation_costs_what_a_generation_was_measured_to():
     assert OpTimes(rates, "fp32").dispatch_s[0] == OpTimes(CURVED, "fp32", generates=True).dispatch_s[0] == 30e-6
 
 
+DECODING = dataclasses.replace(
+    CURVED,
+    matmul_curves=CURVED.matmul_curves
+    | {"rows nt fp32": ((1.0, 1e10), (16.0, 4e10)), "rows nt fp32 cold": ((1.0, 5e9), (16.0, 4e10))},
+    attention_curves={"forward fp32": ((4.0, 1e10), (64.0, 3e10)), "token fp32": ((10.0, 2e9), (1000.0, 8e9))},
+)
+
+
+def product_s(rates, *, rows, form="nt", **how):
+    """Of so many FLOPs for each byte."""
+    times = OpTimes(rates, "fp32", **how)
+    return times.kernel_s("matmul", "aten.addmm.default", flops=rows * 1e6, read_bytes=9e5, written_bytes=1e5, form=form)
+
+
+def test_a_generations_products_of_few_rows_have_their_own_curve_as_far_as_it_goes():
+    assert product_s(DECODING, rows=16, generates=True) == pytest.approx(16e6 / 4e10)
+    assert product_s(DECODING, rows=64, generates=True) == pytest.approx(64e6 / 8e10)
+    for other in ({"rows": 16}, {"rows": 16, "form": "nn", "generates": True}):
+        assert product_s(DECODING, **other) == product_s(CURVED, rows=16)
+
+
+def test_products_with_weights_from_memory_have_theirs():
+    cold = DECODING.with_cold_weights
+    assert product_s(cold, rows=1, generates=True) == pytest.approx(2 * product_s(DECODING, rows=1, generates=True))
+    assert product_s(cold, rows=1) == product_s(DECODING, rows=1)
+    assert CURVED.with_cold_weights == CURVED
+
+
+def attention_s(rates, *, length, queries=1, **how):
+    """Of one head of 64 channels."""
+    read_bytes, written_bytes = 4.0 * 64 * (2 * length + queries), 4.0 * 64 * queries
+    flops = 2.0 * 2 * 64 * length * queries
+    times = OpTimes(rates, "fp32", **how)
+    name = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+    return times.kernel_s("attention", name, flops=flops, read_bytes=read_bytes, written_bytes=written_bytes)
+
+
+def test_attention_of_one_token_goes_by_the_bytes_of_the_cache_at_a_rate_by_its_length():
+    assert attention_s(DECODING, length=4, generates=True) == pytest.approx(256 * 10 / 2e9)
+    assert attention_s(DECODING, length=499, generates=True) == pytest.approx(256 * 1000 / 8e9)
+    assert attention_s(DECODING, length=4999, generates=True) == pytest.approx(256 * 10_000 / 8e9)
+
+
+def test_attention_of_a_long_prompt_and_of_training_keep_their_curve():
+    for how in ({"length": 64, "queries": 64, "generates": True}, {"length": 4}):
+        assert attention_s(DECODING, **how) == attention_s(
+            dataclasses.replace(CURVED, attention_curves=DECODING.attention_curves), **{**how, "generates": False}
+        )
+
+
 def test_an_op_takes_its_own_curve_then_its_kinds_then_the_flat_rate():
     times = OpTimes(CURVED, "fp32")
     assert times.kernel_s("elementwise", "aten.tanh.default", read_bytes=1e5) == pytest.approx(1e5 / 2e9)

@@ -7,9 +7,10 @@ import torch
 
 from optimizer.errors import InvalidInput
 from optimizer.hardware.machine import Machine
-from optimizer.hardware.probe import probe_machine
+from optimizer.hardware.probe import decoding, probe_machine
 from optimizer.hardware.probe.clock import as_curve
 from optimizer.hardware.probe.stores import faults_of, probe_disk, probe_remote
+from optimizer.units import MIB
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,9 @@ def test_every_rate_is_measured_and_possible(machine):
 def test_curves_dispatch_and_fresh_memory_are_measured_and_possible(machine):
     rates = machine.rates
     assert {"mm fp32", "mm nt fp32", "bmm tn fp32", "mm bf16", "mm nn fp16"} <= set(rates.matmul_curves)
-    assert {"forward fp32", "backward bf16", "forward fp16"} <= set(rates.attention_curves)
+    assert {"rows nt fp32", "rows nt fp32 cold", "rows nt bf16"} <= set(rates.matmul_curves)
+    assert {"forward fp32", "backward bf16", "forward fp16", "token fp32"} <= set(rates.attention_curves)
+    assert "draw" in rates.op_curves
     assert {"tanh", "_softmax", "embedding_dense_backward", "_to_copy int8", "elementwise", "reduction", "gather"} <= set(
         rates.op_curves
     )
@@ -48,7 +51,7 @@ def test_curves_dispatch_and_fresh_memory_are_measured_and_possible(machine):
         assert all(1e5 < rate < 1e15 for _, rate in curve)
     assert 1e-7 < rates.backward_dispatch_s < 1e-2
     assert 1e-7 < rates.forward_dispatch_s < 1e-2
-    each = {"update many", "update one", "gradients", "state", "state at home", "update 8-bit", "weights"}
+    each = {"update many", "update one", "gradients", "state", "state at home", "update 8-bit", "weights", "keys and values"}
     assert set(rates.python_s) == {"recompute op", "selective op", "offload", "micro-batch", "token", "step", *each}
     assert 1e-7 < rates.pass_dispatch_s < 1e-2
     assert set(rates.packing_curves) == {f"{way} {form}" for way in ("pack", "unpack") for form in ("bf16", "int8")}
@@ -120,3 +123,13 @@ def test_a_probed_machine_crosses_json(machine):
 def test_a_device_that_is_not_there_is_refused_by_name(device):
     with pytest.raises(InvalidInput, match=rf"device '{device}' is not on this machine; present: cpu"):
         probe_machine(device=device)
+
+
+def test_the_largest_cache_is_that_of_one_processor(tmp_path, monkeypatch):
+    for index, size in enumerate(("32K", "512K", "32768K")):
+        (tmp_path / f"index{index}").mkdir()
+        (tmp_path / f"index{index}" / "size").write_text(f"{size}\n")
+    monkeypatch.setattr(decoding, "_CACHES", tmp_path)
+    assert decoding.find_cache_bytes() == 32 * MIB
+    monkeypatch.setattr(decoding, "_CACHES", tmp_path / "nowhere")
+    assert decoding.find_cache_bytes() is None

@@ -161,10 +161,24 @@ WORKLOADS = (
 )
 
 
+def with_decoding(machine):
+    """A machine whose tokens were measured by themselves."""
+    rates = replace(
+        machine.rates,
+        cache_bytes=1,
+        matmul_curves={"mm fp32": ((1.0, 1e10),), "rows nt fp32": ((0.5, 1e9),), "rows nt fp32 cold": ((0.5, 1e8),)},
+        attention_curves={"forward fp32": ((4.0, 1e10),), "token fp32": ((10.0, 2e9), (1000.0, 8e9))},
+        op_curves={"draw": ((1e3, 1e6),)},
+        python_s={"keys and values": 1e-4},
+    )
+    return replace(machine, rates=rates)
+
+
 @pytest.mark.parametrize("workload", WORKLOADS, ids=["even", "mixed", "uneven"])
-@pytest.mark.parametrize("gpu", [None, "RTX 4090"])
+@pytest.mark.parametrize("gpu", [None, "decoding", "RTX 4090"])
 def test_the_estimator_is_as_the_solver_takes_it_to_be(profile, disk_machine, gpu, workload):
-    machine = disk_machine if gpu is None else replace(table_machine(gpu), disk_free_bytes=2**30)
+    machine = {None: disk_machine, "decoding": with_decoding(disk_machine)}.get(gpu)
+    machine = machine or replace(table_machine(gpu), disk_free_bytes=2**30)
     goal = InferenceGoal(device_budget_bytes=2**33, allow_lossy=True)
     problem = inference_problem(profile, workload=workload, goal=goal, machine=machine)
     sizes = range(1, workload.num_sequences + 1)

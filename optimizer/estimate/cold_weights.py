@@ -1,0 +1,34 @@
+"""Whether a generation's products find their weights in the processor's caches, or in memory. Torch-free."""
+
+from dataclasses import replace
+from typing import Final
+
+from optimizer.hardware.machine import Machine
+from optimizer.plan.weights import WeightsPlan
+from optimizer.profile.inference import InferenceProfile
+from optimizer.units import MIB
+
+_USUAL_CACHE_BYTES: Final = 32 * MIB
+"""Of a processor that does not tell."""
+_OWN_SHARE: Final = 0.5
+"""Of the cache, beside activations, keys and values, and whatever else runs on the processor."""
+
+
+def reading_weights(machine: Machine, *, are_cold: bool) -> Machine:
+    """With its curves of products as these weights are read."""
+    return replace(machine, rates=machine.rates.with_cold_weights) if are_cold else machine
+
+
+def are_weights_cold(profile: InferenceProfile, plan: WeightsPlan, machine: Machine) -> bool:
+    """Whether they come from memory each time, on the CPU device; for CUDA there is one curve for all.
+
+    What stays is read once a step, so from memory where all of it together is more than the cache. What is copied to its place
+    just before, or unpacked there, is in the cache still, where a block's copy and its home fit it.
+    """
+    held = profile.weight_bytes(plan.representation)
+    by_block = [held.by_block[kind] for kind in profile.block_kinds]
+    read_bytes = held.outside + sum(by_block) if plan.frozen == "same" else 0
+    if plan.place != "device":
+        read_bytes = 2 * max(by_block)
+    is_more = read_bytes > _OWN_SHARE * (machine.rates.cache_bytes or _USUAL_CACHE_BYTES)
+    return is_more and machine.device.kind == "cpu"
