@@ -2,12 +2,16 @@
 of a tiny model, one PostgreSQL.
 """
 
+import fcntl
+import functools
+import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -41,19 +45,60 @@ def home(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def llama_folder(tmp_path_factory):
-    """config.json, and profile.json as the profile command writes it: traced once a run, because that takes seconds."""
+def llama_folder(pytestconfig):
+    """config.json, and profile.json as the profile command writes it: traced once, because that takes seconds."""
     if llama.FOLDER_VARIABLE in os.environ:
         return Path(os.environ[llama.FOLDER_VARIABLE])
-    import torch
 
-    from optimizer.cli import main
+    def trace(folder):
+        import torch
 
-    torch.set_num_threads(1)
-    folder = tmp_path_factory.mktemp("llama")
-    (folder / "config.json").write_text(json.dumps(llama.CONFIG))
-    assert main(["profile", "--model", str(folder), "-o", str(folder / "profile.json")]) == 0
+        from optimizer.cli import main
+
+        torch.set_num_threads(1)
+        (folder / "config.json").write_text(json.dumps(llama.CONFIG))
+        assert main(["profile", "--model", str(folder), "-o", str(folder / "profile.json")]) == 0
+
+    return made_once(pytestconfig, "llama", trace)
+
+
+def made_once(config, name, make):
+    """A folder that ``make`` has filled: once for all processes that a run's tests are spread over, and for later runs too, as
+    long as no line of the library and no version of what it is made with has changed.
+    """
+    root = Path(config.cache.mkdir("headroom"))
+    folder, half_made = root / f"{name}-{_what_profiles_rest_on()}", root / f"{name}-half-made"
+    with (root / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            for old in root.glob(f"{name}-*"):
+                shutil.rmtree(old)
+            half_made.mkdir()
+            make(half_made)
+            half_made.rename(folder)
     return folder
+
+
+@functools.cache
+def _what_profiles_rest_on():
+    digest = hashlib.sha256("".join(f"{name} {version(name)} " for name in ("torch", "transformers", "numpy")).encode())
+    for root in ("optimizer", "tests"):
+        for file in sorted(Path(__file__).parents[1].joinpath(root).rglob("*.py")):
+            if root == "optimizer" or file.name in ("llama.py", "generation.py"):
+                digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+@pytest.fixture(scope="session")
+def writer_folder(pytestconfig):
+    """profile.json of the tiny model that generates (``tests/webapp/generation.py``)."""
+
+    def trace(folder):
+        from tests.webapp import generation
+
+        (folder / "profile.json").write_text(json.dumps(generation.trace()))
+
+    return made_once(pytestconfig, "writer", trace)
 
 
 @pytest.fixture(scope="session")

@@ -79,13 +79,21 @@ def _frontier(client: HeadroomClient, options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(found, indent=2))
         return
+    generates = found["kind"] == "inference"
     rows = [
-        (plan["label"], format_bytes(plan["prediction"]["device_peak_bytes"]), f"{plan['prediction']['step_ms']:,.0f} ms")
+        (plan["label"], format_bytes(plan["prediction"]["device_peak_bytes"]), *_times(plan["prediction"], generates=generates))
         for plan in found["frontier"]
     ]
-    print_table(("plan", "peak", "a step"), rows, empty="no plan")
+    times = ("all prompts", "tokens/s") if generates else ("a step",)
+    print_table(("plan", "peak", *times), rows, empty="no plan")
     for sentence in found["explanation"]:
         print(f"  {sentence}")
+
+
+def _times(prediction: Row, *, generates: bool) -> tuple[str, ...]:
+    if generates:
+        return format_duration(prediction["total_s"]), f"{prediction['tokens_per_s']:,.0f}"
+    return (f"{prediction['step_ms']:,.0f} ms",)
 
 
 def _cards(client: HeadroomClient, options: argparse.Namespace) -> None:
@@ -105,7 +113,7 @@ def _speed(card: dict[str, Any]) -> str:
 
 def _question(client: HeadroomClient, options: argparse.Namespace) -> Row:
     spec = upload_named_files(client, read_job_file(options.file), folder=options.file.parent)
-    return {name: spec[name] for name in ("model", "workload", "goal") if name in spec}
+    return {name: spec[name] for name in ("model", "prompts", "workload", "goal") if name in spec}
 
 
 def _clone(client: HeadroomClient, options: argparse.Namespace) -> None:

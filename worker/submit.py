@@ -96,13 +96,16 @@ def _number_as_written(value: Any) -> Any:
 
 
 def upload_named_files(client: HeadroomClient, spec: Row, *, folder: Path) -> Row:
-    """Where ``model`` is a folder or ``dataset`` a file on this machine, upload it and put its id there."""
+    """Where ``model`` is a folder, or ``dataset`` or ``prompts`` a file on this machine, upload it and put its id there."""
     made = dict(spec)
     model, dataset = made.get("model"), made.get("dataset")
     if isinstance(model, str) and (folder / model).is_dir():
         made["model"] = client.create_model(folder / model, name=(folder / model).resolve().name)["id"]
     if isinstance(dataset, str) and dataset.endswith(DATASET_SUFFIXES) and (folder / dataset).is_file():
         made["dataset"] = client.create_dataset(folder / dataset, name=Path(dataset).stem)["id"]
+    prompts = made.get("prompts")
+    if isinstance(prompts, str) and prompts.endswith(".jsonl") and (folder / prompts).is_file():
+        made["prompts"] = client.create_dataset(folder / prompts, name=Path(prompts).stem, purpose="prompts")["id"]
     return made
 
 

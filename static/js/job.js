@@ -200,7 +200,7 @@ function announce() {
 
 function showConnection(state, since) {
   const clock = since.toLocaleTimeString("en-GB");
-  const text = { live: `live since ${clock}`, reconnecting: `waiting for the server since ${clock}`, ended: "complete" }[state];
+  const text = { live: `live since ${clock}`, reconnecting: `waiting for the server since ${clock}`, ended: "" }[state];
   show("connection", text);
   page.dataset.connection = state;
 }

@@ -3,6 +3,8 @@
 import os
 from urllib.parse import urlparse
 
+from playwright.sync_api import expect
+
 from tests.end_to_end.site import ROOT
 
 CHROMIUM = "/usr/bin/chromium"
@@ -55,6 +57,20 @@ class Watched:
         assert self.foreign == [], self.foreign
         violations = self.page.evaluate("window.violations")
         assert violations == [], violations
+
+
+def log_in(site, chromium, name):
+    """The cookies of a log-in through the form."""
+    context = chromium.new_context()
+    page = context.new_page()
+    page.goto(f"{site.url}/jobs/")
+    page.get_by_label("Username").fill(name)
+    page.get_by_label("Password").fill("correct horse battery")
+    page.get_by_role("button", name="Log in").click()
+    expect(page).to_have_url(f"{site.url}/jobs/")
+    state = context.storage_state()
+    context.close()
+    return state
 
 
 def wait_for_points(tab, count):

@@ -5,7 +5,7 @@ from urllib.parse import urlparse
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
-from tests.end_to_end.browser import ARGUMENTS, CHROMIUM, PATIENCE_MS, Watched
+from tests.end_to_end.browser import ARGUMENTS, CHROMIUM, PATIENCE_MS, Watched, log_in
 from tests.end_to_end.site import Site
 
 
@@ -29,16 +29,7 @@ def chromium():
 @pytest.fixture(scope="module")
 def signed_in(site, chromium):
     """The cookies of one log-in, through the form."""
-    context = chromium.new_context()
-    page = context.new_page()
-    page.goto(f"{site.url}/jobs/")
-    page.get_by_label("Username").fill("ada")
-    page.get_by_label("Password").fill("correct horse battery")
-    page.get_by_role("button", name="Log in").click()
-    expect(page).to_have_url(f"{site.url}/jobs/")
-    state = context.storage_state()
-    context.close()
-    return state
+    return log_in(site, chromium, "ada")
 
 
 @pytest.fixture

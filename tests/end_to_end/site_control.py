@@ -43,7 +43,7 @@ def catalog():
     }
     dataset = rows.make_dataset(User.objects.get(username="ada"), name="verses")
     Dataset.objects.filter(pk=dataset.pk).update(facts=facts)
-    return {"dataset": dataset.pk, "machine": Machine.objects.get().pk}
+    return {"dataset": dataset.pk, "machine": Machine.objects.get(name="workbench").pk}
 
 
 def access():
@@ -62,6 +62,59 @@ def access():
     webhook, _ = create_webhook(ada, project, url="https://example.com/hooks/headroom", events=["job.succeeded"])
     send_test(webhook)
     return {"project": project.pk, "webhook": webhook.pk}
+
+
+def rare():
+    """Ids of what pages show seldom: a machine that was measured beside other work, a model that was not read whole, a generation
+    that failed, a paused job, a project that one person is alone in; and two people, one who only looks, one who has nothing.
+    """
+    from django.contrib.auth.models import User
+
+    from optimizer.hardware.machine import DISTURBED
+    from tests.webapp.pages import rows
+    from webapp.accounts.access import project_for_new
+    from webapp.accounts.projects import create_project, set_account_role, set_member
+    from webapp.catalog.models import Machine, Model
+    from webapp.jobs.actions import finish_attempt, pause_job
+    from webapp.jobs.models import Job
+
+    ada = User.objects.get(username="ada")
+    machine = rows.make_machine("shared-box")
+    slow = "others used the machine while it was measured, which took 2.1 times as long as alone; probe it again when it is quiet"
+    Machine.objects.filter(pk=machine.pk).update(document=machine.document | {"facts": {DISTURBED: slow}})
+    model = rows.make_model(ada, name="half-read")
+    told = ["of the config not read: layerdrop 0.1", "the config brings code of its own, which is not run"]
+    Model.objects.filter(pk=model.pk).update(unread=told)
+    failed = rows.make_generate_job(ada, name="answers-cut-short")
+    attempt = rows.start(failed)
+    message = "model is refused: model.safetensors has no tensor lm_head.weight"
+    result = {"outcome": "failed", "reason": "bad_model", "message": message, "error": None, "step": 0, "measured": None}
+    result |= {"summary": {}, "artifacts": []}
+    finish_attempt(attempt, result=result, exit_code=1)
+    paused = rows.make_job(ada, name="later-maybe")
+    begin(job_id=paused.pk)
+    measure(job_id=paused.pk, first=1, last=12)
+    finish_attempt(ATTEMPTS[paused.pk], result=None, exit_code=-9)
+    pause_job(Job.objects.get(pk=paused.pk), actor="user:ada")
+    for name in ("vera", "newcomer"):
+        rows.make_user(name)
+    set_member(project_for_new(ada), username="vera", role="viewer")
+    set_account_role(User.objects.get(username="vera"), role="viewer")
+    alone = create_project(ada, name="alone")
+    ids = {"machine-uncertain": machine.pk, "model-unread": model.pk, "project-alone": alone.pk}
+    return ids | {"failed-generation": failed.pk, "paused-job": paused.pk, "home": project_for_new(ada).pk}
+
+
+def add_writer(*, profile_file):
+    """A model that generates, whose profile is known, and prompts for it."""
+    from django.contrib.auth.models import User
+
+    from tests.webapp.generation import make_prompts, make_writer
+
+    writer = make_writer(json.loads(Path(profile_file).read_text()))
+    lines = [{"prompt": f"In the beginning, verse {number}", "max_new_tokens": 4 + number % 3} for number in range(12)]
+    prompts = make_prompts(*lines, owner=User.objects.get(username="ada"), name="verses-to-go-on")
+    return {"writer": writer.pk, "prompts": prompts.pk}
 
 
 def add_llama(*, profile_file):

@@ -7,7 +7,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
-from tests.end_to_end.browser import WIDTHS, take_picture, wait_for_points
+from tests.end_to_end.browser import WIDTHS, log_in, take_picture, wait_for_points
 
 pytestmark = pytest.mark.browser
 MOST_COMPARED = 1200
@@ -32,7 +32,7 @@ def test_shortcuts_are_listed_and_can_be_turned_off(site, open_tab):
 
 
 @pytest.fixture(scope="module")
-def shown_jobs(site, llama_folder):
+def shown_jobs(site, llama_folder, writer_folder):
     """One job at work, one that ran out of memory, and a model whose plans are known, for the pages that are looked at."""
     running, failed = (site.ask("new_job", name=name) for name in ("kjv-demo", "plain-training"))
     site.ask("begin", job_id=running)
@@ -45,7 +45,21 @@ def shown_jobs(site, llama_folder):
     llama = site.ask("add_llama", profile_file=str(llama_folder / "profile.json"))
     generating = site.ask("new_generate_job", name="answers")
     jobs = {"job": running, "failed-job": failed, "generate-job": generating}
-    return {**jobs, "llama": llama, **site.ask("catalog"), **site.ask("access")}
+    rare = {**site.ask("rare"), **site.ask("add_writer", profile_file=str(writer_folder / "profile.json"))}
+    return {**jobs, **rare, "llama": llama, **site.ask("catalog"), **site.ask("access")}
+
+
+@pytest.fixture(scope="module")
+def signed_in_as(site, chromium, signed_in, shown_jobs):
+    """The cookies of each person, logged in through the form once."""
+    known = {"ada": signed_in, "nobody": None}
+
+    def cookies(name):
+        if name not in known:
+            known[name] = log_in(site, chromium, name)
+        return known[name]
+
+    return cookies
 
 
 # the name of a page's pictures -> its address; names in braces stand for what ``shown_jobs`` made
@@ -59,6 +73,7 @@ PAGES = {
     "queue": "/queue/",
     "job-new": "/jobs/new/",
     "generate-new": "/jobs/new/generate/",
+    "generate-plans": "/plans/?kind=generate&model={writer}&prompts={prompts}&max_new_tokens=8&device_budget=2+MiB",
     "plans": "/plans/?model={llama}&device_budget=20+MiB&try-pin_activations_per_block=recompute",
     "models": "/models/",
     "model": "/models/{llama}/",
@@ -74,13 +89,34 @@ PAGES = {
     "webhook": "/webhooks/{webhook}/",
     "people": "/people/",
     "audit": "/audit/",
+    "failed-generation": "/jobs/{failed-generation}/",
+    "paused-job": "/jobs/{paused-job}/",
+    "model-unread": "/models/{model-unread}/",
+    "machine-uncertain": "/machines/{machine-uncertain}/",
+    "project-alone": "/projects/{project-alone}/",
+    # as somebody who may only look
+    "viewer-job": "/jobs/{job}/",
+    "viewer-new": "/jobs/new/",
+    "viewer-queue": "/queue/",
+    "viewer-project": "/projects/{home}/",
+    # as somebody who has nothing yet
+    "empty-jobs": "/jobs/",
+    "empty-queue": "/queue/",
+    "empty-generate": "/jobs/new/generate/",
+    "empty-tokens": "/tokens/",
+    "empty-compare": "/jobs/compare/",
 }
+SEEN_BY = {"login": "nobody", "viewer": "vera", "empty": "newcomer"}
+"""By how a page's name begins, whose page it is; all others are ada's, who administers the service."""
 # what JavaScript still has to bring once a page has loaded
 READY = {
     "job": lambda tab: wait_for_points(tab, 82),
     "failed-job": lambda tab: wait_for_points(tab, 2),
     "generate-job": lambda tab: wait_for_points(tab, 60),
     "compare": lambda tab: expect(tab.page.locator("#compare-status")).to_have_text("84 points of 2 runs."),
+    "generate-plans": lambda tab: tab.page.get_by_role("region", name="What one change would do").wait_for(),
+    "viewer-job": lambda tab: wait_for_points(tab, 82),
+    "paused-job": lambda tab: wait_for_points(tab, 12),
     "plans": lambda tab: tab.page.wait_for_function("() => document.querySelectorAll('.js-plotly-plot').length >= 3"),
     "model": lambda tab: tab.page.get_by_role("region", name="Verdict for each card").wait_for(),
     "dataset": lambda tab: wait_for_bars(tab),
@@ -93,41 +129,47 @@ def wait_for_bars(tab, chart="chart-lengths"):
     tab.page.wait_for_function("id => document.getElementById(id).data?.length > 0", arg=chart)
 
 
-def open_page(open_tab, name, shown_jobs, **how):
-    if name == "login":
-        how["storage"] = None
-    tab = open_tab(PAGES[name].format_map(shown_jobs), **how)
-    READY.get(name, lambda tab: None)(tab)
-    return tab
+@pytest.fixture
+def open_page(open_tab, signed_in_as, shown_jobs):
+    def open_(name):
+        whose = SEEN_BY.get(name.partition("-")[0], "ada")
+        tab = open_tab(PAGES[name].format_map(shown_jobs), storage=signed_in_as(whose))
+        READY.get(name, lambda tab: None)(tab)
+        return tab
+
+    return open_
 
 
-def assert_accessible(tab):
-    found = Axe().run(tab.page)
+def assert_accessible(tab, **options):
+    found = Axe().run(tab.page, options=options or None)
     assert found.violations_count == 0, found.generate_report()
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_a_page_is_accessible_and_as_wide_as_its_window(open_tab, shown_jobs, name):
-    tab = open_page(open_tab, name, shown_jobs)
-    for width in WIDTHS:
-        tab.page.set_viewport_size({"width": width, "height": 900})
-        # charts follow their window a moment later
-        tab.page.wait_for_function("width => document.documentElement.scrollWidth <= width", arg=width)
-        assert_accessible(tab)
-        take_picture(tab, f"{name}-{width}")
-    tab.check()
+def assert_readable(tab):
+    """The only one of axe's rules that colours decide."""
+    assert_accessible(tab, runOnly=["color-contrast"])
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_is_accessible_in_the_dark(open_tab, shown_jobs, name):
-    tab = open_page(open_tab, name, shown_jobs, scheme="dark")
+def test_a_page_is_accessible_as_wide_as_its_window_and_readable_in_the_dark(open_page, name):
+    """Opened once: a page that is opened dark differs in nothing from one that turns dark, and charts follow."""
+    tab = open_page(name)
     assert_accessible(tab)
+    take_picture(tab, f"{name}-{WIDTHS[0]}")
+    tab.page.emulate_media(color_scheme="dark")
+    assert_readable(tab)
     take_picture(tab, f"{name}-dark")
+    tab.page.emulate_media(color_scheme="light")
+    tab.page.set_viewport_size({"width": WIDTHS[1], "height": 900})
+    # charts follow their window a moment later
+    tab.page.wait_for_function("width => document.documentElement.scrollWidth <= width", arg=WIDTHS[1])
+    assert_accessible(tab)
+    take_picture(tab, f"{name}-{WIDTHS[1]}")
     tab.check()
 
 
-def test_runs_chosen_in_the_list_stay_chosen_as_it_refreshes_and_are_compared(open_tab, shown_jobs):
-    tab = open_page(open_tab, "jobs", shown_jobs)
+def test_runs_chosen_in_the_list_stay_chosen_as_it_refreshes_and_are_compared(open_page):
+    tab = open_page("jobs")
     for name in ("kjv-demo", "plain-training"):
         tab.page.get_by_label(f"Compare {name}").first.check()
     with tab.page.expect_response(lambda answer: answer.request.headers.get("hx-request") == "true"):
@@ -154,8 +196,8 @@ def test_ten_long_runs_are_compared_with_no_more_points_drawn_than_a_chart_can_s
     tab.check()
 
 
-def test_every_chart_has_the_cloud_turned_off(open_tab, shown_jobs):
-    tab = open_page(open_tab, "job", shown_jobs)
+def test_every_chart_has_the_cloud_turned_off(open_page):
+    tab = open_page("job")
     # those out of view are drawn when the browser is idle
     tab.page.wait_for_function("() => document.querySelectorAll('.js-plotly-plot').length === 6")
     configs = tab.page.evaluate(

@@ -1,5 +1,6 @@
 """What the tests of the web app share: people, rows to make jobs of, a real Valkey, an empty HEADROOM_HOME."""
 
+import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -149,11 +150,9 @@ def machine(db):
 
 
 @pytest.fixture(scope="session")
-def writer_document():
-    """The profile of the tiny model that generates, traced once."""
-    from tests.webapp.generation import trace
-
-    return trace()
+def writer_document(writer_folder):
+    """The profile of the tiny model that generates."""
+    return json.loads((writer_folder / "profile.json").read_text())
 
 
 @pytest.fixture

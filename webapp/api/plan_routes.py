@@ -21,6 +21,9 @@ class WorkBody(Schema, extra="forbid"):
 
     model: str = Field(max_length=200, description="id or name of a model, presets among them")
     workload: dict[str, Any] = Field(default_factory=dict, description="as in a job spec; defaults where left out")
+    prompts: str | None = Field(
+        default=None, max_length=60, description="id of prompts to generate for; the workload is then that of a generate job"
+    )
     goal: dict[str, Any] | None = Field(
         default=None, description="as in a job spec, with objective, pins and forbid; all of the device's memory unless given"
     )
@@ -251,7 +254,7 @@ def rank_cards(request: HttpRequest, body: CardsBody) -> HttpResponse | dict[str
     """Cards of the table ranked for this work, training or `kind: inference`, each with its best plan; those on which nothing
     fits come last.
     """
-    question = AskedOfModel(model=body.model, workload=body.workload, goal=body.goal)
+    question = AskedOfModel(model=body.model, workload=body.workload, goal=body.goal, prompts=body.prompts)
     return _answer(questions.rank_cards(request.user, question, body.cards, by_money=body.order == "money"))
 
 
@@ -266,7 +269,12 @@ def price_change(request: HttpRequest, body: PriceBody) -> HttpResponse | dict[s
 
 def _question(body: PlaceBody) -> AskedOfModel:
     return AskedOfModel(
-        model=body.model, workload=body.workload, goal=body.goal, machine=body.machine, gpu=body.gpu
+        model=body.model,
+        workload=body.workload,
+        goal=body.goal,
+        machine=body.machine,
+        gpu=body.gpu,
+        prompts=body.prompts,
     )
 
 

@@ -235,6 +235,12 @@ def chart_facts(points: Sequence[Point], *, budget_bytes: int) -> dict[str, Any]
     }
 
 
+def categories_of(points: Iterable[Point]) -> list[tuple[str, str]]:
+    """Those that any of the plans has at its peak, with their names, from bottom to top of a chart."""
+    held = {name for point in points for name, size in point.priced.prediction.device_bytes_by_category.items() if size}
+    return [(category, CATEGORY_LABELS[category]) for category in CATEGORIES if category in held]
+
+
 @dataclass(frozen=True, kw_only=True)
 class TimelineTable:
     """The table behind a step's chart."""

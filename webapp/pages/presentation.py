@@ -210,7 +210,9 @@ class Comparison:
     error: str
 
 
-def comparisons(prediction: Mapping[str, Any] | None, *, measured: Mapping[str, Any] | None) -> list[Comparison]:
+def comparisons(
+    prediction: Mapping[str, Any] | None, *, measured: Mapping[str, Any] | None, has_ended: bool = False
+) -> list[Comparison]:
     """Peak bytes and times, predicted against measured: of training a step's, of a generation those of a pass."""
     if not prediction:
         return []
@@ -220,22 +222,27 @@ def comparisons(prediction: Mapping[str, Any] | None, *, measured: Mapping[str, 
         name="peak device memory",
         predicted=format_bytes(prediction["device_peak_bytes"]),
         interval=" to ".join(format_bytes(prediction[f"device_peak_{end}_bytes"]) for end in ("low", "high")),
-        measured=format_bytes(peak) if peak else "not yet",
+        measured=format_bytes(peak) if peak else _MEASURED_LATER[has_ended],
         error=signed_error(prediction["device_peak_bytes"], measured=peak),
     )
     timed = [("step time", "step")]
     if "prefill_ms" in prediction:
         timed = [("first token of a pass", "prefill"), ("each later token", "decode")]
-    return [memory, *(_compare_time(name, key, prediction, found) for name, key in timed)]
+    return [memory, *(_compare_time(name, key, prediction, found, has_ended=has_ended) for name, key in timed)]
 
 
-def _compare_time(name: str, key: str, prediction: Mapping[str, Any], found: Mapping[str, Any]) -> Comparison:
+_MEASURED_LATER = {False: "not yet", True: "not measured"}
+
+
+def _compare_time(
+    name: str, key: str, prediction: Mapping[str, Any], found: Mapping[str, Any], *, has_ended: bool
+) -> Comparison:
     measured = found.get(f"{key}_ms")
     return Comparison(
         name=name,
         predicted=step_words(prediction[f"{key}_ms"]),
         interval=f"{step_words(prediction[f'{key}_low_ms'])} to {step_words(prediction[f'{key}_high_ms'])}",
-        measured=step_words(measured) if measured else "not yet",
+        measured=step_words(measured) if measured else _MEASURED_LATER[has_ended],
         error=signed_error(prediction[f"{key}_ms"], measured=measured),
     )
 

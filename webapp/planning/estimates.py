@@ -10,9 +10,10 @@ from optimizer.errors import InvalidInput
 from optimizer.hardware.machine import Machine as MachineSpec
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.plan import Plan
-from optimizer.workload import Goal, InferenceGoal
+from optimizer.workload import Goal
 from webapp.catalog.models import Model
 from webapp.catalog.queries import machines_visible_to, models_visible_to
+from webapp.jobs.generation_spec import inference_workload, read_generate_spec
 from webapp.jobs.spec import (
     check_against_model,
     check_generates,
@@ -39,10 +40,12 @@ class AskedOfModel:
     goal: dict[str, Any] | None
     machine: str | None = None
     gpu: str | None = None
+    prompts: str | None = None
+    """A file of them, for whose lines the model generates; ``workload`` is then a generate job's."""
 
     @property
     def generates(self) -> bool:
-        return self.workload.get("kind") == "inference"
+        return self.prompts is not None or self.workload.get("kind") == "inference"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,14 +101,23 @@ def _estimate_generation(user: Any, request: EstimateRequest) -> dict[str, Any] 
 
 
 def read_generation(user: Any, asked: AskedOfModel) -> GenerationQuestion | None:
-    """A workload of kind ``inference``. None while the model is being profiled. Raises InvalidInput for the first wrong field."""
-    model: Model = find_visible(models_visible_to(user), asked.model, field="model")
-    workload = read_inference_workload({key: value for key, value in asked.workload.items() if key != "kind"})
-    check_generates(model)
+    """Of prompts, or a workload of kind ``inference``. None while the model is being profiled.
+
+    Raises InvalidInput for the first field that is wrong.
+    """
     machine, calibration = read_machine(user, machine=asked.machine, gpu=asked.gpu)
-    goal = InferenceGoal(device_budget_bytes=machine.device.memory_bytes)
-    if asked.goal is not None:
-        goal = read_inference_goal(asked.goal)
+    given = {"device_budget_bytes": machine.device.memory_bytes} if asked.goal is None else asked.goal
+    told = {key: value for key, value in asked.workload.items() if key != "kind"}
+    if asked.prompts is not None:
+        spec = read_generate_spec(
+            user, {"kind": "generate", "model": asked.model, "prompts": asked.prompts, "workload": told, "goal": given}
+        )
+        model, workload, goal = spec.model, inference_workload(spec), spec.goal
+    else:
+        model = find_visible(models_visible_to(user), asked.model, field="model")
+        workload = read_inference_workload(told)
+        check_generates(model)
+        goal = read_inference_goal(given)
     row = ready_profile(model, generates=True)
     if row is None:
         return None

@@ -70,18 +70,24 @@ class GenerationKnob:
 
 
 def list_generation_knobs(problem: InferenceProblem, plan: InferencePlan) -> tuple[GenerationKnob, ...]:
-    """Those that apply to the plan, the largest saving of device memory first."""
+    """Those that apply to the plan and change its bytes or its time, the largest saving of device memory first."""
     here, seen, knobs = problem.price(plan), {plan}, []
     for path, value, other in _neighbours(problem, plan):
         if other not in seen and _is_possible(problem, other):
             seen.add(other)
-            knobs.append(_priced(problem, path, _words(path, value, before=knob_value(plan, path)), other, here))
+            found = _priced(problem, path, _words(path, value, before=knob_value(plan, path)), other, here)
+            knobs += [found] if _changes_anything(found) else []
     return tuple(sorted(knobs, key=lambda knob: (knob.device_change_bytes, knob.total_change_s, knob.change)))
 
 
 def _is_possible(problem: InferenceProblem, plan: InferencePlan) -> bool:
     excluded = problem.unavailable | set(problem.goal.forbid)
     return problem.find_conflict(plan) is None and not any(name in excluded for name in techniques_of(plan))
+
+
+def _changes_anything(knob: GenerationKnob) -> bool:
+    """Packed keys and values that are too short to be packed change nothing, nor does a place that nothing is fetched from."""
+    return any((knob.device_change_bytes, knob.host_change_bytes, knob.disk_change_bytes, knob.total_change_s))
 
 
 def _priced(

@@ -193,3 +193,39 @@ def test_questions_about_plans_wait_for_the_models_profile(as_ada, model, path):
     body = {"model": model.pk, "workload": WORKLOAD, **place, **asked}
     answer = as_ada.post(f"/api/v1/plans/{path}", data=json.dumps(body), content_type="application/json")
     assert (answer.status_code, answer.json()["waiting_for"]) == (202, "profile")
+
+
+def ask_of_prompts(client, path, writer, prompts, /, **changes):
+    body = {"model": writer.pk, "prompts": prompts.pk, "workload": {"max_new_tokens": 8}, "gpu": "RTX 4090", **changes}
+    return client.post(f"/api/v1/plans/{path}", data=json.dumps(body), content_type="application/json")
+
+
+def test_the_work_may_be_a_file_of_prompts(as_ada, writer, prompts):
+    best = ask_of_prompts(as_ada, "best", writer, prompts)
+    assert best.status_code == 200, best.content
+    workload = best.json()["workload"]
+    assert (workload["num_sequences"], workload["new_token_counts"]) == (2, [8, 4])
+    edited = ask_of_prompts(
+        as_ada, "price", writer, prompts, plan=best.json()["chosen"]["plan"], change={"kv_cache": {"place": "host"}}
+    )
+    assert edited.json()["differences"][0]["path"] == "kv_cache.place"
+    ranked = ask_of_prompts(as_ada, "cards", writer, prompts, cards=["T4"], gpu=None)
+    assert ranked.status_code == 422  # a card is named twice over
+    body = {"model": writer.pk, "prompts": prompts.pk, "workload": {"max_new_tokens": 8}, "cards": ["T4"]}
+    ranked = as_ada.post("/api/v1/plans/cards", data=json.dumps(body), content_type="application/json")
+    assert ranked.json()["cards"][0]["tokens_per_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [({"prompts": "dataset_none"}, "prompts"), ({"workload": {"wings": 2}}, "workload.wings"), ({"goal": {}}, "goal")],
+)
+def test_what_is_wrong_with_a_question_of_prompts_is_refused_by_field(as_ada, writer, prompts, changes, field):
+    refused = ask_of_prompts(as_ada, "best", writer, prompts, **changes)
+    assert refused.status_code == 422
+    assert refused.json()["fields"][0]["field"].startswith(field)
+
+
+def test_another_persons_prompts_are_not_there(as_eve, writer, prompts):
+    refused = ask_of_prompts(as_eve, "best", writer, prompts)
+    assert (refused.status_code, refused.json()["fields"][0]["field"]) == (422, "prompts")

@@ -217,19 +217,20 @@ def make_generate_job(owner: User, *, name: str = "answers") -> Job:
         batch_size=8, weights=WeightsPlan(dtype="bf16", place="host", prefetch=1), kv_cache=KvCachePlan(dtype="int8")
     )
     model = Model.objects.filter(owner=None).first() or make_model()
+    prompts = Dataset.objects.filter(name="questions").first() or make_dataset(name="questions")
     return create_job(
         owner=owner,
         spec={
             "kind": "generate",
             "name": name,
             "model": model.pk,
-            "prompts": make_dataset(name="questions").pk,
+            "prompts": prompts.pk,
             "workload": to_json(GenerationWorkload(max_new_tokens=64)),
             "goal": to_json(InferenceGoal(device_budget_bytes=200 * MIB, allow_lossy=True)),
             "plan": "chosen",
         },
         model=model,
-        dataset=Dataset.objects.filter(name="questions").first(),
+        dataset=prompts,
         plan=plan.to_json(),
         prediction=make_generation_prediction().to_json(),
         machine=MachineRow.objects.first() or make_machine(),

@@ -8,7 +8,7 @@ from django.urls import reverse
 from tests.webapp.pages import rows
 from webapp.accounts.access import project_for_new
 from webapp.accounts.models import ApiToken
-from webapp.accounts.projects import set_account_role, set_member
+from webapp.accounts.projects import create_project, set_account_role, set_member
 from webapp.accounts.tokens import create_token
 from webapp.jobs.models import Job
 
@@ -126,3 +126,22 @@ def test_who_may_only_look_reads_who_can_help_in_the_place_of_buttons(watcher, a
         text = watcher.get(path).content.decode()
         assert "you are a viewer. Ask ada." in text
         assert not re.search("<button[^>]*>(Delete|Later|Pause)</button>", text)
+
+
+def test_who_cannot_be_removed_has_no_button_for_it(browser, ada, eve):
+    project = create_project(ada, name="alone")
+    text = browser.get(reverse("project", args=[project.pk])).content.decode()
+    assert 'aria-label="Remove ada"' not in text
+    assert "Nobody else belongs to it yet" in text
+    set_member(project, username="eve", role="admin")
+    text = browser.get(reverse("project", args=[project.pk])).content.decode()
+    assert 'aria-label="Remove ada"' in text
+    assert 'aria-label="Remove eve"' in text
+    assert "Nobody else belongs to it yet" not in text
+
+
+def test_a_generate_jobs_page_opens_where_its_prompts_cannot_be_read_any_more(browser, ada):
+    job = rows.make_generate_job(ada)  # whose files were never there
+    answer = browser.get(reverse("job", args=[job.pk]))
+    assert answer.status_code == 200
+    assert answer.context["explanation"] == []

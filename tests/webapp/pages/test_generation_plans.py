@@ -9,6 +9,8 @@ from django.urls import reverse
 
 from optimizer.hardware.devices import table_machine
 from optimizer.plan.generation_knobs import generation_knobs, written_knobs
+from optimizer.plan.inference import InferencePlan
+from optimizer.recent import Recent
 from webapp.catalog.actions import register_machine
 from webapp.catalog.models import Profile
 from webapp.jobs.models import Job, PlanOffer
@@ -18,10 +20,9 @@ from webapp.planning import cards, generation_searches
 pytestmark = pytest.mark.django_db
 
 
-@pytest.fixture(autouse=True)
-def _nothing_is_remembered(monkeypatch):
-    from optimizer.recent import Recent
-
+@pytest.fixture
+def nothing_at_hand(monkeypatch):
+    """What other tests have asked for is forgotten."""
     for name in ("_answers", "_problems", "_detailed", "_knobs"):
         monkeypatch.setattr(generation_searches, name, Recent(8))
 
@@ -47,7 +48,7 @@ def look(browser, writer, prompts):
 
 
 @pytest.fixture
-def no_search(monkeypatch):
+def no_search(nothing_at_hand, monkeypatch):
     def search(question):
         raise AssertionError("an edit's own price waited for a search")
 
@@ -91,8 +92,6 @@ def test_every_plan_is_a_point_once_with_its_speed(look):
 
 
 def test_an_edit_is_priced_before_any_search(look, no_search):
-    from optimizer.plan.inference import InferencePlan
-
     answer = look(**full_edit(InferencePlan(), batch_size="2"))
     (point,) = answer.context["points"]
     assert (point.key, point.priced.plan.batch_size) == ("yours", 2)
@@ -101,7 +100,7 @@ def test_an_edit_is_priced_before_any_search(look, no_search):
     assert "the best plan is being looked for" in answer.words
 
 
-def test_an_edit_of_the_chosen_plan_is_priced_beside_it_and_in_detail_afterwards(look):
+def test_an_edit_of_the_chosen_plan_is_priced_beside_it_and_in_detail_afterwards(nothing_at_hand, look):
     chosen = look(whole="yes").context["found"].chosen.plan
     edited = full_edit(chosen, **{"kv_cache.place": "host"})
     first = look(**edited)
@@ -109,9 +108,9 @@ def test_an_edit_of_the_chosen_plan_is_priced_beside_it_and_in_detail_afterwards
     assert (mine.key, mine.priced.plan.kv_cache.place) == ("yours", "host")
     assert "Yours: kv cache place: device → host." in first.words
     assert "Its memory over a pass is being worked out" in first.words
-    assert [point.letter for point, _ in first.context["steps"]] == ["A"]
+    assert [point.letter for point, _ in first.context["steps"]] == ["A", "C"]
     whole = look(**edited, whole="yes")
-    assert [point.letter for point, _ in whole.context["steps"]] == ["A", "B"]
+    assert [point.letter for point, _ in whole.context["steps"]] == ["A", "B", "C"]
     assert "is being worked out" not in look(**edited).words
 
 
@@ -163,7 +162,7 @@ def test_decisions_without_a_line_of_their_own_are_told_where_plans_differ(look)
     answer = look(**full_edit(chosen, prefill_tokens="2"), whole="yes")
     whole = answer.context["groups"][0]
     line = next(line for line in whole.lines if line.name == "prefill tokens")
-    assert [value.text for value in line.values] == ["all", "2"]
+    assert [value.text for value in line.values] == ["all", "2", "all"]
 
 
 def test_the_same_on_other_cards_best_first(look, monkeypatch):

@@ -101,10 +101,10 @@ def test_a_refresh_sends_the_live_part_alone(browser):
 def test_a_machine_that_others_used_while_it_was_measured_says_that_its_rates_are_uncertain(browser):
     machine = rows.make_machine()
     path = f"/machines/{machine.pk}/"
-    assert "uncertain" not in text_of(browser, path)
+    assert "Uncertain" not in text_of(browser, path)
     told = "others used the processor while it was measured"
     Machine.objects.filter(pk=machine.pk).update(document={**machine.document, "facts": {DISTURBED: told}})
-    assert f"<dt>uncertain</dt><dd>{told.capitalize()}</dd>" in text_of(browser, path)
+    assert f"<b>Uncertain:</b> {told}." in text_of(browser, path)
 
 
 def test_what_generations_taught_is_shown_beside_what_training_did(browser):

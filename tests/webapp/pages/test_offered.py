@@ -161,8 +161,9 @@ def walk(client, ids):
 
 PAGES = {
     "jobs/", "jobs/new/", "jobs/new/generate/", "jobs/<slug:job_id>/", "jobs/<slug:job_id>/tabs/<slug:tab>/", "plans/", "queue/",
-    "password/", "models/", "models/<slug:model_id>/", "models/<slug:model_id>/cards/", "datasets/", "datasets/<slug:dataset_id>/", 
-    "machines/", "machines/<slug:machine_id>/", "tokens/", "projects/", "projects/<slug:project_id>/",
+    "password/", "models/", "models/<slug:model_id>/", "models/<slug:model_id>/cards/", "datasets/",
+    "datasets/<slug:dataset_id>/", "machines/", "machines/<slug:machine_id>/", "tokens/", "projects/",
+    "projects/<slug:project_id>/",
 }  # fmt: skip
 """That everyone comes by."""
 ANYONE = {

@@ -117,3 +117,10 @@ def test_each_technique_has_a_label_and_one_place_in_the_form():
 )
 def test_a_time_is_written_as_people_read_it(step_ms, words):
     assert step_words(step_ms) == words
+
+
+def test_what_a_job_that_has_ended_did_not_measure_is_not_waited_for():
+    prediction = rows.make_prediction().to_json()
+    running, ended = (comparisons(prediction, measured=None, has_ended=has_ended) for has_ended in (False, True))
+    assert {line.measured for line in running} == {"not yet"}
+    assert {line.measured for line in ended} == {"not measured"}

@@ -76,6 +76,7 @@ def model_cards(request: HttpRequest, model_id: str) -> HttpResponse:
         "needs": needs,
         "cards": fold_cards(read_cards(needs)),
         "is_pending": any(need.state == "pending" for need in needs),
+        "is_known": any(need.state == "ready" for need in needs),
         "can_ask": any(need.state == "not_asked" for need in needs),
         "fragment": fragment,
         "page_base": "fragment.html" if fragment else "base.html",

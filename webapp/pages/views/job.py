@@ -216,7 +216,7 @@ def _plan_tab(job: Job) -> dict[str, Any]:
     goal = job.spec.get("goal", {})
     return {
         "rows": plan_rows(job.plan, prediction=job.prediction, measured=measured),
-        "comparisons": comparisons(job.prediction, measured=measured),
+        "comparisons": comparisons(job.prediction, measured=measured, has_ended=job.is_terminal),
         "explanation": _explanation(job),
         "goal_pairs": [(_goal_name(name), _goal_value(name, value)) for name, value in goal.items()],
     }

@@ -264,7 +264,7 @@ def _look(request: HttpRequest, work: Work, found: Found, *, whole: bool) -> _Lo
     points = plans.list_points(
         found.chosen, baselines=found.baselines, frontier=found.frontier, yours=edited.priced if edited else None
     )
-    wanted = request.GET.getlist("with") or list(found.baselines)[:1]
+    wanted = request.GET.getlist("with") or [point.key for point in points if point.sort == "baseline"][:1]
     return _Look(
         points=plans.choose_points(points, wanted),
         edit=edit,
@@ -310,6 +310,7 @@ def _described(request: HttpRequest, work: Work) -> dict[str, Any]:
     }
     if points:
         described |= {
+            "categories": plans.categories_of(compared),
             "groups": plans.side_by_side(compared),
             "facts": plans.chart_facts(points, budget_bytes=found.budget_bytes),
             "steps": [

@@ -97,10 +97,14 @@ def _project(request: HttpRequest, project_id: str) -> Project:
 
 def _page(request: HttpRequest, project: Project, form: MemberForm, *, status: int = 200) -> HttpResponse:
     role = role_in(request.user, project.pk)
+    members = list(project.memberships.select_related("user").order_by("user__username"))
+    admins = [member.user_id for member in members if member.role == Role.ADMIN]
     context: dict[str, Any] = {
         "project": project,
         "role": role,
-        "members": project.memberships.select_related("user").order_by("user__username"),
+        "members": members,
+        # a project keeps one administrator at least, and its owner
+        "stay": {project.home_of_id, *(admins if len(admins) == 1 else ())},
         "roles": [(choice.value, ROLE_WORDS[choice]) for choice in Role],
         "form": form,
     }

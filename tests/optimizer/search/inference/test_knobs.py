@@ -86,7 +86,6 @@ def test_words_of_a_change_say_what_is_then_so(problem):
         "4 sequences at once instead of 2",
         "6 sequences at once instead of 2",
         "weights on the host",
-        "keys and values in int8",
         "8 tokens of a prompt at once",
     }
 
@@ -170,3 +169,13 @@ def test_a_card_on_which_nothing_fits_says_what_is_needed(profile):
     )
     assert (found.chosen, found.tokens_per_s) == (None, None)
     assert found.what.startswith("needs ")
+
+
+def test_what_would_change_nothing_is_left_out(problem):
+    """A cache of so few tokens is never packed."""
+    for name in ("int8", "int4"):
+        packed = InferencePlan(kv_cache=KvCachePlan(dtype=name))
+        assert problem.price(packed).device_peak_bytes == problem.price(InferencePlan()).device_peak_bytes
+    offered = list_generation_knobs(problem, InferencePlan())
+    assert "kv_cache.dtype" not in {knob.knob for knob in offered}
+    assert all(knob.device_change_bytes or knob.host_change_bytes or knob.total_change_s for knob in offered)
