@@ -1,5 +1,7 @@
 """How fast the host attends to keys and values that lie there, by how many queries share them, as the runtime does it."""
 
+from functools import partial
+
 import torch
 
 from optimizer.hardware.machine import Curve
@@ -19,23 +21,26 @@ _TOTAL_BYTES = 64 << 20
 def probe_host_attention(dtypes: dict[str, torch.dtype], *, max_s: float) -> dict[str, Curve]:
     """FLOPs per second by FLOPs for each byte of keys and values, by their dtype."""
     share = Share(max_s)
-    cases = [(name, dtype, group) for name, dtype in dtypes.items() for group in _GROUPS]
     points: dict[str, list[tuple[float, float]]] = {}
-    for done, (name, dtype, group) in enumerate(cases):
+    num_left = len(dtypes) * len(_GROUPS)
+    for name, dtype in dtypes.items():
         layout = _layout(dtype.itemsize)
-        host = HostAttention(kept=layout, num_query_heads=group * _NUM_HEADS)
-        room = torch.zeros(host.num_bytes, dtype=torch.uint8)
         homes = _make_homes(layout.store_bytes, dtype)
-        blocks = [HostSums(host, room, home, dtype=dtype) for home in homes]
-
-        def attend(blocks: list[HostSums] = blocks) -> None:
-            for block in blocks:
-                block.attend(_NUM_TOKENS, scaling=1.0, softcap=None)
-
-        seconds = quartile_s(attend, _CPU, max_s=share.of(len(cases) - done)) / len(blocks)
-        flops = host.num_flops(_NUM_TOKENS)
-        points.setdefault(name, []).append((flops / layout.store_bytes, flops / seconds))
+        for group in _GROUPS:
+            host = HostAttention(kept=layout, num_query_heads=group * _NUM_HEADS)
+            run = partial(_attend, host, homes, dtype)
+            seconds = quartile_s(run, _CPU, max_s=share.of(num_left)) / len(homes)
+            flops = host.num_flops(_NUM_TOKENS)
+            points.setdefault(name, []).append((flops / layout.store_bytes, flops / seconds))
+            num_left -= 1
     return {name: as_curve(found) for name, found in points.items()}
+
+
+def _attend(host: HostAttention, homes: list[torch.Tensor], dtype: torch.dtype) -> None:
+    """For a token in each block."""
+    room = torch.zeros(host.num_bytes, dtype=torch.uint8)
+    for home in homes:
+        HostSums(host, room, home, dtype=dtype).attend(_NUM_TOKENS, scaling=1.0, softcap=None)
 
 
 def _layout(element_bytes: int) -> KvLayout:

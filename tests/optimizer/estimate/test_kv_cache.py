@@ -81,14 +81,25 @@ def test_bytes_and_copies_of_attention_on_the_host_are_predicted_exactly(name, m
             check(spec, profile, machine, tmp_path, plan=plan, workload=workload_of(prompt_length, num_new))
 
 
-@pytest.mark.parametrize(("dtype", "place"), [("same", "host"), ("int8", "disk"), ("int4", "device"), ("int4", "host")])
-def test_micro_batches_of_mixed_lengths_are_predicted_exactly(dtype, place, machine, tmp_path):
+@pytest.mark.parametrize(
+    ("dtype", "place", "attention"),
+    [
+        ("same", "host", "device"),
+        ("int8", "disk", "device"),
+        ("int4", "device", "device"),
+        ("int4", "host", "device"),
+        ("same", "host", "host"),
+    ],
+)
+def test_micro_batches_of_mixed_lengths_are_predicted_exactly(dtype, place, attention, machine, tmp_path):
     spec, profile = profiled("mixed layers")
     workload = InferenceWorkload(
         prompt_lengths=(130, 128, 90, 72, 71, 70, 30, 20, 19), prompt_length=130, num_new_tokens=9, num_sequences=9
     )
     plan = InferencePlan(
-        batch_size=2, num_micro_batches=3, kv_cache=KvCachePlan(dtype=dtype, place=place, prefetch=2)
+        batch_size=2,
+        num_micro_batches=3,
+        kv_cache=KvCachePlan(dtype=dtype, place=place, prefetch=2, attention=attention),
     )
     check(spec, profile, machine, tmp_path, plan=plan, workload=workload)
 

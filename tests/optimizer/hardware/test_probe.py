@@ -44,7 +44,8 @@ def test_curves_dispatch_and_fresh_memory_are_measured_and_possible(machine):
     assert {"tanh", "_softmax", "embedding_dense_backward", "_to_copy int8", "elementwise", "reduction", "gather"} <= set(
         rates.op_curves
     )
-    curves = (rates.matmul_curves, rates.attention_curves, rates.op_curves, rates.packing_curves)
+    tables = (rates.matmul_curves, rates.attention_curves, rates.host_attention_curves)
+    curves = (*tables, rates.op_curves, rates.packing_curves)
     for curve in (curve for table in curves for curve in table.values()):
         sizes = [size for size, _ in curve]
         assert sizes == sorted(sizes)
@@ -57,6 +58,12 @@ def test_curves_dispatch_and_fresh_memory_are_measured_and_possible(machine):
     assert set(rates.packing_curves) == {f"{way} {form}" for way in ("pack", "unpack") for form in ("bf16", "int8")}
     assert 1e7 < rates.fresh_bytes_per_s < 1e13
     assert set(rates.link_bytes_per_s) == {"device_to_host alone", "host_to_device alone"}
+
+
+def test_attention_on_the_host_is_measured_by_how_many_queries_share_a_key(machine):
+    """FLOPs for each byte of keys and values: half of the queries that share a key in fp32, as many in 16 bits."""
+    found = {name: tuple(intensity for intensity, _ in curve) for name, curve in machine.rates.host_attention_curves.items()}
+    assert found == {"fp32": (0.5, 2.0, 4.0), "bf16": (1.0, 4.0, 8.0), "fp16": (1.0, 4.0, 8.0)}
 
 
 def test_points_near_each_other_become_one_of_their_mean_time_and_sizes_rise():

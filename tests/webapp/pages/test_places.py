@@ -50,6 +50,12 @@ def test_a_generation_has_weights_and_cache_block_by_block():
     assert found["KV cache"].words == "int8, device"
 
 
+def test_a_cache_that_is_attended_to_on_the_host_is_not_fetched():
+    plan = InferencePlan(kv_cache=KvCachePlan(place="host", attention="host"))
+    found = rows_of(plan, num_blocks=3)["KV cache"]
+    assert (letters(found), found.words) == ("OOO", "fp32, host, attention there")
+
+
 def test_only_letters_in_use_are_explained():
     assert [letter for letter, _ in places_of(rows.make_plan().to_json(), num_blocks=12).legend] == ["K", "R", "O"]
 
