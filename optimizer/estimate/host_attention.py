@@ -22,7 +22,7 @@ from optimizer.profile.inference import HostAttended
 
 ASSUMED_SHARES: Final = {"fp32": 0.4, "bf16": 0.15, "fp16": 0.15}
 """Of what the host's memory gives simple loops, what attention reads where its own rate is not known: of records in 16 bits less,
-as widening them takes longer than reading. As two cores of a Xeon with AVX-512 have it."""
+as widening them takes longer than reading. Rough, after a core of an EPYC without AVX-512 (docs/experiments.md)."""
 
 
 class HostAttentionCosts:
