@@ -34,7 +34,7 @@ class Subject:
         return replace(
             self.workload,
             num_sequences=self.num_larger,
-            num_new_tokens=max(2, self.workload.num_new_tokens // 4),
+            num_new_tokens=max(2, self.workload.num_new_tokens // 8),
         )
 
 
@@ -47,7 +47,7 @@ class Setup:
     """Other models, whose runs correct the probed machine."""
     probe_s: float = 12.0
     num_rounds: int = 3
-    num_plans: int = 12
+    num_plans: int = 10
     """Of each sweep."""
 
 

@@ -114,8 +114,8 @@ class InferenceFloors:
         if split.is_even:
             return self._together(*(split.count_first(lane) + step for lane, step in zip(lanes, streamed, strict=True)))
         alone = self._together(*(lane + step for lane, step in zip(lanes, streamed, strict=True)))
-        soonest = np.where(split.counts > 0, alone, np.inf).min(axis=1)
-        return np.broadcast_to(soonest, split.num_passes.shape)
+        soonest: Floats = np.where(split.counts > 0, alone, np.inf).min(axis=-1)
+        return soonest
 
     def _together(self, compute_ms: Floats, copy_ms: Floats, disk_ms: Floats) -> Floats:
         """The CPU device does one after the other; on CUDA lanes work beside each other."""

@@ -31,13 +31,15 @@ class Splits:
 
     shapes: tuple[MicroBatchShape, ...]
     counts: Floats
-    """[size, shape]: micro-batches in all passes."""
+    """[number of micro-batches, size, shape]: those of all passes. Where sequences ask for different numbers of tokens, how many
+    share a pass may decide who shares a micro-batch (``arrange_passes``).
+    """
     first: Floats
-    """[number of micro-batches, size, shape]: those of the first pass, which keeps most."""
+    """The same of the first pass, which keeps most."""
     leader: NDArray[np.int64]
-    """[size]: the shape of the first micro-batch."""
+    """[number of micro-batches, size]: the shape of the first micro-batch."""
     num_passes: Floats
-    """[number of micro-batches, size]."""
+    """The same."""
     num_steps: Floats
     """The same: in all passes, prefills among them."""
     sizes: tuple[int, ...]
@@ -54,12 +56,11 @@ class Splits:
             [list_passes(workload, batch_size=size, num_micro_batches=number, **way._asdict()) for size in sizes]
             for number in micro_batches
         ]
-        for passes in listed[0]:
+        for passes in (each for row in listed for each in row):
             for shape, _ in passes:
                 for each in shape:
                     known.setdefault(each, len(known))
-        counts = np.zeros((len(sizes), len(known)))
-        first = np.zeros((len(micro_batches), len(sizes), len(known)))
+        counts, first = np.zeros((2, len(micro_batches), len(sizes), len(known)))
         num_passes, num_steps = np.zeros((2, len(micro_batches), len(sizes)))
         for row, column in np.ndindex(num_passes.shape):
             passes = listed[row][column]
@@ -67,11 +68,10 @@ class Splits:
             num_steps[row, column] = sum(count * num_steps_of(shape) for shape, count in passes)
             for each in passes[0][0]:
                 first[row, column, known[each]] += 1
-            if not row:
-                for shape, count in passes:
-                    for each in shape:
-                        counts[column, known[each]] += count
-        leader = np.array([known[passes[0][0][0]] for passes in listed[0]])
+            for shape, count in passes:
+                for each in shape:
+                    counts[row, column, known[each]] += count
+        leader = np.array([[known[passes[0][0][0]] for passes in row] for row in listed])
         return cls(
             shapes=tuple(known),
             counts=counts,
@@ -90,7 +90,7 @@ class Splits:
         return found
 
     def of_first(self, of_shape: NDArray[np.int64] | Floats) -> Floats:
-        """[size]: of the first micro-batch."""
+        """[number of micro-batches, size]: of the first micro-batch."""
         return np.asarray(of_shape, dtype=np.float64)[self.leader]
 
     @cached_property
@@ -109,11 +109,12 @@ class Splits:
         saved = np.zeros(len(self.sizes))
         if not self.is_even:
             return saved
+        leader = self.leader[0]
         for place, (size, larger) in enumerate(pairwise(self.sizes)):
             number = -(-self.num_sequences // size)
             mean = self.num_sequences / number
             if larger > size + 1 and mean < size:
-                slope = max(0.0, of_shape[self.leader[place + 1]] - of_shape[self.leader[place]]) / (larger - size)
-                full = number * (of_shape[self.leader[place]] - (size - mean) * slope)
-                saved[place] = max(0.0, float(self.counts[place] @ of_shape) - full)
+                slope = max(0.0, of_shape[leader[place + 1]] - of_shape[leader[place]]) / (larger - size)
+                full = number * (of_shape[leader[place]] - (size - mean) * slope)
+                saved[place] = max(0.0, float(self.counts[0, place] @ of_shape) - full)
         return saved

@@ -1,15 +1,20 @@
 """A generate job in the attempt's own process: answers in order, errors by line, stop texts, stopping and going on."""
 
 import json
+import signal
+import subprocess
+import sys
 
 import pytest
 
 from optimizer.data.prompt_tokens import PromptTokenizer
+from optimizer.errors import NoFeasiblePlan
 from optimizer.estimate.inference import estimate_inference
 from optimizer.hardware.machine import Machine
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.passes_run import TimedPass
+from optimizer.search.inference.search import search_inference_plans
 from optimizer.serialize import from_json, to_json
 from optimizer.units import MIB
 from optimizer.workload import GenerationWorkload, InferenceGoal
@@ -227,6 +232,70 @@ def profile():
     from optimizer.profile.inference_trace import profile_inference
 
     return profile_inference(read_model_spec(CONFIG), representations=("fp32",))
+
+
+DIES = """
+import json, os, signal, sys
+from pathlib import Path
+from worker import results
+from worker.reporter import Reporter
+from worker.runner import StopFlag, run_attempt
+
+left, add = int(sys.argv[2]), results.ResultWriter.add
+
+def add_and_die(self, found):
+    global left
+    add(self, found)
+    left -= len(found)
+    if left <= 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+results.ResultWriter.add = add_and_die
+folder = Path(sys.argv[1])
+run_attempt(json.loads((folder / "attempt.json").read_text()), reporter=Reporter(folder, pipe=None), should_stop=StopFlag())
+"""
+"""An attempt whose process is killed as soon as so many lines are on the disk."""
+
+
+def test_a_chosen_plan_killed_among_lines_of_mixed_lengths_repeats_none_and_loses_none(attempt, run, profile, tmp_path):
+    lines = [
+        {"prompt": "And God said, " * (1 + index % 3), "max_new_tokens": most, "id": str(index)}
+        for index, most in enumerate((3, 17, 9, 2, 17, 5, 12, 1, 9))
+    ]
+    tokenizer = PromptTokenizer(None, vocab_size=4096)
+    lengths = [len(tokenizer.loaded.tokenizer.encode(line["prompt"]).ids) for line in lines]
+    workload = summed_workload(
+        [(length, line["max_new_tokens"], 1) for length, line in zip(lengths, lines, strict=True)], max_sequence_length=64
+    )
+    machine = Machine.from_json(MACHINE_DOCUMENT)
+
+    def choose(budget_bytes):
+        goal = InferenceGoal(device_budget_bytes=budget_bytes)
+        return search_inference_plans(profile, workload=workload, goal=goal, machine=machine).chosen.plan
+
+    with pytest.raises(NoFeasiblePlan) as caught:
+        choose(1)
+    budget_bytes = int(1.2 * caught.value.fields["smallest_feasible_bytes"])
+    plan = choose(budget_bytes)
+    assert plan.weights.place == "host"
+    chosen = {
+        "lines": lines, "plan": plan.to_json(), "goal": to_json(InferenceGoal(device_budget_bytes=budget_bytes)),
+    }  # fmt: skip
+    run(attempt(**chosen))
+    expected = records(tmp_path)
+    (tmp_path / "job").rename(tmp_path / "before")
+    folder = tmp_path / "job" / "attempts" / "1"
+    folder.mkdir(parents=True)
+    (folder / "attempt.json").write_text(json.dumps(attempt(**chosen)))
+    killed = subprocess.run([sys.executable, "-c", DIES, str(folder), "4"], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    code, result, _ = run(attempt(2, **chosen))
+    assert (code, result["step"]) == (EXIT_DONE, len(lines))
+    assert records(tmp_path) == expected
+    parts = sorted((tmp_path / "job" / "results").iterdir())
+    indices = [json.loads(line)["index"] for part in parts for line in part.read_text().splitlines()]
+    assert len(parts) == 2
+    assert sorted(indices) == list(range(len(lines)))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
