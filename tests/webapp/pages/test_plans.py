@@ -106,6 +106,7 @@ def test_what_does_not_fit_offers_what_would(look):
     answer = look(device_budget="100 KiB")
     assert "does not fit" in answer.words
     assert "What would fit" in answer.words
+    assert 'hx-get="/plans/cards/?' in answer.content.decode()
 
 
 def test_an_address_that_is_no_form_says_which_field_is_wrong(look):

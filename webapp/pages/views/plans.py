@@ -82,7 +82,8 @@ def plans_page(request: HttpRequest) -> HttpResponse:
             return render(request, "plans/page.html", {**context, "waiting_since": _asked_at(request, page, form)})
         return render(request, "plans/page.html", context | _described(request, work))
     except NoFeasiblePlan as error:
-        return render(request, "plans/page.html", context | _nothing_fits(error))
+        cards_url = f"{reverse('plans_cards')}?{_with(request)}"
+        return render(request, "plans/page.html", context | _nothing_fits(error) | {"cards_url": cards_url})
     except HeadroomError as error:
         if "waits" in request.GET:  # an answer as well, which the page then shows
             return HttpResponse(headers={"HX-Refresh": "true"})
