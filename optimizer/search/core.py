@@ -11,6 +11,7 @@ from typing import Any
 
 from optimizer.errors import NoFeasiblePlan
 from optimizer.estimate.prediction import Prediction
+from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.explain import explain_plan
 from optimizer.plan.plan import Plan
 from optimizer.search.baselines import list_baselines, price_baselines
@@ -20,6 +21,7 @@ from optimizer.search.pins import check_pins
 from optimizer.search.polish import polish
 from optimizer.search.pricebook import PriceBook
 from optimizer.search.problem import PricedPlan, SearchProblem, Setting
+from optimizer.search.room import ACCEPTED, Found, find_room
 from optimizer.search.smallest import explain_infeasible, find_smallest, price_floor
 from optimizer.search.solve import solve
 from optimizer.search.verify import VerificationFailed, verify_plan
@@ -27,13 +29,8 @@ from optimizer.search.worth import LeftOut, list_left_out, price_without
 from optimizer.serialize import to_json
 from optimizer.units import format_bytes
 
-_ACCEPTED = ("fits", "unknown")
-"""Unknown is said where something was not modelled, as of a card of unknown kind; a person may still want to try."""
 _ROUNDING = 1e-8
 """Share by which a bound may be lower because sums of floats are."""
-MAX_SMALLER_BUDGETS = 4
-"""Searches under a smaller budget, where a whole process does not fit a card that its tensors fit; each halves what is over or
-better, since gaps grow with what is allocated."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,40 +147,37 @@ def find_best(book: PriceBook) -> bool:
 def first_on_the_card(
     book: PriceBook, problem: SearchProblem, remembering: SearchProblem
 ) -> tuple[PricedPlan, PriceBook]:
-    """The best plan whose whole process has room on the card, and the book it is from.
+    """The best plan whose whole process has room on the card (``room.py``), and the book it is from.
 
-    A budget is about tensors. Where what comes on top of the best plan's goes over the card, the search is made again under a
-    budget that is smaller by as much, a few times at most. Raises NoFeasiblePlan where nothing is left then.
+    Raises NoFeasiblePlan where nothing is left then.
     """
-    whole, whole_bytes = remembering, problem.goal.device_budget_bytes
-    for _ in range(MAX_SMALLER_BUDGETS):
-        chosen = _first_verified(book, problem)
-        verdict = whole.verdict(chosen.prediction)
-        if verdict in _ACCEPTED:
-            return replace(chosen, verdict=verdict), book
-        budget_bytes = chosen.prediction.device_peak_high_bytes - max(1, _bytes_over(chosen.prediction, whole_bytes))
-        if budget_bytes <= 0:
-            break
-        problem, remembering = problem.with_budget(budget_bytes), remembering.with_budget(budget_bytes)
-        book = PriceBook(remembering)
-        if not find_best(book):
-            break
-    smallest = whole.priced("chosen", *find_smallest(whole))
-    if smallest.verdict in _ACCEPTED:
+
+    def found(book: PriceBook, problem: SearchProblem, *, grows: bool) -> Found[PricedPlan, PriceBook]:
+        chosen = _first_verified(book, problem, grows=grows)
+        return Found(chosen=replace(chosen, verdict=remembering.verdict(chosen.prediction)), source=book)
+
+    grows = False
+    first = found(book, problem, grows=grows)
+    memory = first.chosen.prediction.memory
+    if first.chosen.verdict not in ACCEPTED and memory is not None and memory.total_bytes:
+        # segments that grow leave fewer gaps; where they are needed once they are kept to
+        grows = True
+        first = found(book, problem, grows=grows)
+
+    def within(budget_bytes: int) -> Found[PricedPlan, PriceBook] | None:
+        smaller = PriceBook(remembering.with_budget(budget_bytes))
+        return found(smaller, problem.with_budget(budget_bytes), grows=grows) if find_best(smaller) else None
+
+    best = find_room(first, budget_bytes=problem.goal.device_budget_bytes, within=within)
+    if best is not None:
+        return best.chosen, best.source
+    smallest = _priced(remembering, *find_smallest(remembering), grows=grows)
+    if smallest.verdict in ACCEPTED:
         return smallest, book
-    raise explain_infeasible(whole)
+    raise explain_infeasible(remembering)
 
 
-def _bytes_over(prediction: Prediction, budget_bytes: int) -> int:
-    """How much of what comes with the tensors, upper ends, neither the budget nor the card has room for."""
-    memory = prediction.memory
-    if memory is None:
-        return 0
-    over_card = memory.process.high - memory.total_bytes if memory.total_bytes else 0
-    return max(0, over_card, memory.allocated.high - budget_bytes)
-
-
-def _first_verified(book: PriceBook, problem: SearchProblem) -> PricedPlan:
+def _first_verified(book: PriceBook, problem: SearchProblem, *, grows: bool) -> PricedPlan:
     """The best plan that the replay confirms, priced without the book's memory.
 
     Raises VerificationFailed, a fault of ours, where it confirms none.
@@ -192,8 +186,14 @@ def _first_verified(book: PriceBook, problem: SearchProblem) -> PricedPlan:
     for plan, prediction in book.feasible():
         problems = verify_plan(problem, plan=plan, prediction=prediction)
         if not problems:
-            return problem.priced("chosen", plan, prediction)
+            return _priced(problem, plan, prediction, grows=grows)
     raise VerificationFailed(problems)
+
+
+def _priced(problem: SearchProblem, plan: Plan, prediction: Prediction, *, grows: bool) -> PricedPlan:
+    """grows: with segments that grow, where they may; on the device's tensors that has no effect."""
+    growing = replace(plan, allocator=AllocatorPlan(expandable_segments=True))
+    return problem.priced("chosen", growing if grows and problem.permits(growing) else plan, prediction)
 
 
 def _explain(

@@ -25,16 +25,12 @@ from optimizer.search.inference.problem import InferenceProblem, PricedInference
 from optimizer.search.inference.reasons import explain_choice
 from optimizer.search.inference.smallest import explain_nothing_fits, find_smallest
 from optimizer.search.inference.solve import Book, Solution, solve
+from optimizer.search.room import ACCEPTED, Found, find_room
 from optimizer.serialize import to_json
 from optimizer.workload import InferenceGoal, InferenceWorkload, Technique
 
-_ACCEPTED = ("fits", "unknown")
-"""As in ``search/core.py``."""
-_MAX_BUDGETS = 10
 _MAX_LENGTHS = 3
 """Of prompts, that the search tells apart: a price grows with their number."""
-_NEAR = 0.01
-"""Budgets as near as this are not told apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,34 +159,18 @@ def find_best_generation(problem: InferenceProblem) -> PricedInferencePlan:
 
 
 def _first_on_the_card(problem: InferenceProblem, found: Solution) -> tuple[PricedInferencePlan, Solution]:
-    """The best plan whose whole process has room on the card, among plans of tensors that leave room for the rest.
+    """The best plan whose whole process has room on the card (``search/room.py``). Raises NoFeasiblePlan where none is left."""
 
-    What goes over is taken off the budget of the tensors; that is more than needed, as gaps grow with the tensors, so the budget
-    is then bisected between the two. Raises NoFeasiblePlan where nothing is left.
-    """
-    chosen = _with_room(problem, found.plan)
-    if chosen.verdict in _ACCEPTED:
-        return chosen, found
-    high_bytes, fitting = problem.goal.device_budget_bytes, None
-    low_bytes = chosen.prediction.device_peak_high_bytes - max(1, _bytes_over(problem, chosen.prediction))
-    for _ in range(_MAX_BUDGETS):
-        if high_bytes - low_bytes <= _NEAR * high_bytes and fitting is not None:
-            break
-        budget_bytes = low_bytes if fitting is None else (low_bytes + high_bytes) // 2
-        smaller = solve(Book(problem=problem.with_budget(budget_bytes))) if budget_bytes > 0 else None
-        tried = None if smaller is None else _with_room(problem, smaller.plan)
-        if smaller is not None and tried is not None and tried.verdict in _ACCEPTED:
-            fitting, low_bytes = (tried, smaller), budget_bytes
-        elif fitting is not None:
-            high_bytes = budget_bytes
-        elif tried is None:
-            break
-        else:
-            low_bytes = budget_bytes - max(1, _bytes_over(problem, tried.prediction))
-    if fitting is not None:
-        return fitting
+    def within(budget_bytes: int) -> Found[PricedInferencePlan, Solution] | None:
+        smaller = solve(Book(problem=problem.with_budget(budget_bytes)))
+        return None if smaller is None else Found(chosen=_with_room(problem, smaller.plan), source=smaller)
+
+    first = Found(chosen=_with_room(problem, found.plan), source=found)
+    best = find_room(first, budget_bytes=problem.goal.device_budget_bytes, within=within)
+    if best is not None:
+        return best.chosen, best.source
     smallest = _with_room(problem, find_smallest(problem))
-    if smallest.verdict in _ACCEPTED:
+    if smallest.verdict in ACCEPTED:
         return smallest, found
     raise explain_nothing_fits(problem)
 
@@ -199,19 +179,10 @@ def _with_room(problem: InferenceProblem, plan: InferencePlan) -> PricedInferenc
     """With segments that grow where the card has room for the plan only so: there are fewer gaps between tensors then."""
     chosen = problem.priced("chosen", plan)
     memory = chosen.prediction.memory
-    if chosen.verdict in _ACCEPTED or memory is None or not memory.total_bytes:
+    if chosen.verdict in ACCEPTED or memory is None or not memory.total_bytes:
         return chosen
     growing = problem.priced("chosen", replace(plan, allocator=AllocatorPlan(expandable_segments=True)))
-    return growing if growing.verdict in _ACCEPTED else chosen
-
-
-def _bytes_over(problem: InferenceProblem, prediction: InferencePrediction) -> int:
-    """How much of what comes with the tensors, upper ends, neither the budget nor the card has room for."""
-    memory = prediction.memory
-    if memory is None:
-        return 0
-    over_card = memory.process.high - memory.total_bytes if memory.total_bytes else 0
-    return max(0, over_card, memory.allocated.high - problem.goal.device_budget_bytes)
+    return growing if growing.verdict in ACCEPTED else chosen
 
 
 def _gap(problem: InferenceProblem, chosen: PricedInferencePlan, bound: float) -> float:

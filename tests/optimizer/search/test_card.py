@@ -7,6 +7,7 @@ import pytest
 from optimizer.errors import NoFeasiblePlan
 from optimizer.hardware.devices import table_machine
 from optimizer.models.spec import read_model_spec
+from optimizer.plan.pins import AllocatorPins, Pins
 from optimizer.profile.trace import profile_model
 from optimizer.search.search import search_plans
 from optimizer.units import GIB
@@ -21,10 +22,10 @@ def profile():
     return profile_model(read_model_spec(SMALL_CONFIGS["llama"]))
 
 
-def search_on(profile, total_bytes, budget_bytes=GIB):
+def search_on(profile, total_bytes, budget_bytes=GIB, pins=None):
     card = table_machine("T4")
     machine = replace(card, device=replace(card.device, total_bytes=total_bytes))
-    goal = Goal(device_budget_bytes=budget_bytes)
+    goal = Goal(device_budget_bytes=budget_bytes, pins=pins or Pins())
     return search_plans(profile, workload=WORKLOAD, goal=goal, machine=machine)
 
 
@@ -32,6 +33,16 @@ def test_what_is_chosen_fits_with_all_that_a_process_takes(profile):
     chosen = search_on(profile, 2 * GIB).chosen
     assert chosen.verdict == "fits"
     assert chosen.prediction.memory.process.high <= 2 * GIB
+
+
+def test_where_gaps_leave_no_room_segments_grow_unless_they_are_pinned(profile):
+    total_bytes = search_on(profile, 2 * GIB).chosen.prediction.memory.process.high - 1
+    growing = search_on(profile, total_bytes).chosen
+    as_usual = search_on(profile, total_bytes, pins=Pins(allocator=AllocatorPins(expandable_segments=False))).chosen
+    assert growing.verdict == as_usual.verdict == "fits"
+    assert growing.plan.allocator.expandable_segments
+    assert not as_usual.plan.allocator.expandable_segments
+    assert growing.prediction.step_ms <= as_usual.prediction.step_ms
 
 
 def test_a_card_that_the_context_fills_has_room_for_no_plan(profile):
