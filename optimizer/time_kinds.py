@@ -59,6 +59,7 @@ def kind_of(op_kind: OpKind, name: str) -> ComputeKind:
     return "reduction" if any(part in base for part in _REDUCTIONS) else "elementwise"
 
 
+@cache
 def base_name(name: str) -> str:
     """``tanh`` of ``aten.tanh.default``; what has no namespace and overload stays."""
     return name.split(".")[1] if name.count(".") >= 2 else name

@@ -102,11 +102,14 @@ def inference_problem(
     def floors(plan: InferencePlan, sizes: Sequence[int], micro_batches: Sequence[int]) -> Floors:
         return bounds(tuple(sizes), tuple(micro_batches)).of(plan)
 
-    def detail(plan: InferencePlan, prediction: InferencePrediction) -> InferencePrediction:
-        prediction = estimate_inference(
-            profile, plan=plan, workload=workload, machine=machine, calibration=calibration
-        )
+    @cache
+    def in_detail(plan: InferencePlan) -> InferencePrediction:
+        prediction = estimate_inference(profile, plan=plan, workload=workload, machine=machine, calibration=calibration)
         return add_generation_memory(prediction, profile, plan=plan, workload=workload, machine=machine)
+
+    def detail(plan: InferencePlan, prediction: InferencePrediction) -> InferencePrediction:
+        """Baselines may be one plan, and the chosen one."""
+        return in_detail(plan)
 
     host_budget_bytes = machine.host_memory_bytes if goal.host_budget_bytes is None else goal.host_budget_bytes
     disk_budget_bytes = machine.disk_free_bytes if goal.disk_budget_bytes is None else goal.disk_budget_bytes
