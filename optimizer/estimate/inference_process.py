@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from optimizer.estimate.allocations import Allocations, list_pass_allocations
-from optimizer.estimate.allocator import AllocatorSettings
 from optimizer.estimate.depth import keep_blocks, list_alike
 from optimizer.estimate.host_memory import PAGE_BYTES
 from optimizer.estimate.inference_pass import GenerationPass
 from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.estimate.on_cuda import CudaMoves
-from optimizer.estimate.process import Layout, Replayed, card_memory, replay_layouts
+from optimizer.estimate.process import Layout, Replayed, allocator_settings, card_memory, replay_layouts
 from optimizer.hardware.machine import Machine
 from optimizer.intervals import ByteInterval, exactly
 from optimizer.plan.inference import InferencePlan
@@ -76,7 +75,7 @@ def _replay(
     return replay_layouts(
         laid(tuple(range(profile.num_blocks))),
         cuts=None if cuts is None else (laid(cuts[0]), laid(cuts[1])),
-        settings=AllocatorSettings(expandable_segments=plan.allocator.expandable_segments),
+        settings=allocator_settings(plan.allocator, machine.device),
         peak_in=peak_in,
     )
 

@@ -9,7 +9,7 @@ How far apart the bounds are, and why, is said at the constants below; nothing e
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Final, Protocol
 
 from optimizer.categories import CATEGORIES, CATEGORY_LABELS, Category
 from optimizer.estimate.allocations import Allocations, Held
@@ -21,6 +21,7 @@ from optimizer.estimate.training import lay_out, list_training_allocations
 from optimizer.hardware.cuda_facts import ContextSize, find_context, find_workspaces
 from optimizer.hardware.machine import Device, Machine
 from optimizer.intervals import ByteInterval
+from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
 from optimizer.units import MIB
@@ -143,6 +144,10 @@ def category_parts(bytes_by_category: Mapping[str, int]) -> Iterator[MemoryPart]
 
 # The replay, of deep models in part.
 
+_NOTHING: Final = Replay(
+    allocated_peak_bytes=0, reserved_peak_bytes=0, releasable_bytes=0, num_segments=0, num_retries=0, is_over_cap=False
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Group:
@@ -185,9 +190,14 @@ def _replay_plan(
     return replay_layouts(
         laid(Cut(profile=profile, plan=plan, kept=tuple(range(profile.num_blocks)))),
         cuts=None if cuts is None else (laid(cuts[0]), laid(cuts[1])),
-        settings=AllocatorSettings(expandable_segments=plan.allocator.expandable_segments),
+        settings=allocator_settings(plan.allocator, machine.device),
         peak_in=peak_in,
     )
+
+
+def allocator_settings(plan: AllocatorPlan, device: Device) -> AllocatorSettings | None:
+    """None where no allocator keeps what it was given."""
+    return AllocatorSettings(expandable_segments=plan.expandable_segments) if device.kind == "cuda" else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,9 +210,10 @@ class Layout:
 
 
 def replay_layouts(
-    whole: Layout, *, cuts: tuple[Layout, Layout] | None, settings: AllocatorSettings, peak_in: str
+    whole: Layout, *, cuts: tuple[Layout, Layout] | None, settings: AllocatorSettings | None, peak_in: str
 ) -> Replayed:
-    """cuts: a deep model at two shorter depths, which are replayed in its place; None for one that is not.
+    """cuts: a deep model at two shorter depths, which are replayed in its place; None for one that is not. settings: None on the
+    CPU device, of which only what is there at the peak is told.
 
     peak_in: the part of the step in which the whole model's peak is; cuts whose peak is elsewhere cannot tell of it.
     """
@@ -210,14 +221,14 @@ def replay_layouts(
     if cuts is None:
         allocations = whole.list()
         contributors = _name_contributors(_group(allocations.at_peak), whole.kept, num_blocks)
-        return _as_replayed(allocations, replay(allocations.phases, settings=settings), contributors)
+        return _as_replayed(allocations, _replay(allocations, settings), contributors)
     lengths = (len(cuts[0].kept), len(cuts[1].kept))
 
     def carried(shorter: int, longer: int) -> int:
         return max(0, carry_on(shorter, longer, lengths=lengths, num_blocks=num_blocks))
 
     shorter, longer = (cut.list() for cut in cuts)
-    first, last = (replay(allocations.phases, settings=settings) for allocations in (shorter, longer))
+    first, last = (_replay(allocations, settings) for allocations in (shorter, longer))
     if {shorter.peak_in, longer.peak_in} == {peak_in}:
         groups = _carry_groups(_group(shorter.at_peak), _group(longer.at_peak), carried)
         contributors = _name_contributors(groups, cuts[1].kept, num_blocks)
@@ -231,6 +242,10 @@ def replay_layouts(
         num_segments=carried(first.num_segments, last.num_segments),
         contributors=tuple(contributors),
     )
+
+
+def _replay(allocations: Allocations, settings: AllocatorSettings | None) -> Replay:
+    return _NOTHING if settings is None else replay(allocations.phases, settings=settings)
 
 
 def _as_replayed(allocations: Allocations, found: Replay, contributors: Sequence[Contributor]) -> Replayed:
