@@ -91,6 +91,10 @@ class KvLayout:
     capacity: int
     """Tokens that are given at most."""
     window: int | None
+    prefix_tokens: int = 0
+    """Of the first tokens, so many lie at home as hidden states (``kv_prefix.py``); on the device they are records as all are."""
+    state_bytes: int = 0
+    """Of the hidden state of one token of each sequence."""
 
     @property
     def is_packed(self) -> bool:
@@ -111,6 +115,21 @@ class KvLayout:
     @property
     def store_bytes(self) -> int:
         return self.num_records * self.record_bytes
+
+    @property
+    def prefix_bytes(self) -> int:
+        """Of hidden states in place of records."""
+        return self.prefix_tokens * self.state_bytes
+
+    @property
+    def saved_bytes(self) -> int:
+        """What records of those tokens would weigh more."""
+        return self.prefix_tokens * self.record_bytes - self.prefix_bytes
+
+    @property
+    def home_bytes(self) -> int:
+        """Off the device: hidden states, then the records of the other tokens."""
+        return self.store_bytes - self.saved_bytes
 
     @property
     def num_residual(self) -> int:

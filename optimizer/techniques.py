@@ -22,6 +22,7 @@ TECHNIQUE_LABELS: Final[dict[Technique, str]] = {
     "offload_kv": "keys and values off the device",
     "host_attention": "attention on the host",
     "quantize_kv": "keys and values in int8 or int4",
+    "rebuild_kv": "keys and values made again from hidden states",
     "disk": "anything on disk",
     "remote": "anything in a remote store",
 }
@@ -35,6 +36,6 @@ TECHNIQUE_GROUPS: Final[tuple[tuple[str, tuple[Technique, ...]], ...]] = (
         ("consume_gradients", "offload_gradients", "offload_optimizer", "stream_weights", "8bit_optimizer"),
     ),
     ("Number formats", ("bf16", "fp16", "autocast", "quantize_frozen")),
-    ("Keys and values of generations", ("offload_kv", "host_attention", "quantize_kv")),
+    ("Keys and values of generations", ("offload_kv", "host_attention", "quantize_kv", "rebuild_kv")),
     ("Places", ("disk", "remote")),
 )

@@ -31,6 +31,7 @@ Technique = Literal[
     "offload_kv",
     "host_attention",
     "quantize_kv",
+    "rebuild_kv",
 ]
 """What a goal may forbid. ``disk`` and ``remote`` forbid a place, whatever would live there."""
 LOSSY: tuple[Technique, ...] = ("compress", "bf16", "fp16", "autocast", "8bit_optimizer", "quantize_frozen", "quantize_kv")

@@ -15,6 +15,7 @@ from optimizer.categories import CATEGORIES, Link
 from optimizer.estimate.inference_pass import PASS_KINDS, GenerationPass, times_of
 from optimizer.estimate.inference_prediction import DecodePoint, InferencePrediction
 from optimizer.estimate.kv_cache import sum_homes
+from optimizer.estimate.kv_prefix import find_prefix_conflict
 from optimizer.estimate.parts import Bytes
 from optimizer.estimate.prediction import LANES, TimelinePoint
 from optimizer.estimate.simulate import Simulation
@@ -49,6 +50,9 @@ def estimate_inference(
     """
     plan.check(workload=workload, max_sequence_length=profile.max_sequence_length)
     calibration = of_generations(calibration)
+    conflict = find_prefix_conflict(profile, plan)
+    if conflict is not None:
+        raise conflict
     machine = calibrated_machine(machine, calibration)
     passes = plan.list_passes(workload)
     priced: dict[int, GenerationPass] = {}

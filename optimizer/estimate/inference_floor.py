@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from optimizer.estimate.cold_weights import are_weights_cold, reading_weights
 from optimizer.estimate.inference_splits import Floats, Splits, Way
 from optimizer.estimate.kv_cache import KvCosts
+from optimizer.estimate.kv_prefix_floor import PrefixFloors, list_prefix_lengths
 from optimizer.estimate.many_shapes import ManyShapes
 from optimizer.estimate.op_times import python_s
 from optimizer.estimate.optimizer_state import disk_read_ms
@@ -53,6 +54,9 @@ class Floors(NamedTuple):
     """Of the upper end of a prediction's interval."""
     host_bytes: Floats
     disk_bytes: Floats
+    prefix_tokens: Floats | float = 0.0
+    """Of a plan that makes keys and values again: of all lengths up to the plan's own the one that takes the least time, 0 where
+    that is none. All times are no more than any of these lengths takes."""
 
 
 class InferenceFloors:
@@ -77,6 +81,7 @@ class InferenceFloors:
         self._cache_bytes = cache(self._make_cache_bytes)
         self._moves = cache(self._make_moves)
         self._packing = cache(self._make_packing)
+        self._prefix = cache(self._make_prefix)
 
     def of(self, plan: InferencePlan) -> Floors:
         """plan: its batch size and number of micro-batches are not looked at."""
@@ -86,10 +91,10 @@ class InferenceFloors:
         split = self._split_of(way)
         prefill = self._prefill(weights, way, are_cold)
         model = _Model(prefill, self._decode(weights, way, plan.kv_cache.attention, are_cold))
-        kept = self._cache(weights.dtype, replace(plan.kv_cache, prefetch=0), way)
+        kept = self._cache(weights.dtype, replace(plan.kv_cache, prefetch=0, prefix_tokens=0), way)
         streamed = self._streamed(plan)
-        prefill_ms, decode_ms = (
-            self._together(
+        at_first, later = (
+            _Times(
                 split.counts @ (phase.compute_ms + kv.compute_ms) + runs * streamed.compute_ms,
                 split.counts @ kv.copy_ms + runs * streamed.copy_ms,
                 split.counts @ kv.disk_ms + runs * streamed.disk_ms,
@@ -99,12 +104,37 @@ class InferenceFloors:
                 (model.decode, kept.decode, split.num_steps - split.num_passes),
             )
         )
-        total_s = (prefill_ms + decode_ms) / 1000
+        total_s = (self._together(*at_first) + self._together(*later)) / 1000
         first_ms = self._first_token_ms(split, model, kept, streamed)
         device_bytes = self._device_bytes(plan, split, model, kept)
         host_bytes, disk_bytes = self._elsewhere(plan, split, kept)
         saved_s = split.saved_between(model.prefill.compute_ms + model.decode.compute_ms) / 1000
-        return Floors(total_s, total_s - saved_s, first_ms, device_bytes, host_bytes, disk_bytes)
+        floors = Floors(total_s, total_s - saved_s, first_ms, device_bytes, host_bytes, disk_bytes)
+        if not plan.kv_cache.prefix_tokens:
+            return floors
+        return self._with_prefix(plan, floors, split, prefill=at_first, decode=later)
+
+    def _with_prefix(
+        self, plan: InferencePlan, floors: Floors, split: Splits, *, prefill: "_Times", decode: "_Times"
+    ) -> Floors:
+        """Of the best length. floors, prefill, decode: as if all keys and values were kept."""
+        cache, weights = plan.kv_cache, WeightsPlan(dtype=plan.weights.dtype, frozen=plan.weights.frozen)
+        are_cold = are_weights_cold(self._profile, plan.weights, self._machine)
+        prefix = self._prefix(weights, Way(plan.prefill_tokens, plan.drops_ended), cache.prefix_tokens, are_cold)
+        best = prefix.best(prefill, decode, without_s=floors.total_s, place=cache.place, together=self._together)
+        return floors._replace(
+            total_s=best.total_s,
+            between_s=best.total_s - (floors.total_s - floors.between_s) - best.saved_between_s,
+            prefill_ms=floors.prefill_ms - best.sent_less_ms,
+            host_bytes=floors.host_bytes - (best.home_less_bytes if cache.place == "host" else 0),
+            disk_bytes=floors.disk_bytes - (best.home_less_bytes if cache.place == "disk" else 0),
+            prefix_tokens=best.num_tokens,
+        )
+
+    def _make_prefix(self, weights: WeightsPlan, way: Way, longest: int, are_cold: bool) -> PrefixFloors:  # noqa: FBT001
+        lengths = list_prefix_lengths(longest)
+        machine = reading_weights(self._machine, are_cold=are_cold)
+        return PrefixFloors(self._profile, weights, machine, self._split_of(way), lengths=lengths)
 
     # Time.
 
@@ -373,7 +403,7 @@ class _Lanes(NamedTuple):
 
 
 class _Times(NamedTuple):
-    """The same by shape."""
+    """The same by shape, or by number of micro-batches and by size."""
 
     compute_ms: Floats
     copy_ms: Floats

@@ -76,8 +76,8 @@ class PassLayout:
 
     def place_prefill(self) -> Iterator[Placed]:
         prompts_bytes = ID_BYTES * sum(shape.batch_size * shape.prompt_length for shape in self.micro_batches)
-        coming = move_task(PREFILL, PREFILL, single("temporaries", self.tokens_bytes + prompts_bytes))
-        yield Placed(coming, name=PREFILL)
+        for num_bytes in (self.tokens_bytes, prompts_bytes):
+            yield Placed(move_task(PREFILL, PREFILL, single("temporaries", num_bytes)), name=PREFILL)
         yield from self.forward(self.profile.prefill, step=0)
         name = head_of(PREFILL)
         yield Placed(move_task(PREFILL, name, -single("temporaries", prompts_bytes)), name=name)
@@ -98,8 +98,8 @@ class PassLayout:
             if self.streamed:
                 yield Placed(self.weights_tasks[block], block)
             for layout in in_turn:
-                if not self.plan.kv_cache.is_plain:
-                    yield Placed(next(kv_tasks), block)
+                for task in () if self.plan.kv_cache.is_plain else next(kv_tasks):
+                    yield Placed(task, block)
                 yield Placed(layout.blocks[block], block)
         if self.streamed:
             # The last that are there go as the backbone ends, still told of as the last block.
@@ -206,7 +206,7 @@ class PassLayout:
                 arrivals[turn].append(come)
         return list(map(tuple, arrivals))
 
-    def _list_kv_tasks(self, running: PassShape, *, step: int) -> Iterator[Task]:
+    def _list_kv_tasks(self, running: PassShape, *, step: int) -> Iterator[tuple[Task, ...]]:
         """In the order in which caches take turns: in each block one after the other. Nothing for plain caches.
 
         A transfer's key tells it from others that are under way with it, of which there are no more than come ahead.
@@ -216,29 +216,29 @@ class PassLayout:
         kinds, ahead = self.profile.block_kinds, self.plan.kv_cache.num_ahead
         if not step or not ahead:
             alike = {
-                (kind, shape): self._make_kv_task(0, kind, shape, later=[], step=step)
+                (kind, shape): self._make_kv_tasks(0, kind, shape, later=[], step=step)
                 for kind in dict.fromkeys(kinds)
                 for shape in dict.fromkeys(running)
             }
             yield from [alike[kind, shape] for kind in kinds for shape in running]
             return
         order = [(kind, shape) for kind in kinds for shape in running]
-        known: dict[Hashable, Task] = {}
+        known: dict[Hashable, tuple[Task, ...]] = {}
         for place, (kind, shape) in enumerate(order):
             later = order[place + ahead if place else 1 : place + ahead + 1]
             key = (kind, shape, place % (ahead + 1), place > 0, *later)
-            task = known.get(key)
-            if task is None:
-                task = known[key] = self._make_kv_task(place, kind, shape, later=later, step=step)
-            yield task
+            tasks = known.get(key)
+            if tasks is None:
+                tasks = known[key] = self._make_kv_tasks(place, kind, shape, later=later, step=step)
+            yield tasks
 
-    def _make_kv_task(
+    def _make_kv_tasks(
         self, place: int, kind: int, shape: MicroBatchShape, *, later: list[tuple[int, MicroBatchShape]], step: int
-    ) -> Task:
+    ) -> tuple[Task, ...]:
         """later: whose keys and values begin to come then."""
         costs, ahead = self.kv[shape], self.plan.kv_cache.num_ahead
         if not step:
-            return costs.prefill_task(kind)
+            return (costs.prefill_task(kind),)
         slots = ahead + 1
         first = place + ahead if place else 1
         begins = [
@@ -246,7 +246,7 @@ class PassLayout:
             for index, (other, its) in enumerate(later, first)
             for each in self.kv[its].list_coming(other, step=step, key=("keys and values", index % slots))
         ]
-        return costs.decode_task(
+        return costs.decode_tasks(
             kind,
             step=step,
             arrives=costs.list_coming(kind, step=step, key=("keys and values", place % slots)),

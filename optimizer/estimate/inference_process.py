@@ -116,6 +116,7 @@ def _keep(profile: InferenceProfile, kept: Sequence[int]) -> InferenceProfile:
         prefill=cut(profile.prefill),
         decode=cut(profile.decode),
         on_host=None if profile.on_host is None else replace(profile.on_host, decode=cut(profile.on_host.decode)),
+        rebuild=None if profile.rebuild is None else cut(profile.rebuild),
     )
 
 

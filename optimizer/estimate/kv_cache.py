@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 from optimizer.categories import Link
 from optimizer.estimate.host_attention import HostAttentionCosts
 from optimizer.estimate.kv_packing import KvOp, estimate_ops_s, list_copy_ops, list_pack_ops, list_unpack_ops
+from optimizer.estimate.kv_prefix import PrefixCosts
 from optimizer.estimate.op_times import OpTimes, python_s
 from optimizer.estimate.optimizer_state import disk_read_ms, disk_write_ms
 from optimizer.estimate.parts import PartTime
@@ -40,9 +41,14 @@ def list_kv_bytes(
 
 
 def list_layouts(
-    profile: InferenceProfile, plan: InferencePlan, *, batch_size: int, num_tokens: int
+    profile: InferenceProfile,
+    plan: InferencePlan,
+    *,
+    batch_size: int,
+    num_tokens: int,
+    prefix: PrefixCosts | None = None,
 ) -> tuple[KvLayout, ...]:
-    """By distinct block."""
+    """By distinct block. prefix: of what is made again; nothing unless given."""
     return tuple(
         KvLayout(
             shape=KvShape(
@@ -55,8 +61,10 @@ def list_layouts(
             dtype=plan.kv_cache.dtype,
             capacity=num_tokens,
             window=tensors.window,
+            prefix_tokens=0 if prefix is None else prefix.num_tokens(kind),
+            state_bytes=batch_size * profile.hidden_size * plan.weights.bytes_per_element,
         )
-        for tensors in profile.kv
+        for kind, tensors in enumerate(profile.kv)
     )
 
 
@@ -77,7 +85,10 @@ class KvCosts:
     def __init__(self, profile: InferenceProfile, plan: InferencePlan, machine: Machine, *, shape: MicroBatchShape) -> None:
         self._plan, self._rates = plan.kv_cache, machine.rates
         self._shape = shape
-        self._by_kind = list_layouts(profile, plan, batch_size=shape.batch_size, num_tokens=shape.cache_length)
+        self._prefix = PrefixCosts(profile, plan, machine, shape=shape)
+        self._by_kind = list_layouts(
+            profile, plan, batch_size=shape.batch_size, num_tokens=shape.cache_length, prefix=self._prefix
+        )
         self._kinds = profile.block_kinds
         self._counts = tuple(Counter(profile.block_kinds).items())
         self._is_away = self._plan.place != "device"
@@ -94,12 +105,13 @@ class KvCosts:
     @property
     def total_bytes(self) -> int:
         """Of keys and values, wherever they are."""
-        return self._sum(lambda layout: layout.store_bytes + layout.residual_bytes)
+        return self._sum(lambda layout: layout.home_bytes + layout.residual_bytes)
 
     @property
     def device_bytes(self) -> int:
         """Of its own, as long as it lives."""
-        return self._sum(lambda layout: (0 if self._is_away else layout.store_bytes) + layout.residual_bytes)
+        own = self._sum(lambda layout: (0 if self._is_away else layout.store_bytes) + layout.residual_bytes)
+        return own + sum(self._prefix.positions)
 
     def block_bytes(self, kind: int) -> tuple[int, int]:
         """On the device, of a block's own as long as it lives: what is packed or plain, and the newest tokens."""
@@ -137,6 +149,7 @@ class KvCosts:
             *_grow(workspace.slot_bytes, wanted.slot_bytes),
             *(num_bytes for num_bytes in own if num_bytes),
             *_grow(workspace.front_bytes, wanted.front_bytes),
+            *(self._prefix.positions if block == self._prefix.first_block else ()),
         )
         return come, Workspace(*map(max, workspace, wanted))
 
@@ -158,7 +171,9 @@ class KvCosts:
             return {link: (high - low + 1) * num_bytes for link, num_bytes in by_token.items()}
         return _by_link(
             self._plan.place,
-            brought_bytes=self._sum(lambda layout: layout.total_brought(low, high) * layout.record_bytes),
+            brought_bytes=self._sum(
+                lambda layout: layout.total_brought(low, high) * layout.record_bytes - (high - low + 1) * layout.saved_bytes
+            ),
             sent_bytes=self._sum(lambda layout: layout.total_sent(low, high) * layout.record_bytes),
         )
 
@@ -181,16 +196,40 @@ class KvCosts:
         )
 
     def list_coming(self, kind: int, *, step: int, key: Hashable) -> tuple[Transfer, ...]:
-        """What comes for a token that is decoded; the prefill is step 0. On average, as time is."""
+        """What comes for a token that is decoded; the prefill is step 0. On average, as time is. Hidden states come apart."""
         layout, num_seen = self._by_kind[kind], self._shape.prompt_length + step - 1
         if not self._home_of(layout) or self._on_host is not None:
             return ()
         num_records = _mean_packed(layout, num_seen) if layout.is_packed else layout.num_brought(num_seen)
-        num_bytes = num_records * layout.record_bytes
+        if not layout.prefix_tokens:
+            return (self._coming(num_records * layout.record_bytes, key),)
+        rest_bytes = (num_records - layout.prefix_tokens) * layout.record_bytes
+        return self._coming(layout.prefix_bytes, (key, "hidden states")), self._coming(rest_bytes, key)
+
+    def _coming(self, num_bytes: float, key: Hashable) -> Transfer:
         legs: Legs = (("copy_in", num_bytes / self._rates.host_to_device_bytes_per_s * 1000),)
         if self._plan.place == "disk":
             legs = (("disk", disk_read_ms(round(num_bytes), self._rates)), *legs)
-        return (Transfer(key=key, legs=legs, holds_up_cpu=True),)
+        return Transfer(key=key, legs=legs, holds_up_cpu=True)
+
+    def decode_tasks(
+        self,
+        kind: int,
+        *,
+        step: int,
+        arrives: Sequence[Transfer],
+        begins: Sequence[Transfer],
+        was_begun: bool,
+    ) -> tuple[Task, ...]:
+        """Before the block's own: as ``decode_task``, and where hidden states come, what is made of them first."""
+        layout = self._by_kind[kind]
+        if not layout.prefix_tokens:
+            return (self.decode_task(kind, step=step, arrives=arrives, begins=begins, was_begun=was_begun),)
+        states, rest = arrives
+        begun = [*(() if was_begun else (rest,)), *begins]
+        legs = [each.legs for each in (*(() if was_begun else (states,)), *begun)]
+        again = self._prefix.task(kind, layout, states=states, begins=begun, legs=legs)
+        return again, self.decode_task(kind, step=step, arrives=(rest,), begins=(), was_begun=True)
 
     def decode_task(
         self,
@@ -212,7 +251,7 @@ class KvCosts:
             leaves = (self._out_legs(layout.record_bytes / (KV_BLOCK_TOKENS if layout.is_packed else 1)),)
             copied = _by_link(
                 self._plan.place,
-                brought_bytes=layout.num_brought(num_seen) * layout.record_bytes,
+                brought_bytes=(layout.num_brought(num_seen) - layout.prefix_tokens) * layout.record_bytes,
                 sent_bytes=layout.num_sent(num_seen) * layout.record_bytes,
             )
         for legs in (*leaves, *(each.legs for each in (*(() if was_begun else arrives), *begins))):
@@ -236,16 +275,18 @@ class KvCosts:
         return sum(count * size_of(self._by_kind[kind]) for kind, count in self._counts)
 
     def _home_of(self, layout: KvLayout) -> int:
-        return layout.store_bytes if self._is_away else 0
+        return layout.home_bytes if self._is_away else 0
 
     def _slot_of(self, layout: KvLayout) -> int:
         """Room on the device for what comes; where nothing does, for what leaves with a prompt."""
-        return self._home_of(layout) if self._on_host is None else self._sent_with_prompt(layout)
+        if self._on_host is not None:
+            return self._sent_with_prompt(layout)
+        return layout.store_bytes if self._is_away else 0
 
     def _sent_with_prompt(self, layout: KvLayout) -> int:
         if not self._home_of(layout):
             return 0
-        return layout.num_brought(self._shape.prompt_length) * layout.record_bytes
+        return layout.num_brought(self._shape.prompt_length) * layout.record_bytes - layout.saved_bytes
 
     def _out_legs(self, num_bytes: float) -> Legs:
         legs: Legs = (("copy_out", num_bytes / self._rates.device_to_host_bytes_per_s * 1000),)

@@ -31,6 +31,8 @@ class ManyShapes:
         num_blocks = len(next(iter(phase.regimes.values()))[0].block_templates)
         self.compute_ms: Floats = np.zeros(count)
         """By shape: of a micro-batch that runs through all of the model."""
+        self.blocks_ms: Floats = np.zeros(count)
+        """Of that, its blocks."""
         self.before: Ints = np.zeros((num_blocks + 1, count), dtype=np.int64)
         """Device bytes above the phase's start before each block, and before the head; keys and values left out."""
         self.rise: Ints = np.zeros_like(self.before)
@@ -60,6 +62,7 @@ class ManyShapes:
         compute_ms = {name: table.compute_ms(name, part) for name, part in parts.items()}
         held = {name: table.held(part) for name, part in parts.items()}
         self.compute_ms[places] = sum(compute_ms[name] for name in names)
+        self.blocks_ms[places] = sum(compute_ms[name] for name in names[1:-1])
         nets = np.array([held[name][0] for name in names[:-1]])
         self.before[:, places] = nets.cumsum(axis=0)
         self.rise[:, places] = np.array([held[name][1] for name in names[1:]])

@@ -123,7 +123,13 @@ def _cache_sentence(plan: InferencePlan, workload: InferenceWorkload, prediction
             "there, and what attention makes of them comes back"
         )
     place = "the host" if cache.place == "host" else "disk"
-    return f"{made} on {place}; each block's come to the device for every token, and only what is new goes back"
+    again = ""
+    if cache.prefix_tokens:
+        again = (
+            f"; of a prompt's first {cache.prefix_tokens:,} tokens the hidden states lie and come in their place, and each block "
+            "makes their keys and values again while the rest still comes"
+        )
+    return f"{made} on {place}; each block's come to the device for every token, and only what is new goes back{again}"
 
 
 def _time_sentences(plan: InferencePlan, prediction: GenerationCosts) -> Iterator[str]:

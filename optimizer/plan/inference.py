@@ -147,6 +147,16 @@ class InferencePlan:
                 f"reads keys and values as they are; plan.kv_cache.dtype {self.kv_cache.dtype} packs them",
             ),
         )
+        cache, name = self.kv_cache, "kv_cache.prefix_tokens"
+        if cache.prefix_tokens:
+            here = "saves nothing where keys and values stay on the device: choose plan.kv_cache.place host or disk, or 0"
+            packed = f"saves nothing where keys and values travel in {cache.dtype}: choose plan.kv_cache.dtype same, or 0"
+            on_host = "saves nothing where attention is computed on the host: choose plan.kv_cache.attention device, or 0"
+            rules += (
+                (cache.place == "device", name, cache.prefix_tokens, here),
+                (cache.dtype != "same", name, cache.prefix_tokens, packed),
+                (cache.attention == "host", name, cache.prefix_tokens, on_host),
+            )
         for is_broken, name, value, why in rules:
             if is_broken:
                 path = f"plan.{name}"

@@ -31,8 +31,20 @@ class KvCachePlan:
     """Where attention of the tokens after the prompt is computed. host: where keys and values lie, by the processor; a token's
     query, key and value go there and what attention makes of them comes back, instead of the block's cache. For a cache on the
     host that is not packed. Same numbers, up to the order of sums."""
+    prefix_tokens: int = 0
+    """Of each prompt's first tokens, at most so many, 2 or more, or 0 for none: the hidden states that a block was given lie in
+    place of their keys and values, come in their place, and the block's own projections make keys and values of them again for
+    each token, while the others still come. Only off the device, not packed, in blocks without a window whose hidden states
+    weigh less than keys and values. Same numbers, up to the order of sums."""
 
     def __post_init__(self) -> None:
+        if self.prefix_tokens < 0 or self.prefix_tokens == 1:
+            raise InvalidPlan(
+                f"plan.kv_cache.prefix_tokens is {self.prefix_tokens}; allowed: 0, or 2 or more",
+                field="plan.kv_cache.prefix_tokens",
+                value=self.prefix_tokens,
+                allowed="0, or 2 or more",
+            )
         if not 0 <= self.prefetch <= _MAX_PREFETCH:
             raise InvalidPlan(
                 f"plan.kv_cache.prefetch is {self.prefetch}; allowed: 0 to {_MAX_PREFETCH}",

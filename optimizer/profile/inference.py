@@ -7,7 +7,8 @@ head. Each distinct block is held once, whatever the depth.
 
 Keys and values are not in the traced sizes: how many elements a block keeps by token, and within which window, is exact by
 itself, and how many tokens there is room for is the plan's and the workload's business. Where in a block's first run they
-come is ``kv_after``. Regimes, and what is not modelled, are as in ``profile.py``.
+come is ``kv_after``. Of models whose hidden states weigh less than keys and values, how these are made again of those is a third
+phase. Regimes, and what is not modelled, are as in ``profile.py``.
 """
 
 import hashlib
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from optimizer.errors import InvalidModel, InvalidPlan, InvalidWorkload
+from optimizer.kv_prefix import can_rebuild
 from optimizer.plan.kv_cache import AttentionPlace
 from optimizer.profile.extent import traced_representation
 from optimizer.profile.profile import Change, Op, Part, Regime, not_profiled, profile_fingerprint
@@ -22,7 +24,7 @@ from optimizer.profile.sizes import Shape
 from optimizer.serialize import from_json, to_json
 from optimizer.workload import Adapter
 
-INFERENCE_PROFILE_VERSION: Final = 5
+INFERENCE_PROFILE_VERSION: Final = 6
 EMBEDDING, HEAD = "embedding", "head"
 
 
@@ -147,7 +149,7 @@ class HostAttended:
 class InferenceProfile:
     """All that planning needs to know of a model that generates."""
 
-    version: Literal[5] = INFERENCE_PROFILE_VERSION
+    version: Literal[6] = INFERENCE_PROFILE_VERSION
     model_fingerprint: str
     model_type: str
     num_blocks: int
@@ -163,6 +165,10 @@ class InferenceProfile:
     """By representation; read it with ``weight_bytes``, which knows that fp16 weighs what bf16 does."""
     prefill: Phase
     decode: Phase
+    rebuild: Phase | None = None
+    """Keys and values of a prompt's first tokens made again (``runtime/kv_prefix.py``), in batch and the number of these tokens.
+    Of its parts the embedding makes the copies of positions, which stay; the head, and blocks that cannot do it, do nothing.
+    None where no block can."""
     on_host: HostAttended | None = None
     """None where the model attends in code of its own."""
 
@@ -190,6 +196,13 @@ class InferenceProfile:
             raise not_profiled(representation, known=list(self.weights))
         return found
 
+    def can_rebuild(self, kind: int) -> bool:
+        """Whether keys and values of a distinct block may be made again of hidden states."""
+        tensors = self.kv[kind]
+        return can_rebuild(
+            window=tensors.window, hidden_size=self.hidden_size, elements_per_token=tensors.elements_per_token
+        )
+
     def to_json(self) -> dict[str, Any]:
         document: dict[str, Any] = to_json(self)
         return document
@@ -198,8 +211,10 @@ class InferenceProfile:
     def from_json(cls, document: Any) -> "InferenceProfile":
         """Raises InvalidModel, which names the first field that is wrong or points to nothing."""
         profile = from_json(cls, document, path="profile", error=InvalidModel)
-        for name in ("prefill", "decode"):
-            profile._check_phase(f"profile.{name}", getattr(profile, name))
+        for name in ("prefill", "decode", "rebuild"):
+            phase = getattr(profile, name)
+            if phase is not None:
+                profile._check_phase(f"profile.{name}", phase)
         if profile.on_host is not None:
             profile._check_phase("profile.on_host.decode", profile.on_host.decode)
             for name in ("num_query_heads", "caps_scores"):

@@ -41,6 +41,7 @@ from optimizer.profile.inference import (
 )
 from optimizer.profile.profile import not_profiled
 from optimizer.profile.ranges import ShapeRange, plan_ranges
+from optimizer.profile.rebuild_trace import RebuildTrace
 from optimizer.profile.recorder import Recorder
 from optimizer.profile.sizes import Shape
 from optimizer.profile.structure import list_block_kinds, sequence_steps, with_blocks
@@ -78,6 +79,7 @@ def profile_inference(spec: ModelSpec, *, representations: Sequence[str] | None 
     queries: tuple[tuple[int, bool], ...] | None = None
     weights: dict[str, WeightBytes] = {}
     kv: tuple[KvTensors, ...] = ()
+    rebuilding = RebuildTrace(spec, instances=tuple(instances), ops=ops)
     for plan in _list_representations(representations):
         model = _build(short_spec, plan)
         name = plan.representation
@@ -94,6 +96,7 @@ def profile_inference(spec: ModelSpec, *, representations: Sequence[str] | None 
             regimes[phase][name] = tuple(regime for regime, _ in traced)
             if phase == "prefill":
                 kv = _kv_tensors(subject, traced[0][1], ranges[phase][0].shape)
+        rebuilding.add(model, plan, kv=kv)
     return InferenceProfile(
         model_fingerprint=spec.fingerprint,
         model_type=spec.model_type,
@@ -114,6 +117,7 @@ def profile_inference(spec: ModelSpec, *, representations: Sequence[str] | None 
             num_query_heads=tuple(num_heads for num_heads, _ in queries),
             caps_scores=tuple(caps for _, caps in queries),
         ),
+        rebuild=rebuilding.phase,
     )
 
 

@@ -44,6 +44,7 @@ from optimizer.runtime.counting import CountingPolicy
 from optimizer.runtime.frozen import freeze_base
 from optimizer.runtime.kv_cache import KvCache, chain, find_windows
 from optimizer.runtime.kv_host_attention import attending_on_host, check_asks_for_attention, check_attended
+from optimizer.runtime.kv_prefix import check_prefixes, watch_prefixes
 from optimizer.runtime.kv_workspace import KvHomes, KvWorkspace
 from optimizer.runtime.meter import Meter
 from optimizer.runtime.micro_batch import MicroBatch, Watch
@@ -154,6 +155,8 @@ class Generator:
             if meter is not None:
                 self._handles += meter.watch_blocks(blocks, phase=None)
             self._handles += self._weights.watch(self._anatomy.backbone, blocks, updates=None)
+            if plan.kv_cache.prefix_tokens:
+                self._handles += watch_prefixes(blocks)
         except BaseException:
             self.close(keep_weights=False)
             raise
@@ -310,6 +313,8 @@ class Generator:
                 self._forward(running, PREFILL)
                 for micro_batch in micro_batches:
                     micro_batch.end_prefill()
+                for _, cache in running:
+                    check_prefixes(cache.layers)
                 running = _still_running(running)
             self._synchronize()
             prefill_s = time.perf_counter()

@@ -5,8 +5,9 @@ copied once a token. Its static cache hands out its whole length, with a mask ov
 tensors are made once, at their full length, by the block's first tokens; later tokens are written behind the earlier ones and
 the filled part is handed out as a view: masks, and the kernels that attention takes, are those of the dynamic cache.
 
-That is a plain cache (``kv_layer.py``). A plan may have it packed, or off the device, or both (``kv_placed.py``), or stay on the
-host, where attention is then computed (``kv_host_attention.py``).
+That is a plain cache (``kv_layer.py``). A plan may have it packed, or off the device, or both (``kv_placed.py``), or have a part
+of it made again for each token (``kv_prefix.py``), or have it stay on the host, where attention is then computed
+(``kv_host_attention.py``).
 
 A prompt is given whole, then one token at a time.
 """
@@ -26,6 +27,7 @@ from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.runtime.kv_host_attention import HostAttendedKvLayer
 from optimizer.runtime.kv_layer import KvLayer
 from optimizer.runtime.kv_placed import MovedKvLayer, PackedKvLayer, PlacedKvLayer
+from optimizer.runtime.kv_prefix import Positions, PrefixKvLayer
 from optimizer.runtime.kv_workspace import KvHomes, KvWorkspace
 from optimizer.runtime.meter import Meter
 
@@ -107,6 +109,8 @@ class KvCache(Cache):
         make: Callable[..., PlacedKvLayer] = MovedKvLayer if plan.dtype == "same" else PackedKvLayer
         if plan.attention == "host":
             make = partial(HostAttendedKvLayer, num_seen=num_seen)
+        if plan.prefix_tokens:
+            make = partial(PrefixKvLayer, positions=Positions(meter=meter))
         super().__init__(
             layers=[
                 make(

@@ -56,18 +56,14 @@ class PlacedKvLayer(KvLayer):  # type: ignore[no-untyped-call]
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
         batch, heads, _, key_dim = key_states.shape
-        self.layout = KvLayout(
-            shape=KvShape(
-                batch_size=batch,
-                num_heads=heads,
-                key_dim=key_dim,
-                value_dim=value_states.shape[-1],
-                element_bytes=key_states.element_size(),
-            ),
-            dtype=self._plan.dtype,
-            capacity=self._capacity,
-            window=self.sliding_window,
+        shape = KvShape(
+            batch_size=batch,
+            num_heads=heads,
+            key_dim=key_dim,
+            value_dim=value_states.shape[-1],
+            element_bytes=key_states.element_size(),
         )
+        self.layout = self._lay_out(shape, prompt_length=key_states.shape[-2])
         self._make_room()
         self.is_initialized = True
 
@@ -95,6 +91,9 @@ class PlacedKvLayer(KvLayer):  # type: ignore[no-untyped-call]
         """Of the records that the next token needs, from the first to the last place of each run; none is empty."""
         raise NotImplementedError
 
+    def _lay_out(self, shape: KvShape, *, prompt_length: int) -> KvLayout:
+        return KvLayout(shape=shape, dtype=self._plan.dtype, capacity=self._capacity, window=self.sliding_window)
+
     def _make_room(self) -> None:
         """Of its own, and in the workspace."""
         if self._plan.place == "device":
@@ -102,7 +101,7 @@ class PlacedKvLayer(KvLayer):  # type: ignore[no-untyped-call]
         self._workspace.make_slot(self.layout.store_bytes)
         if self.layout.store_bytes:
             self._home = self._homes.take(
-                self.layout.store_bytes, turn=self._turn, block=self._block, place=self._plan.place
+                self.layout.home_bytes, turn=self._turn, block=self._block, place=self._plan.place
             )
 
     def _count(self, key_states: torch.Tensor, value_states: torch.Tensor) -> tuple[int, int]:
@@ -116,14 +115,17 @@ class PlacedKvLayer(KvLayer):  # type: ignore[no-untyped-call]
         slot, self._brought = self._brought, None
         assert slot is not None
         slot.arrive()
+        self._begin_following()
+        slot.may_change()
+        return slot
+
+    def _begin_following(self) -> None:
         following = self.following
         for _ in range(self._plan.num_ahead):
             if following is None:
                 break
             following.begin()
             following = following.following
-        slot.may_change()
-        return slot
 
     def _make_bytes(self, num_bytes: int) -> torch.Tensor:
         with nullcontext() if self._meter is None else self._meter.region("kv_cache"):
@@ -180,8 +182,9 @@ class MovedKvLayer(PlacedKvLayer):  # type: ignore[no-untyped-call]
         keys[place:].copy_(key_states.permute(2, 0, 1, 3))
         values[place:].copy_(value_states.permute(2, 0, 1, 3))
         assert self._home is not None
-        start, end = place * size, (place + length) * size
-        slot.send(self._homes.tiers, self._home, start=start, end=end, offset=start)
+        start, end = max(place, self.layout.prefix_tokens) * size, (place + length) * size
+        if end > start:
+            slot.send(self._homes.tiers, self._home, start=start, end=end, offset=start - self.layout.saved_bytes)
 
     def _records_in(self, slot: Slot, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of the first tokens in a slot: [tokens, sequences, heads, channels]."""

@@ -79,6 +79,10 @@ class Slot:
         for copy in coming:
             copy.wait()
 
+    def arrive_first(self) -> None:
+        """The same of what was to come first, alone; ``arrive`` is still to be called."""
+        self.coming[0].wait()
+
     def may_change(self) -> None:
         """Compute that is queued from here on may write: what leaves has left."""
         leaving, self._leaving = self._leaving, []

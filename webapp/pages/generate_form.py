@@ -19,6 +19,7 @@ FORBIDDEN: Final[tuple[Technique, ...]] = (
     "offload_kv",
     "host_attention",
     "quantize_kv",
+    "rebuild_kv",
 )
 """Techniques that a generation may use."""
 OBJECTIVES: Final = (

@@ -37,6 +37,7 @@ _LABELS: Final[dict[str, tuple[str, str]]] = {
     "kv_cache.place": ("They live on", ""),
     "kv_cache.prefetch": ("Fetched ahead", "blocks, of a cache that is away"),
     "kv_cache.attention": ("Attention over them on", "the host: where a cache of the host is"),
+    "kv_cache.prefix_tokens": ("Made again", "of each prompt's first tokens so many, of a cache that is away; 0 for none"),
 }
 """What a field is called, and its help."""
 _WORDS: Final[dict[str, dict[object, str]]] = {

@@ -88,6 +88,7 @@ def _generation_rows(document: Mapping[str, Any], num_blocks: int) -> list[Place
     rows = []
     for label, part, dtype in (("weights", weights, weights.dtype), ("KV cache", cache, cache.dtype)):
         away = part.place != "device"
+        again = f", {cache.prefix_tokens:,} tokens made again" if label == "KV cache" and cache.prefix_tokens else ""
         words = f"{weights.dtype if dtype == 'same' else dtype}, {part.place}"
         if label == "weights" and weights.frozen != "same":
             words = f"{weights.frozen} in blocks, {part.place}"
@@ -97,7 +98,7 @@ def _generation_rows(document: Mapping[str, Any], num_blocks: int) -> list[Place
         rows.append(
             PlaceRow(
                 label=label,
-                words=words,
+                words=words + again,
                 cells=_cells([_OF_PLACE[part.place]] * num_blocks),
             )
         )

@@ -152,10 +152,13 @@ def _generation_decisions(document: Mapping[str, Any]) -> dict[str, tuple[str, s
     weights, cache = plan.weights, plan.kv_cache
     packed = "" if weights.frozen == "same" else f", matrices in the blocks {weights.frozen}"
     lifetime = "kept" if weights.place == "device" else "each block's fetched for every forward pass"
+    again = f", {cache.prefix_tokens:,} tokens made again for each" if cache.prefix_tokens else ""
     attended = ", attended to where it is" if cache.attention == "host" else ""
     return {
         "weights": (lifetime, weights.place, f"{weights.dtype}{packed}"),
-        "kv_cache": (f"kept until its pass ends{attended}", cache.place, weights.dtype if cache.dtype == "same" else cache.dtype),
+        "kv_cache": (
+            f"kept until its pass ends{attended}{again}", cache.place, weights.dtype if cache.dtype == "same" else cache.dtype
+        ),
         "activations": ("while their block runs", "device", weights.dtype),
         "logits_and_loss": ("of the newest position", "device", weights.dtype),
     }

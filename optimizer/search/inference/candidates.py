@@ -17,7 +17,7 @@ MAX_EVERY: Final = 64
 
 
 Floats = NDArray[np.float64]
-_FIRST, _SECOND, _BETWEEN, _NUM_ROWS = 0, 1, 5, 6
+_FIRST, _SECOND, _BETWEEN, _NUM_ROWS = 0, 1, 5, 7
 
 
 class Candidate(NamedTuple):
@@ -27,7 +27,8 @@ class Candidate(NamedTuple):
     family: Hashable
     """Plans of one family and as many micro-batches differ in their batch alone."""
     key: tuple[float, float]
-    """No less than this is what the goal is about, and, of plans alike in that, the second the time of all."""
+    """No less than this is what the goal is about, and, of plans alike in that, the second the time of all. Of a plan that makes
+    keys and values again, whatever the number of tokens that it does so of."""
 
 
 class Candidates:
@@ -44,11 +45,12 @@ class Candidates:
 
     def __iter__(self) -> Iterator[Candidate]:
         """Those that can be best first."""
-        for first, second, family, number, size, _ in self._table.T:
+        for first, second, family, number, size, _, prefix in self._table.T:
+            plan = replace(self._families[int(family)].plan, batch_size=int(size), num_micro_batches=int(number))
+            if plan.kv_cache.prefix_tokens:
+                plan = replace(plan, kv_cache=replace(plan.kv_cache, prefix_tokens=int(prefix)))
             yield Candidate(
-                plan=replace(self._families[int(family)].plan, batch_size=int(size), num_micro_batches=int(number)),
-                family=(int(family), int(number)),
-                key=(float(first), float(second)),
+                plan=plan, family=(int(family), int(number), int(prefix)), key=(float(first), float(second))
             )
 
     def __len__(self) -> int:
@@ -70,10 +72,13 @@ class Candidates:
             & (floors.host_bytes <= problem.host_budget_bytes)
             & (floors.disk_bytes <= problem.disk_budget_bytes)
         )
+        if family.plan.kv_cache.prefix_tokens:
+            # Where none is best, it is another family's.
+            may_fit &= floors.prefix_tokens > 0
         if not may_fit.any():
             return np.zeros((_NUM_ROWS, 0))
         first, second = self._keys(floors)
-        columns = [first, second, np.full(may_fit.shape, index), numbers, sizes, floors.between_s]
+        columns = [first, second, np.full(may_fit.shape, index), numbers, sizes, floors.between_s, floors.prefix_tokens]
         return np.array([np.broadcast_to(column, may_fit.shape)[may_fit] for column in columns], dtype=np.float64)
 
     def _keys(self, floors: Floors) -> tuple[Floats, Floats]:

@@ -29,6 +29,7 @@ _WORDS: Final = {
     "weights.frozen": "the blocks' matrices in {value}",
     "kv_cache.dtype": "keys and values in {value}",
     "kv_cache.prefetch": "keys and values of {value} blocks ahead instead of {before}",
+    "kv_cache.prefix_tokens": "keys and values of {value:,} tokens of a prompt made again",
 }
 _OF_VALUES: Final[dict[tuple[str, object], str]] = {
     ("prefill_tokens", None): "prompts whole",
@@ -40,6 +41,7 @@ _OF_VALUES: Final[dict[tuple[str, object], str]] = {
     ("kv_cache.place", "device"): "keys and values on the device",
     ("kv_cache.attention", "device"): "attention on the device",
     ("kv_cache.attention", "host"): "attention on the host",
+    ("kv_cache.prefix_tokens", 0): "no keys and values made again",
 }
 
 
@@ -126,6 +128,9 @@ def _values(problem: InferenceProblem, plan: InferencePlan, path: str, kind: Any
         return (before // 2, before * 2, problem.workload.num_sequences)
     if path == "prefill_tokens":
         return _PREFILL_TOKENS if problem.can_cut_prompts else ()
+    if path == "kv_cache.prefix_tokens":
+        longest = problem.longest_prefix
+        return tuple(value for value in (0, before // 2, before * 2, longest // 2, longest) if value <= longest)
     if path.endswith(".prefetch"):
         comes = knob_value(plan, path.replace(".prefetch", ".place")) != "device"
         if path == "kv_cache.prefetch":

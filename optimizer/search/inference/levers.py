@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Final, get_args
 
+from optimizer.kv_prefix import SHORTEST_PREFIX
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan, KvDtype, KvPlace
 from optimizer.plan.weights import FrozenFormat, WeightsDtype
@@ -64,7 +65,7 @@ def list_families(problem: InferenceProblem) -> list[Family]:
         )
 
     found = [InferencePlan()]
-    for lever in LEVERS:
+    for lever in (*LEVERS, _prefix_lever(problem)):
         if problem.goal.objective in lever.objectives:
             # What one lever makes impossible is not combined with the others.
             found = [plan for before in found for plan in lever.choices(before) if is_allowed(plan)]
@@ -129,6 +130,21 @@ def _caches(plan: InferencePlan) -> Iterator[InferencePlan]:
             if not cache.is_plain and prefetch in _CACHE_PREFETCHES:
                 yield replace(plan, kv_cache=cache)
     yield replace(plan, kv_cache=KvCachePlan(place="host", prefetch=0, attention="host"))
+
+
+def _prefix_lever(problem: InferenceProblem) -> Lever:
+    """Whether keys and values of prompts' first tokens are made again, of as many tokens as may be: how many are best depends on
+    the batch, and is found with its bounds (``Floors.prefix_tokens``). With little of a prompt at once there are few such tokens.
+    """
+
+    def choices(plan: InferencePlan) -> Iterator[InferencePlan]:
+        yield plan
+        cache = plan.kv_cache
+        is_moved = cache.place != "device" and cache.dtype == "same" and cache.attention == "device"
+        if is_moved and plan.prefill_tokens is None and problem.longest_prefix >= SHORTEST_PREFIX:
+            yield replace(plan, kv_cache=replace(cache, prefix_tokens=problem.longest_prefix))
+
+    return Lever(name="keys and values made again", choices=choices, objectives=("throughput",))
 
 
 LEVERS: Final = (

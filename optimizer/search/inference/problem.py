@@ -59,6 +59,10 @@ class InferenceProblem:
     """Whether prompts of any length can run, so that a prefill may be of a part of one."""
     can_attend_on_host: bool = True
     """Whether the model lets others attend, so that attention may be computed where keys and values are."""
+    find_model_conflict: Callable[[InferencePlan], InvalidPlan | None] = lambda plan: None
+    """What of a plan the model cannot do, whatever the work; None where it can all."""
+    longest_prefix: int = 0
+    """Of how many of a prompt's first tokens keys and values may be made again, at most; 0 where the model cannot."""
     has_copies_beside: bool = True
     """Whether copies between host and device run beside compute; else nothing is gained where they come ahead of their use."""
     detail: Callable[[InferencePlan, InferencePrediction], InferencePrediction] | None = None
@@ -98,7 +102,7 @@ class InferenceProblem:
                 value="host",
                 allowed=["device"],
             )
-        return plan.find_conflict(self.workload)
+        return plan.find_conflict(self.workload) or self.find_model_conflict(plan)
 
     def check(self, plan: InferencePlan) -> None:
         """Raise InvalidPlan where the plan suits neither the model, the machine nor the work."""
@@ -156,5 +160,6 @@ def techniques_of(plan: InferencePlan) -> tuple[Technique, ...]:
         "offload_kv": plan.kv_cache.place != "device",
         "host_attention": plan.kv_cache.attention == "host",
         "quantize_kv": plan.kv_cache.dtype != "same",
+        "rebuild_kv": plan.kv_cache.prefix_tokens > 0,
     }
     return tuple(technique for technique, is_used in used.items() if is_used)

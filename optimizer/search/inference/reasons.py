@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.hardware.machine import Machine
+from optimizer.kv_prefix import SHORTEST_PREFIX
 from optimizer.plan.explain_inference import explain_inference_plan
 from optimizer.plan.inference import InferencePlan
 from optimizer.profile.inference import InferenceProfile
@@ -27,11 +28,14 @@ def explain_choice(
     here = problem.price(chosen.plan)
     for technique, other in _without(problem, chosen.plan).items():
         yield _bought(technique, here, problem.price(other))
+    if chosen.plan.kv_cache.prefix_tokens:
+        yield _made_again(chosen.plan, here, problem.price(_with_prefix(chosen.plan, 0)))
     if chosen.plan.num_micro_batches > 1:
         yield _shared(here, problem.price(replace(chosen.plan, num_micro_batches=1)))
     yield _limit(problem, chosen)
     if profile is not None and machine is not None:
         yield from explain_kv_left_out(profile, chosen, machine=machine)
+        yield from _explain_kept(problem, chosen, profile)
 
 
 def _without(problem: InferenceProblem, plan: InferencePlan) -> dict[Technique, InferencePlan]:
@@ -40,7 +44,7 @@ def _without(problem: InferenceProblem, plan: InferencePlan) -> dict[Technique, 
     without: dict[Technique, InferencePlan] = {
         "stream_weights": replace(plan, num_micro_batches=1, weights=replace(weights, place="device", prefetch=1)),
         "quantize_frozen": replace(plan, weights=replace(weights, frozen="same")),
-        "offload_kv": replace(plan, kv_cache=replace(plan.kv_cache, place="device", attention="device")),
+        "offload_kv": replace(plan, kv_cache=replace(plan.kv_cache, place="device", attention="device", prefix_tokens=0)),
         "host_attention": replace(plan, kv_cache=replace(plan.kv_cache, attention="device")),
         "quantize_kv": replace(plan, kv_cache=replace(plan.kv_cache, dtype="same")),
     }
@@ -73,6 +77,21 @@ def _shared(here: InferencePrediction, alone: InferencePrediction) -> str:
     return f"passes shared by several micro-batches take {more_bytes} more and are {times:.1f} times as fast as one for each"
 
 
+def _made_again(plan: InferencePlan, here: InferencePrediction, kept: InferencePrediction) -> str:
+    """kept: with all keys and values."""
+    less_bytes = kept.copied_bytes_per_token.get("host_to_device", 0) - here.copied_bytes_per_token.get("host_to_device", 0)
+    percent = 100 * (here.total_s / kept.total_s - 1)
+    effect = f"costs {percent:.1f} %" if percent >= 0 else f"wins {-percent:.1f} %"
+    return (
+        f"making keys and values of {plan.kv_cache.prefix_tokens:,} tokens again moves {format_bytes(less_bytes)} less for each "
+        f"token and {effect} of the time at this batch"
+    )
+
+
+def _with_prefix(plan: InferencePlan, num_tokens: int) -> InferencePlan:
+    return replace(plan, kv_cache=replace(plan.kv_cache, prefix_tokens=num_tokens))
+
+
 def _limit(problem: InferenceProblem, chosen: PricedInferencePlan) -> str:
     """What holds the batch where it is."""
     plan, room_bytes = chosen.plan, problem.goal.device_budget_bytes - chosen.prediction.device_peak_high_bytes
@@ -90,12 +109,11 @@ def _limit(problem: InferenceProblem, chosen: PricedInferencePlan) -> str:
 def explain_kv_left_out(
     profile: InferenceProfile, chosen: PricedInferencePlan, *, machine: Machine
 ) -> Iterator[str]:
-    """What moving keys and values for each token, or making them again from hidden states, would take at this shape. The first
-    is one of the plan's decisions, the second is none: with keys and values in 8 or 4 bits their moves are smaller than those of
-    hidden states, which would have to be packed as well.
+    """What moving keys and values for each token would take at this shape, and whether it could pay to make some of them again
+    of hidden states.
 
     For one token and block a hidden state weighs ``h p`` bytes and its keys and values ``k p``, where ``k`` numbers are kept.
-    Moving states to make keys and values from them pays only where ``h < k``: not with grouped queries. Source: KVPR
+    Moving states to make keys and values from them pays only where ``h < k``: mostly not with grouped queries. Source: KVPR
     (arXiv 2411.17089) for the split, carried over to grouped queries.
     """
     plan, prediction = chosen.plan, chosen.prediction
@@ -113,7 +131,23 @@ def explain_kv_left_out(
     kept_bytes = min(tensors.elements_per_token for tensors in profile.kv) * size
     sizes = f"a hidden state weighs {format_bytes(state_bytes)}, a token's keys and values {format_bytes(kept_bytes)} a block"
     if state_bytes >= kept_bytes:
-        yield f"making keys and values again from hidden states is left out, and would not pay anywhere: {sizes}"
-    else:
+        yield f"making keys and values again from hidden states would not pay anywhere: {sizes}"
+    elif plan.kv_cache.is_plain or plan.kv_cache.dtype != "same":
         share = 100 * (1 - state_bytes / kept_bytes)
-        yield f"making keys and values again from hidden states is left out; it could save {share:.0f} % of their moves: {sizes}"
+        moved = "if they were moved" if plan.kv_cache.place == "device" else "if they were not packed"
+        yield f"making keys and values again from hidden states could save up to {share:.0f} % of their moves {moved}: {sizes}"
+
+
+def _explain_kept(
+    problem: InferenceProblem, chosen: PricedInferencePlan, profile: InferenceProfile
+) -> Iterator[str]:
+    """Where keys and values could be made again and are not."""
+    plan, cache = chosen.plan, chosen.plan.kv_cache
+    half = problem.workload.prompt_length // 2
+    if cache.prefix_tokens or cache.place == "device" or cache.dtype != "same" or profile.rebuild is None:
+        return
+    other = _with_prefix(plan, half)
+    if half < SHORTEST_PREFIX or not problem.permits(other) or not chosen.prediction.decode_ms:
+        return
+    percent = 100 * (problem.price(other).total_s / problem.price(plan).total_s - 1)
+    yield f"keys and values are moved and none made again: of {half:,} tokens that would cost {percent:.1f} % of the time"

@@ -6,13 +6,14 @@ Torch-free; pure and deterministic: the same problem gives the same result, and 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from optimizer.estimate.inference import estimate_inference
 from optimizer.estimate.inference_floor import Floors, InferenceFloors
 from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.estimate.inference_process import add_generation_memory
+from optimizer.estimate.kv_prefix import find_prefix_conflict
 from optimizer.hardware.calibration import calibrated_machine, of_generations
 from optimizer.hardware.machine import Machine
 from optimizer.plan.allocator import AllocatorPlan
@@ -123,6 +124,8 @@ def inference_problem(
         floors=floors,
         can_cut_prompts=profile.prefill.length_multiple == 1,
         can_attend_on_host=profile.on_host is not None,
+        find_model_conflict=partial(find_prefix_conflict, profile),
+        longest_prefix=0 if profile.rebuild is None else coarse.prompt_length,
         has_copies_beside=machine.device.kind != "cpu",
         unavailable=_unavailable(machine),
         representations=_representations(profile, machine),

@@ -34,11 +34,12 @@ def find_smallest(problem: InferenceProblem) -> InferencePlan:
 
 
 def _list_lean(problem: InferenceProblem) -> list[InferencePlan]:
-    """Without what only ever takes more: further micro-batches, what comes ahead, more of a prompt at once."""
+    """Without what only ever takes more: further micro-batches, what comes ahead or is made again, more of a prompt at once."""
     plans = [
         family.plan
         for family in list_families(problem)
         if not any(part.place != "device" and part.prefetch for part in (family.plan.weights, family.plan.kv_cache))
+        and not family.plan.kv_cache.prefix_tokens
     ]
     shortest: dict[InferencePlan, InferencePlan] = {}
     for plan in plans:

@@ -6,8 +6,10 @@ What is relied on, each held to the estimator by a test:
 - where prompts are of one length and ask for as many tokens, a pass of more sequences takes no less memory on any tier. So of
   plans that differ in their batch alone none larger than one that does not fit is priced; where they differ all are.
 
-Nothing else is passed over, so what is found is what pricing all plans would find. Where very many plans are nearly as good as
-the best, the search ends after ``PATIENCE`` prices with one that is within ``SETTLED`` of it, and says so (``Solution.bound``).
+Nothing else is passed over, so what is found is what pricing all plans would find; but where keys and values are made again, the
+number of tokens whose floor is least is priced alone, and what others could win the bound says. Where very many plans are nearly
+as good as the best, the search ends after ``PATIENCE`` prices with one that is within ``SETTLED`` of it, and says so
+(``Solution.bound``).
 
 Batch sizes are all from one to the number of sequences; beyond ``MAX_EVERY`` sequences only those that split them evenly into
 some number of passes. Of those in between, which need as many passes, the bound says how much better they could be.
@@ -15,6 +17,7 @@ some number of passes. Of those in between, which need as many passes, the bound
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Final
 
 from optimizer.estimate.inference_prediction import InferencePrediction
@@ -102,16 +105,20 @@ def _offer(book: Book, candidates: Candidates, patience: int) -> float | None:
     too_large: dict[Hashable, int] = {}
     """By family, the smallest batch that does not fit."""
     num_priced = 0
+    others = inf
+    """The least that plans could take of which another number of tokens made again was priced."""
     for candidate in candidates:
         slack = ROUGH if num_priced < patience else -SETTLED
         if book.best is not None and candidate.key[0] * (1 - slack) >= book.best[0][0]:
-            return candidate.key[0]
+            return min(candidate.key[0], others)
         size = candidate.plan.batch_size
         if size < too_large.get(candidate.family, size + 1):
             num_priced += 1
+            if candidate.plan.kv_cache.prefix_tokens:
+                others = min(others, candidate.key[0])
             if not book.offer(candidate.plan) and book.problem.workload.is_even:
                 too_large[candidate.family] = size
-    return None
+    return None if others == inf else others
 
 
 def _offer_largest(book: Book, candidates: Candidates) -> None:

@@ -37,6 +37,35 @@ def test_autocast_is_a_conflict():
     assert str(conflict).startswith("plan.weights.autocast is bf16, which is for training")
 
 
+@pytest.mark.parametrize("prefix", [-1, 1])
+def test_a_prefix_of_one_token_or_less_than_none_is_refused(prefix):
+    with pytest.raises(InvalidPlan, match=rf"plan\.kv_cache\.prefix_tokens is {prefix}; allowed: 0, or 2 or more"):
+        KvCachePlan(place="host", prefix_tokens=prefix)
+
+
+@pytest.mark.parametrize(
+    ("choices", "why"),
+    [
+        ({}, "which saves nothing where keys and values stay on the device: choose plan.kv_cache.place host or disk, or 0"),
+        ({"dtype": "int8"}, "which saves nothing where keys and values stay on the device"),
+        ({"dtype": "int4", "place": "disk"}, "which saves nothing where keys and values travel in int4"),
+    ],
+)
+def test_a_prefix_of_what_does_not_move_or_is_packed_is_a_conflict(choices, why):
+    plan = InferencePlan(kv_cache=KvCachePlan(prefix_tokens=8, **choices))
+    conflict = plan.find_conflict(WORKLOAD)
+    assert str(conflict).startswith(f"plan.kv_cache.prefix_tokens is 8, {why}")
+    with pytest.raises(InvalidPlan):
+        plan.check(workload=WORKLOAD, max_sequence_length=64)
+
+
+@pytest.mark.parametrize("place", ["host", "disk"])
+def test_a_prefix_off_the_device_changes_no_numbers(place):
+    plan = InferencePlan(kv_cache=KvCachePlan(place=place, prefix_tokens=8))
+    assert plan.find_conflict(WORKLOAD) is None
+    assert plan.is_lossless
+
+
 def test_tokens_beyond_the_positions_are_refused_with_their_sum():
     with pytest.raises(InvalidWorkload, match="make 24 tokens; this model has positions for 23"):
         InferencePlan().check(workload=WORKLOAD, max_sequence_length=23)

@@ -179,3 +179,18 @@ def test_what_would_change_nothing_is_left_out(problem):
     offered = list_generation_knobs(problem, InferencePlan())
     assert "kv_cache.dtype" not in {knob.knob for knob in offered}
     assert all(knob.device_change_bytes or knob.host_change_bytes or knob.total_change_s for knob in offered)
+
+
+def test_making_keys_and_values_again_is_a_knob_where_the_model_can(problem):
+    path = "kv_cache.prefix_tokens"
+    assert not any(knob.knob == path for knob in list_generation_knobs(problem, STREAMED))
+    again = InferencePlan(kv_cache=KvCachePlan(place="host", prefix_tokens=4))
+    with pytest.raises(InvalidPlan, match="a hidden state of this model weighs 128 B"):
+        problem.check(again)
+    able = profile_inference(
+        read_model_spec({**SMALL_CONFIGS["llama"], "num_key_value_heads": 4}), representations=("fp32", "bf16")
+    )
+    changes = {knob.change for knob in list_generation_knobs(pose(able), STREAMED) if knob.knob == path}
+    assert changes == {f"keys and values of {number} tokens of a prompt made again" for number in (6, 12)}
+    changes = {knob.change for knob in list_generation_knobs(pose(able), again) if knob.knob == path}
+    assert "no keys and values made again" in changes
