@@ -74,6 +74,8 @@ def in_every_state(ada):
 def ids(ada, headroom_home):
     project = create_project(ada, name="summaries")
     owned = make_owned(ada, project, headroom_home)
+    make_person("bob")
+    set_member(project, username="bob", role=Role.VIEWER)  # who can be removed; the only administrator cannot
     in_every_state(ada)
     return owned | {"project": project.pk}
 
