@@ -7,18 +7,17 @@ All batches of one representation go through the profile's polynomials together 
 added for all batches, and all numbers of micro-batches to a pass, of an arrangement together.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from functools import cache
-from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from optimizer.estimate.cold_weights import are_weights_cold, reading_weights
+from optimizer.estimate.few_points import spread, sum_shares
 from optimizer.estimate.inference_splits import Floats, Splits, Way
-from optimizer.estimate.kv_cache import KvCosts
+from optimizer.estimate.kv_floor import KvFloor, KvFloors, LaneTimes
 from optimizer.estimate.kv_prefix_floor import PrefixFloors, list_prefix_lengths
 from optimizer.estimate.many_shapes import ManyShapes
 from optimizer.estimate.op_times import python_s
@@ -28,19 +27,15 @@ from optimizer.estimate.training import MEMORY_MARGIN
 from optimizer.hardware.machine import Machine
 from optimizer.packing import STAGING_BYTES
 from optimizer.plan.inference import InferencePlan
-from optimizer.plan.kv_cache import AttentionPlace, KvCachePlan
+from optimizer.plan.kv_cache import AttentionPlace
 from optimizer.plan.passes import MicroBatchShape
-from optimizer.plan.weights import WeightsDtype, WeightsPlan
+from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.inference import InferenceProfile, Phase
 from optimizer.profile.sizes import Shape
 from optimizer.workload import InferenceWorkload
 
 _NUM_LENGTHS: Final = 9
 """Of the cache, at which a range of decodes is timed: between them time is nearly a straight line."""
-_NUM_CACHE_STEPS, _NUM_CACHE_BATCHES, _CACHE_SHARE = 3, 4, 0.9
-"""Steps and batches at which packing and moving keys and values is timed, and how much of the line between them counts."""
-_ROOM_SHARE = 0.9
-"""Of the line between the room for attention on the host of two batches: its parts are rounded up, and widen so much at once."""
 
 
 class Floors(NamedTuple):
@@ -77,10 +72,7 @@ class InferenceFloors:
         self._split_of = cache(self._make_split)
         self._prefill = cache(self._make_prefill)
         self._decode = cache(self._make_decode)
-        self._cache = cache(self._make_cache)
-        self._cache_bytes = cache(self._make_cache_bytes)
-        self._moves = cache(self._make_moves)
-        self._packing = cache(self._make_packing)
+        self._kept = cache(self._make_kept)
         self._prefix = cache(self._make_prefix)
 
     def of(self, plan: InferencePlan) -> Floors:
@@ -91,10 +83,10 @@ class InferenceFloors:
         split = self._split_of(way)
         prefill = self._prefill(weights, way, are_cold)
         model = _Model(prefill, self._decode(weights, way, plan.kv_cache.attention, are_cold))
-        kept = self._cache(weights.dtype, replace(plan.kv_cache, prefetch=0, prefix_tokens=0), way)
+        kept = self._kept(way).of(weights.dtype, plan.kv_cache)
         streamed = self._streamed(plan)
         at_first, later = (
-            _Times(
+            LaneTimes(
                 split.counts @ (phase.compute_ms + kv.compute_ms) + runs * streamed.compute_ms,
                 split.counts @ kv.copy_ms + runs * streamed.copy_ms,
                 split.counts @ kv.disk_ms + runs * streamed.disk_ms,
@@ -115,7 +107,7 @@ class InferenceFloors:
         return self._with_prefix(plan, floors, split, prefill=at_first, decode=later)
 
     def _with_prefix(
-        self, plan: InferencePlan, floors: Floors, split: Splits, *, prefill: "_Times", decode: "_Times"
+        self, plan: InferencePlan, floors: Floors, split: Splits, *, prefill: LaneTimes, decode: LaneTimes
     ) -> Floors:
         """Of the best length. floors, prefill, decode: as if all keys and values were kept."""
         cache, weights = plan.kv_cache, WeightsPlan(dtype=plan.weights.dtype, frozen=plan.weights.frozen)
@@ -138,7 +130,7 @@ class InferenceFloors:
 
     # Time.
 
-    def _first_token_ms(self, split: Splits, model: "_Model", kept: "_Cache", streamed: "_Lanes") -> Floats:
+    def _first_token_ms(self, split: Splits, model: "_Model", kept: KvFloor, streamed: "_Lanes") -> Floats:
         """Of the first pass; where prompts differ, of the micro-batch that is through first."""
         lanes = (model.prefill.compute_ms + kept.prefill.compute_ms, kept.prefill.copy_ms, kept.prefill.disk_ms)
         if split.is_even:
@@ -170,6 +162,9 @@ class InferenceFloors:
 
     def _make_split(self, way: Way) -> Splits:
         return Splits.of(self._workload, self._sizes, self._micro_batches, way)
+
+    def _make_kept(self, way: Way) -> KvFloors:
+        return KvFloors(self._profile, self._machine, self._split_of(way).shapes)
 
     def _make_prefill(self, weights: WeightsPlan, way: Way, are_cold: bool) -> "_Phase":  # noqa: FBT001
         machine = reading_weights(self._machine, are_cold=are_cold)
@@ -221,139 +216,9 @@ class InferenceFloors:
         drawn = [shape.batch_size * row_bytes + draw_bytes(profile.vocab_size) for shape in shapes]
         return np.concatenate([rise[:-1], np.maximum(rise[-1:], drawn)])
 
-    def _make_cache(self, dtype: WeightsDtype, cache: KvCachePlan, way: Way) -> "_Cache":
-        # Off the device it takes as much room wherever it is.
-        alike = replace(cache, place="device" if cache.place == "device" else "host")
-        packing = self._packing(dtype, replace(alike, place="host" if cache.attention == "host" else "device"), way)
-        sent, brought = self._moves(dtype, cache, way)
-        python = self._moves_python(dtype, cache, way)
-        held = self._cache_bytes(dtype, alike, way)
-        return _Cache(
-            **held,
-            prefill=_Times(packing[0] + python[0], sent, np.zeros_like(sent)),
-            decode=_Times(packing[1] + python[1], *brought),
-        )
-
-    def _moves_python(self, dtype: WeightsDtype, cache: KvCachePlan, way: Way) -> tuple[Floats, Floats]:
-        """The same of the Python of coming and going, in every step of each block that has a home. That of attention on the host
-        is counted with it.
-        """
-        shapes = self._split_of(way).shapes
-        if cache.place == "device" or cache.attention == "host":
-            return np.zeros(len(shapes)), np.zeros(len(shapes))
-        step_ms = python_s(self._machine.rates, "keys and values") * 1000
-
-        def time(few: Sequence[MicroBatchShape]) -> list[tuple[float, ...]]:
-            return [
-                (step_ms * sum(count for size, count in costs.homes if size),) for costs in self._costs(dtype, cache, few)
-            ]
-
-        (first_ms,) = self._along_batches(shapes, time, num_batches=2)
-        return first_ms, first_ms * [shape.num_steps - 1 for shape in shapes]
-
-    def _costs(
-        self, dtype: WeightsDtype, cache: KvCachePlan, shapes: Sequence[MicroBatchShape]
-    ) -> list[KvCosts]:
-        plan = InferencePlan(weights=WeightsPlan(dtype=dtype), kv_cache=cache)
-        return [KvCosts(self._profile, plan, self._machine, shape=shape) for shape in shapes]
-
-    def _make_cache_bytes(self, dtype: WeightsDtype, cache: KvCachePlan, way: Way) -> dict[str, Floats]:
-        shapes = self._split_of(way).shapes
-        kinds = range(len(self._profile.kv))
-
-        def measure(few: Sequence[MicroBatchShape]) -> list[tuple[float, ...]]:
-            return [
-                (
-                    each.front_bytes + each.slot_bytes,
-                    each.slot_bytes,
-                    sum(size * count for size, count in each.homes),
-                    each.room_bytes,
-                    *(sum(each.block_bytes(kind)) for kind in kinds),
-                )
-                for each in self._costs(dtype, cache, few)
-            ]
-
-        # All of it grows in a straight line.
-        shared, slots, homes, room, *own = self._along_batches(shapes, measure, num_batches=2)
-        return {"shared": shared, "slots": slots, "homes": homes, "room": _ROOM_SHARE * room, "own": np.array(own)}
-
-    def _make_moves(
-        self, dtype: WeightsDtype, cache: KvCachePlan, way: Way
-    ) -> tuple[Floats, tuple[Floats, Floats]]:
-        """Milliseconds by shape: copies with the prompt, and copies and reads of the disk of all decodes."""
-        shapes, rates = self._split_of(way).shapes, self._machine.rates
-
-        def time(few: Sequence[MicroBatchShape]) -> list[tuple[float, ...]]:
-            found: list[tuple[float, ...]] = []
-            for costs in self._costs(dtype, cache, few):
-                sent, later = costs.prefill_copied, costs.decode_copied
-                come_bytes = later.get("host_to_device", 0)
-                found.append(
-                    (
-                        sent.get("device_to_host", 0) / rates.device_to_host_bytes_per_s * 1000,
-                        later.get("device_to_host", 0) / rates.device_to_host_bytes_per_s * 1000
-                        + come_bytes / rates.host_to_device_bytes_per_s * 1000,
-                        disk_read_ms(come_bytes, rates) if later.get("disk_to_host") else 0.0,
-                    )
-                )
-            return found
-
-        if cache.place == "device":
-            nothing = np.zeros(len(shapes))
-            return nothing, (nothing, nothing)
-        sent, copied, read = self._along_batches(shapes, time, num_batches=2)
-        # Of packed ones prices have what is moved on average.
-        share = 1.0 if cache.dtype == "same" else _CACHE_SHARE
-        return share * sent, (share * copied, share * read)
-
-    def _make_packing(self, dtype: WeightsDtype, cache: KvCachePlan, way: Way) -> tuple[Floats, Floats]:
-        """Milliseconds by shape of packing and unpacking, or of attention on the host, for which compute waits: with the prompt,
-        and of all decodes.
-        """
-        shapes = self._split_of(way).shapes
-        if cache.is_plain:
-            return np.zeros(len(shapes)), np.zeros(len(shapes))
-        kinds = [(kind, self._profile.block_kinds.count(kind)) for kind in dict.fromkeys(self._profile.block_kinds)]
-
-        def time(few: Sequence[MicroBatchShape]) -> list[tuple[float, ...]]:
-            found: list[tuple[float, ...]] = []
-            for costs, shape in zip(self._costs(dtype, cache, few), few, strict=True):
-                first_ms = sum(count * costs.prefill_task(kind).time.compute_ms for kind, count in kinds)
-                later_ms = 0.0
-                for step, share in _sum_shares(_spread(1, shape.num_steps - 1, _NUM_CACHE_STEPS)):
-                    for kind, count in kinds:
-                        time = costs.decode_task(kind, step=step, arrives=(), begins=(), was_begun=True).time
-                        later_ms += share * count * (time.compute_ms + time.host_ms)
-                found.append((first_ms, later_ms))
-            return found
-
-        first, later = self._along_batches(shapes, time, num_batches=_NUM_CACHE_BATCHES)
-        return _CACHE_SHARE * first, _CACHE_SHARE * later
-
-    @staticmethod
-    def _along_batches(
-        shapes: Sequence[MicroBatchShape],
-        time: Callable[[Sequence[MicroBatchShape]], list[tuple[float, ...]]],
-        *,
-        num_batches: int,
-    ) -> Floats:
-        """[what, shape]: of shapes that differ in their batch alone few are timed, and others lie between them."""
-        groups: dict[tuple[int, int], list[int]] = {}
-        for index in sorted(range(len(shapes)), key=lambda index: shapes[index].batch_size):
-            groups.setdefault((shapes[index].prompt_length, shapes[index].num_steps), []).append(index)
-        found: dict[int, Floats] = {}
-        for indices in groups.values():
-            timed = [indices[place] for place in _spread(0, len(indices) - 1, num_batches)]
-            rows = np.array(time([shapes[index] for index in timed]))
-            sizes = [shapes[index].batch_size for index in timed]
-            for index in indices:
-                size = shapes[index].batch_size
-                found[index] = np.array([np.interp(size, sizes, column) for column in rows.T])
-        return np.array([found[index] for index in range(len(shapes))]).T
-
     # Bytes.
 
-    def _device_bytes(self, plan: InferencePlan, split: Splits, model: "_Model", kept: "_Cache") -> Floats:
+    def _device_bytes(self, plan: InferencePlan, split: Splits, model: "_Model", kept: KvFloor) -> Floats:
         """At the blocks where a step mostly is highest: the last with all weights ahead, the last of all, and the head."""
         profile = self._profile
         held = profile.weight_bytes(plan.weights.representation)
@@ -381,7 +246,7 @@ class InferenceFloors:
                 peak = np.maximum(peak, weights_bytes + coming + level)
         return peak + np.ceil(peak * MEMORY_MARGIN[self._machine.device.kind])
 
-    def _elsewhere(self, plan: InferencePlan, split: Splits, kept: "_Cache") -> tuple[Floats, Floats]:
+    def _elsewhere(self, plan: InferencePlan, split: Splits, kept: KvFloor) -> tuple[Floats, Floats]:
         """On the host and on the disk."""
         found = {place: np.zeros_like(split.num_passes) for place in ("device", "host", "disk")}
         held = self._profile.weight_bytes(plan.weights.representation)
@@ -402,14 +267,6 @@ class _Lanes(NamedTuple):
     disk_ms: float
 
 
-class _Times(NamedTuple):
-    """The same by shape, or by number of micro-batches and by size."""
-
-    compute_ms: Floats
-    copy_ms: Floats
-    disk_ms: Floats
-
-
 class _Phase(NamedTuple):
     """As ``ManyShapes`` has it, of decodes all in time, and the last in bytes."""
 
@@ -423,24 +280,6 @@ class _Model(NamedTuple):
     decode: _Phase
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Cache:
-    """Of keys and values, by shape."""
-
-    own: Floats
-    """[distinct block, shape]: device bytes of its own."""
-    shared: Floats
-    """What blocks share on the device while a prompt runs."""
-    slots: Floats
-    """For each block that comes ahead, so much more while tokens are decoded."""
-    homes: Floats
-    """Off the device, of all blocks."""
-    room: Floats
-    """On the host, what attention there works in."""
-    prefill: _Times
-    decode: _Times
-
-
 def _list_lengths(
     decode: Phase, weights: WeightsPlan, shape: MicroBatchShape, *, num_lengths: int
 ) -> list[tuple[Shape, float]]:
@@ -451,24 +290,6 @@ def _list_lengths(
         number, length = shape.num_running(step), shape.prompt_length + step
         regime = decode.regime(weights.representation, (number, length))
         high = min(shape.prompt_length + shape.last_alike(step), regime.sequence_high)
-        found += [((number, place), share) for place, share in _sum_shares(_spread(length, high, num_lengths))]
+        found += [((number, place), share) for place, share in sum_shares(spread(length, high, num_lengths))]
         step = high - shape.prompt_length + 1
     return found
-
-
-def _spread(low: int, high: int, count: int) -> list[int]:
-    """At most so many whole numbers from ``low`` to ``high``, both among them; none where ``high`` is lower."""
-    if high < low:
-        return []
-    return sorted({low + (high - low) * place // (count - 1) for place in range(count)})
-
-
-def _sum_shares(places: Sequence[int]) -> list[tuple[int, float]]:
-    """For how many whole numbers each place counts in the sum over all, where values lie on straight lines between places."""
-    shares = dict.fromkeys(places, 0.0)
-    for low, high in pairwise(places):
-        shares[low] += (high - low + 1) / 2
-        shares[high] += (high - low - 1) / 2
-    if places:
-        shares[places[-1]] += 1
-    return list(shares.items())
