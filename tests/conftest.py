@@ -66,7 +66,9 @@ def made_once(config, name, make):
     """A folder that ``make`` has filled: once for all processes that a run's tests are spread over, and for later runs too, as
     long as no line of the library and no version of what it is made with has changed.
     """
-    root = Path(config.cache.mkdir("headroom"))
+    cache = getattr(config, "cache", None)  # none where pytest was told to keep none
+    root = Path(cache.mkdir("headroom") if cache else Path(tempfile.gettempdir(), f"headroom-tests-{os.getuid()}"))
+    root.mkdir(exist_ok=True)
     folder, half_made = root / f"{name}-{_what_profiles_rest_on()}", root / f"{name}-half-made"
     with (root / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
