@@ -5,9 +5,12 @@ import time
 
 
 def new_id(prefix: str) -> str:
-    """``prefix`` and 32 hex digits: 48 bits of Unix milliseconds, version 7, 74 random bits (RFC 9562)."""
-    milliseconds = time.time_ns() // 1_000_000
-    value = (milliseconds << 80) | (0x7 << 76) | (secrets.randbits(12) << 64) | (0b10 << 62) | secrets.randbits(62)
+    """``prefix`` and 32 hex digits: 48 bits of Unix milliseconds, version 7, 12 bits of the millisecond's fraction, so that rows
+    made within one sort too, and 62 random bits (RFC 9562, 6.2, method 3).
+    """
+    milliseconds, rest_ns = divmod(time.time_ns(), 1_000_000)
+    fraction = (rest_ns << 12) // 1_000_000
+    value = (milliseconds << 80) | (0x7 << 76) | (fraction << 64) | (0b10 << 62) | secrets.randbits(62)
     return f"{prefix}_{value:032x}"
 
 
