@@ -75,7 +75,7 @@ def _row(priced: PricedInferencePlan) -> tuple[str, ...]:
         priced.label,
         format_bytes(prediction.device_peak_bytes),
         format_bytes(prediction.device_peak_high_bytes),
-        size_or_dash(prediction.host_peak_bytes + prediction.disk_peak_bytes),
+        size_or_dash(prediction.host_peak_bytes + prediction.disk_peak_bytes + prediction.remote_peak_bytes),
         format_ms(prediction.prefill_ms),
         format_ms(prediction.decode_ms) if prediction.decode_ms else "-",
         f"{prediction.tokens_per_s:,.1f}",

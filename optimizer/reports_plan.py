@@ -102,7 +102,10 @@ def report_comparison(comparison: Comparison) -> str:
     predictions = [priced.prediction for priced in comparison.plans]
     costs: list[Sequence[str]] = [
         ("peak, at most", *(format_bytes(found.device_peak_high_bytes) for found in predictions)),
-        ("elsewhere", *(_size(found.host_peak_bytes + found.disk_peak_bytes) for found in predictions)),
+        (
+            "elsewhere",
+            *(_size(found.host_peak_bytes + found.disk_peak_bytes + found.remote_peak_bytes) for found in predictions),
+        ),
         ("copied", *(_size(sum(found.copied_bytes.values())) for found in predictions)),
         ("step", *(format_ms(found.step_ms) for found in predictions)),
         ("tokens/s", *(f"{found.tokens_per_s:,.0f}" for found in predictions)),

@@ -249,6 +249,7 @@ def _measured(result: "GenerationResult") -> dict[str, Any]:
         "device_bytes_by_category": result.device_bytes_by_category,
         "host_peak_bytes": result.host_peak_bytes,
         "disk_peak_bytes": result.disk_peak_bytes,
+        "remote_peak_bytes": result.remote_peak_bytes,
         "copied_bytes": result.copied_bytes,
         "tokens_per_s": result.tokens_per_s,
         "total_s": result.total_s,

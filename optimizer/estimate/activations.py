@@ -19,16 +19,12 @@ import numpy as np
 
 from optimizer.categories import Link, Tier
 from optimizer.estimate.op_times import seconds_by_bytes
+from optimizer.estimate.stores import STORE_LINKS, read_ms, write_ms
 from optimizer.hardware.machine import Rates
 from optimizer.packing import FLOAT_BYTES, STAGING_BYTES, chunk_elements, packed_bytes, scratch_bytes
 from optimizer.plan.activations import ActivationsPlan, BlockChoice, Compression
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import OpKind
-
-ASSUMED_DISK_BYTES_PER_S = 5e8
-"""Where a machine's disk was not measured: a slow SSD."""
-ASSUMED_REMOTE_BYTES_PER_S = 1e8
-"""Where the remote store was not: a link of one gigabit."""
 
 Change = tuple[Tier, int, int]
 """Tier, place of the category, bytes: positive ones come, negative ones go."""
@@ -53,10 +49,9 @@ class Trip:
     @property
     def links(self) -> tuple[tuple[Link, ...], tuple[Link, ...]]:
         """On the way out, and on the way back."""
-        if self.place == "disk":
-            return ("device_to_host", "host_to_disk"), ("disk_to_host", "host_to_device")
-        if self.place == "remote":
-            return ("device_to_host", "host_to_remote"), ("remote_to_host", "host_to_device")
+        if self.place in STORE_LINKS:
+            out, back = STORE_LINKS[self.place]
+            return ("device_to_host", out), (back, "host_to_device")
         return ("device_to_host",), ("host_to_device",)
 
 
@@ -146,13 +141,13 @@ def estimate_trip_ms(copies: Sequence[TracedCopy], *, trip: Trip, rates: Rates, 
     compute_s = 0.0
     if trip.compress != "none":
         compute_s = sum(_packing_s(copy, trip.compress, rates, device_kind) for copy in copies)
-    stored_s = _stored_s(out_bytes, in_bytes, trip.place, rates)
+    stored_ms = write_ms(out_bytes, rates, place=trip.place) + read_ms(in_bytes, rates, place=trip.place)
     return TripTime(
         compute_ms=compute_s * 1000,
         copy_out_ms=out_s * 1000,
         copy_in_ms=in_s * 1000,
-        disk_ms=stored_s * 1000 if trip.place == "disk" else 0.0,
-        network_ms=stored_s * 1000 if trip.place == "remote" else 0.0,
+        disk_ms=stored_ms if trip.place == "disk" else 0.0,
+        network_ms=stored_ms if trip.place == "remote" else 0.0,
     )
 
 
@@ -202,20 +197,3 @@ def _packing_s(copy: TracedCopy, compress: Compression, rates: Rates, device_kin
         element_bytes += _WIDE_BYTES["pack" if copy.is_out else "unpack"]
     num_ops = (PACK_OPS if copy.is_out else UNPACK_OPS)[compress]
     return num_elements * element_bytes / rates.memory_bytes_per_s + num_chunks * num_ops * rates.op_overhead_s
-
-
-def assumed_rate(rate: float, rates: Rates, *, kind: str) -> float:
-    """One that was not measured, corrected as finished runs correct its kind (measured ones were before they came here)."""
-    return rate / rates.time_factors.get(kind, 1.0)
-
-
-def _stored_s(out_bytes: int, in_bytes: int, place: Tier, rates: Rates) -> float:
-    if place == "disk":
-        write, read = rates.disk_write_bytes_per_s, rates.disk_read_bytes_per_s
-        assumed = assumed_rate(ASSUMED_DISK_BYTES_PER_S, rates, kind="disk")
-    elif place == "remote":
-        write, read = rates.remote_write_bytes_per_s, rates.remote_read_bytes_per_s
-        assumed = assumed_rate(ASSUMED_REMOTE_BYTES_PER_S, rates, kind="network")
-    else:
-        return 0.0
-    return out_bytes / (write or assumed) + in_bytes / (read or assumed)

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from optimizer.categories import TIERS
 from optimizer.estimate.cold_weights import are_weights_cold, reading_weights
 from optimizer.estimate.few_points import spread, sum_shares
 from optimizer.estimate.inference_splits import Floats, Splits, Way
@@ -21,8 +22,8 @@ from optimizer.estimate.kv_floor import KvFloor, KvFloors, LaneTimes
 from optimizer.estimate.kv_prefix_floor import PrefixFloors, list_prefix_lengths
 from optimizer.estimate.many_shapes import ManyShapes
 from optimizer.estimate.op_times import python_s
-from optimizer.estimate.optimizer_state import disk_read_ms
 from optimizer.estimate.sampling import draw_bytes, draw_time
+from optimizer.estimate.stores import STORE_LANES, read_ms
 from optimizer.estimate.training import MEMORY_MARGIN
 from optimizer.hardware.machine import Machine
 from optimizer.packing import STAGING_BYTES
@@ -49,6 +50,7 @@ class Floors(NamedTuple):
     """Of the upper end of a prediction's interval."""
     host_bytes: Floats
     disk_bytes: Floats
+    remote_bytes: Floats
     prefix_tokens: Floats | float = 0.0
     """Of a plan that makes keys and values again: of all lengths up to the plan's own the one that takes the least time, 0 where
     that is none. All times are no more than any of these lengths takes."""
@@ -90,6 +92,7 @@ class InferenceFloors:
                 split.counts @ (phase.compute_ms + kv.compute_ms) + runs * streamed.compute_ms,
                 split.counts @ kv.copy_ms + runs * streamed.copy_ms,
                 split.counts @ kv.disk_ms + runs * streamed.disk_ms,
+                split.counts @ kv.network_ms,
             )
             for phase, kv, runs in (
                 (model.prefill, kept.prefill, split.num_passes),
@@ -99,9 +102,9 @@ class InferenceFloors:
         total_s = (self._together(*at_first) + self._together(*later)) / 1000
         first_ms = self._first_token_ms(split, model, kept, streamed)
         device_bytes = self._device_bytes(plan, split, model, kept)
-        host_bytes, disk_bytes = self._elsewhere(plan, split, kept)
+        elsewhere = self._elsewhere(plan, split, kept)
         saved_s = split.saved_between(model.prefill.compute_ms + model.decode.compute_ms) / 1000
-        floors = Floors(total_s, total_s - saved_s, first_ms, device_bytes, host_bytes, disk_bytes)
+        floors = Floors(total_s, total_s - saved_s, first_ms, device_bytes, *elsewhere)
         if not plan.kv_cache.prefix_tokens:
             return floors
         return self._with_prefix(plan, floors, split, prefill=at_first, decode=later)
@@ -120,6 +123,7 @@ class InferenceFloors:
             prefill_ms=floors.prefill_ms - best.sent_less_ms,
             host_bytes=floors.host_bytes - (best.home_less_bytes if cache.place == "host" else 0),
             disk_bytes=floors.disk_bytes - (best.home_less_bytes if cache.place == "disk" else 0),
+            remote_bytes=floors.remote_bytes - (best.home_less_bytes if cache.place == "remote" else 0),
             prefix_tokens=best.num_tokens,
         )
 
@@ -132,30 +136,30 @@ class InferenceFloors:
 
     def _first_token_ms(self, split: Splits, model: "_Model", kept: KvFloor, streamed: "_Lanes") -> Floats:
         """Of the first pass; where prompts differ, of the micro-batch that is through first."""
-        lanes = (model.prefill.compute_ms + kept.prefill.compute_ms, kept.prefill.copy_ms, kept.prefill.disk_ms)
+        lanes = kept.prefill._replace(compute_ms=model.prefill.compute_ms + kept.prefill.compute_ms)
         if split.is_even:
             return self._together(*(split.count_first(lane) + step for lane, step in zip(lanes, streamed, strict=True)))
         alone = self._together(*(lane + step for lane, step in zip(lanes, streamed, strict=True)))
         soonest: Floats = np.where(split.counts > 0, alone, np.inf).min(axis=-1)
         return soonest
 
-    def _together(self, compute_ms: Floats, copy_ms: Floats, disk_ms: Floats) -> Floats:
+    def _together(self, compute_ms: Floats, copy_ms: Floats, disk_ms: Floats, network_ms: Floats) -> Floats:
         """The CPU device does one after the other; on CUDA lanes work beside each other."""
         if self._machine.device.kind == "cpu":
-            return compute_ms + copy_ms + disk_ms
-        return np.maximum(np.maximum(compute_ms, copy_ms), disk_ms)
+            return compute_ms + copy_ms + disk_ms + network_ms
+        return np.maximum(np.maximum(compute_ms, copy_ms), np.maximum(disk_ms, network_ms))
 
     def _streamed(self, plan: InferencePlan) -> "_Lanes":
         """Of one step, what weights that come take."""
         if plan.weights.place == "device":
-            return _Lanes(0.0, 0.0, 0.0)
+            return _Lanes(0.0, 0.0, 0.0, 0.0)
         held, rates = self._profile.weight_bytes(plan.weights.representation), self._machine.rates
         tensors = [size for kind in self._profile.block_kinds for size in held.tensors[kind]]
-        disk_ms = disk_read_ms(sum(tensors), rates) if plan.weights.place == "disk" else 0.0
         return _Lanes(
             len(tensors) * python_s(rates, "weights") * 1000,
             sum(tensors) / rates.host_to_device_bytes_per_s * 1000,
-            disk_ms,
+            read_ms(sum(tensors), rates, place=plan.weights.place),
+            0.0,
         )
 
     # What a batch is split into, what its micro-batches take, and what their keys and values do.
@@ -246,17 +250,19 @@ class InferenceFloors:
                 peak = np.maximum(peak, weights_bytes + coming + level)
         return peak + np.ceil(peak * MEMORY_MARGIN[self._machine.device.kind])
 
-    def _elsewhere(self, plan: InferencePlan, split: Splits, kept: KvFloor) -> tuple[Floats, Floats]:
-        """On the host and on the disk."""
-        found = {place: np.zeros_like(split.num_passes) for place in ("device", "host", "disk")}
+    def _elsewhere(self, plan: InferencePlan, split: Splits, kept: KvFloor) -> tuple[Floats, Floats, Floats]:
+        """On the host, on the disk and in the remote store."""
+        found = {place: np.zeros_like(split.num_passes) for place in TIERS}
         held = self._profile.weight_bytes(plan.weights.representation)
         found[plan.weights.place] += sum(held.by_block[kind] for kind in self._profile.block_kinds)
         homes_bytes = split.count_first(kept.homes)
         found[plan.kv_cache.place] += homes_bytes
         found["host"] += split.of_first(kept.room)
-        if "disk" in (plan.weights.place, plan.kv_cache.place):
-            found["host"] += np.where((homes_bytes > 0) | (plan.weights.place == "disk"), STAGING_BYTES, 0)
-        return found["host"], found["disk"]
+        if plan.weights.place in STORE_LANES:
+            found["host"] += STAGING_BYTES
+        elif plan.kv_cache.place in STORE_LANES:
+            found["host"] += np.where(homes_bytes > 0, STAGING_BYTES, 0)
+        return found["host"], found["disk"], found["remote"]
 
 
 class _Lanes(NamedTuple):
@@ -265,6 +271,7 @@ class _Lanes(NamedTuple):
     compute_ms: float
     copy_ms: float
     disk_ms: float
+    network_ms: float
 
 
 class _Phase(NamedTuple):

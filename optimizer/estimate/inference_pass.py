@@ -20,6 +20,7 @@ from optimizer.estimate.parts import Bytes
 from optimizer.estimate.prediction import LANES
 from optimizer.estimate.runs import Run, Schedule
 from optimizer.estimate.simulate import Resident, Simulation, simulate
+from optimizer.estimate.stores import STORE_LANES
 from optimizer.estimate.tasks import Task, move_task, single
 from optimizer.estimate.unmetered import estimate_allocated_peak
 from optimizer.hardware.machine import Machine
@@ -88,9 +89,9 @@ class GenerationPass:
     def host_bytes(self) -> int:
         """Without homes of keys and values, which pass from one pass to the next."""
         streamed_bytes = sum(self.layout.streamed) if self.plan.weights.place == "host" else 0
-        # A cache that is packed keeps the newest tokens on the device: of few tokens nothing goes to the disk.
+        # A cache that is packed keeps the newest tokens on the device: of few tokens nothing goes to a store.
         has_homes = any(size for homes in self.kv_homes for size, _ in homes)
-        stages = self.plan.weights.place == "disk" or (self.plan.kv_cache.place == "disk" and has_homes)
+        stages = self.plan.weights.place in STORE_LANES or (self.plan.kv_cache.place in STORE_LANES and has_homes)
         return streamed_bytes + (STAGING_BYTES if stages else 0)
 
     @property

@@ -69,6 +69,8 @@ class InferencePrediction:
     """Finished runs that the time intervals are drawn from; 0: an assumption."""
     unmetered_bytes: int = 0
     """As ``Prediction.unmetered_bytes``."""
+    remote_peak_bytes: int = 0
+    """Bytes in the remote store at their most."""
     memory: CardMemory | None = None
     """From tensors to a card (``estimate/inference_process.py``); None where it was not worked out."""
 

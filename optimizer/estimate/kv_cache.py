@@ -17,8 +17,8 @@ from optimizer.estimate.host_attention import HostAttentionCosts
 from optimizer.estimate.kv_packing import KvOp, estimate_ops_s, list_copy_ops, list_pack_ops, list_unpack_ops
 from optimizer.estimate.kv_prefix import PrefixCosts
 from optimizer.estimate.op_times import OpTimes, python_s
-from optimizer.estimate.optimizer_state import disk_read_ms, disk_write_ms
 from optimizer.estimate.parts import PartTime
+from optimizer.estimate.stores import STORE_LANES, STORE_LINKS, read_ms, write_ms
 from optimizer.estimate.tasks import Task, add_legs, moved_bytes, single
 from optimizer.estimate.transfers import Legs, Transfer
 from optimizer.hardware.machine import Machine
@@ -208,8 +208,9 @@ class KvCosts:
 
     def _coming(self, num_bytes: float, key: Hashable) -> Transfer:
         legs: Legs = (("copy_in", num_bytes / self._rates.host_to_device_bytes_per_s * 1000),)
-        if self._plan.place == "disk":
-            legs = (("disk", disk_read_ms(round(num_bytes), self._rates)), *legs)
+        place = self._plan.place
+        if place in STORE_LANES:
+            legs = ((STORE_LANES[place], read_ms(round(num_bytes), self._rates, place=place)), *legs)
         return Transfer(key=key, legs=legs, holds_up_cpu=True)
 
     def decode_tasks(
@@ -290,8 +291,9 @@ class KvCosts:
 
     def _out_legs(self, num_bytes: float) -> Legs:
         legs: Legs = (("copy_out", num_bytes / self._rates.device_to_host_bytes_per_s * 1000),)
-        if self._plan.place == "disk":
-            legs = (*legs, ("disk", disk_write_ms(round(num_bytes), self._rates)))
+        place = self._plan.place
+        if place in STORE_LANES:
+            legs = (*legs, (STORE_LANES[place], write_ms(round(num_bytes), self._rates, place=place)))
         return legs
 
     @cached_property
@@ -344,8 +346,9 @@ def _grow(before: int, wanted: int) -> tuple[int, ...]:
 def _by_link(place: str, *, brought_bytes: int = 0, sent_bytes: int = 0) -> dict[Link, int]:
     """Links without traffic left out."""
     found: dict[Link, int] = {"host_to_device": brought_bytes, "device_to_host": sent_bytes}
-    if place == "disk":
-        found |= {"disk_to_host": brought_bytes, "host_to_disk": sent_bytes}
+    if place in STORE_LINKS:
+        out, back = STORE_LINKS[place]
+        found |= {back: brought_bytes, out: sent_bytes}
     return {link: num_bytes for link, num_bytes in found.items() if num_bytes}
 
 

@@ -15,7 +15,7 @@ from optimizer.estimate.few_points import spread, sum_shares
 from optimizer.estimate.inference_splits import Floats
 from optimizer.estimate.kv_cache import KvCosts
 from optimizer.estimate.op_times import python_s
-from optimizer.estimate.optimizer_state import disk_read_ms
+from optimizer.estimate.stores import STORE_LANES, read_ms
 from optimizer.hardware.machine import Machine
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan
@@ -35,6 +35,7 @@ class LaneTimes(NamedTuple):
     compute_ms: Floats
     copy_ms: Floats
     disk_ms: Floats
+    network_ms: Floats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +79,7 @@ class KvFloors:
         held = self._bytes(dtype, alike)
         return KvFloor(
             **held,
-            prefill=LaneTimes(packing[0] + python[0], sent, np.zeros_like(sent)),
+            prefill=LaneTimes(packing[0] + python[0], sent, np.zeros_like(sent), np.zeros_like(sent)),
             decode=LaneTimes(packing[1] + python[1], *brought),
         )
 
@@ -125,9 +126,9 @@ class KvFloors:
 
     def _make_moves(
         self, dtype: WeightsDtype, cache: KvCachePlan
-    ) -> tuple[Floats, tuple[Floats, Floats]]:
-        """Milliseconds by shape: copies with the prompt, and copies and reads of the disk of all decodes."""
-        rates = self._machine.rates
+    ) -> tuple[Floats, tuple[Floats, Floats, Floats]]:
+        """Milliseconds by shape: copies with the prompt, and of all decodes copies and reads of the disk and the remote store."""
+        rates, lane = self._machine.rates, STORE_LANES.get(cache.place)
 
         def time(few: Sequence[MicroBatchShape]) -> list[tuple[float, ...]]:
             found: list[tuple[float, ...]] = []
@@ -139,18 +140,19 @@ class KvFloors:
                         sent.get("device_to_host", 0) / rates.device_to_host_bytes_per_s * 1000,
                         later.get("device_to_host", 0) / rates.device_to_host_bytes_per_s * 1000
                         + come_bytes / rates.host_to_device_bytes_per_s * 1000,
-                        disk_read_ms(come_bytes, rates) if later.get("disk_to_host") else 0.0,
+                        read_ms(come_bytes, rates, place=cache.place) if lane == "disk" else 0.0,
+                        read_ms(come_bytes, rates, place=cache.place) if lane == "network" else 0.0,
                     )
                 )
             return found
 
         if cache.place == "device":
             nothing = np.zeros(len(self._shapes))
-            return nothing, (nothing, nothing)
-        sent, copied, read = self._along_batches(time, num_batches=2)
+            return nothing, (nothing, nothing, nothing)
+        sent, copied, disk, network = self._along_batches(time, num_batches=2)
         # Of packed ones prices have what is moved on average.
         share = 1.0 if cache.dtype == "same" else _CACHE_SHARE
-        return share * sent, (share * copied, share * read)
+        return share * sent, (share * copied, share * disk, share * network)
 
     def _make_packing(self, dtype: WeightsDtype, cache: KvCachePlan) -> tuple[Floats, Floats]:
         """Milliseconds by shape of packing and unpacking, or of attention on the host, for which compute waits: with the prompt,

@@ -10,6 +10,7 @@ from functools import cached_property
 from optimizer.categories import Link
 from optimizer.errors import InvalidPlan
 from optimizer.estimate.compiled import CompiledShape, compile_shape
+from optimizer.estimate.stores import STORE_LINKS
 from optimizer.estimate.tasks import Task, add_legs
 from optimizer.estimate.transfers import Legs, Transfer
 from optimizer.hardware.machine import Machine
@@ -71,8 +72,8 @@ class PrefixCosts:
         for each in legs:
             time = add_legs(time, each)
         copied: dict[Link, int] = {"host_to_device": layout.prefix_bytes}
-        if self._plan.kv_cache.place == "disk":
-            copied["disk_to_host"] = layout.prefix_bytes
+        if self._plan.kv_cache.place in STORE_LINKS:
+            copied[STORE_LINKS[self._plan.kv_cache.place][1]] = layout.prefix_bytes
         return Task(
             phase="",
             block=-1,

@@ -13,7 +13,7 @@ import numpy as np
 
 from optimizer.estimate.inference_splits import Floats, Splits
 from optimizer.estimate.many_shapes import ManyShapes
-from optimizer.estimate.optimizer_state import disk_read_ms
+from optimizer.estimate.stores import STORE_LANES, read_ms
 from optimizer.hardware.machine import Machine
 from optimizer.kv_prefix import SHORTEST_PREFIX, count_rebuilt
 from optimizer.plan.kv_cache import KvPlace
@@ -23,8 +23,8 @@ from optimizer.profile.inference import InferenceProfile
 NUM_LENGTHS: Final = 16
 """That are looked at, evenly up to the longest. The best of them is within a thirty-second of the best of all, and, as a hidden
 state weighs half of keys and values, within a sixty-fourth of the moves' time."""
-Lanes = tuple[Floats, Floats, Floats]
-"""Milliseconds of compute, of copies and of the disk, each by number of micro-batches and by batch size."""
+Lanes = tuple[Floats, Floats, Floats, Floats]
+"""Milliseconds of compute, of copies, of the disk and of the network, each by number of micro-batches and by batch size."""
 
 
 class BestPrefix(NamedTuple):
@@ -66,7 +66,7 @@ class PrefixFloors:
         *,
         without_s: Floats,
         place: KvPlace,
-        together: Callable[[Floats, Floats, Floats], Floats],
+        together: Callable[[Floats, Floats, Floats, Floats], Floats],
     ) -> BestPrefix:
         """prefill, decode: of all passes, with all keys and values kept; without_s: what both take then. together: of lanes."""
         rates, split = self._machine.rates, self._split
@@ -76,9 +76,14 @@ class PrefixFloors:
         )
         sent_less_ms = sent_less_bytes / rates.device_to_host_bytes_per_s * 1000
         come_less_ms = come_less_bytes / rates.host_to_device_bytes_per_s * 1000
-        read_less_ms = disk_read_ms(1, rates) * come_less_bytes if place == "disk" else 0.0
-        prefill_ms = together(prefill[0], prefill[1] - sent_less_ms, prefill[2])
-        decode_ms = together(decode[0] + made_ms, decode[1] - come_less_ms, decode[2] - read_less_ms)
+        read_less_ms = read_ms(1, rates, place=place) * come_less_bytes
+        disk_less_ms, network_less_ms = (
+            read_less_ms if STORE_LANES.get(place) == lane else 0.0 for lane in ("disk", "network")
+        )
+        prefill_ms = together(prefill[0], prefill[1] - sent_less_ms, prefill[2], prefill[3])
+        decode_ms = together(
+            decode[0] + made_ms, decode[1] - come_less_ms, decode[2] - disk_less_ms, decode[3] - network_less_ms
+        )
         total_s = (prefill_ms + decode_ms) / 1000
         total_s[0] = without_s
         best = total_s.argmin(axis=0)

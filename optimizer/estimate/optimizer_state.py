@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimizer.categories import Link
-from optimizer.estimate.activations import ASSUMED_DISK_BYTES_PER_S, assumed_rate
 from optimizer.estimate.moments import TABLES_BYTES, Moments
+from optimizer.estimate.stores import assumed_rate
 from optimizer.estimate.tensors import TensorList
 from optimizer.estimate.weights import is_streamed
 from optimizer.hardware.machine import Rates
@@ -226,13 +226,3 @@ def _as_fast_as_adamw(elements_per_s: float, num_moments: int) -> float:
 def host_bytes_per_s(rates: Rates) -> float:
     """What the host's memory gives simple loops: as much as updates move."""
     return UPDATE_BYTES_PER_ELEMENT[2] * host_elements_per_s(rates)
-
-
-def disk_read_ms(num_bytes: int, rates: Rates) -> float:
-    assumed = assumed_rate(ASSUMED_DISK_BYTES_PER_S, rates, kind="disk")
-    return num_bytes / (rates.disk_read_bytes_per_s or assumed) * 1000
-
-
-def disk_write_ms(num_bytes: int, rates: Rates) -> float:
-    assumed = assumed_rate(ASSUMED_DISK_BYTES_PER_S, rates, kind="disk")
-    return num_bytes / (rates.disk_write_bytes_per_s or assumed) * 1000

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from optimizer.categories import CATEGORIES, Link
 from optimizer.estimate.op_times import python_s
-from optimizer.estimate.optimizer_state import disk_read_ms
 from optimizer.estimate.parts import Change, PartTime
 from optimizer.estimate.prediction import LANES, Lane
+from optimizer.estimate.stores import read_ms
 from optimizer.estimate.tasks import Task, add_legs, as_moves, moved_bytes, single
 from optimizer.estimate.transfers import Legs, Transfer
 from optimizer.hardware.machine import Rates
@@ -94,4 +94,4 @@ def _transfer(
 
 def _legs(num_bytes: int, plan: WeightsPlan, rates: Rates) -> Legs:
     legs: Legs = (("copy_in", num_bytes / rates.host_to_device_bytes_per_s * 1000),)
-    return (("disk", disk_read_ms(num_bytes, rates)), *legs) if plan.place == "disk" else legs
+    return (("disk", read_ms(num_bytes, rates, place="disk")), *legs) if plan.place == "disk" else legs

@@ -23,14 +23,13 @@ from optimizer.estimate.optimizer_state import (
     Rows,
     StateCosts,
     as_rows,
-    disk_read_ms,
-    disk_write_ms,
     estimate_update_ms,
     host_bytes_per_s,
     host_elements_per_s,
 )
 from optimizer.estimate.parts import Change, PartTime, sum_device_rows
 from optimizer.estimate.prediction import Lane
+from optimizer.estimate.stores import read_ms, write_ms
 from optimizer.estimate.tasks import Task, add_legs, as_moves, risen_bytes, single
 from optimizer.estimate.tensors import TensorList
 from optimizer.estimate.transfers import Legs, Transfer
@@ -196,8 +195,9 @@ def _list_host_updates(
         share = num_elements / num_leaving
         legs: list[tuple[Lane, float]] = []
         if any(stored.values()):
-            read_ms = disk_read_ms(round(share * stored["disk_to_host"]), rates)
-            legs.append(("disk", read_ms + disk_write_ms(round(share * stored["host_to_disk"]), rates)))
+            come_ms = read_ms(round(share * stored["disk_to_host"]), rates, place="disk")
+            go_ms = write_ms(round(share * stored["host_to_disk"]), rates, place="disk")
+            legs.append(("disk", come_ms + go_ms))
         legs.append(("host", num_elements * host_s * 1000))
         if returned_bytes:
             legs.append(("copy_in", share * returned_bytes / rates.host_to_device_bytes_per_s * 1000))

@@ -4,11 +4,15 @@ Predictions are taken by shape (``GenerationCosts``), not by type: plan knows no
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Protocol
+from typing import Final, Protocol
 
 from optimizer.plan.inference import InferencePlan
 from optimizer.units import format_bytes
 from optimizer.workload import InferenceWorkload
+
+_MOVES: Final = {
+    "disk_to_host": "from disk", "remote_to_host": "from the remote store", "host_to_device": "to the device"
+}  # fmt: skip
 
 
 class GenerationCosts(Protocol):
@@ -22,6 +26,8 @@ class GenerationCosts(Protocol):
     def host_peak_bytes(self) -> int: ...
     @property
     def disk_peak_bytes(self) -> int: ...
+    @property
+    def remote_peak_bytes(self) -> int: ...
     @property
     def kv_cache_bytes(self) -> int: ...
     @property
@@ -122,14 +128,14 @@ def _cache_sentence(plan: InferencePlan, workload: InferenceWorkload, prediction
             f"{made} on the host and stay there, where attention is computed: of each token the key, the value and the query go "
             "there, and what attention makes of them comes back"
         )
-    place = "the host" if cache.place == "host" else "disk"
+    place = {"host": "on the host", "disk": "on disk", "remote": "in the remote store"}[cache.place]
     again = ""
     if cache.prefix_tokens:
         again = (
             f"; of a prompt's first {cache.prefix_tokens:,} tokens the hidden states lie and come in their place, and each block "
             "makes their keys and values again while the rest still comes"
         )
-    return f"{made} on {place}; each block's come to the device for every token, and only what is new goes back{again}"
+    return f"{made} {place}; each block's come to the device for every token, and only what is new goes back{again}"
 
 
 def _time_sentences(plan: InferencePlan, prediction: GenerationCosts) -> Iterator[str]:
@@ -139,16 +145,17 @@ def _time_sentences(plan: InferencePlan, prediction: GenerationCosts) -> Iterato
 
 
 def _tiers_sentences(plan: InferencePlan, prediction: GenerationCosts) -> Iterator[str]:
-    held = [
-        f"{format_bytes(num_bytes)} {place}"
-        for place, num_bytes in (("on the host", prediction.host_peak_bytes), ("on disk", prediction.disk_peak_bytes))
-        if num_bytes
-    ]
+    sizes = {
+        "on the host": prediction.host_peak_bytes,
+        "on disk": prediction.disk_peak_bytes,
+        "in the remote store": prediction.remote_peak_bytes,
+    }
+    held = [f"{format_bytes(num_bytes)} {place}" for place, num_bytes in sizes.items() if num_bytes]
     if held:
         yield f"other memory holds up to {' and '.join(held)}"
     moved = [
         f"{format_bytes(prediction.copied_bytes_per_token[link])} {words}"
-        for link, words in (("disk_to_host", "from disk"), ("host_to_device", "to the device"))
+        for link, words in _MOVES.items()
         if prediction.copied_bytes_per_token.get(link)
     ]
     if moved:

@@ -149,7 +149,7 @@ class InferencePlan:
         )
         cache, name = self.kv_cache, "kv_cache.prefix_tokens"
         if cache.prefix_tokens:
-            here = "saves nothing where keys and values stay on the device: choose plan.kv_cache.place host or disk, or 0"
+            here = "saves nothing where keys and values stay on the device: choose another plan.kv_cache.place, or 0"
             packed = f"saves nothing where keys and values travel in {cache.dtype}: choose plan.kv_cache.dtype same, or 0"
             on_host = "saves nothing where attention is computed on the host: choose plan.kv_cache.attention device, or 0"
             rules += (

@@ -6,7 +6,7 @@ from typing import Literal
 from optimizer.errors import InvalidPlan
 
 KvDtype = Literal["same", "int8", "int4"]
-KvPlace = Literal["device", "host", "disk"]
+KvPlace = Literal["device", "host", "disk", "remote"]
 AttentionPlace = Literal["device", "host"]
 _MAX_PREFETCH = 8
 
@@ -21,9 +21,10 @@ class KvCachePlan:
     and up to 64 channels of a head. Both in blocks of 64 tokens that are packed once, when all of them are there and another
     comes; the newest 1 to 64 tokens are as the weights are. Lossy."""
     place: KvPlace = "device"
-    """Where they are between uses. They are allocated at their full length with the prompt, and never grow. host, disk: a
-    block's cache comes to the device for its attention, token by token as it grew, and only what is new goes back. Packed
-    blocks travel packed, and the newest tokens, which are not, stay on the device. Same bits."""
+    """Where they are between uses. They are allocated at their full length with the prompt, and never grow. host, disk, remote
+    (the memory of another machine, behind a store that speaks the Redis protocol): a block's cache comes to the device for its
+    attention, token by token as it grew, and only what is new goes back. Packed blocks travel packed, and the newest tokens,
+    which are not, stay on the device. Same bits."""
     prefetch: int = 1
     """Blocks whose cache comes ahead of its use, 0 to 8, each with room of its own on the device; of no meaning where no cache
     comes."""

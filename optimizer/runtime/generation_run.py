@@ -80,6 +80,7 @@ class GenerationResult:
     peak_moment: str
     host_peak_bytes: int
     disk_peak_bytes: int
+    remote_peak_bytes: int
     copied_bytes: dict[str, int]
     """By link; links without traffic left out."""
     timed_passes: tuple[TimedPass, ...]
@@ -103,7 +104,8 @@ def open_generator(
     """A metered generator of this model, closed at the end.
 
     weights_folder: where the model's own weights are; None draws random ones with ``seed``. scratch: folder of the disk tier.
-    Raises OutOfDeviceMemory and OutOfHostMemory over the caps, DiskFull, InvalidModel, MissingExtra.
+    Raises OutOfDeviceMemory and OutOfHostMemory over the caps, DiskFull, RemoteStoreFull and RemoteStoreLost (inside, for what a
+    pass meets; requests that were told of as finished stay so), InvalidModel, MissingExtra.
     """
     device = torch.device(device)
     with prepared_device(device):
@@ -223,6 +225,7 @@ class _Run:
             peak_moment=peak.moment if peak is not None else "",
             host_peak_bytes=peak.host_bytes if peak is not None else 0,
             disk_peak_bytes=generator.tiers.disk_peak_bytes,
+            remote_peak_bytes=generator.tiers.remote_peak_bytes,
             copied_bytes=self._copied_bytes(),
             timed_passes=sum_passes(self._ran),
             draws=self._draws,

@@ -1,4 +1,4 @@
-"""Where bytes live that are not on the device for good: a piece of host memory or a place in the scratch file.
+"""Where bytes live that are not on the device for good: a piece of host memory, a place in the scratch file or in a remote store.
 
 A home is flat bytes; what they mean is its owner's business. It is made once and stays until the run ends. Knows nothing of
 blocks, gradients or optimizers; the copying is ``tiers.py``'s.
@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from optimizer.categories import Category
+from optimizer.categories import Category, Tier
 from optimizer.runtime.tiers.copies import Copy
 from optimizer.runtime.tiers.tiers import Tiers
 from optimizer.runtime.tiers.transfers import StoredBuffer
@@ -21,24 +21,26 @@ the bits of the whole; small enough that a piece is still in the processor's cac
 
 
 class Home:
-    """``num_bytes`` on the host (``data``) or in the scratch file (``stored``)."""
+    """``num_bytes`` on the host (``data``) or in a store (``stored``)."""
 
     def __init__(
-        self, tiers: Tiers, num_bytes: int, *, place: str, category: Category, meets_device: bool = True
+        self, tiers: Tiers, num_bytes: int, *, place: Tier, category: Category, meets_device: bool = True
     ) -> None:
-        """Host: counted under ``category``, not initialized. Disk: reads as zeros until written. Raises DiskFull.
+        """Host: counted under ``category``, not initialized. Stores: read as zeros until written. Raises OutOfHostMemory,
+        DiskFull, RemoteStoreFull and RemoteStoreLost.
 
         meets_device: whether a host home is ever copied to the device.
         """
+        assert place != "device"
         self._tiers = tiers
         self.num_bytes = num_bytes
         self.data: torch.Tensor | None = None
         self.stored: StoredBuffer | None = None
-        if place == "disk":
-            # The file is new, and nothing has given room back to it yet, so what is taken was never written to.
-            self.stored = tiers.disk_buffer(num_bytes)
-        else:
+        if place == "host":
             self.data = tiers.host_buffer(num_bytes, dtype=torch.uint8, category=category, pinned=meets_device)
+        else:
+            # The scratch file is new, and nothing has given room back to it yet, so what is taken was never written to.
+            self.stored = tiers.stored_buffer(num_bytes, place=place)
 
     def fetch(self, target: torch.Tensor) -> Copy:
         """Start to copy all of it over a contiguous device tensor."""
@@ -47,7 +49,7 @@ class Home:
         return self._tiers.copy_to_device(self.read(), target)
 
     def release(self) -> None:
-        """Give its room back; nothing may use it after. Waits for what is under way to a place in the scratch file."""
+        """Give its room back; nothing may use it after. Waits for what is under way to a store."""
         if self.stored is not None:
             self.stored.release()
         self.data = self.stored = None

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from optimizer.plan.optimizer_state import OptimizerStatePlan
+from optimizer.plan.optimizer_state import OptimizerStatePlan, StatePlace
 from optimizer.runtime.homes import PIECE_ELEMENTS, Home, HomeTensor, pieces
 from optimizer.runtime.tiers.copies import Copy
 from optimizer.runtime.tiers.tiers import Tiers
@@ -169,7 +169,7 @@ class HostState:
 
     # Helpers.
 
-    def _make(self, name: str, parameter: nn.Parameter, place: str, home: Home | None) -> _Leaving:
+    def _make(self, name: str, parameter: nn.Parameter, place: StatePlace, home: Home | None) -> _Leaving:
         parts: dict[str, Home] = {}
         num_bytes = 4 * parameter.numel()
         if home is not None and parameter.dtype == torch.float32:

@@ -114,7 +114,8 @@ class Generator:
     """A model and its plan, ready to generate. Call ``close`` to leave the model as it was, in host memory where it streamed.
 
     model: from ``build_for_inference``, or prepared by ``prepare_for_inference``. meter: None runs without counting and
-    without a cap. scratch: folder of the disk tier's file; the system's temporary folder unless given.
+    without a cap. scratch: folder of the disk tier's file; the system's temporary folder unless given. Raises RemoteStoreLost
+    where the plan needs a remote store and none answers at ``HEADROOM_REMOTE_URL``.
     """
 
     def __init__(
@@ -147,6 +148,9 @@ class Generator:
         self._kv_workspace: weakref.ref[KvWorkspace] | None = None
         try:
             blocks = self._anatomy.blocks
+            if plan.kv_cache.place == "remote":
+                # A store that is away is named before weights are sent anywhere.
+                self.tiers.open_store("remote")
             self._weights.send_home(model, blocks=blocks, trains_all=True)
             if meter is not None:
                 meter.assign_module(model)

@@ -69,7 +69,7 @@ class PlacedKvLayer(KvLayer):  # type: ignore[no-untyped-call]
 
     @property
     def records(self) -> torch.Tensor:
-        """[records, bytes] as they are kept, in the order in which they are; on the host a view, from the disk a copy."""
+        """[records, bytes] as they are kept, in the order in which they are; on the host a view, from a store a copy."""
         raise NotImplementedError
 
     def reset(self) -> None:

@@ -34,7 +34,7 @@ class KvHomes:
     def take(self, num_bytes: int, *, turn: int, block: int, place: KvPlace) -> Home:
         """The one that this block had for this turn, in place of which a larger one comes where it is too small.
 
-        Raises OutOfHostMemory, DiskFull.
+        Raises OutOfHostMemory, DiskFull, RemoteStoreFull, RemoteStoreLost.
         """
         home = self._homes.get((turn, block))
         if home is None or home.num_bytes < num_bytes:

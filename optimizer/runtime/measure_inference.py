@@ -32,6 +32,7 @@ class GenerationMeasurement:
     peak_moment: str
     host_peak_bytes: int
     disk_peak_bytes: int
+    remote_peak_bytes: int
     prefill_ms: float
     """Time to the first token of a pass: the median of the passes."""
     decode_ms: float
@@ -60,8 +61,9 @@ def measure_generation(
     """Generate the whole workload and report its memory and its time.
 
     A module must be prepared for the plan (``prepare_for_inference``); a spec is built first. scratch: folder of the disk tier.
-    Raises OutOfDeviceMemory over ``cap_bytes``, OutOfHostMemory over ``host_cap_bytes``, DiskFull, InvalidModel for models
-    that keep anything but keys and values between tokens, and what ``InferencePlan.check`` raises.
+    Raises OutOfDeviceMemory over ``cap_bytes``, OutOfHostMemory over ``host_cap_bytes``, DiskFull, RemoteStoreFull and
+    RemoteStoreLost, InvalidModel for models that keep anything but keys and values between tokens, and what
+    ``InferencePlan.check`` raises.
     """
     device = torch.device(device)
     with prepared_device(device):
@@ -104,6 +106,7 @@ def _measure(generator: Generator, meter: Meter, workload: InferenceWorkload) ->
         peak_moment=peak.moment,
         host_peak_bytes=peak.host_bytes,
         disk_peak_bytes=generator.tiers.disk_peak_bytes,
+        remote_peak_bytes=generator.tiers.remote_peak_bytes,
         prefill_ms=statistics.median(each.prefill_ms for each in passes),
         decode_ms=sum(each.decode_ms for each in passes) / num_later if num_later else 0.0,
         total_s=total_s,

@@ -13,11 +13,13 @@ from optimizer.estimate.inference import estimate_inference
 from optimizer.hardware.machine import Machine
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.inference import InferencePlan
+from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.passes_run import TimedPass
 from optimizer.search.inference.search import search_inference_plans
 from optimizer.serialize import from_json, to_json
 from optimizer.units import MIB
 from optimizer.workload import GenerationWorkload, InferenceGoal
+from tests.valkey import Valkey
 from tests.webapp.conftest import MACHINE_DOCUMENT
 from webapp.jobs.generation_spec import summed_workload
 from worker import generating
@@ -296,6 +298,37 @@ def test_a_chosen_plan_killed_among_lines_of_mixed_lengths_repeats_none_and_lose
     indices = [json.loads(line)["index"] for part in parts for line in part.read_text().splitlines()]
     assert len(parts) == 2
     assert sorted(indices) == list(range(len(lines)))
+
+
+def test_a_remote_store_that_dies_is_the_reason_and_the_next_attempt_goes_on(attempt, run, tmp_path, monkeypatch):
+    lines = [{"prompt": f"Line number {index}", "id": str(index)} for index in range(4)]
+    run(attempt(lines=lines))
+    expected = records(tmp_path)
+    (tmp_path / "job").rename(tmp_path / "before")
+    remote = InferencePlan(batch_size=2, kv_cache=KvCachePlan(place="remote")).to_json()
+    done = Stop(tmp_path / "job", after=2)
+    server = Valkey()
+    monkeypatch.setenv("HEADROOM_REMOTE_URL", server.url)
+
+    def kill_after_two_lines():
+        if done():
+            server.kill()
+        return False
+
+    try:
+        code, result, _ = run(attempt(lines=lines, plan=remote), should_stop=kill_after_two_lines)
+        assert (code, result["reason"]) == (EXIT_FAILED, "remote_store_lost")
+        assert "does not answer" in result["message"]
+        server.start()
+        code, result, _ = run(attempt(2, lines=lines, plan=remote))
+        assert (code, result["step"]) == (EXIT_DONE, 4)
+        assert result["measured"]["remote_peak_bytes"] > 0
+        assert server.list_keys() == []
+    finally:
+        server.close()
+    assert records(tmp_path) == expected
+    new = sorted((tmp_path / "job" / "results").iterdir())[1].read_text().splitlines()
+    assert len(new) == 2
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])

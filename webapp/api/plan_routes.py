@@ -228,6 +228,7 @@ class PriceGenerationAnswer(Schema):
     device_change_bytes: int
     host_change_bytes: int
     disk_change_bytes: int
+    remote_change_bytes: int
     total_change_s: float
     is_lossless: bool
 

@@ -13,6 +13,7 @@ SAMPLING_FIELDS: Final = ("max_new_tokens", "temperature", "top_k", "top_p", "se
 FORBIDDEN: Final[tuple[Technique, ...]] = (
     "stream_weights",
     "disk",
+    "remote",
     "bf16",
     "fp16",
     "quantize_frozen",

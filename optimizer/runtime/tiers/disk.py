@@ -52,7 +52,8 @@ class DiskStore:
         """Claimed from the file system."""
         return self._file_bytes
 
-    def take(self, num_bytes: int) -> Place:
+    def take(self, num_bytes: int, *, is_made: bool = False) -> Place:
+        """is_made: it always is."""
         with self._lock:
             free = self._free.get(num_bytes)
             if free:

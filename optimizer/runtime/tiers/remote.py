@@ -3,6 +3,9 @@
 The address comes from ``HEADROOM_REMOTE_URL`` (``redis://host:port/0``, ``rediss://`` for TLS, ``unix:///path``). Every key
 begins with the run's own prefix, expires, and is deleted when its bytes are no longer needed, at the latest at close; values are
 pieces of at most VALUE_BYTES. The package ``redis`` is imported when a store is opened.
+
+A store may lose values (restarted, evicted, expired) and would take the next part of one as if the rest were zeros. So it is
+known here how long each value has to be, and both reading and writing hold the store to it.
 """
 
 import contextlib
@@ -11,12 +14,13 @@ import itertools
 import os
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from optimizer.categories import Lane, Link, Tier
-from optimizer.errors import InvalidInput, MissingExtra, RemoteStoreFull, RemoteStoreLost
+from optimizer.errors import HeadroomError, InvalidInput, MissingExtra, RemoteStoreFull, RemoteStoreLost
 from optimizer.runtime.tiers.stores import Place, Room
 from optimizer.units import MIB, format_bytes
 
@@ -24,9 +28,11 @@ URL_VARIABLE = "HEADROOM_REMOTE_URL"
 VALUE_BYTES = 2 * MIB
 """Of one value: large enough that a round trip costs little, small enough that the store answers others in between."""
 EXPIRY_S = 3600
-"""After this long without being written, a value goes by itself: what a killed run leaves behind."""
+"""After this long without its run, a value goes by itself: what a killed run leaves behind."""
+RENEWAL_S = EXPIRY_S / 4
+"""So often a run that reads or writes renews all that it keeps: what is written once and read for hours must not go."""
 TIMEOUT_S = 20.0
-_DELETED_AT_ONCE = 500
+_KEYS_AT_ONCE = 500
 
 
 class RemoteStore:
@@ -41,7 +47,9 @@ class RemoteStore:
     read_link: ClassVar[Link] = "remote_to_host"
     lane: ClassVar[Lane] = "network"
 
-    def __init__(self, url: str, *, run_id: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self, url: str, *, run_id: str | None = None, timeout_s: float = TIMEOUT_S, renewal_s: float = RENEWAL_S
+    ) -> None:
         self.room = Room()
         self.prefix = f"headroom:{run_id or secrets.token_hex(8)}:"
         self._address = _without_password(url)
@@ -50,50 +58,65 @@ class RemoteStore:
         self._lock = threading.Lock()
         self._live: dict[int, int] = {}
         self._dead: list[str] = []
+        self._written: dict[str, int] = {}
+        """By key, up to where its value was written, or made."""
+        self._renewal_s, self._renewed_s = renewal_s, time.monotonic()
         with self._translating(0):
             self._client.ping()
 
-    def take(self, num_bytes: int) -> Place:
+    def take(self, num_bytes: int, *, is_made: bool = False) -> Place:
         place = Place(next(self._numbers), num_bytes)
         with self._lock:
             self._live[place.index] = num_bytes
         self.room.add(num_bytes)
+        if is_made:
+            try:
+                self._make(place)
+            except HeadroomError:
+                self.give_back(place)
+                raise
         return place
 
     def give_back(self, place: Place) -> None:
         with self._lock:
             if self._live.pop(place.index, None) is not None:
                 # Deleted by the next write: whoever lets go of bytes does not wait for the network.
-                self._dead += self._keys(place.index, place.num_bytes)
+                self._forget(place.index, place.num_bytes)
         self.room.add(-place.num_bytes)
 
     def write(self, place: Place, data: memoryview, *, offset: int) -> None:
         self._bury()
+        self._renew()
         for key, within, start, end in self._pieces(place, offset, len(data)):
             piece = data[start:end]
             is_whole = within == 0 and len(piece) == self._piece_bytes(place, offset + start)
+            held_bytes = known_bytes = self._written.get(key, 0)
             with self._translating(len(piece)):
                 if is_whole:
                     self._client.set(key, piece, ex=EXPIRY_S)
                 else:
-                    self._client.setrange(key, within, piece)
-                    self._client.expire(key, EXPIRY_S)
+                    # One round trip, and nobody sees the value between.
+                    commands = self._client.pipeline(transaction=True)
+                    commands.strlen(key).setrange(key, within, piece).expire(key, EXPIRY_S)
+                    held_bytes = commands.execute()[0]
+            if held_bytes < known_bytes:
+                raise self._lost(known_bytes)
+            with self._lock:
+                self._written[key] = max(self._written.get(key, 0), within + len(piece))
 
     def read(self, place: Place, into: memoryview, *, offset: int) -> None:
+        """What was never written is zeros."""
+        self._renew()
         for key, within, start, end in self._pieces(place, offset, len(into)):
             is_whole = within == 0 and end - start == self._piece_bytes(place, offset + start)
+            known_bytes = min(end - start, max(0, self._written.get(key, 0) - within))
             with self._translating(end - start):
                 value = (
                     self._client.get(key) if is_whole else self._client.getrange(key, within, within + end - start - 1)
-                )
-            if value is None or len(value) != end - start:
-                raise RemoteStoreLost(
-                    f"the remote store at {self._address} no longer holds {format_bytes(end - start)} that this run wrote to it; "
-                    "it was restarted, or evicts keys, or they expired",
-                    hint="Use a store that evicts nothing (maxmemory-policy noeviction), or a plan without the remote tier.",
-                    address=self._address,
-                )
-            into[start:end] = value
+                ) or b""
+            if len(value) < known_bytes:
+                raise self._lost(known_bytes)
+            into[start:end] = value.ljust(end - start, b"\0")
 
     def free_bytes(self) -> int | None:
         """Room left under the store's own limit, or on its machine where it has none; None where it does not say."""
@@ -106,18 +129,52 @@ class RemoteStore:
     def close(self) -> None:
         with self._lock:
             live, self._live = self._live, {}
-            self._dead += [key for index, num_bytes in live.items() for key in self._keys(index, num_bytes)]
+            for index, num_bytes in live.items():
+                self._forget(index, num_bytes)
         # What cannot be deleted now expires.
         with contextlib.suppress(RemoteStoreLost):
             self._bury()
         self._client.close()
 
+    def _make(self, place: Place) -> None:
+        """A value that grows by parts takes up to twice its bytes in the store; made at its full length it takes them once."""
+        self._bury()
+        for key, _, start, end in self._pieces(place, 0, place.num_bytes):
+            with self._translating(end - start):
+                commands = self._client.pipeline(transaction=True)
+                commands.setrange(key, end - start - 1, b"\0").expire(key, EXPIRY_S)
+                commands.execute()
+            with self._lock:
+                self._written[key] = end - start
+
     def _bury(self) -> None:
         with self._lock:
             dead, self._dead = self._dead, []
         with self._translating(0):
-            for start in range(0, len(dead), _DELETED_AT_ONCE):
-                self._client.unlink(*dead[start : start + _DELETED_AT_ONCE])
+            for start in range(0, len(dead), _KEYS_AT_ONCE):
+                self._client.unlink(*dead[start : start + _KEYS_AT_ONCE])
+
+    def _renew(self) -> None:
+        """Now and then: what is kept expires as late as if it were new."""
+        now_s = time.monotonic()
+        with self._lock:
+            if now_s - self._renewed_s < self._renewal_s:
+                return
+            self._renewed_s = now_s
+            kept = list(self._written)
+        with self._translating(0):
+            for start in range(0, len(kept), _KEYS_AT_ONCE):
+                commands = self._client.pipeline(transaction=False)
+                for key in kept[start : start + _KEYS_AT_ONCE]:
+                    commands.expire(key, EXPIRY_S)
+                commands.execute()
+
+    def _forget(self, index: int, num_bytes: int) -> None:
+        """To be called under the lock."""
+        keys = self._keys(index, num_bytes)
+        self._dead += keys
+        for key in keys:
+            self._written.pop(key, None)
 
     def _keys(self, index: int, num_bytes: int) -> list[str]:
         return [f"{self.prefix}{index}:{piece}" for piece in range(-(-num_bytes // VALUE_BYTES))]
@@ -136,6 +193,14 @@ class RemoteStore:
         first = offset // VALUE_BYTES * VALUE_BYTES
         return min(VALUE_BYTES, place.num_bytes - first)
 
+    def _lost(self, num_bytes: int) -> RemoteStoreLost:
+        return RemoteStoreLost(
+            f"the remote store at {self._address} no longer holds {format_bytes(num_bytes)} that this run wrote to it; "
+            "it was restarted, or evicts keys, or they expired",
+            hint="Use a store that evicts nothing (maxmemory-policy noeviction), or a plan without the remote tier.",
+            address=self._address,
+        )
+
     @contextlib.contextmanager
     def _translating(self, num_bytes: int) -> Iterator[None]:
         try:
@@ -147,15 +212,17 @@ class RemoteStore:
                 address=self._address,
             ) from error
         except self._errors.ResponseError as error:
-            if not _is_full(str(error)):
+            # Of several commands sent at once redis-py tells before that which of them it was, with what it carried.
+            answer = str(error).rpartition("caused error: ")[2]
+            if not _is_full(answer):
                 raise RemoteStoreLost(
-                    f"the remote store at {self._address} refuses a command: {error}",
+                    f"the remote store at {self._address} refuses a command: {answer}",
                     hint="Check its access rules and that it is writable.",
                     address=self._address,
                 ) from error
             raise RemoteStoreFull(
                 f"the remote store at {self._address} is full: {format_bytes(num_bytes)} more were needed, "
-                f"{format_bytes(self.room.used_bytes)} are this run's ({error})",
+                f"{format_bytes(self.room.used_bytes)} are this run's ({answer})",
                 hint="Raise the store's maxmemory, or choose a plan that keeps less there.",
                 address=self._address,
                 requested_bytes=num_bytes,

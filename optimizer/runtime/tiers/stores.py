@@ -29,8 +29,11 @@ class Store(Protocol):
     lane: ClassVar[Lane]
     room: "Room"
 
-    def take(self, num_bytes: int) -> Place:
-        """Room for so many bytes. Raises DiskFull or RemoteStoreFull where that is known now."""
+    def take(self, num_bytes: int, *, is_made: bool = False) -> Place:
+        """Room for so many bytes. is_made: all of it now, full of zeros, for what is written by ranges and stays.
+
+        Raises DiskFull or RemoteStoreFull where that is known now, RemoteStoreLost.
+        """
         ...
 
     def give_back(self, place: Place) -> None:

@@ -1,7 +1,7 @@
 """Moves bytes between the device, the host, a disk and a remote store, and counts what each link carried.
 
 For what appears and goes with a step (activations): ``offload`` a storage, ``prefetch`` it, ``fetch`` it; it goes with its copy.
-For what stays (weights, gradients, optimizer state): ``host_buffer`` and ``disk_buffer``, and copies of ranges between them.
+For what stays (weights, gradients, optimizer state): ``host_buffer`` and ``stored_buffer``, and copies of ranges between them.
 
 Device and stores never meet: a copy to the disk or a remote store goes through one of a few host buffers (``STAGING_BYTES`` in
 all, whatever passes), which threads of their own write and read while compute goes on; both links count.
@@ -138,9 +138,12 @@ class Tiers:
             self.meter.assign(buffer, category, tier="host")
         return buffer
 
-    def disk_buffer(self, num_bytes: int) -> StoredBuffer:
-        """Room on the disk tier, preallocated, written and read by ranges of host tensors. Raises DiskFull at once."""
-        return self._threads().buffer(self._stores.get("disk"), num_bytes)
+    def stored_buffer(self, num_bytes: int, *, place: StorePlace) -> StoredBuffer:
+        """Room in a store, preallocated, written and read by ranges of host tensors; zeros until written.
+
+        Raises DiskFull, RemoteStoreFull and RemoteStoreLost, at once.
+        """
+        return self._threads().buffer(self._stores.get(place), num_bytes)
 
     def copy_to_host(self, source: torch.Tensor, target: torch.Tensor, *, beside: bool = True) -> Copy:
         """Copy a device tensor over a host tensor of the same bytes, both contiguous; autograd's versions do not move.
@@ -188,7 +191,7 @@ class Tiers:
             return Copy(self.device, self._copy_stream.record_event(), data)
 
     def load(self, buffer: StoredBuffer, target: torch.Tensor, *, offset_bytes: int = 0) -> Copy:
-        """Copy from the disk to a contiguous device tensor, through staging, in the background on CUDA. ``wait`` before use.
+        """Copy from a store to a contiguous device tensor, through staging, in the background on CUDA. ``wait`` before use.
 
         What was written to the range before is waited for.
         """
@@ -198,7 +201,7 @@ class Tiers:
         return Copy(self.device, None, data if coming is not None else None, coming)
 
     def save(self, source: torch.Tensor, buffer: StoredBuffer, *, offset_bytes: int = 0) -> None:
-        """Copy a contiguous device tensor to the disk, through staging; written in the background, and waited for by what
+        """Copy a contiguous device tensor to a store, through staging; written in the background, and waited for by what
         reads the range next. The source may be dropped or written to (by compute queued later) at once.
         """
         data = as_bytes(source)

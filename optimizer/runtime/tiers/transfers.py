@@ -215,7 +215,7 @@ class Background:
         return StoredCopy(store, store.take(packing.packed_bytes), packing, release=self._release)
 
     def buffer(self, store: Store, num_bytes: int) -> StoredBuffer:
-        return StoredBuffer(self, store, store.take(num_bytes))
+        return StoredBuffer(self, store, store.take(num_bytes, is_made=True))
 
     @property
     def _slabs(self) -> Staging:

@@ -71,6 +71,7 @@ class Candidates:
             & (floors.device_bytes <= problem.goal.device_budget_bytes)
             & (floors.host_bytes <= problem.host_budget_bytes)
             & (floors.disk_bytes <= problem.disk_budget_bytes)
+            & (floors.remote_bytes <= problem.remote_budget_bytes)
         )
         if family.plan.kv_cache.prefix_tokens:
             # Where none is best, it is another family's.

@@ -48,6 +48,7 @@ class RepricedGeneration:
     """Of the peaks' upper ends, which the budget is held to."""
     host_change_bytes: int
     disk_change_bytes: int
+    remote_change_bytes: int
     total_change_s: float
     is_lossless: bool
 
@@ -90,6 +91,7 @@ def reprice_generation(
         device_change_bytes=after.device_peak_high_bytes - before.device_peak_high_bytes,
         host_change_bytes=after.host_peak_bytes - before.host_peak_bytes,
         disk_change_bytes=after.disk_peak_bytes - before.disk_peak_bytes,
+        remote_change_bytes=after.remote_peak_bytes - before.remote_peak_bytes,
         total_change_s=after.total_s - before.total_s,
         is_lossless=changed.is_lossless,
     )

@@ -39,6 +39,7 @@ _OF_VALUES: Final[dict[tuple[str, object], str]] = {
     ("weights.frozen", "same"): "the blocks' matrices as the other weights are",
     ("kv_cache.dtype", "same"): "keys and values as the weights are",
     ("kv_cache.place", "device"): "keys and values on the device",
+    ("kv_cache.place", "remote"): "keys and values in the remote store",
     ("kv_cache.attention", "device"): "attention on the device",
     ("kv_cache.attention", "host"): "attention on the host",
     ("kv_cache.prefix_tokens", 0): "no keys and values made again",
@@ -63,6 +64,7 @@ class GenerationKnob:
     device_change_bytes: int
     host_change_bytes: int
     disk_change_bytes: int
+    remote_change_bytes: int
     total_s: float
     total_change_s: float
 
@@ -89,7 +91,8 @@ def _is_possible(problem: InferenceProblem, plan: InferencePlan) -> bool:
 
 def _changes_anything(knob: GenerationKnob) -> bool:
     """Packed keys and values that are too short to be packed change nothing, nor does a place that nothing is fetched from."""
-    return any((knob.device_change_bytes, knob.host_change_bytes, knob.disk_change_bytes, knob.total_change_s))
+    elsewhere = (knob.host_change_bytes, knob.disk_change_bytes, knob.remote_change_bytes)
+    return any((knob.device_change_bytes, *elsewhere, knob.total_change_s))
 
 
 def _priced(
@@ -106,6 +109,7 @@ def _priced(
         device_change_bytes=there.device_peak_high_bytes - here.device_peak_high_bytes,
         host_change_bytes=there.host_peak_bytes - here.host_peak_bytes,
         disk_change_bytes=there.disk_peak_bytes - here.disk_peak_bytes,
+        remote_change_bytes=there.remote_peak_bytes - here.remote_peak_bytes,
         total_s=there.total_s,
         total_change_s=there.total_s - here.total_s,
     )

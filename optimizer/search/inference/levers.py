@@ -54,7 +54,7 @@ class Family:
 
 
 def list_families(problem: InferenceProblem) -> list[Family]:
-    """All that the goal, machine and profile allow, plain generation first and the disk last."""
+    """All that the goal, machine and profile allow, plain generation first, the disk and then the remote store last."""
     shortest = min(problem.workload.prompt_lengths or (problem.workload.prompt_length,)) if problem.can_cut_prompts else 1
 
     def is_allowed(plan: InferencePlan) -> bool:
@@ -69,7 +69,7 @@ def list_families(problem: InferenceProblem) -> list[Family]:
         if problem.goal.objective in lever.objectives:
             # What one lever makes impossible is not combined with the others.
             found = [plan for before in found for plan in lever.choices(before) if is_allowed(plan)]
-    found.sort(key=uses_disk)
+    found.sort(key=_is_far)
     return [Family(plan=plan, micro_batches=_list_micro_batches(problem, plan)) for plan in found]
 
 
@@ -78,8 +78,9 @@ def list_arrangements(problem: InferenceProblem) -> list[InferencePlan]:
     return [plan for family in list_families(problem) for plan in family.list_plans() if problem.permits(plan)]
 
 
-def uses_disk(plan: InferencePlan) -> bool:
-    return "disk" in (plan.weights.place, plan.kv_cache.place)
+def _is_far(plan: InferencePlan) -> tuple[bool, bool]:
+    places = (plan.weights.place, plan.kv_cache.place)
+    return "remote" in places, "disk" in places
 
 
 def _comes_ahead(plan: InferencePlan) -> bool:

@@ -51,6 +51,8 @@ class InferenceProblem:
     """The least that plans can take, with batches of these sizes in so many micro-batches; much cheaper than a price."""
     disk_budget_bytes: int = 0
     """The same for the disk tier; 0 where there is none."""
+    remote_budget_bytes: int = 0
+    """The same for the remote store."""
     unavailable: frozenset[Technique] = frozenset()
     """What the machine cannot do, or has no rate for."""
     representations: frozenset[str] | None = None
@@ -74,7 +76,7 @@ class InferenceProblem:
             return False
         if technique in LOSSY and not self.goal.allow_lossy:
             return False
-        return technique != "disk" or self.disk_budget_bytes > 0
+        return {"disk": self.disk_budget_bytes > 0, "remote": self.remote_budget_bytes > 0}.get(technique, True)
 
     def permits(self, plan: InferencePlan) -> bool:
         """Whether every technique of the plan is allowed, all together can be carried out, and its weights were profiled."""
@@ -123,11 +125,15 @@ class InferenceProblem:
         return prediction.device_peak_high_bytes <= self.goal.device_budget_bytes
 
     def fits_elsewhere(self, prediction: InferencePrediction) -> bool:
-        """Whether host and disk have room."""
+        """Whether host, disk and remote store have room."""
         host_bytes = prediction.host_peak_bytes
         if prediction.memory is not None:
             host_bytes = max(host_bytes, prediction.memory.host_pinned.value + prediction.memory.host_pageable.value)
-        return host_bytes <= self.host_budget_bytes and prediction.disk_peak_bytes <= self.disk_budget_bytes
+        return (
+            host_bytes <= self.host_budget_bytes
+            and prediction.disk_peak_bytes <= self.disk_budget_bytes
+            and prediction.remote_peak_bytes <= self.remote_budget_bytes
+        )
 
     def fits(self, prediction: InferencePrediction) -> bool:
         return self.fits_device(prediction) and self.fits_elsewhere(prediction)
@@ -154,6 +160,7 @@ def techniques_of(plan: InferencePlan) -> tuple[Technique, ...]:
     used: dict[Technique, bool] = {
         "stream_weights": weights.place != "device",
         "disk": "disk" in (weights.place, plan.kv_cache.place),
+        "remote": plan.kv_cache.place == "remote",
         "bf16": weights.dtype == "bf16",
         "fp16": weights.dtype == "fp16",
         "quantize_frozen": weights.frozen != "same",

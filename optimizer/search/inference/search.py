@@ -119,6 +119,7 @@ def inference_problem(
         goal=goal,
         host_budget_bytes=host_budget_bytes,
         disk_budget_bytes=min(disk_budget_bytes, machine.disk_free_bytes),
+        remote_budget_bytes=machine.remote_free_bytes,
         price=cache(price),
         detail=detail,
         floors=floors,
@@ -217,7 +218,11 @@ def _coarse(workload: InferenceWorkload, *, max_sequence_length: int) -> Inferen
 def _unavailable(machine: Machine) -> frozenset[Technique]:
     """What the machine has no rate for."""
     rates = machine.rates
-    return frozenset() if rates.disk_write_bytes_per_s and rates.disk_read_bytes_per_s else frozenset(("disk",))
+    needed: dict[Technique, tuple[object, ...]] = {
+        "disk": (rates.disk_write_bytes_per_s, rates.disk_read_bytes_per_s),
+        "remote": (rates.remote_write_bytes_per_s, rates.remote_read_bytes_per_s),
+    }
+    return frozenset(technique for technique, found in needed.items() if not all(found))
 
 
 def _representations(profile: InferenceProfile, machine: Machine) -> frozenset[str]:

@@ -208,6 +208,7 @@ def _may_fit(problem: InferenceProblem, arrangement: InferencePlan, sizes: list[
         (floors.device_bytes, problem.goal.device_budget_bytes),
         (floors.host_bytes, problem.host_budget_bytes),
         (floors.disk_bytes, problem.disk_budget_bytes),
+        (floors.remote_bytes, problem.remote_budget_bytes),
     )
     return [size for index, size in enumerate(sizes) if all(held[0, index] <= room for held, room in pairs)]
 

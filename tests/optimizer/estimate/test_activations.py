@@ -6,7 +6,6 @@ import pytest
 
 from optimizer.categories import CATEGORIES
 from optimizer.estimate.activations import (
-    ASSUMED_DISK_BYTES_PER_S,
     TracedCopy,
     Trip,
     count_copied_bytes,
@@ -17,6 +16,7 @@ from optimizer.estimate.activations import (
     redirect_changes,
     trip_of,
 )
+from optimizer.estimate.stores import ASSUMED_BYTES_PER_S
 from optimizer.packing import STAGING_BYTES, packed_bytes, scratch_bytes
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
@@ -199,4 +199,4 @@ def test_a_disk_that_was_not_measured_is_taken_to_be_slow(machine):
     time = estimate_trip_ms(
         copies_of(10**8), trip=Trip(place="disk", compress="none"), rates=machine.rates, device_kind="cpu"
     )
-    assert time.disk_ms == pytest.approx(2 * 10**8 / ASSUMED_DISK_BYTES_PER_S * 1000)
+    assert time.disk_ms == pytest.approx(2 * 10**8 / ASSUMED_BYTES_PER_S["disk"] * 1000)

@@ -69,6 +69,7 @@ def check(spec, profile, machine, tmp_path, *, plan, workload):
     assert predicted.peak_moment == measured.peak_moment, plan
     assert predicted.host_peak_bytes == measured.host_peak_bytes, plan
     assert predicted.disk_peak_bytes == measured.disk_peak_bytes, plan
+    assert predicted.remote_peak_bytes == measured.remote_peak_bytes, plan
     assert predicted.copied_bytes == measured.copied_bytes, plan
 
 

@@ -8,6 +8,7 @@ import pytest
 from optimizer.estimate.inference import estimate_inference
 from optimizer.estimate.inference_process import list_generation_allocations
 from optimizer.models.spec import read_model_spec
+from optimizer.packing import STAGING_BYTES
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.weights import WeightsPlan
@@ -34,7 +35,7 @@ MODELS = {
 CACHES = tuple(
     KvCachePlan(dtype=dtype, place=place, prefetch=prefetch)  # type: ignore[arg-type]
     for dtype in ("same", "int8", "int4")
-    for place, prefetch in (("device", 1), ("host", 1), ("host", 0), ("disk", 2))
+    for place, prefetch in (("device", 1), ("host", 1), ("host", 0), ("disk", 2), ("remote", 1), ("remote", 0))
 )[1:]
 ON_HOST = KvCachePlan(place="host", attention="host")
 WEIGHTS = (WeightsPlan(), WeightsPlan(dtype="bf16", place="host"), WeightsPlan(place="disk", prefetch=0))
@@ -56,7 +57,7 @@ def workload_of(prompt_length, num_new_tokens, num_sequences=3):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_bytes_and_copies_are_predicted_exactly(name, machine, tmp_path):
+def test_bytes_and_copies_are_predicted_exactly(name, machine, tmp_path, remote):
     """Models take turns with the caches, the weights and the shapes, so that together they have all."""
     spec, profile = profiled(name)
     place = list(MODELS).index(name)
@@ -86,12 +87,14 @@ def test_bytes_and_copies_of_attention_on_the_host_are_predicted_exactly(name, m
     [
         ("same", "host", "device"),
         ("int8", "disk", "device"),
+        ("same", "remote", "device"),
+        ("int4", "remote", "device"),
         ("int4", "device", "device"),
         ("int4", "host", "device"),
         ("same", "host", "host"),
     ],
 )
-def test_micro_batches_of_mixed_lengths_are_predicted_exactly(dtype, place, attention, machine, tmp_path):
+def test_micro_batches_of_mixed_lengths_are_predicted_exactly(dtype, place, attention, machine, tmp_path, remote):
     spec, profile = profiled("mixed layers")
     workload = InferenceWorkload(
         prompt_lengths=(130, 128, 90, 72, 71, 70, 30, 20, 19), prompt_length=130, num_new_tokens=9, num_sequences=9
@@ -113,6 +116,7 @@ def check(spec, profile, machine, tmp_path, *, plan, workload):
     assert predicted.peak_moment == measured.peak_moment, what
     assert predicted.host_peak_bytes == measured.host_peak_bytes, what
     assert predicted.disk_peak_bytes == measured.disk_peak_bytes, what
+    assert predicted.remote_peak_bytes == measured.remote_peak_bytes, what
     assert predicted.copied_bytes == measured.copied_bytes, what
 
 
@@ -144,15 +148,29 @@ def test_packing_and_moving_take_memory_off_the_device_and_time(profile, machine
     assert both.host_peak_bytes < 0.3 * moved.host_peak_bytes
 
 
-def test_each_token_brings_those_before_it_and_sends_itself(profile, machine):
-    predicted = predict(profile, machine, prompt_length=100, num_new=3, batch=2, place="disk")
+@pytest.mark.parametrize("place", ["disk", "remote"])
+def test_each_token_brings_those_before_it_and_sends_itself(profile, machine, place):
+    predicted = predict(profile, machine, prompt_length=100, num_new=3, batch=2, place=place)
     by_token = 6 * 2 * 2 * 2 * 8 * 4
     assert predicted.copied_bytes == {
         "device_to_host": 102 * by_token,
-        "host_to_disk": 102 * by_token,
-        "disk_to_host": (100 + 101) * by_token,
+        f"host_to_{place}": 102 * by_token,
+        f"{place}_to_host": (100 + 101) * by_token,
         "host_to_device": (100 + 101) * by_token,
     }
+
+
+def test_the_remote_store_holds_them_instead_of_the_host_and_its_link_takes_the_time(profile, machine):
+    slow = replace(machine, rates=replace(machine.rates, remote_read_bytes_per_s=1e8, remote_write_bytes_per_s=1e8))
+    host, remote = predict(profile, slow, place="host"), predict(profile, slow, place="remote")
+    assert remote.remote_peak_bytes == host.host_peak_bytes == host.kv_cache_bytes
+    assert (host.remote_peak_bytes, remote.host_peak_bytes) == (0, STAGING_BYTES)
+    assert remote.device_peak_bytes == host.device_peak_bytes
+    crossed = remote.copied_bytes["remote_to_host"] + remote.copied_bytes["host_to_remote"]
+    assert remote.lane_busy_ms["network"] == pytest.approx(crossed / 1e8 * 1000, rel=1e-6)
+    # The CPU device waits for what comes, and not for what leaves.
+    waits_s = remote.copied_bytes["remote_to_host"] / 1e8
+    assert remote.total_s - host.total_s == pytest.approx(waits_s, rel=0.02)
 
 
 def test_time_of_a_packed_cache_is_summed_from_a_few_dozen_prices(profile, machine):

@@ -36,6 +36,7 @@ CASES = (
     (KvCachePlan(place="host", prefetch=1, prefix_tokens=40), WeightsPlan(), (120, 8, 2), 1),
     (KvCachePlan(place="disk", prefetch=2, prefix_tokens=500), WeightsPlan(dtype="bf16", place="host"), (120, 5, 1), 2),
     (KvCachePlan(place="host", prefetch=0, prefix_tokens=2), WeightsPlan(place="disk", prefetch=0), (56, 5, 2), 2),
+    (KvCachePlan(place="remote", prefetch=1, prefix_tokens=40), WeightsPlan(), (120, 6, 2), 2),
     (KvCachePlan(place="disk", prefetch=0, prefix_tokens=56), WeightsPlan(dtype="bf16"), (56, 1, 3), 1),
 )
 """Cache, weights, prompt length, new tokens and batch of three sequences, micro-batches."""
@@ -49,7 +50,7 @@ def profiled(name):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_bytes_and_copies_are_predicted_exactly(name, machine, tmp_path):
+def test_bytes_and_copies_are_predicted_exactly(name, machine, tmp_path, remote):
     spec, profile = profiled(name)
     for kv_cache, weights, (prompt_length, num_new, batch), micro_batches in CASES:
         plan = InferencePlan(batch_size=batch, num_micro_batches=micro_batches, weights=weights, kv_cache=kv_cache)

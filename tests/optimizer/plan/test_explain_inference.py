@@ -17,6 +17,7 @@ def costs(**changes):
         "device_peak_high_bytes": 4 * GIB,
         "host_peak_bytes": 0,
         "disk_peak_bytes": 0,
+        "remote_peak_bytes": 0,
         "kv_cache_bytes": 512 * MIB,
         "copied_bytes_per_token": {},
         "exposed_ms": {},

@@ -46,7 +46,7 @@ def test_a_prefix_of_one_token_or_less_than_none_is_refused(prefix):
 @pytest.mark.parametrize(
     ("choices", "why"),
     [
-        ({}, "which saves nothing where keys and values stay on the device: choose plan.kv_cache.place host or disk, or 0"),
+        ({}, "which saves nothing where keys and values stay on the device: choose another plan.kv_cache.place, or 0"),
         ({"dtype": "int8"}, "which saves nothing where keys and values stay on the device"),
         ({"dtype": "int4", "place": "disk"}, "which saves nothing where keys and values travel in int4"),
     ],

@@ -128,7 +128,7 @@ def test_buffers_that_stay_are_pinned_to_the_byte_and_copied_beside_compute(tmp_
 def test_device_tensors_are_saved_to_the_disk_and_loaded_while_the_card_is_kept_busy(tmp_path):
     tiers = Tiers(device=CUDA, meter=Meter(device=CUDA), scratch=tmp_path)
     source = torch.randn(10_000_001, device=CUDA)
-    buffer = tiers.disk_buffer(4 * source.nbytes)
+    buffer = tiers.stored_buffer(4 * source.nbytes, place="disk")
     busy = torch.randn(4096, 4096, device=CUDA)
     with tiers.meter:
         for index in range(4):

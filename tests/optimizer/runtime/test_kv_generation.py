@@ -53,6 +53,16 @@ LOSSLESS += [
         num_micro_batches=num_micro_batches,
         prefill_tokens=prefill_tokens,
         weights=WeightsPlan(place=weights),  # type: ignore[arg-type]
+        kv_cache=KvCachePlan(place="remote", prefetch=prefetch),
+    )
+    for weights, num_micro_batches, prefill_tokens, prefetch in (("device", 2, 3, 0), ("host", 1, None, 1), ("disk", 2, None, 2))
+]
+LOSSLESS += [
+    InferencePlan(
+        batch_size=2,
+        num_micro_batches=num_micro_batches,
+        prefill_tokens=prefill_tokens,
+        weights=WeightsPlan(place=weights),  # type: ignore[arg-type]
         kv_cache=KvCachePlan(place="host", attention="host"),
     )
     for weights, num_micro_batches, prefill_tokens in (("device", 1, None), ("host", 2, 3), ("disk", 2, None))
@@ -91,7 +101,7 @@ def expected_tokens(model, prompts, num_new=NUM_NEW):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_lossless_plan_gives_the_tokens_of_transformers(name, tmp_path):
+def test_every_lossless_plan_gives_the_tokens_of_transformers(name, tmp_path, remote):
     model, prompts = build(SMALL_CONFIGS[name]), prompts_of(LENGTH)
     expected = expected_tokens(model, prompts)
     assert len(expected.unique()) > 2

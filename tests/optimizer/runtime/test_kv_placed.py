@@ -15,11 +15,11 @@ from optimizer.runtime.tiers.tiers import Tiers
 CPU = torch.device("cpu")
 BATCH, HEADS, DIM = 2, 2, 8
 TOKEN_BYTES = 2 * BATCH * HEADS * DIM * 4
-AWAY = [(dtype, place) for dtype in ("same", "int8", "int4") for place in ("device", "host", "disk")][1:]
+AWAY = [(dtype, place) for dtype in ("same", "int8", "int4") for place in ("device", "host", "disk", "remote")][1:]
 
 
 @pytest.fixture
-def tiers(tmp_path):
+def tiers(tmp_path, remote):
     tiers = Tiers(device=CPU, scratch=tmp_path)
     yield tiers
     tiers.close()
@@ -46,7 +46,7 @@ def give(cache, tokens, first, last, *, block=0):
 # What attention sees.
 
 
-@pytest.mark.parametrize("place", ["host", "disk"])
+@pytest.mark.parametrize("place", ["host", "disk", "remote"])
 @pytest.mark.parametrize("window", [None, 5, 64, 100])
 @pytest.mark.parametrize("prompt", [1, 4, 5, 63, 130])
 def test_a_place_changes_no_bit(tiers, place, window, prompt):
@@ -121,7 +121,7 @@ def test_attention_is_off_by_no_more_than_scores_and_values_are(tiers, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
-@pytest.mark.parametrize("place", ["device", "host", "disk"])
+@pytest.mark.parametrize("place", ["device", "host", "disk", "remote"])
 def test_over_2000_tokens_the_prompts_records_stay_byte_for_byte(tiers, dtype, place):
     prompt, last = 256, 2256
     tokens = states(last)
@@ -144,7 +144,7 @@ def test_over_2000_tokens_the_prompts_records_stay_byte_for_byte(tiers, dtype, p
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
-@pytest.mark.parametrize("place", ["host", "disk"])
+@pytest.mark.parametrize("place", ["host", "disk", "remote"])
 def test_a_token_is_sent_once_and_those_before_it_are_brought(tiers, place, prefetch):
     tokens = states(20)
     cache = make_cache(tiers, [None, 6, None], capacity=20, place=place, prefetch=prefetch)
@@ -160,9 +160,9 @@ def test_a_token_is_sent_once_and_those_before_it_are_brought(tiers, place, pref
         before = dict(tiers.copied_bytes)
         assert moved["device_to_host"] == 3 * TOKEN_BYTES
         assert moved["host_to_device"] == TOKEN_BYTES * (at + 6 + at)
-        of_disk = (moved["host_to_disk"], moved["disk_to_host"])
-        expected = (moved["device_to_host"], moved["host_to_device"]) if place == "disk" else (0, 0)
-        assert of_disk == expected
+        for store in ("disk", "remote"):
+            expected = (moved["device_to_host"], moved["host_to_device"]) if place == store else (0, 0)
+            assert (moved[f"host_to_{store}"], moved[f"{store}_to_host"]) == expected
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
@@ -214,14 +214,15 @@ def test_caches_that_take_turns_share_the_workspace(tiers, dtype):
                 assert all(torch.equal(*pair) for pair in zip(expected, seen, strict=True))
 
 
-def test_homes_are_used_again_by_the_next_pass(tiers):
-    homes, plan = KvHomes(tiers), KvCachePlan(place="disk")
+@pytest.mark.parametrize("place", ["disk", "remote"])
+def test_homes_are_used_again_by_the_next_pass(tiers, place):
+    homes, plan = KvHomes(tiers), KvCachePlan(place=place)
     for _ in range(3):
         workspace = KvWorkspace(device=CPU, prefetch=1, meter=None)
         cache = KvCache([None], capacity=8, plan=plan, workspace=workspace, homes=homes)
         give(cache, states(8), 0, 8)
         del cache
-    assert tiers.disk_bytes == 8 * TOKEN_BYTES
+    assert {"disk": tiers.disk_bytes, "remote": tiers.remote_bytes}[place] == 8 * TOKEN_BYTES
 
 
 # What is held.

@@ -47,6 +47,7 @@ PLANS = [
         (2, "host", 0, 1, "device"),
         (9, "host", 1, 2, "host"),
         (9, "disk", 2, 1, "disk"),
+        (9, "remote", 1, 2, "device"),
         (14, "host", 1, 1, "device"),
         (40, "disk", 0, 2, "host"),
     )
@@ -60,7 +61,7 @@ def config_of(name):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_tokens_are_those_of_transformers(name, tmp_path):
+def test_tokens_are_those_of_transformers(name, tmp_path, remote):
     model, prompts = build(config_of(name)), prompts_of(LENGTH)
     expected = expected_tokens(model, prompts)
     assert len(expected.unique()) > 2

@@ -120,6 +120,74 @@ def test_a_store_that_forgot_is_named(remote, store):
         read(store, place, 100)
 
 
+def test_a_part_that_follows_what_the_store_forgot_is_refused(remote, store):
+    """Else it would stand behind zeros, which nothing could tell from what was written."""
+    place = store.take(100)
+    store.write(place, memoryview(b"a" * 60), offset=0)
+    with remote.client() as client:
+        client.flushall()
+    with pytest.raises(RemoteStoreLost, match="no longer holds 60 B that this run wrote"):
+        store.write(place, memoryview(b"b" * 40), offset=60)
+
+
+def test_what_was_never_written_is_zeros(store):
+    place = store.take(VALUE_BYTES + 100)
+    store.write(place, memoryview(b"a" * 50), offset=10)
+    assert read(store, place, 100) == bytes(10) + b"a" * 50 + bytes(40)
+    assert read(store, place, 100, offset=VALUE_BYTES) == bytes(100)
+
+
+def test_room_that_is_made_at_once_takes_its_bytes_once_however_it_is_filled(remote, store):
+    """Redis gives a value that grows up to twice what it holds."""
+    num_bytes = VALUE_BYTES + 500_000
+    place = store.take(num_bytes, is_made=True)
+    for start in range(0, num_bytes, 50_000):
+        part = bytes([start % 251]) * min(50_000, num_bytes - start)
+        store.write(place, memoryview(part), offset=start)
+        assert read(store, place, len(part), offset=start) == part
+    with remote.client() as client:
+        held_bytes = sum(client.memory_usage(key) for key in client.scan_iter())
+        assert all(0 < client.ttl(key) <= EXPIRY_S for key in client.scan_iter())
+    assert num_bytes <= held_bytes < 1.01 * num_bytes
+
+
+def test_room_that_is_made_at_once_and_is_not_there_is_refused_and_given_back(mortal):
+    store = RemoteStore(mortal.url)
+    with mortal.client() as client:
+        client.config_set("maxmemory", client.info("memory")["used_memory"] + 3 * MIB)
+    with pytest.raises(RemoteStoreFull, match=r"is full: 2\.00 MiB more were needed, 8\.00 MiB are this run's"):
+        store.take(8 * MIB, is_made=True)
+    assert store.room.used_bytes == 0
+    store.close()
+    assert mortal.list_keys() == []
+
+
+def test_a_run_that_goes_on_renews_all_that_it_keeps(remote):
+    store = RemoteStore(remote.url, renewal_s=0)
+    kept, other = store.take(10), store.take(10)
+    for place in (kept, other):
+        store.write(place, memoryview(bytes(10)), offset=0)
+    with remote.client() as client:
+        keys = remote.list_keys()
+        for key in keys:
+            client.expire(key, 100)
+        read(store, other, 10)
+        assert len(keys) == 2
+        assert all(client.ttl(key) > 100 for key in keys)
+    store.close()
+
+
+def test_a_part_of_a_value_that_finds_no_room_is_named_as_plainly_as_a_whole_one(mortal):
+    store = RemoteStore(mortal.url)
+    place = store.take(VALUE_BYTES)
+    with mortal.client() as client:
+        client.config_set("maxmemory", 1)
+    with pytest.raises(RemoteStoreFull, match=r"is full: 10 B more were needed") as caught:
+        store.write(place, memoryview(bytes(10)), offset=0)
+    assert "SETRANGE" not in caught.value.message
+    store.close()
+
+
 def test_a_store_that_is_lost_in_the_middle_of_a_step_stops_it(mortal):
     tiers = Tiers(device=CPU, remote_url=mortal.url)
     copy = tiers.offload(torch.ones(1000).untyped_storage(), category="activations", place="remote")

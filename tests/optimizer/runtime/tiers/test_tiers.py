@@ -210,7 +210,7 @@ def test_only_contiguous_tensors_are_copied_by_range(tiers):
 
 
 def test_a_disk_buffer_is_written_and_read_by_ranges_in_the_order_asked_for(tiers):
-    buffer = tiers.disk_buffer(4 * 1000)
+    buffer = tiers.stored_buffer(4 * 1000, place="disk")
     assert tiers.disk_bytes == buffer.num_bytes == 4000
     expected = torch.zeros(1000)
     for value in range(50):
@@ -227,7 +227,7 @@ def test_a_disk_buffer_is_written_and_read_by_ranges_in_the_order_asked_for(tier
 
 
 def test_reads_and_writes_that_overlap_happen_in_the_order_in_which_they_were_begun(tiers):
-    buffer = tiers.disk_buffer(4 * MIB)
+    buffer = tiers.stored_buffer(4 * MIB, place="disk")
     found = [torch.empty(MIB) for _ in range(20)]
     transfers = []
     for value, into in enumerate(found):
@@ -239,14 +239,14 @@ def test_reads_and_writes_that_overlap_happen_in_the_order_in_which_they_were_be
 
 
 def test_a_disk_buffer_has_an_end(tiers):
-    buffer = tiers.disk_buffer(100)
+    buffer = tiers.stored_buffer(100, place="disk")
     with pytest.raises(ValueError, match="bytes 80 to 120 of a buffer of 100"):
         buffer.write(torch.ones(10), offset_bytes=80)
 
 
 def test_device_tensors_are_saved_to_the_disk_and_loaded_through_staging(tiers):
     source = torch.randn(3 * MIB + 1)
-    buffer = tiers.disk_buffer(4 * source.nbytes)
+    buffer = tiers.stored_buffer(4 * source.nbytes, place="disk")
     for index in range(4):
         tiers.save(source + index, buffer, offset_bytes=index * source.nbytes)
     target = torch.empty_like(source)
@@ -374,7 +374,7 @@ def test_a_store_that_fails_in_the_background_is_named_where_its_bytes_are_used(
 def test_saving_and_loading_beside_compute_keep_to_the_order_they_were_asked_in(stream, tmp_path):
     tiers = make_asynchronous_tiers(stream)
     tiers._stores = OpenStores(scratch=tmp_path, url=None)
-    buffer = tiers.disk_buffer(4 * 3 * MIB)
+    buffer = tiers.stored_buffer(4 * 3 * MIB, place="disk")
     source, target = torch.randn(3 * MIB), torch.empty(3 * MIB)
     for value in range(3):
         tiers.save(source + value, buffer)

@@ -43,7 +43,9 @@ _PREDICTION = InferencePrediction(
     time_source="table",
 )
 MAX_FAMILIES = 25
-_TECHNIQUES = ("stream_weights", "disk", "bf16", "fp16", "quantize_frozen", "offload_kv", "host_attention", "quantize_kv")
+_TECHNIQUES = (
+    "stream_weights", "disk", "remote", "bf16", "fp16", "quantize_frozen", "offload_kv", "host_attention", "quantize_kv",
+)  # fmt: skip
 _KV = {"same": 1.0, "int8": 0.5, "int4": 0.3}
 _WEIGHT = {"same": 1.0, "int8": 0.5, "int4": 0.3, "nf4": 0.3}
 
@@ -104,6 +106,7 @@ def make_problem(seed, *, num_sequences=None, has_dips=True):
             disk_peak_bytes=sum(
                 size for place, size in ((plan.weights.place, held), (plan.kv_cache.place, kv_away)) if place == "disk"
             ),
+            remote_peak_bytes=kv_away if plan.kv_cache.place == "remote" else 0,
             prefill_ms=prefill_ms,
             decode_ms=pass_ms(plan, passes[0][0]) if passes[0][1] > 1 else 0.0,
             total_s=sum(count * (prefill + steps) * pass_ms(plan, sizes) for sizes, steps, count in passes) / 1000,
@@ -113,14 +116,14 @@ def make_problem(seed, *, num_sequences=None, has_dips=True):
 
     def floors(plan, sizes, micro_batches):
         """Up to so much less than the price of each; of micro-batches that would be empty nothing is asked."""
-        found = np.zeros((6, len(micro_batches), len(sizes)))
+        found = np.zeros((7, len(micro_batches), len(sizes)))
         for row, number in enumerate(micro_batches):
             for column, size in enumerate(sizes):
                 asked = replace(plan, batch_size=size, num_micro_batches=number)
                 if size <= largest_of(asked, workload.num_sequences):
                     priced = known(asked)
                     exact = (priced.total_s, priced.total_s, priced.prefill_ms, priced.device_peak_high_bytes,
-                             priced.host_peak_bytes, priced.disk_peak_bytes)  # fmt: skip
+                             priced.host_peak_bytes, priced.disk_peak_bytes, priced.remote_peak_bytes)  # fmt: skip
                     found[:, row, column] = [value * (1 - slack * chance.random()) for value in exact]
         return Floors(*found)
 
@@ -132,10 +135,11 @@ def make_problem(seed, *, num_sequences=None, has_dips=True):
         allow_lossy=draw.random() < 0.6,
         forbid=forbid,
     )
-    budgets = {f"{tier}_budget_bytes": draw.choice([0, 500, 10_000]) for tier in ("host", "disk")}
+    budgets = {f"{tier}_budget_bytes": draw.choice([0, 500, 10_000]) for tier in ("host", "disk", "remote")}
     kv_unpacking = {"same": 0.0, "int8": draw.uniform(0, 1), "int4": draw.uniform(0, 1)}
     kv_link = {"device": 0.0, "host": draw.uniform(0, 5)}
     kv_link["disk"] = kv_link["host"] + draw.uniform(0, 15)
+    kv_link["remote"] = kv_link["host"] + draw.uniform(0, 15)
     host_attention = draw.uniform(0, 5)
     problem = InferenceProblem(
         workload=workload,

@@ -192,12 +192,14 @@ def test_the_estimator_is_as_the_solver_takes_it_to_be(profile, disk_machine, gp
                 assert after.device_peak_high_bytes >= before.device_peak_high_bytes
                 assert after.host_peak_bytes >= before.host_peak_bytes
                 assert after.disk_peak_bytes >= before.disk_peak_bytes
+                assert after.remote_peak_bytes >= before.remote_peak_bytes
             for column, price in enumerate(found):
                 assert price.total_s >= floors.total_s[row, column] * (1 - ROUGH)
                 assert price.prefill_ms >= floors.prefill_ms[row, column] * (1 - ROUGH)
                 assert price.device_peak_high_bytes >= floors.device_bytes[row, column]
                 assert price.host_peak_bytes >= floors.host_bytes[row, column]
                 assert price.disk_peak_bytes >= floors.disk_bytes[row, column]
+                assert price.remote_peak_bytes >= floors.remote_bytes[row, column]
 
 
 def test_where_a_card_lacks_room_for_the_process_the_plan_is_smaller_than_its_tensors_allow(profile):

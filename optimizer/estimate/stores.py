@@ -1,0 +1,42 @@
+"""What the stores beyond the host take for bytes: the disk's scratch file and the remote store. Torch-free."""
+
+from collections.abc import Mapping
+from typing import Final, Literal
+
+from optimizer.categories import Lane, Link
+from optimizer.hardware.machine import Rates
+
+StorePlace = Literal["disk", "remote"]
+ASSUMED_BYTES_PER_S: Final[Mapping[str, float]] = {"disk": 5e8, "remote": 1e8}
+"""Where they were not measured: a slow SSD, a link of one gigabit."""
+STORE_LANES: Final[Mapping[str, Lane]] = {"disk": "disk", "remote": "network"}
+STORE_LINKS: Final[Mapping[str, tuple[Link, Link]]] = {
+    "disk": ("host_to_disk", "disk_to_host"),
+    "remote": ("host_to_remote", "remote_to_host"),
+}
+"""By place, on the way out from the host and on the way back there."""
+
+
+def read_ms(num_bytes: float, rates: Rates, *, place: str) -> float:
+    """0 where the place is no store."""
+    return num_bytes / _rate(rates, place, "read") * 1000 if place in STORE_LANES else 0.0
+
+
+def write_ms(num_bytes: float, rates: Rates, *, place: str) -> float:
+    """As ``read_ms``."""
+    return num_bytes / _rate(rates, place, "write") * 1000 if place in STORE_LANES else 0.0
+
+
+def assumed_rate(rate: float, rates: Rates, *, kind: str) -> float:
+    """One that was not measured, corrected as finished runs correct its kind (measured ones were before they came here)."""
+    return rate / rates.time_factors.get(kind, 1.0)
+
+
+def _rate(rates: Rates, place: str, way: Literal["read", "write"]) -> float:
+    measured = {
+        ("disk", "read"): rates.disk_read_bytes_per_s,
+        ("disk", "write"): rates.disk_write_bytes_per_s,
+        ("remote", "read"): rates.remote_read_bytes_per_s,
+        ("remote", "write"): rates.remote_write_bytes_per_s,
+    }
+    return measured[place, way] or assumed_rate(ASSUMED_BYTES_PER_S[place], rates, kind=STORE_LANES[place])
