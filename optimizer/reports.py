@@ -49,6 +49,11 @@ def report_machine(machine: Machine) -> str:
         *_store_rows(
             "remote store", rates.remote_write_bytes_per_s, rates.remote_read_bytes_per_s, machine.remote_free_bytes
         ),
+        *(
+            [("round trip there", f"{rates.remote_round_trip_s * 1e6:.1f} us")]
+            if rates.remote_round_trip_s is not None
+            else []
+        ),
         ("rates", rates.source),
         *((name, fact) for name, fact in machine.facts.items() if name != DISTURBED),
     ]

@@ -18,7 +18,7 @@ from optimizer.estimate.kv_packing import KvOp, estimate_ops_s, list_copy_ops, l
 from optimizer.estimate.kv_prefix import PrefixCosts
 from optimizer.estimate.op_times import OpTimes, python_s
 from optimizer.estimate.parts import PartTime
-from optimizer.estimate.stores import STORE_LANES, STORE_LINKS, read_ms, write_ms
+from optimizer.estimate.stores import STORE_LANES, STORE_LINKS, reach_ms, read_ms, write_ms
 from optimizer.estimate.tasks import Task, add_legs, moved_bytes, single
 from optimizer.estimate.transfers import Legs, Transfer
 from optimizer.hardware.machine import Machine
@@ -210,7 +210,8 @@ class KvCosts:
         legs: Legs = (("copy_in", num_bytes / self._rates.host_to_device_bytes_per_s * 1000),)
         place = self._plan.place
         if place in STORE_LANES:
-            legs = ((STORE_LANES[place], read_ms(round(num_bytes), self._rates, place=place)), *legs)
+            come_ms = read_ms(round(num_bytes), self._rates, place=place) + reach_ms(num_bytes, self._rates, place=place)
+            legs = ((STORE_LANES[place], come_ms), *legs)
         return Transfer(key=key, legs=legs, holds_up_cpu=True)
 
     def decode_tasks(
@@ -249,7 +250,7 @@ class KvCosts:
         leaves: tuple[Legs, ...] = ()
         copied: Mapping[Link, int] = {}
         if self._home_of(layout):
-            leaves = (self._out_legs(layout.record_bytes / (KV_BLOCK_TOKENS if layout.is_packed else 1)),)
+            leaves = (self._out_legs(layout.record_bytes, share=1 / KV_BLOCK_TOKENS if layout.is_packed else 1.0),)
             copied = _by_link(
                 self._plan.place,
                 brought_bytes=(layout.num_brought(num_seen) - layout.prefix_tokens) * layout.record_bytes,
@@ -289,11 +290,13 @@ class KvCosts:
             return 0
         return layout.num_brought(self._shape.prompt_length) * layout.record_bytes - layout.saved_bytes
 
-    def _out_legs(self, num_bytes: float) -> Legs:
-        legs: Legs = (("copy_out", num_bytes / self._rates.device_to_host_bytes_per_s * 1000),)
+    def _out_legs(self, num_bytes: int, *, share: float = 1.0) -> Legs:
+        """share: of the tokens with which so much leaves."""
+        legs: Legs = (("copy_out", share * num_bytes / self._rates.device_to_host_bytes_per_s * 1000),)
         place = self._plan.place
         if place in STORE_LANES:
-            legs = (*legs, (STORE_LANES[place], write_ms(round(num_bytes), self._rates, place=place)))
+            go_ms = write_ms(num_bytes, self._rates, place=place) + reach_ms(num_bytes, self._rates, place=place)
+            legs = (*legs, (STORE_LANES[place], share * go_ms))
         return legs
 
     @cached_property

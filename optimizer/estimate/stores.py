@@ -5,6 +5,7 @@ from typing import Final, Literal
 
 from optimizer.categories import Lane, Link
 from optimizer.hardware.machine import Rates
+from optimizer.packing import SLAB_BYTES
 
 StorePlace = Literal["disk", "remote"]
 ASSUMED_BYTES_PER_S: Final[Mapping[str, float]] = {"disk": 5e8, "remote": 1e8}
@@ -25,6 +26,15 @@ def read_ms(num_bytes: float, rates: Rates, *, place: str) -> float:
 def write_ms(num_bytes: float, rates: Rates, *, place: str) -> float:
     """As ``read_ms``."""
     return num_bytes / _rate(rates, place, "write") * 1000 if place in STORE_LANES else 0.0
+
+
+def reach_ms(num_bytes: float, rates: Rates, *, place: str) -> float:
+    """What moving few bytes takes beyond their rate: a round trip, less the share of one that a rate measured of staging buffers
+    holds already. *Not modelled*: for the disk.
+    """
+    if place != "remote" or not num_bytes:
+        return 0.0
+    return (rates.remote_round_trip_s or 0.0) * 1000 * max(0.0, 1 - num_bytes / SLAB_BYTES)
 
 
 def assumed_rate(rate: float, rates: Rates, *, kind: str) -> float:

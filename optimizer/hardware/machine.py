@@ -44,6 +44,8 @@ class Rates:
     remote_write_bytes_per_s: float | None = None
     """To the store of the remote tier."""
     remote_read_bytes_per_s: float | None = None
+    remote_round_trip_s: float | None = None
+    """Of a read of a few bytes there; None where unknown. What is as large as a staging buffer has it in its rate."""
     matmul_curves: dict[str, Curve] = field(default_factory=dict)
     """FLOPs per second by FLOPs for each byte moved, under ``mm nt fp32``, ``bmm nn bf16`` (``profile.Op.form``), and all forms
     together under ``mm fp32``; the flat rate where there is none. Of a generation's products of few rows those under ``rows nt

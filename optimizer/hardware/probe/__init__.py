@@ -160,6 +160,7 @@ def _measure_rates(device: torch.device, *, share_s: dict[str, float], disk: Sto
         disk_read_bytes_per_s=disk.read_bytes_per_s,
         remote_write_bytes_per_s=remote.write_bytes_per_s,
         remote_read_bytes_per_s=remote.read_bytes_per_s,
+        remote_round_trip_s=remote.round_trip_s,
         matmul_curves=watched(probe_matmuls(device, dtypes, max_s=share_s["matmuls"]))
         | watched(probe_rows(device, dtypes, max_s=share_s["rows"])),
         attention_curves=watched(probe_attention(device, dtypes, max_s=share_s["attention"]))

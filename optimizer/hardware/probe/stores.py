@@ -17,6 +17,7 @@ from optimizer.runtime.tiers.remote import RemoteStore, remote_url
 from optimizer.runtime.tiers.stores import Store
 
 _STORED_BYTES = 4 * SLAB_BYTES
+_FEW_BYTES = 64
 _REMOTE_TIMEOUT_S = 2.0
 
 
@@ -26,6 +27,7 @@ class Stored:
 
     write_bytes_per_s: float | None = None
     read_bytes_per_s: float | None = None
+    round_trip_s: float | None = None
     free_bytes: int = 0
     fault: str = ""
     """Why a store that should be there is not."""
@@ -70,7 +72,10 @@ def _store_rates(store: Store, flush: Callable[[], None], *, max_s: float, free_
         flush()
 
     rates = [_STORED_BYTES / _quartile_s(run, max_s=max_s) for run in (write, read)]
-    return Stored(write_bytes_per_s=rates[0], read_bytes_per_s=rates[1], free_bytes=free_bytes)
+    round_trip_s = _quartile_s(lambda: store.read(place, data[:_FEW_BYTES], offset=0), max_s=max_s / 10)
+    return Stored(
+        write_bytes_per_s=rates[0], read_bytes_per_s=rates[1], round_trip_s=round_trip_s, free_bytes=free_bytes
+    )
 
 
 @contextmanager

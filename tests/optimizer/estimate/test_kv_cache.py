@@ -173,6 +173,18 @@ def test_the_remote_store_holds_them_instead_of_the_host_and_its_link_takes_the_
     assert remote.total_s - host.total_s == pytest.approx(waits_s, rel=0.02)
 
 
+def test_each_coming_from_the_remote_store_costs_a_round_trip_as_far_as_its_rate_does_not_hold_it(profile, machine):
+    measured = replace(machine.rates, remote_read_bytes_per_s=1e9, remote_write_bytes_per_s=1e9)
+    near, far = (
+        replace(machine, rates=replace(measured, remote_round_trip_s=round_trip_s)) for round_trip_s in (None, 1e-2)
+    )
+    # Of a batch of one almost all of it; 16 sequences of 1,100 tokens bring a staging buffer and more.
+    for batch, prompt_length, share in ((1, 20, 1.0), (16, 1100, 0.0)):
+        shape = {"prompt_length": prompt_length, "num_new": 5, "batch": batch, "place": "remote", "prefetch": 0}
+        quick, slow = (predict(profile, each, **shape) for each in (near, far))
+        assert slow.decode_ms - quick.decode_ms == pytest.approx(share * 6 * 10, rel=0.01, abs=0.6)
+
+
 def test_time_of_a_packed_cache_is_summed_from_a_few_dozen_prices(profile, machine):
     predicted = predict(profile, machine, prompt_length=100, num_new=2000, dtype="int4", place="host")
     assert len(predicted.decode) < 100

@@ -109,6 +109,7 @@ def test_a_remote_store_is_measured_where_one_is_configured(remote):
     found = probe_remote(max_s=0.01)
     assert 1e6 < found.write_bytes_per_s < 1e12
     assert 1e6 < found.read_bytes_per_s < 1e12
+    assert 0 < found.round_trip_s < 1
     assert found.free_bytes > 0
     assert remote.list_keys() == []
 

@@ -37,7 +37,9 @@ AWAY = InferencePlan(batch_size=6, kv_cache=KvCachePlan(place="remote", prefetch
 
 
 def with_store(machine, *, free_bytes=2**30, rate=1e9):
-    rates = replace(machine.rates, remote_write_bytes_per_s=rate, remote_read_bytes_per_s=rate)
+    rates = replace(
+        machine.rates, remote_write_bytes_per_s=rate, remote_read_bytes_per_s=rate, remote_round_trip_s=1e-4
+    )
     return replace(machine, rates=rates, remote_free_bytes=free_bytes)
 
 
