@@ -1,7 +1,7 @@
 """Plans drawn by chance over several tiny models: each runs under a cap of its predicted peak, and moves the predicted bytes.
 
-Nothing is rounded: device, host and disk bytes, and the bytes over every link, are those that the estimate names. Under a cap one
-byte lower the same plan is refused, so the cap bites.
+Nothing is rounded: device, host and disk bytes, those in a remote store where there is one, and the bytes over every link, are
+those that the estimate names. Under a cap one byte lower the same plan is refused, so the cap bites.
 """
 
 import random
@@ -14,6 +14,7 @@ from typing import Any
 from benchmarks.accuracy.configs import MODELS, SHAPES, WITHOUT_CACHE, make_config
 from benchmarks.parts import Options, Part
 from benchmarks.record import Row, clear, goal
+from benchmarks.remote_store import remote_store
 from optimizer.errors import HeadroomError, OutOfDeviceMemory
 from optimizer.estimate.inference import estimate_inference
 from optimizer.hardware.machine import Machine
@@ -41,6 +42,11 @@ _WORKLOADS = (
 
 
 def measure(options: Options) -> Iterator[Row]:
+    with remote_store():
+        yield from _measure(options)
+
+
+def _measure(options: Options) -> Iterator[Row]:
     machine = probe_machine(device=str(options.device), max_s=1.0)
     names = [name for name in MODELS if name not in WITHOUT_CACHE | _WITH_STATE]
     num_plans = 8 if options.quick else NUM_PLANS
@@ -121,8 +127,10 @@ def _run(
             is_loose = options.device.type == "cpu"
         except HeadroomError:
             is_loose = False
-    elsewhere = (measured.host_peak_bytes, measured.disk_peak_bytes, measured.copied_bytes)
-    predicted = (prediction.host_peak_bytes, prediction.disk_peak_bytes, prediction.copied_bytes)
+    elsewhere, predicted = (
+        (each.host_peak_bytes, each.disk_peak_bytes, each.remote_peak_bytes, each.copied_bytes)
+        for each in (measured, prediction)
+    )
     return {
         **head,
         "peak_bytes": measured.device_peak_bytes,

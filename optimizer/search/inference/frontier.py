@@ -13,6 +13,7 @@ from optimizer.search.inference.solve import Book, largest_of
 MAX_POINTS = 24
 _GROWTH = 4
 """Batch sizes priced for the frontier alone are powers of this."""
+_STORED: Final = {"remote": "the remote store"}
 _PLACES: Final[tuple[WeightsPlace, ...]] = ("device", "host", "disk")
 
 
@@ -38,7 +39,7 @@ def inference_frontier(book: Book) -> tuple[PricedInferencePlan, ...]:
 
 
 def inference_label(plan: InferencePlan) -> str:
-    """The plan in a few words: ``8 at once, bf16, blocks in int8, weights from host``."""
+    """The plan in a few words: ``8 at once, bf16, blocks in int8, weights from host, keys and values in int4 from disk``."""
     return ", ".join(_words(plan))
 
 
@@ -52,6 +53,14 @@ def _words(plan: InferencePlan) -> Iterator[str]:
         yield f"blocks in {weights.frozen}"
     if weights.place != "device":
         yield f"weights from {weights.place}, {weights.prefetch} ahead"
+    cache = plan.kv_cache
+    if not cache.is_plain:
+        form = "" if cache.dtype == "same" else f" in {cache.dtype}"
+        place = "" if cache.place == "device" else f" from {_STORED.get(cache.place, cache.place)}"
+        attended = ", attended to there" if cache.attention == "host" else ""
+        yield f"keys and values{form}{place}{attended}"
+    if cache.prefix_tokens:
+        yield f"of {cache.prefix_tokens:,} tokens made again"
 
 
 def _spread(book: Book) -> Iterator[InferencePlan]:

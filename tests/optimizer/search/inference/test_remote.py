@@ -14,6 +14,7 @@ from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.profile.inference_trace import profile_inference
 from optimizer.runtime.measure_inference import measure_generation
 from optimizer.search.inference.compare import reprice_generation
+from optimizer.search.inference.frontier import inference_label
 from optimizer.search.inference.knobs import list_generation_knobs
 from optimizer.search.inference.levers import list_families
 from optimizer.search.inference.search import inference_problem, search_inference_plans
@@ -134,6 +135,20 @@ def test_a_knob_and_an_edit_tell_what_the_store_would_hold(profile, machine, awa
     edited = reprice_generation(problem, AWAY, change={"kv_cache": {"place": "host"}})
     assert edited.remote_change_bytes == -away.remote_peak_bytes
     assert edited.host_change_bytes == away.remote_peak_bytes - STAGING_BYTES
+
+
+@pytest.mark.parametrize(
+    ("choices", "words"),
+    [
+        ({}, "6 at once"),
+        ({"dtype": "int4"}, "6 at once, keys and values in int4"),
+        ({"dtype": "int8", "place": "remote"}, "6 at once, keys and values in int8 from the remote store"),
+        ({"place": "host", "attention": "host"}, "6 at once, keys and values from host, attended to there"),
+        ({"place": "disk", "prefix_tokens": 40}, "6 at once, keys and values from disk, of 40 tokens made again"),
+    ],
+)
+def test_a_few_words_tell_where_keys_and_values_are(choices, words):
+    assert inference_label(InferencePlan(batch_size=6, kv_cache=KvCachePlan(**choices))) == words
 
 
 WORKLOADS = (WORKLOAD, InferenceWorkload.of_prompts((12, 9, 11, 12, 7), num_new_tokens=(20, 2, 9, 1, 5)))
