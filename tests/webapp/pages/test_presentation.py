@@ -8,15 +8,19 @@ from optimizer.categories import CATEGORIES
 from optimizer.plan.activations import ActivationsPlan, BlockChoice
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.gradients import GradientsPlan
+from optimizer.plan.inference import InferencePlan
+from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
+from optimizer.search.inference.problem import techniques_of
 from optimizer.techniques import TECHNIQUE_GROUPS, TECHNIQUE_LABELS
 from optimizer.units import MIB
 from optimizer.workload import Technique
 from tests.webapp.pages import rows
 from webapp.pages.forms import JobForm
+from webapp.pages.generate_form import FORBIDDEN
 from webapp.pages.presentation import BLOCK_CHOICES, comparisons, plan_rows, signed_error, stacked_bar, step_words
 from webapp.pages.pricing import block_letters
 
@@ -99,6 +103,20 @@ def test_streamed_weights_are_said_to_be_fetched():
 def test_each_choice_of_a_block_has_a_letter_of_its_own():
     assert set(BLOCK_CHOICES) == set(get_args(BlockChoice))
     assert len({letter for letter, _ in BLOCK_CHOICES.values()}) == len(BLOCK_CHOICES)
+
+
+def test_whatever_a_generations_plan_may_use_can_be_forbidden_in_its_form():
+    caches = (
+        KvCachePlan(dtype="int8", place="disk"),
+        KvCachePlan(place="remote", prefix_tokens=8),
+        KvCachePlan(place="host", attention="host"),
+    )
+    plans = [
+        InferencePlan(weights=WeightsPlan(dtype=dtype, frozen="int8", place="host"), kv_cache=cache)
+        for dtype in ("bf16", "fp16")
+        for cache in caches
+    ]
+    assert {technique for plan in plans for technique in techniques_of(plan)} == set(FORBIDDEN)
 
 
 def test_each_technique_has_a_label_and_one_place_in_the_form():
