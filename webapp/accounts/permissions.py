@@ -26,13 +26,15 @@ from webapp.accounts.access import (
 )
 from webapp.accounts.errors import Forbidden, NotSignedInError
 from webapp.accounts.models import Role, Scope
+from webapp.accounts.projects import account_role
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
     """What one address asks for one method."""
 
-    who: Literal["anyone", "signed_in", "role", "service_admin"]
+    who: Literal["anyone", "signed_in", "account", "role", "service_admin"]
+    """``account``: a member or an administrator of the service; viewers only look where they are let in."""
     role: Role = Role.VIEWER
     """In the project of what the address names; where it names nothing, in the project where a new row goes."""
     scope: Scope = Scope.READ
@@ -57,6 +59,10 @@ def _runs(action: str, *, anywhere: bool = False) -> Rule:
 
 def _own(action: str, *, session_only: bool = False) -> Rule:
     return Rule(who="signed_in", scope=Scope.ADMIN, action=action, session_only=session_only)
+
+
+def _founds(action: str) -> Rule:
+    return Rule(who="account", scope=Scope.ADMIN, action=action)
 
 
 def _manages(action: str = "") -> Rule:
@@ -91,7 +97,7 @@ TABLE: Final[dict[str, Rule]] = {
     "POST api/v1/tokens": _own("token.create", session_only=True),
     "DELETE api/v1/tokens/<token_id>": _own("token.revoke"),
     "GET api/v1/projects": SIGNED_IN,
-    "POST api/v1/projects": _own("project.create"),
+    "POST api/v1/projects": _founds("project.create"),
     "GET api/v1/projects/<project_id>": LOOK,
     "GET api/v1/projects/<project_id>/members": LOOK,
     "PUT api/v1/projects/<project_id>/members/<username>": _manages("member.set"),
@@ -175,7 +181,7 @@ TABLE: Final[dict[str, Rule]] = {
     "GET password/": SIGNED_IN,
     "POST password/": _own("password.change", session_only=True),
     "GET projects/": SIGNED_IN,
-    "POST projects/": _own("project.create"),
+    "POST projects/": _founds("project.create"),
     "POST projects/work-in/": SIGNED_IN,
     "GET projects/<slug:project_id>/": LOOK,
     "POST projects/<slug:project_id>/members/": _manages("member.set"),
@@ -356,6 +362,8 @@ def _require(user: Any, rule: Rule, found: _Counting) -> None:
     _check_scope(user, rule)
     if rule.who == "service_admin":
         _check_service_admin(user)
+    elif rule.who == "account":
+        _check_account(user)
     elif rule.who == "role" and found.is_everyones:
         # everyone's to look at, changed by who administers the service
         if rule.role != Role.VIEWER:
@@ -385,6 +393,19 @@ def _check_service_admin(user: Any) -> None:
     if not user.is_superuser or acting_of(user).is_bound:
         raise Forbidden(
             "this needs an administrator of the service", hint="Ask one of them, or use a token that is not one project's."
+        )
+
+
+def _check_account(user: Any) -> None:
+    """Who makes a project administers it, so a viewer would run jobs that nobody let them run. Raises Forbidden."""
+    if acting_of(user).is_bound:
+        raise Forbidden("this token opens one project only", hint="Use a token that is not one project's.")
+    if account_role(user) == "viewer":
+        raise Forbidden(
+            "your account is a viewer's, and only looks where a project lets it in",
+            hint="Ask an administrator of the service to make you a member, on the page People.",
+            needed="member",
+            role="viewer",
         )
 
 

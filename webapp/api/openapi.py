@@ -103,7 +103,9 @@ def _need(rule: Rule) -> str:
     """For people."""
     if rule.session_only:
         return "Needs a session."
-    who = {"signed_in": "", "service_admin": ", of an administrator of the service"}.get(rule.who, f", and the role {rule.role}")
+    accounts = {"account": "that is no viewer's", "service_admin": "that administers the service"}
+    named = {"signed_in": "", **{who: f", of an account {which}" for who, which in accounts.items()}}
+    who = named.get(rule.who, f", and the role {rule.role}")
     return f"Needs the scope {rule.scope}{who}."
 
 

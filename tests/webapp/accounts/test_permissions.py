@@ -91,7 +91,7 @@ def as_role(role):
 
     def expected(address: Address):
         rule: Rule = address.rule
-        if rule.who == "service_admin":
+        if rule.who == "service_admin" or (rule.who == "account" and role == Role.VIEWER):
             return 403
         if address.names_personal:
             return 404
@@ -179,6 +179,12 @@ def test_for_a_token_of_another_project_nothing_else_is_there(ids, ada):
     client = bearer(ada, scope=Scope.ADMIN, project=create_project(ada, name="other"))
     found = statuses(ids, lambda _: client, lambda address: address.is_api and address.names_owned)
     assert differing(found, lambda _: 404) == {}
+
+
+def test_a_token_of_one_project_makes_no_other(ada, project):
+    client = bearer(ada, scope=Scope.ADMIN, project=project)
+    answer = client.post("/api/v1/projects", {"name": "x"}, content_type="application/json")
+    assert (answer.status_code, answer.json()["detail"]) == (403, "this token opens one project only")
 
 
 def test_a_method_that_the_table_does_not_know_is_not_allowed(ids, ada):

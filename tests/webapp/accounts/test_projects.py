@@ -168,6 +168,17 @@ def test_a_viewers_account_runs_nothing_until_somebody_lets_it(db):
     assert project_of_job(user, ()) == user.home_project
 
 
+def test_a_viewers_account_makes_no_project_to_run_jobs_in(db):
+    user, _ = create_account(username="vera", role="viewer")
+    client = session(user)
+    page = client.get("/projects/").content.decode()
+    assert "You cannot make a project. Your account is a viewer&#x27;s" in page
+    assert "Make a project</button>" not in page
+    assert client.post("/projects/", {"name": "mine"}).status_code == 403
+    set_account_role(user, "member")
+    assert client.post("/projects/", {"name": "mine"}).status_code == 302
+
+
 def test_the_service_keeps_an_administrator(admin):
     for change in (lambda: set_account_role(admin, "member"), lambda: set_active(admin, is_active=False)):
         with pytest.raises(InvalidInput, match="root is the only administrator of the service"):
