@@ -241,6 +241,7 @@ TABLE: Final[dict[str, Rule]] = {
     "POST datasets/<slug:dataset_id>/read/": _runs("dataset.read"),
     "POST datasets/<slug:dataset_id>/delete/": _runs("dataset.delete"),
     "POST datasets/<slug:dataset_id>/restore/": _runs("dataset.restore"),
+    "GET words/": SIGNED_IN,
     "GET machines/": SIGNED_IN,
     "GET machines/<slug:machine_id>/": SIGNED_IN,
 }

@@ -18,6 +18,7 @@ from webapp.pages.views import (
     queue,
     tokens,
     webhooks,
+    words,
 )
 
 urlpatterns = [
@@ -82,6 +83,7 @@ urlpatterns = [
     path("webhooks/<slug:webhook_id>/delete/", webhooks.webhook_delete, name="webhook_delete"),
     path("deliveries/<slug:delivery_id>/replay/", webhooks.delivery_replay, name="delivery_replay"),
     path("audit/", audit.audit_page, name="audit"),
+    path("words/", words.words_page, name="words"),
     path("people/", people.people_list, name="people"),
     path("people/change/", people.people_change, name="people_change"),
 ]

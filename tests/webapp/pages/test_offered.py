@@ -165,7 +165,7 @@ PAGES = {
     "jobs/", "jobs/new/", "jobs/new/generate/", "jobs/<slug:job_id>/", "jobs/<slug:job_id>/tabs/<slug:tab>/", "plans/", "queue/",
     "password/", "models/", "models/<slug:model_id>/", "models/<slug:model_id>/cards/", "datasets/",
     "datasets/<slug:dataset_id>/", "machines/", "machines/<slug:machine_id>/", "tokens/", "projects/",
-    "projects/<slug:project_id>/",
+    "projects/<slug:project_id>/", "words/",
 }  # fmt: skip
 """That everyone comes by."""
 ANYONE = {

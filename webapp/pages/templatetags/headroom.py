@@ -17,6 +17,7 @@ from django.utils.safestring import SafeString
 from optimizer.categories import CATEGORY_LABELS
 from optimizer.hardware.prices import Cost
 from optimizer.units import format_bytes, format_duration
+from webapp.pages.baseline_words import BASELINE_WORDS
 from webapp.pages.presentation import step_words
 from webapp.pages.work_form import form_query
 
@@ -33,6 +34,12 @@ def size(num_bytes: Any) -> str | SafeString:
     if num_bytes in _MISSING:
         return NONE_YET
     return format_html('<span class="num" title="{} bytes">{}</span>', f"{num_bytes:,}", format_bytes(num_bytes))
+
+
+@register.filter(name="bytes")
+def bytes_words(num_bytes: Any) -> str:
+    """As ``size`` writes it, for attributes."""
+    return NONE_YET if num_bytes in _MISSING else format_bytes(num_bytes)
 
 
 @register.simple_tag
@@ -72,9 +79,15 @@ def outcome_value(value: float | None, unit: str) -> str | SafeString:
 def change(value: float, unit: str) -> str | SafeString:
     """A difference with its sign; what is nothing is said to be none."""
     magnitude = abs(int(value)) if unit == "bytes" else abs(value)
-    if magnitude < (1 if unit == "bytes" else 0.05):
+    if magnitude < {"bytes": 1, "per_s": 0.5}.get(unit, 0.05):
         return "none"
     return format_html("{}{}", "+" if value > 0 else "−", outcome_value(magnitude, unit))
+
+
+@register.filter
+def setting_name(path: str) -> str:
+    """``goal.device_budget_bytes`` as ``device budget``, ``workload.num_steps`` as ``steps``."""
+    return words(path.rpartition(".")[2].removesuffix("_bytes").removeprefix("num_"))
 
 
 @register.simple_tag
@@ -136,6 +149,12 @@ def figure(value: Any) -> str:
 def words(code: Any) -> str:
     """``does_not_fit`` as ``does not fit``."""
     return str(code).replace("_", " ")
+
+
+@register.filter
+def baseline_words(label: str) -> str:
+    """What a plan written by hand does; empty for any other."""
+    return BASELINE_WORDS.get(label, "")
 
 
 @register.filter

@@ -1,0 +1,14 @@
+"""What the words of the pages mean."""
+
+from django.contrib.auth.decorators import login_required
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.views.decorators.http import require_GET
+
+from webapp.pages.glossary import GLOSSARY
+
+
+@require_GET
+@login_required
+def words_page(request: HttpRequest) -> HttpResponse:
+    return render(request, "words.html", {"glossary": GLOSSARY})
