@@ -50,6 +50,9 @@ document.body.addEventListener("htmx:afterRequest", (event) => {
   if (event.detail.successful) document.getElementById("server-trouble").hidden = true;
 });
 
+// a form that comes back with errors begins at the first field that has one
+document.querySelector('main [aria-invalid="true"]')?.focus();
+
 // one menu open at a time; Escape closes it and gives the focus back
 document.addEventListener("keydown", (event) => {
   if (event.key !== "Escape") return;

@@ -25,7 +25,7 @@ export function drawMemoryOverRun(element, { series, categories, prediction, bud
   if (prediction) traces.push(predictionTrace([0, end], [prediction.device_peak_bytes, prediction.device_peak_bytes], unit, `${point} %{x}`));
   if (budgetBytes) traces.push(budgetTrace([0, end], budgetBytes, unit));
   const layout = memoryLayout({ unit, highest, budgetBytes, uirevision: `${uirevision}-run` });
-  layout.xaxis = { ...layout.xaxis, title: axisTitle(point), range: [0, end] };
+  layout.xaxis = { ...layout.xaxis, title: axisTitle(point), range: [0, end], showticklabels: samples.length > 0 || numSteps > 0 };
   Plotly.react(element, traces, layout, CONFIG);
   return memorySummary({ peakBytes: series.peakBytes(), prediction, budgetBytes, over: numSteps ? `${samples.length} points of ${numSteps} steps` : `${samples.length} points` });
 }
@@ -249,6 +249,8 @@ export function memoryLayout({ unit, highest, budgetBytes, uirevision }) {
     layout.annotations = [{
       xref: "paper", x: 1, xanchor: "right", y: budgetBytes / unit.bytes, yanchor: "bottom", showarrow: false,
       text: `budget ${formatBytes(budgetBytes)}`, font: { color: colours.budgetText, size: 13 },
+      // readable over a stack that goes above it
+      bgcolor: colours.ground, borderpad: 1,
     }];
   }
   return layout;

@@ -78,22 +78,41 @@ function drawAll(element) {
   }));
   const layout = baseLayout("compare-all");
   layout.hovermode = "closest";
-  layout.margin = { ...layout.margin, l: 40, r: 40, t: 32 };
+  // names that stand aslant begin left of their axes
+  layout.margin = { ...layout.margin, l: element.clientWidth < 112 * axes.length ? 96 : 48, r: 40, t: 32 };
   layout.xaxis = {
-    ...layout.xaxis, tickmode: "array", tickvals: axes.map((_, index) => index), ticktext: axes.map(({ name }) => axisName(name)), tickangle: axes.length > 6 ? -30 : 0,
+    ...layout.xaxis, tickmode: "array", tickvals: axes.map((_, index) => index), ticktext: axes.map(({ name }) => axisName(name)), tickangle: "auto", autotickangles: [0, -30, -60],
     range: [-0.25, axes.length - 0.75], fixedrange: true,
   };
   layout.yaxis = { ...layout.yaxis, showticklabels: false, zeroline: false, range: [-0.12, 1.12], fixedrange: true };
   layout.annotations = axes.flatMap(({ unit }, index) => ranges[index].map((value, end) => ({
     x: index, y: end, yshift: end ? 14 : -14, text: WRITERS[unit](value), showarrow: false, font: { size: 12 },
   })));
+  layout.annotations.push(...ends(axes, share, ranges));
   Plotly.react(element, traces, layout, CONFIG);
   return "Each run as a line through its settings and outcomes; the tables below have the numbers";
 }
 
+// The letters of the runs, at the last axis on which each has a value; runs that end in one point share a place.
+function ends(axes, share, ranges) {
+  const letters = new Map();
+  for (const run of runs) {
+    const at = axes.findLastIndex(({ values }) => Number.isFinite(values[run.index]));
+    if (at < 0) continue;
+    const y = share(axes[at].values[run.index], ranges[at]);
+    const key = `${at} ${y.toFixed(2)}`;
+    if (letters.has(key)) letters.get(key).runs.push(run);
+    else letters.set(key, { at, y, runs: [run] });
+  }
+  return [...letters.values()].map(({ at, y, runs: same }) => ({
+    x: at, y, xanchor: "left", xshift: 8, showarrow: false, text: same.map(({ letter }) => letter).join(" "),
+    font: { color: runStyle(same[0].index).color, size: 13 },
+  }));
+}
+
 // ``workload.sequence_length`` and ``batch, lifetime`` as people read them, short.
 function axisName(name) {
-  return name.split(".").at(-1).replace(/_bytes$/, "").replaceAll("_", " ");
+  return name.split(".").at(-1).replace(/_bytes$/, "").replace(/^num_/, "").replaceAll("_", " ");
 }
 
 function drawMemory(element, { unit }) {

@@ -26,7 +26,8 @@ function shared() {
   return {
     series, categories: facts.categories, prediction: job.prediction ?? facts.job.prediction, budgetBytes: facts.budget_bytes,
     // a generate job's points are counted in tokens, of which nobody knows how many there will be
-    numSteps: generates ? 0 : job.num_steps, unit: generates ? "token" : "step", uirevision: job.id, stallShare,
+    // one that has ended before its last step is drawn as far as it came
+    numSteps: generates || job.is_terminal ? 0 : job.num_steps, unit: generates ? "token" : "step", uirevision: job.id, stallShare,
   };
 }
 
@@ -40,6 +41,10 @@ function draw() {
   // links and the card only where there is something to tell
   if (series.steps().some((sample) => sample.copied_bytes)) document.getElementById("links-panel").hidden = false;
   if (series.steps().some((sample) => sample.gpu)) document.getElementById("card-panel").hidden = false;
+  // nothing comes any more: charts of nothing tell nothing
+  const isOver = job.is_terminal && !series.steps().length;
+  for (const panel of document.querySelectorAll("[data-needs-measurements]")) panel.hidden = isOver;
+  document.getElementById("never-measured").hidden = !isOver;
   board.show(shared());
   showFigures();
   page.dataset.points = String(series.steps().length);

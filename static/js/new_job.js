@@ -77,6 +77,7 @@ let taken = "";
 document.addEventListener("change", (event) => {
   if (event.target.name !== "plan_id") return;
   taken = event.target.getAttribute("aria-label");
+  sayTaken(event.target);
   for (const row of document.querySelectorAll(".plans tbody tr")) {
     row.classList.toggle("picked", row.contains(event.target));
   }
@@ -99,7 +100,18 @@ function markInvalidFields() {
 
 function keepTaken() {
   const again = [...document.querySelectorAll('.plans input[name="plan_id"]')].find((radio) => radio.getAttribute("aria-label") === taken);
-  if (again) again.checked = true;
+  if (!again) return;
+  again.checked = true;
+  sayTaken(again);
+}
+
+// beside the button that starts the job stands the verdict on what it would start
+function sayTaken(radio) {
+  const [verdict, words] = document.querySelectorAll("#start-verdict > span");
+  if (!words || !radio.dataset.verdict) return;
+  verdict.className = `verdict verdict-${radio.dataset.verdict}`;
+  verdict.textContent = radio.dataset.verdict.replaceAll("_", " ");
+  words.textContent = radio.dataset.words;
 }
 
 document.body.addEventListener("htmx:oobAfterSwap", () => {
@@ -111,6 +123,7 @@ document.body.addEventListener("htmx:oobAfterSwap", () => {
 htmx.onLoad(() => {
   const picked = document.querySelector('.plans input[name="plan_id"]:checked');
   picked?.closest("tr")?.classList.add("picked");
+  if (picked && !("chosen" in picked.dataset)) sayTaken(picked);
 });
 
 repriceSoon();

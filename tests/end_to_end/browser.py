@@ -83,4 +83,8 @@ def wait_for_points(tab, count):
 def take_picture(tab, name):
     if os.environ.get("HEADROOM_SCREENSHOTS") == "1":
         PICTURES.mkdir(parents=True, exist_ok=True)
-        tab.page.screenshot(path=PICTURES / f"{name}.png", full_page=True)
+        # charts out of view have the colours and width that they were last seen with; printing draws them all
+        tab.page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+        # what stays at the window's end is shown where the page ends
+        style = ".start-bar, .verdict-pane { position: static !important; max-height: none !important }"
+        tab.page.screenshot(path=PICTURES / f"{name}.png", full_page=True, style=style)

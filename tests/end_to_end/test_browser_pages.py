@@ -23,7 +23,7 @@ def test_shortcuts_are_listed_and_can_be_turned_off(site, open_tab):
     tab.page.keyboard.press("Escape")
     tab.page.keyboard.press("n")
     expect(tab.page).to_have_url(f"{site.url}/machines/")
-    tab.page.get_by_role("button", name="Keyboard shortcuts").click()
+    tab.page.get_by_role("button", name="Keyboard shortcuts and words").click()
     dialog.get_by_label("single-key shortcuts on").check()
     tab.page.keyboard.press("Escape")
     tab.page.keyboard.press("j")
@@ -71,7 +71,7 @@ PAGES = {
     "generate-job": "/jobs/{generate-job}/?tab=samples",
     "compare": "/jobs/compare/?job={job}&job={failed-job}",
     "queue": "/queue/",
-    "job-new": "/jobs/new/",
+    "job-new": "/jobs/new/?model={llama}",
     "generate-new": "/jobs/new/generate/",
     "generate-plans": "/plans/?kind=generate&model={writer}&prompts={prompts}&max_new_tokens=8&device_budget=2+MiB",
     "plans": "/plans/?model={llama}&device_budget=20+MiB&try-pin_activations_per_block=recompute",
@@ -89,6 +89,7 @@ PAGES = {
     "webhook": "/webhooks/{webhook}/",
     "people": "/people/",
     "audit": "/audit/",
+    "words": "/words/",
     "failed-generation": "/jobs/{failed-generation}/",
     "paused-job": "/jobs/{paused-job}/",
     "model-unread": "/models/{model-unread}/",
@@ -121,7 +122,8 @@ READY = {
     "model": lambda tab: tab.page.get_by_role("region", name="Verdict for each card").wait_for(),
     "dataset": lambda tab: wait_for_bars(tab),
     "machine": lambda tab: wait_for_bars(tab, chart="chart-peak"),
-    "job-new": lambda tab: tab.page.get_by_text("being profiled").or_(tab.page.locator("#plans table")).first.wait_for(),
+    "job-new": lambda tab: tab.page.locator("#plans table").first.wait_for(),
+    "generate-new": lambda tab: tab.page.locator("#plans table").first.wait_for(),
 }
 
 
@@ -205,6 +207,57 @@ def test_every_chart_has_the_cloud_turned_off(open_page):
         ".map(c => [c.showSendToCloud, c.plotlyServerURL, c.displaylogo, c.responsive])"
     )
     assert configs == [[False, "", False, True]] * 6
+
+
+def test_who_has_no_prompts_yet_uploads_the_first_beside_the_form(open_page, tmp_path):
+    prompts = tmp_path / "questions.jsonl"
+    prompts.write_text('{"prompt": "In the beginning"}\n')
+    tab = open_page("empty-generate")
+    tab.page.get_by_text("Upload prompts").click()
+    tab.page.locator("#prompts_upload_name").fill("questions")
+    tab.page.locator("#prompts_upload_file").set_input_files(prompts)
+    tab.page.locator("#prompts-section").get_by_role("button", name="Upload").click()
+    expect(tab.page.locator("#id_prompts option:checked")).to_have_text("questions")
+    tab.check()
+
+
+def test_who_moves_a_job_by_the_keyboard_stays_at_its_button(open_page):
+    tab = open_page("queue")
+    tab.page.get_by_role("button", name="Move waits-here later").focus()
+    tab.page.keyboard.press("Enter")
+    expect(tab.page.get_by_role("row").filter(has_text="waits-here").get_by_role("cell").nth(3)).to_have_text("-1")
+    expect(tab.page.get_by_role("button", name="Move waits-here later")).to_be_focused()
+    with tab.page.expect_response(lambda answer: answer.request.headers.get("hx-request") == "true"):
+        pass
+    tab.page.wait_for_timeout(100)
+    expect(tab.page.get_by_role("button", name="Move waits-here later")).to_be_focused()
+    tab.check()
+
+
+def test_going_back_through_the_tabs_of_a_job_brings_its_charts_back(open_page):
+    tab = open_page("job")
+    for name in ("Logs", "Events"):
+        tab.page.get_by_role("link", name=name, exact=True).click()
+        expect(tab.page.get_by_role("link", name=name, exact=True)).to_have_attribute("aria-current", "true")
+    tab.page.go_back()
+    expect(tab.page.get_by_role("link", name="Logs", exact=True)).to_have_attribute("aria-current", "true")
+    wait_for_points(tab, 82)
+    tab.check()
+
+
+def test_a_form_that_comes_back_begins_at_its_first_error(open_page):
+    tab = open_page("job-new")
+    tab.page.get_by_label("Device memory budget").fill("a lot")
+    tab.page.get_by_role("button", name="Start the job").click()
+    expect(tab.page.get_by_label("Device memory budget")).to_be_focused()
+    expect(tab.page.get_by_label("Device memory budget")).to_have_value("a lot")
+    tab.check()
+
+
+def test_an_address_of_nothing_says_so_in_the_pages_own_words(open_tab):
+    tab = open_tab("/jobs/job_nothing/")
+    expect(tab.page.get_by_role("heading", name="This is not here")).to_be_visible()
+    expect(tab.page.get_by_role("link", name="All jobs")).to_be_visible()
 
 
 def test_a_page_works_without_javascript(site, chromium, signed_in, shown_jobs):

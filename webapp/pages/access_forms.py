@@ -11,7 +11,7 @@ from webapp.webhooks.models import EVENTS
 
 SCOPE_WORDS = {
     Scope.READ: "read: look at everything",
-    Scope.WRITE: "write: also upload, start and stop jobs",
+    Scope.WRITE: "write: also upload and run jobs",
     Scope.ADMIN: "admin: also manage members, webhooks and tokens",
 }
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from optimizer.models.structure import Fold, Structure
 from webapp.catalog.models import Dataset
-from webapp.planning.reach import Card, CardVerdict
+from webapp.planning.reach import METHODS, Card, CardVerdict
 
 VERDICT_WORDS: dict[CardVerdict | None, str] = {
     "fits": "fits",
@@ -38,8 +38,8 @@ class CardRow:
 
     names: tuple[str, ...]
     memory_bytes: int
-    cells: tuple[tuple[str, str], ...]
-    """For each method the word and its class."""
+    cells: tuple[tuple[str, str, str], ...]
+    """For each method the word, its class and the method's title."""
 
 
 def structure_rows(structure: Structure) -> list[tuple[str, list[FoldRow]]]:
@@ -79,7 +79,10 @@ def fold_cards(cards: Sequence[Card]) -> list[CardRow]:
         CardRow(
             names=tuple(card.name for card in found),
             memory_bytes=min(card.memory_bytes for card in found),
-            cells=tuple((VERDICT_WORDS[verdict], _VERDICT_CLASSES[verdict]) for verdict in verdicts),
+            cells=tuple(
+                (VERDICT_WORDS[verdict], _VERDICT_CLASSES[verdict], method.title)
+                for verdict, method in zip(verdicts, METHODS, strict=True)
+            ),
         )
         for (_, verdicts), found in rows.items()
     ]

@@ -9,6 +9,7 @@ from typing import Any
 from django import forms
 
 from optimizer.serialize import to_json
+from optimizer.techniques import TECHNIQUE_GROUPS, TECHNIQUE_LABELS
 from optimizer.workload import Adapter, TrainingWorkload
 from webapp.catalog.models import Dataset, Model
 from webapp.pages.pin_fields import clean_pins, pin_fields, pin_groups, typed_pins, written_pins
@@ -54,6 +55,7 @@ ANY_LOSS = {"most_loss": "any"}
 class JobForm(WorkForm):
     """One spec of a training job. ``model`` and ``dataset`` offer only what the user may see."""
 
+    techniques = tuple(name for name in TECHNIQUE_LABELS if name not in dict(TECHNIQUE_GROUPS)["Keys and values of generations"])
     decimals = ("learning_rate", "momentum", "weight_decay", "max_grad_norm", "alpha", "dropout")
 
     name = forms.CharField(max_length=200, initial="my-job")

@@ -41,6 +41,10 @@ class WorkForm(forms.Form):
 
     techniques: ClassVar[tuple[Technique, ...]] = tuple(TECHNIQUE_LABELS)
     """Those that may be forbidden here."""
+    use_required_attribute = False
+    """The server says what is missing. An upload beside the form sends its field along, and htmx sends nothing of a form with a
+    required field that is empty: who had no model or prompts yet could upload none.
+    """
     decimals: ClassVar[tuple[str, ...]] = ()
     """Text fields for numbers: the browser's number field drops what it cannot parse, and people write 1e-3."""
 

@@ -6,6 +6,7 @@ from typing import Any
 from django.db import transaction
 
 from optimizer.errors import NoFeasiblePlan
+from optimizer.units import format_bytes
 from webapp.accounts.access import project_of_job
 from webapp.jobs.actions import create_job
 from webapp.jobs.errors import JobConflict, PlanDoesNotFit
@@ -46,7 +47,7 @@ def submit_job(
     if offer.verdict == "does_not_fit" and not override:
         peak, budget = offer.prediction["device_peak_high_bytes"], read.goal.device_budget_bytes
         raise PlanDoesNotFit(
-            f"plan {offer.label} needs up to {peak:,} bytes on the device; the budget is {budget:,}",
+            f"plan {offer.label} needs up to {format_bytes(peak)} on the device; the budget is {format_bytes(budget)}",
             hint="Take a plan that fits, raise the budget, or send override to run it all the same.",
             device_peak_high_bytes=peak,
             budget_bytes=budget,

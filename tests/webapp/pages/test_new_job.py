@@ -69,7 +69,7 @@ def test_a_refused_form_keeps_everything_that_was_typed(browser, typed):
 
 def test_a_job_is_not_started_before_it_can_be_priced(browser, typed):
     text = browser.post(reverse("job_new"), typed).content.decode()
-    assert "the spec cannot be priced yet: the model is being profiled" in text
+    assert "The spec cannot be priced yet: the model is being profiled" in text
     assert not Job.objects.filter(kind="train").exists()
 
 

@@ -31,6 +31,17 @@ def test_a_move_that_is_not_allowed_says_so_and_changes_nothing(browser, ada):
     assert Job.objects.get(pk=job.pk).priority == 0
 
 
+def test_a_move_on_the_page_is_answered_with_the_rows_and_what_was_refused(browser, ada):
+    job = rows.make_job(ada)
+    for to, said in (("later", f'id="sooner-{job.pk}"'), ("sooner", "Move"), ("sooner", "Only administrators move jobs")):
+        answer = browser.post(f"/jobs/{job.pk}/move/", {"to": to}, headers={"HX-Request": "true"})
+        text = answer.content.decode()
+        assert answer.status_code == 200
+        assert text.strip().startswith('<div id="queue-rows"')
+        assert said in text
+    assert text.index('role="alert">') < text.index("Only administrators move jobs") < text.index("</p>")
+
+
 def test_a_waiting_job_is_paused_and_resumed_where_it_stands(browser, ada):
     job = rows.make_job(ada)
     text = browser.post(f"/jobs/{job.pk}/move/", {"to": "pause"}, follow=True).content.decode()

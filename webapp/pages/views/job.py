@@ -282,12 +282,13 @@ _TAB_CONTENTS: dict[str, Callable[[Job], dict[str, Any]]] = {
 
 
 def _categories(job: Job) -> list[dict[str, Any]]:
-    """Those that the prediction has, or all of them without one."""
+    """Those that the prediction has, or all of them without one; keys and values only where there are any."""
     predicted = (job.prediction or {}).get("device_bytes_by_category") or {}
+    left_out = {"kv_cache"} if job.kind != Kind.GENERATE and not predicted.get("kv_cache") else set()
     return [
         {"key": category, "label": CATEGORY_LABELS[category], "predicted_bytes": predicted.get(category)}
         for category in CATEGORIES
-        if not predicted or category in predicted
+        if (not predicted or category in predicted) and category not in left_out
     ]
 
 

@@ -21,6 +21,10 @@ _HOLDS = {"pause": pause_job, "resume": resume_job}
 @require_GET
 @login_required
 def queue_page(request: HttpRequest) -> HttpResponse:
+    return _shown(request)
+
+
+def _shown(request: HttpRequest, *, refused: str = "") -> HttpResponse:
     queue = read_queue(request.user)
     context = {
         "waiting": queue.waiting,
@@ -29,6 +33,7 @@ def queue_page(request: HttpRequest) -> HttpResponse:
             {"job": job, "words": state_words(job), "eta": eta_words(job.eta_s, state=job.state)} for job in queue.live
         ],
         "may_overtake": is_service_admin(request.user),
+        "refused_move": refused,
     }
     return render(request, "jobs/queue_rows.html" if request.htmx else "jobs/queue.html", context)  # type: ignore[attr-defined]
 
@@ -36,8 +41,12 @@ def queue_page(request: HttpRequest) -> HttpResponse:
 @require_POST
 @login_required
 def queue_move(request: HttpRequest, job_id: str) -> HttpResponse:
-    """One step sooner or later, paused or resumed; anything else changes nothing."""
+    """One step sooner or later, paused or resumed; anything else changes nothing.
+
+    On the page the rows come back in place, so that who moves a job by the keyboard stays at its button.
+    """
     job = get_object_or_404(jobs_visible_to(request.user), pk=job_id)
+    refused = ""
     to, actor = request.POST.get("to", ""), f"user:{request.user.get_username()}"
     try:
         if to in _HOLDS:
@@ -46,5 +55,9 @@ def queue_move(request: HttpRequest, job_id: str) -> HttpResponse:
             priority = job.priority + _MOVES.get(to, 0)
             set_priority(job, priority, actor=actor, may_overtake=is_service_admin(request.user))
     except HeadroomError as error:
-        messages.error(request, f"{error.message}. {error.hint}".strip())
+        refused = f"{error.message[:1].upper()}{error.message[1:]}. {error.hint}".strip()
+    if request.htmx:  # type: ignore[attr-defined]
+        return _shown(request, refused=refused)
+    if refused:
+        messages.error(request, refused)
     return redirect("queue")

@@ -13,11 +13,14 @@ from django.urls import reverse
 
 from optimizer.errors import HeadroomError
 from webapp.catalog.models import Model
+from webapp.jobs.errors import PlanDoesNotFit
 from webapp.jobs.models import Kind, PlanOffer
 from webapp.jobs.queries import jobs_visible_to, offers_visible_to
 from webapp.pages.pricing import Pricing, glance_for_page, price_for_page
 from webapp.pages.work_form import WorkForm, initial_from_query
 from webapp.planning.submitting import submit_job
+
+_INSIST = "Take a plan that fits, raise the budget, or tick “Start it even if it does not fit” below the plans."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +64,7 @@ def answer_form(request: HttpRequest, page: FormPage) -> HttpResponse:
     A POST starts the job; with ``look`` it only prices it, for browsers without JavaScript.
     """
     if request.method != "POST":
-        return _shown(request, page, page.empty_form(request), Pricing(kind="incomplete", problems=("Not priced yet.",)))
+        return _shown(request, page, page.empty_form(request), Pricing(kind="refused", message="Not priced yet."))
     form = page.make_form(request, request.POST, {})
     if not form.is_valid():
         return _shown(request, page, form, incomplete(form))
@@ -79,7 +82,8 @@ def answer_form(request: HttpRequest, page: FormPage) -> HttpResponse:
     except HeadroomError as error:
         if form.put_error(error):
             return _shown(request, page, form, incomplete(form))
-        form.add_error(None, f"{error.message}. {error.hint}".strip())
+        hint = _INSIST if isinstance(error, PlanDoesNotFit) else error.hint
+        form.add_error(None, f"{error.message[:1].upper()}{error.message[1:]}. {hint}".strip())
         return _shown(request, page, form, priced(request, form))
     return redirect("job", job.pk)
 
