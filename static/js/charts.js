@@ -16,7 +16,9 @@ const MAX_POINTS = 2000;
 
 // Device bytes at each step's peak, stacked by category, against the prediction and the budget.
 export function drawMemoryOverRun(element, { series, categories, prediction, budgetBytes, numSteps, unit: point, uirevision }) {
-  const samples = thin(series.steps(), MAX_POINTS, (sample) => sample.device_peak_bytes ?? 0);
+  const measured = thin(series.steps(), MAX_POINTS, (sample) => sample.device_peak_bytes ?? 0);
+  // what is known of one moment alone is drawn up to there: an area has no width at a point
+  const samples = measured.length === 1 ? [{ ...measured[0], step: 0 }, measured[0]] : measured;
   const steps = samples.map((sample) => sample.step);
   const highest = Math.max(series.peakBytes(), prediction?.device_peak_bytes ?? 0, budgetBytes ?? 0);
   const unit = axisUnit(highest);
@@ -27,7 +29,7 @@ export function drawMemoryOverRun(element, { series, categories, prediction, bud
   const layout = memoryLayout({ unit, highest, budgetBytes, uirevision: `${uirevision}-run` });
   layout.xaxis = { ...layout.xaxis, title: axisTitle(point), range: [0, end], showticklabels: samples.length > 0 || numSteps > 0 };
   Plotly.react(element, traces, layout, CONFIG);
-  return memorySummary({ peakBytes: series.peakBytes(), prediction, budgetBytes, over: numSteps ? `${samples.length} points of ${numSteps} steps` : `${samples.length} points` });
+  return memorySummary({ peakBytes: series.peakBytes(), prediction, budgetBytes, over: numSteps ? `${measured.length} points of ${numSteps} steps` : `${measured.length} points` });
 }
 
 // Device bytes within the latest measured step, the predicted step laid over it; both as percent of their own length.

@@ -39,7 +39,7 @@ function draw() {
   changed = false;
   drawnAtMs = performance.now();
   // links and the card only where there is something to tell
-  if (series.steps().some((sample) => sample.copied_bytes)) document.getElementById("links-panel").hidden = false;
+  if (series.steps().some((sample) => Object.values(sample.copied_bytes ?? {}).some(Boolean))) document.getElementById("links-panel").hidden = false;
   if (series.steps().some((sample) => sample.gpu)) document.getElementById("card-panel").hidden = false;
   // nothing comes any more: charts of nothing tell nothing
   const isOver = job.is_terminal && !series.steps().length;
