@@ -30,6 +30,17 @@ document.addEventListener("securitypolicyviolation", (event) => {
 """
 
 
+# what stays in the window while the rest moves, for a picture of the whole page; the policy lets no style sheet in
+STAND_STILL = """
+([position, height]) => {
+  for (const part of document.querySelectorAll(".start-bar, .verdict-pane")) {
+    part.style.position = position;
+    part.style.maxHeight = height;
+  }
+}
+"""
+
+
 class Watched:
     """A tab whose every complaint and every request is kept."""
 
@@ -85,6 +96,6 @@ def take_picture(tab, name):
         PICTURES.mkdir(parents=True, exist_ok=True)
         # charts out of view have the colours and width that they were last seen with; printing draws them all
         tab.page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
-        # what stays at the window's end is shown where the page ends
-        style = ".start-bar, .verdict-pane { position: static !important; max-height: none !important }"
-        tab.page.screenshot(path=PICTURES / f"{name}.png", full_page=True, style=style)
+        tab.page.evaluate(STAND_STILL, ["static", "none"])
+        tab.page.screenshot(path=PICTURES / f"{name}.png", full_page=True)
+        tab.page.evaluate(STAND_STILL, ["", ""])
