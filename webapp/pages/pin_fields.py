@@ -12,6 +12,7 @@ from optimizer.errors import InvalidInput
 from optimizer.plan.generation_knobs import change_generation, generation_knobs, read_generation_change, written_knobs
 from optimizer.plan.pins import knob_kinds, list_knobs_to_pin, read_pins
 from optimizer.plan.plan import Plan
+from webapp.pages.presentation import PLACE_WORDS
 from webapp.pages.work_form import pin_field
 
 _LABELS: Final[dict[str, tuple[str, str]]] = {
@@ -46,6 +47,7 @@ _WORDS: Final[dict[str, dict[object, str]]] = {
     "weights.autocast": {"off": "the weights' own dtype"},
     "weights.frozen": {"same": "as they are"},
     "kv_cache.dtype": {"same": "as the weights are"},
+    "kv_cache.place": {"remote": PLACE_WORDS["remote"]},
     "allocator.expandable_segments": {True: "yes", False: "no"},
 }
 FREE: Final = "free"

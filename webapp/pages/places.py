@@ -9,7 +9,7 @@ from typing import Any
 
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.plan import Plan
-from webapp.pages.presentation import BLOCK_CHOICES
+from webapp.pages.presentation import BLOCK_CHOICES, PLACE_WORDS
 
 _LETTERS = {choice: letter for choice, (letter, _) in BLOCK_CHOICES.items()}
 _MEANINGS = dict(BLOCK_CHOICES.values())
@@ -89,7 +89,7 @@ def _generation_rows(document: Mapping[str, Any], num_blocks: int) -> list[Place
     for label, part, dtype in (("weights", weights, weights.dtype), ("KV cache", cache, cache.dtype)):
         away = part.place != "device"
         again = f", {cache.prefix_tokens:,} tokens made again" if label == "KV cache" and cache.prefix_tokens else ""
-        words = f"{weights.dtype if dtype == 'same' else dtype}, {part.place}"
+        words = f"{weights.dtype if dtype == 'same' else dtype}, {PLACE_WORDS.get(part.place, part.place)}"
         if label == "weights" and weights.frozen != "same":
             words = f"{weights.frozen} in blocks, {part.place}"
         if away:

@@ -6,7 +6,7 @@ Reads no database and writes no HTML. Documents are those of the API: ``plan`` i
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from optimizer.categories import CATEGORIES, CATEGORY_LABELS
 from optimizer.plan.activations import BlockChoice
@@ -22,6 +22,8 @@ BLOCK_CHOICES = {
     "offload_disk": ("D", "offloaded to disk"),
     "offload_remote": ("N", "offloaded to a remote store"),
 }
+PLACE_WORDS: Final = {"remote": "remote store"}
+"""Of places that are called otherwise than they are written."""
 
 STATE_MEANINGS = {
     "queued": "waiting for a worker",
@@ -157,7 +159,9 @@ def _generation_decisions(document: Mapping[str, Any]) -> dict[str, tuple[str, s
     return {
         "weights": (lifetime, weights.place, f"{weights.dtype}{packed}"),
         "kv_cache": (
-            f"kept until its pass ends{attended}{again}", cache.place, weights.dtype if cache.dtype == "same" else cache.dtype
+            f"kept until its pass ends{attended}{again}",
+            PLACE_WORDS.get(cache.place, cache.place),
+            weights.dtype if cache.dtype == "same" else cache.dtype,
         ),
         "activations": ("while their block runs", "device", weights.dtype),
         "logits_and_loss": ("of the newest position", "device", weights.dtype),
@@ -199,7 +203,9 @@ _CHOICE_VERBS: dict[BlockChoice, str] = {
     "offload_disk": "offloaded to disk",
     "offload_remote": "offloaded to a remote store",
 }
-_CHOICE_PLACES: dict[BlockChoice, str] = {"offload": "host", "offload_disk": "disk", "offload_remote": "remote store"}
+_CHOICE_PLACES: dict[BlockChoice, str] = {
+    "offload": "host", "offload_disk": "disk", "offload_remote": PLACE_WORDS["remote"]
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,6 +56,11 @@ def test_a_cache_that_is_attended_to_on_the_host_is_not_fetched():
     assert (letters(found), found.words) == ("OOO", "fp32, host, attention there")
 
 
+def test_a_cache_in_the_remote_store_has_its_letter():
+    found = rows_of(InferencePlan(kv_cache=KvCachePlan(dtype="int4", place="remote")), num_blocks=3)
+    assert (found["KV cache"].words, letters(found["KV cache"])) == ("int4, remote store, fetched 1 ahead", "NNN")
+
+
 def test_only_letters_in_use_are_explained():
     assert [letter for letter, _ in places_of(rows.make_plan().to_json(), num_blocks=12).legend] == ["K", "R", "O"]
 
