@@ -223,8 +223,14 @@ def policy_ladder(statistics: Statistics, *, count: int) -> Iterator[tuple[float
 
 
 def selective_contexts(names: Sequence[str], saves: Sequence[bool]) -> tuple[Any, Any]:
-    """For one run of one block, as ``torch.utils.checkpoint`` asks for them."""
-    contexts: tuple[Any, Any] = create_selective_checkpoint_contexts(_Follow(names, saves))  # type: ignore[no-untyped-call]
+    """For one run of one block, as ``torch.utils.checkpoint`` asks for them.
+
+    torch refuses kept results that were written to since. Here ops that write in place are kept together with what made the
+    result (``solve_ops``), so the recomputation is given what they wrote: attention with a mask on the CPU adds it that way.
+    """
+    contexts: tuple[Any, Any] = create_selective_checkpoint_contexts(  # type: ignore[no-untyped-call]
+        _Follow(names, saves), allow_cache_entry_mutation=True
+    )
     return contexts
 
 

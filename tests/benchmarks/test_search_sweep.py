@@ -1,21 +1,28 @@
 """The sweep's arithmetic, the policies that torch's integer programs come to, and one tiny sweep on real steps."""
 
+import functools
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
 
+from benchmarks.alternatives import Job
 from benchmarks.search.sac import (
     Moment,
     Statistics,
     Unit,
+    collect_statistics,
     find_policy,
     fit_lines,
     policy_ladder,
+    selective_contexts,
     solve_ops,
     solve_units,
 )
+from benchmarks.search.subjects import gpt2
 from benchmarks.search.sweep_summary import (
     Rival,
     compare,
@@ -25,6 +32,10 @@ from benchmarks.search.sweep_summary import (
     summarize,
     won_back,
 )
+from optimizer.models.anatomy import find_blocks
+from optimizer.models.build import build_model
+from optimizer.models.spec import read_model_spec
+from optimizer.workload import TrainingWorkload
 
 MIB = 2**20
 RIVALS = (
@@ -204,3 +215,25 @@ def test_two_lines_are_found_where_a_curve_bends() -> None:
     assert slope == pytest.approx(0.2, abs=0.02)
     assert start == pytest.approx(0.0, abs=0.01)
     assert steep == pytest.approx(1.8, abs=0.02)
+
+
+def test_results_written_to_in_place_are_kept_and_gradients_stay_the_same() -> None:
+    """GPT-2's attention with dropout adds its mask in place to a product whose result may be kept."""
+    spec = read_model_spec({**gpt2(32, 2, 64), "n_positions": 32})
+    workload = TrainingWorkload(sequence_length=16, global_batch_size=2)
+    job = Job(spec=spec, workload=workload, device=torch.device("cpu"))
+    gradients = []
+    for policy in (None, *(policy for _, policy in policy_ladder(collect_statistics(job), count=3))):
+        model = build_model(spec, seed=1)
+        for index, block in enumerate(find_blocks(model)):
+            if policy is not None and (saves := policy.saves[index]) is not None:
+                contexts = functools.partial(selective_contexts, policy.names[index], saves)
+                block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)
+        torch.manual_seed(3)
+        ids, labels = job.tokens()
+        model(input_ids=ids, labels=labels, shift_labels=labels, use_cache=False).loss.backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    assert len(gradients) > 2
+    for other in gradients[1:]:
+        for mine, plain in zip(other, gradients[0], strict=True):
+            assert torch.equal(mine, plain)
