@@ -12,6 +12,9 @@ from optimizer.profile.convolution import Convolution
 from optimizer.profile.op_scratch import read_scratch
 
 BF16 = torch.bfloat16
+only_without_librarys_blocks = pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() != "AVX2", reason="which blocks oneDNN takes is the processor's"
+)
 
 
 class Watching(TorchDispatchMode):
@@ -161,7 +164,7 @@ CONVOLUTIONS = {
 }
 
 
-@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX2", reason="which blocks oneDNN takes is the processor's")
+@only_without_librarys_blocks
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_a_convolution_and_its_backward_hold_what_is_predicted_of_them(name):
     for call, args in CONVOLUTIONS[name]():
@@ -175,7 +178,7 @@ def predict_convolution(call, args, *, num_threads=1):
     return highest_of([Point(*held) for held in list_held(convolution)], num_threads=num_threads)
 
 
-@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX2", reason="which blocks oneDNN takes is the processor's")
+@only_without_librarys_blocks
 def test_single_pixels_are_the_librarys_on_more_than_one_thread():
     torch.set_num_threads(2)
     *_, (call, args) = CONVOLUTIONS["single pixels of a few images"]()
@@ -184,7 +187,7 @@ def test_single_pixels_are_the_librarys_on_more_than_one_thread():
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
-@pytest.mark.parametrize("dtype", [torch.float32, BF16])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(BF16, marks=only_without_librarys_blocks)])
 @pytest.mark.parametrize(("length", "head_dim"), [(24, 16), (40, 24), (200, 16), (800, 8)])
 def test_attention_holds_tiles_of_scores_for_each_thread(length, head_dim, dtype, num_threads):
     torch.set_num_threads(num_threads)
