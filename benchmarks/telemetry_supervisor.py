@@ -5,6 +5,7 @@ line comes on its input, then says how many rows it wrote.
 """
 
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -18,6 +19,8 @@ _TURN_S = 0.2
 
 def main() -> None:
     folder, pipe_fd = Path(sys.argv[1]), int(sys.argv[2])
+    # So that the server below ends with it, also where the benchmark is stopped half way.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     django.setup()
     from django.conf import settings
     from django.core.management import call_command

@@ -6,6 +6,7 @@ of a remote store. What a card does on its streams is not; nobody waits for it h
 
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,94 +41,122 @@ class LaneTimes:
 
 
 class LaneClock:
-    """One for each ``Tiers``. Costs a microsecond or two for each copy, so it always runs."""
+    """One for each ``Tiers``. Costs a microsecond or so for each copy, so it always runs: every thread notes what it did by
+    itself, without a lock, and ``take`` adds it up.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._thread = threading.local()
-        self._busy_s: dict[Lane, float] = {}
-        self._stall_s: dict[Lane, float] = {}
-        self._spans: list[tuple[Lane, float, float, bool]] | None = None
+        self._threads: list[_Thread] = []
+        self._with_spans = False
         self._begin_s = time.perf_counter()
+        self._here = _Here(self._add_thread)
 
     def begin(self, *, with_spans: bool = False) -> None:
         """Forget what was measured."""
         with self._lock:
-            self._busy_s, self._stall_s = {}, {}
-            self._spans = [] if with_spans else None
+            self._with_spans = with_spans
             self._begin_s = time.perf_counter()
+            for thread in self._threads:
+                thread.forget(with_spans=with_spans)
 
     def take(self) -> LaneTimes:
         """What was measured since ``begin``; goes on measuring."""
+        busy_ms: dict[Lane, float] = {}
+        stall_ms: dict[Lane, float] = {}
+        found: list[Span] = []
         with self._lock:
-            busy_s, stall_s = dict(self._busy_s), dict(self._stall_s)
-            spans, self._spans = self._spans or [], None
-        found = [
-            Span(
-                lane=lane,
-                begin_ms=(begin_s - self._begin_s) * 1000,
-                end_ms=(end_s - self._begin_s) * 1000,
-                is_stall=is_stall,
-            )
-            for lane, begin_s, end_s, is_stall in sorted(spans, key=lambda span: span[1])
-        ]
+            self._with_spans = False
+            for thread in self._threads:
+                for total_ms, seconds in ((busy_ms, thread.busy_s), (stall_ms, thread.stall_s)):
+                    for lane, lane_s in list(seconds.items()):
+                        total_ms[lane] = total_ms.get(lane, 0.0) + lane_s * 1000
+                found += thread.take_spans(since_s=self._begin_s)
         return LaneTimes(
-            busy_ms={lane: seconds * 1000 for lane, seconds in busy_s.items()},
-            stall_ms={lane: seconds * 1000 for lane, seconds in stall_s.items()},
-            spans=merge_spans(found),
+            busy_ms=busy_ms, stall_ms=stall_ms, spans=merge_spans(sorted(found, key=lambda span: span.begin_ms))
         )
 
     def enter_thread(self) -> None:
         """Say that this thread works beside compute: nothing stands still for what it does."""
-        self._thread.is_beside = True
+        self._here.thread.is_beside = True
 
     def busy(self, lane: Lane) -> "_Timing":
         """The lane works; on compute's own thread compute stands still meanwhile. Of what is nested, each has its own time."""
-        return _Timing(self, lane, works=True)
+        return _Timing(self._here.thread, lane, works=True)
 
     def waiting(self, lane: Lane) -> "_Timing":
         """Somebody waits for what the lane does elsewhere."""
-        return _Timing(self, lane, works=False)
+        return _Timing(self._here.thread, lane, works=False)
 
-    def enter(self) -> float:
-        """What was nested until now in what begins; to be given to ``leave``."""
-        thread = self._thread
-        outer_s: float = getattr(thread, "inner_s", 0.0)
-        thread.inner_s = 0.0
-        return outer_s
-
-    def leave(self, lane: Lane, *, begin_s: float, outer_s: float, works: bool) -> None:
-        """What began then is over."""
-        end_s = time.perf_counter()
-        thread = self._thread
-        took_s = end_s - begin_s
-        own_s, thread.inner_s = took_s - thread.inner_s, outer_s + took_s
-        is_stall = not getattr(thread, "is_beside", False)
+    def _add_thread(self) -> "_Thread":
         with self._lock:
-            if works:
-                self._busy_s[lane] = self._busy_s.get(lane, 0.0) + own_s
-            if is_stall:
-                self._stall_s[lane] = self._stall_s.get(lane, 0.0) + own_s
-            if self._spans is not None and begin_s >= self._begin_s and (works or is_stall):
-                self._spans.append((lane, begin_s, end_s, is_stall))
+            thread = _Thread(with_spans=self._with_spans)
+            self._threads.append(thread)
+            return thread
+
+
+class _Thread:
+    """What one thread did since the clock began."""
+
+    __slots__ = ("busy_s", "inner_s", "is_beside", "spans", "stall_s")
+
+    def __init__(self, *, with_spans: bool) -> None:
+        self.is_beside = False
+        self.inner_s = 0.0
+        """What was nested so far in what goes on."""
+        self.forget(with_spans=with_spans)
+
+    def forget(self, *, with_spans: bool) -> None:
+        self.busy_s: dict[Lane, float] = {}
+        self.stall_s: dict[Lane, float] = {}
+        self.spans: list[tuple[Lane, float, float, bool]] | None = [] if with_spans else None
+
+    def take_spans(self, *, since_s: float) -> Iterator[Span]:
+        """What began then or later; no more are noted."""
+        spans, self.spans = self.spans or [], None
+        for lane, begin_s, end_s, is_stall in spans:
+            if begin_s >= since_s:
+                yield Span(
+                    lane=lane, begin_ms=(begin_s - since_s) * 1000, end_ms=(end_s - since_s) * 1000, is_stall=is_stall
+                )
+
+
+class _Here(threading.local):
+    """The thread that asks, as the clock knows it; made in each when it first asks."""
+
+    def __init__(self, make: Callable[[], _Thread]) -> None:
+        self.thread = make()
 
 
 class _Timing:
     """A class, since a generator would cost each copy three times as much."""
 
-    __slots__ = ("_begin_s", "_clock", "_lane", "_outer_s", "_works")
+    __slots__ = ("_begin_s", "_lane", "_outer_s", "_thread", "_works")
 
-    def __init__(self, clock: LaneClock, lane: Lane, *, works: bool) -> None:
-        self._clock = clock
+    def __init__(self, thread: _Thread, lane: Lane, *, works: bool) -> None:
+        self._thread = thread
         self._lane = lane
         self._works = works
 
     def __enter__(self) -> None:
-        self._outer_s = self._clock.enter()
+        thread = self._thread
+        self._outer_s = thread.inner_s
+        thread.inner_s = 0.0
         self._begin_s = time.perf_counter()
 
     def __exit__(self, *exc: object) -> None:
-        self._clock.leave(self._lane, begin_s=self._begin_s, outer_s=self._outer_s, works=self._works)
+        end_s = time.perf_counter()
+        thread, lane, begin_s = self._thread, self._lane, self._begin_s
+        took_s = end_s - begin_s
+        own_s = took_s - thread.inner_s
+        thread.inner_s = self._outer_s + took_s
+        works, is_stall = self._works, not thread.is_beside
+        if works:
+            thread.busy_s[lane] = thread.busy_s.get(lane, 0.0) + own_s
+        if is_stall:
+            thread.stall_s[lane] = thread.stall_s.get(lane, 0.0) + own_s
+        if thread.spans is not None and (works or is_stall):
+            thread.spans.append((lane, begin_s, end_s, is_stall))
 
 
 _SEEN_BESIDE_A_CARD: tuple[Lane, ...] = ("host", "disk", "network")
