@@ -35,6 +35,8 @@ class Held(NamedTuple):
     num_bytes: int
     per_thread_bytes: int = 0
     min_threads: int = 1
+    is_packed: bool = False
+    """Only where products in bf16 are a library's (``Machine.packs_bf16``)."""
 
 
 def list_held(convolution: Convolution) -> tuple[Held, ...]:

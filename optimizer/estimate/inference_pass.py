@@ -224,7 +224,7 @@ class GenerationPass:
             carried=np.zeros_like(resident),
         )
         if is_end and self.machine.device.kind == "cpu":
-            allocated_bytes = estimate_allocated_peak(schedule, resident, num_threads=self.machine.num_threads)
+            allocated_bytes = estimate_allocated_peak(schedule, resident, processor=self.machine.processor)
             self.allocated_bytes = max(self.allocated_bytes, allocated_bytes)
         return simulate(
             schedule,

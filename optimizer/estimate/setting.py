@@ -59,7 +59,7 @@ def find_setting(profile: Profile, *, plan: Plan, workload: TrainingWorkload, ma
         plan.logits_and_loss,
         plan.activations.compress,
         workload,
-        machine.num_threads,
+        machine.processor,
         machine.device.kind,
         machine.rates.fingerprint,
     )

@@ -37,7 +37,7 @@ from optimizer.estimate.tensors import TensorList
 from optimizer.estimate.unmetered import highest_of
 from optimizer.estimate.update import list_update_tasks, update_inputs
 from optimizer.estimate.weights import list_forward_moves, list_streamed_bytes
-from optimizer.hardware.machine import Machine
+from optimizer.hardware.machine import Machine, Processor
 from optimizer.plan.activations import BlockChoice
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Evaluation, Profile
@@ -207,12 +207,12 @@ def _evaluate(
 ) -> _Evaluated:
     """Above what is there all the while."""
     trains_all = workload.adapter is None
-    num_threads = machine.num_threads if machine.device.kind == "cpu" else 0
-    key = ("evaluation", plan.weights, plan.logits_and_loss, trains_all, num_threads)
+    processor = machine.processor if machine.device.kind == "cpu" else None
+    key = ("evaluation", plan.weights, plan.logits_and_loss, trains_all, processor)
     highest = compiled.keep(
         key,
         lambda: _find_highest(
-            profile, compiled, evaluation, plan=plan, trains_all=trains_all, num_threads=num_threads
+            profile, compiled, evaluation, plan=plan, trains_all=trains_all, processor=processor
         ),
     )
     num_micro_batches = workload.eval_batches * plan.batch.accumulation_steps
@@ -228,10 +228,10 @@ def _find_highest(
     *,
     plan: Plan,
     trains_all: bool,
-    num_threads: int,
+    processor: Processor | None,
 ) -> _Evaluated:
-    """Above what is there all the while and the inputs. num_threads: that the CPU device computes with; 0 on CUDA, where no
-    kernel's scratch is counted.
+    """Above what is there all the while and the inputs. processor: the CPU device's; None on CUDA, where no kernel's scratch is
+    counted.
     """
     num_blocks = profile.num_blocks
     streamed = list_streamed_bytes(profile, plan.weights, trains_all=trains_all)
@@ -246,14 +246,14 @@ def _find_highest(
         nonlocal level, best_bytes, best, moment, allocated_bytes
         if level + part.rise > best_bytes:
             best_bytes, best, moment = level + part.rise, (len(come), part.at_rise), name
-        if num_threads:
-            rise = max(part.rise, highest_of(points, num_threads=num_threads))
+        if processor is not None:
+            rise = max(part.rise, highest_of(points, processor))
             allocated_bytes = max(allocated_bytes, level + rise)
         level += part.net_bytes
         come.append(part.net)
 
     def run_indexed(index: int, name: str) -> None:
-        run(compiled.indexed_bytes(index), compiled.indexed_points(index) if num_threads else (), name)
+        run(compiled.indexed_bytes(index), compiled.indexed_points(index) if processor else (), name)
 
     run_indexed(evaluation.prologue, "forward")
     for block, template in enumerate(compiled.regime.block_templates):

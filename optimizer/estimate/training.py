@@ -137,7 +137,7 @@ def _allocated_bytes(laid: LaidOut, machine: Machine) -> int:
     """0 on CUDA, where torch counts nothing that is not simulated but what ``on_cuda.py`` adds."""
     if machine.device.kind != "cpu":
         return 0
-    return estimate_allocated_peak(laid.schedule, laid.resident.device, num_threads=machine.num_threads)
+    return estimate_allocated_peak(laid.schedule, laid.resident.device, processor=machine.processor)
 
 
 def _predict(

@@ -6,7 +6,7 @@ Torch-free. ``probe/`` measures one of these on the spot; ``calibration.py`` cor
 import hashlib
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from optimizer.errors import InvalidInput
 from optimizer.serialize import from_json, shown, to_json
@@ -123,6 +123,13 @@ class Device:
     """Of the matrix libraries, as measured; None where they were not."""
 
 
+class Processor(NamedTuple):
+    """What decides, beside a plan, how much memory the CPU device's kernels hold."""
+
+    num_threads: int
+    packs_bf16: bool = False
+
+
 @dataclass(frozen=True, kw_only=True)
 class Machine:
     """One machine with one device (a layout of several comes later)."""
@@ -136,8 +143,14 @@ class Machine:
     remote_free_bytes: int = 0
     """Of the remote store; 0 where there is none."""
     num_threads: int = 1
+    packs_bf16: bool = False
+    """Whether products in bf16 are a library's on the CPU device, which lays matrices out in blocks first: with AVX-512."""
     facts: dict[str, str] = field(default_factory=dict)
     """Processor, driver and library versions; for people and records, never for decisions."""
+
+    @property
+    def processor(self) -> Processor:
+        return Processor(num_threads=self.num_threads, packs_bf16=self.packs_bf16)
 
     def to_json(self) -> dict[str, Any]:
         document: dict[str, Any] = to_json(self)

@@ -29,8 +29,8 @@ class Ran(NamedTuple):
     written_bytes: int
     scratch_bytes: int = 0
     """What its kernel holds beside them on the CPU device (``op_scratch.py``)."""
-    square: tuple[int, ...] = ()
-    """Of attention, as ``op_scratch.Scratch`` has it."""
+    sides: tuple[int, ...] = ()
+    """As ``op_scratch.Scratch`` has it."""
     convolution: tuple[int, ...] = ()
     """As ``convolution.Convolution`` has it."""
     dtype: str = ""

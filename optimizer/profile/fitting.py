@@ -85,11 +85,11 @@ class Fitter:
     def _learn_scratch(self, op: Ran, others: Mapping[Shape, Ran]) -> None:
         """No polynomial is needed here, only a bound: no more than what the op writes, and the largest length seen."""
         key = _describe_scratch(op)
-        if key in self._scratch or not (op.scratch_bytes or op.square or op.convolution):
+        if key in self._scratch or not (op.scratch_bytes or op.sides or op.convolution):
             return
         traced = {self._shape: op, **others}
         scratch = fit_terms({shape: each.scratch_bytes for shape, each in traced.items()})
-        sides = _fit_each({shape: each.square for shape, each in traced.items()})
+        sides = _fit_each({shape: each.sides for shape, each in traced.items()})
         convolution = _fit_each({shape: each.convolution for shape, each in traced.items()})
         written = self.terms(f"{op.name} written_bytes", op.written_bytes)
         self._scratch[key] = (written if scratch is None else scratch, sides, convolution)
@@ -128,7 +128,7 @@ class Fitter:
 
         def make(op: Ran) -> Op:
             # What the plain plan lacks, an op of another micro-batch alone, holds nothing that counts.
-            scratch_bytes, square, convolution = self._scratch.get(_describe_scratch(op), (NO_TERMS, (), ()))
+            scratch_bytes, sides, convolution = self._scratch.get(_describe_scratch(op), (NO_TERMS, (), ()))
             return Op(
                 name=op.name,
                 kind=op.kind,
@@ -136,7 +136,7 @@ class Fitter:
                 read_bytes=size(op, "read_bytes"),
                 written_bytes=size(op, "written_bytes"),
                 scratch_bytes=scratch_bytes,
-                square=square,
+                sides=sides,
                 convolution=convolution,
                 dtype=op.dtype,
                 form=op.form,
@@ -173,7 +173,7 @@ def _describe(op: Ran) -> str:
 
 
 def _describe_scratch(op: Ran) -> tuple[object, ...]:
-    return _describe(op), op.scratch_bytes, op.square, op.convolution
+    return _describe(op), op.scratch_bytes, op.sides, op.convolution
 
 
 def _fit_each(values: Mapping[Shape, Sequence[int]]) -> tuple[Terms, ...]:

@@ -16,7 +16,9 @@ layer norm, softmax    what they read in one piece, where it is not, as behind a
 gelu's backward        the gradient and the input once more, where only the input is in one piece: in fp32, exactly and
                        not by tanh, it is oneDNN's (Activation.cpp).
 
-*Not modelled*: partial sums of layer norm's backward, a row for each thread; matrix products in 16 bits, which a library makes.
+products in bf16       of which only the sides are noted, for ``estimate/product_scratch.py``.
+
+*Not modelled*: partial sums of layer norm's backward, a row for each thread; matrix products in fp16, which a library makes.
 """
 
 from collections.abc import Sequence
@@ -38,6 +40,8 @@ _READ_IN_ONE_PIECE = {
     "_log_softmax_backward_data": 2,
 }
 """How many of the first arguments."""
+_PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
+"""By how many tensors come before what is multiplied."""
 _CONVOLUTION = "convolution"
 _CONVOLUTION_BACKWARD = "convolution_backward"
 _MANY_TAPS = 3
@@ -52,8 +56,9 @@ class Scratch(NamedTuple):
 
     num_bytes: int = 0
     """The same whatever the number of threads."""
-    square: tuple[int, ...] = ()
-    """Of attention: the query's length, the keys' length, the width of a head. Empty for other ops."""
+    sides: tuple[int, ...] = ()
+    """Of attention: the query's length, the keys' length, the width of a head. Of a product in bf16: how many, rows, columns of
+    the first, columns of the second. Empty for other ops."""
     convolution: tuple[int, ...] = ()
     """As ``convolution.Convolution`` has it. Empty for other ops."""
 
@@ -75,6 +80,8 @@ def read_scratch(
     if not inputs or not outputs:
         return NO_SCRATCH
     result = outputs[0]
+    if base in _PRODUCTS:
+        return _product(inputs[_PRODUCTS[base] :]) if result.dtype == torch.bfloat16 else NO_SCRATCH
     if base in _ELEMENTWISE:
         return Scratch(_converted_bytes(inputs, result.dtype))
     if base in _WHOLE_IN_RESULTS_DTYPE:
@@ -98,6 +105,11 @@ def read_scratch(
         is_copied = is_librarys and argument.is_contiguous() and not gradient.is_contiguous()
         return Scratch((gradient.nbytes + argument.nbytes) * is_copied)
     return NO_SCRATCH
+
+
+def _product(operands: Sequence[torch.Tensor]) -> Scratch:
+    first, second = operands[:2]
+    return Scratch(sides=(prod(first.shape[:-2]), *first.shape[-2:], second.shape[-1]))
 
 
 def _attention(base: str, inputs: Sequence[torch.Tensor]) -> Scratch:

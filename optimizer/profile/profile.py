@@ -28,7 +28,7 @@ from optimizer.profile.trained import FrozenBytes, Tensors
 from optimizer.serialize import from_json, to_json
 from optimizer.workload import Adapter
 
-PROFILE_VERSION: Literal[5] = 5
+PROFILE_VERSION: Literal[6] = 6
 BLOCK_CHOICES: tuple[BlockChoice, ...] = ("keep", "recompute", "selective", "offload")
 """Those traced; the other ways of offloading are priced from ``offload``: only where the bytes go differs."""
 
@@ -58,8 +58,8 @@ class Op:
     written_bytes: Terms
     scratch_bytes: Terms = NO_TERMS
     """What the CPU's kernel holds beside them while it runs, however many threads there are (``op_scratch.py``)."""
-    square: tuple[Terms, ...] = ()
-    """Of attention: the query's length, the keys' length, the width of a head. Empty for other ops."""
+    sides: tuple[Terms, ...] = ()
+    """Of attention and of products in bf16, as ``op_scratch.Scratch`` has them. Empty for other ops."""
     convolution: tuple[Terms, ...] = ()
     """The fields of ``convolution.Convolution``. Empty for other ops."""
     dtype: str = ""
@@ -206,7 +206,7 @@ class Profile:
     is empty.
     """
 
-    version: Literal[5] = PROFILE_VERSION
+    version: Literal[6] = PROFILE_VERSION
     model_fingerprint: str
     model_type: str
     num_blocks: int

@@ -27,7 +27,7 @@ from optimizer.hardware.memory import available_memory_bytes
 from optimizer.hardware.probe.clock import Share
 from optimizer.hardware.probe.decoding import find_cache_bytes, probe_rows, probe_token_attention
 from optimizer.hardware.probe.disturbance import Disturbance, Watch
-from optimizer.hardware.probe.facts import describe_device, list_facts
+from optimizer.hardware.probe.facts import describe_device, has_library_for_bf16, list_facts
 from optimizer.hardware.probe.flat import (
     probe_attention_rate,
     probe_matmul_rate,
@@ -91,6 +91,7 @@ def probe_machine(
         disk_free_bytes=disk.free_bytes,
         remote_free_bytes=remote.free_bytes,
         num_threads=torch.get_num_threads(),
+        packs_bf16=chosen.type == "cpu" and has_library_for_bf16(),
         facts=list_facts(chosen, workspace_bytes=workspace_bytes)
         | faults_of(disk=disk, remote=remote)
         | _remarks_on(disturbance),

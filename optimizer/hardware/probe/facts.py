@@ -29,6 +29,11 @@ def describe_device(device: torch.device, *, host_bytes: int, workspace_bytes: i
     )
 
 
+def has_library_for_bf16() -> bool:
+    """Whether torch leaves products in bf16 on the CPU to oneDNN, and the processor has instructions for them."""
+    return torch.backends.mkldnn.is_available() and torch.cpu._is_avx512_bf16_supported()  # type: ignore[no-untyped-call]
+
+
 def list_facts(device: torch.device, *, workspace_bytes: int) -> dict[str, str]:
     facts = {
         "processor": _processor_name(),
