@@ -65,6 +65,8 @@ class RemoteStore:
         self._dead: list[str] = []
         self._written: dict[str, int] = {}
         """By key, up to where its value was written, or made."""
+        self._lost_bytes = 0
+        """Of a value that was found lost. From then on nothing is written or read: the range that was refused is there now."""
         self._renewal_s, self._renewed_s = renewal_s, time.monotonic()
         with self._translating(0):
             self._client.ping()
@@ -90,6 +92,7 @@ class RemoteStore:
         self.room.add(-place.num_bytes)
 
     def write(self, place: Place, data: memoryview, *, offset: int) -> None:
+        self._check()
         self._bury()
         self._renew()
         for key, within, start, end in self._pieces(place, offset, len(data)):
@@ -111,6 +114,7 @@ class RemoteStore:
 
     def read(self, place: Place, into: memoryview, *, offset: int) -> None:
         """What was never written is zeros."""
+        self._check()
         self._renew()
         for key, within, start, end in self._pieces(place, offset, len(into)):
             for first in range(start, end, READ_BYTES):
@@ -197,7 +201,12 @@ class RemoteStore:
         first = offset // VALUE_BYTES * VALUE_BYTES
         return min(VALUE_BYTES, place.num_bytes - first)
 
+    def _check(self) -> None:
+        if self._lost_bytes:
+            raise self._lost(self._lost_bytes)
+
     def _lost(self, num_bytes: int) -> RemoteStoreLost:
+        self._lost_bytes = num_bytes
         return RemoteStoreLost(
             f"the remote store at {self._address} no longer holds {format_bytes(num_bytes)} that this run wrote to it; "
             "it was restarted, or evicts keys, or they expired",
