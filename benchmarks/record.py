@@ -3,6 +3,7 @@
 The file holds ``{"machine": ..., "rows": [...], "summary": {goal: {"value", "goal", "met"}}}``.
 """
 
+import contextlib
 import gc
 import json
 import os
@@ -87,7 +88,7 @@ def goal(value: object, wanted: object, *, met: bool) -> dict[str, Any]:
 def describe_machine(device: "torch.device | None" = None) -> dict[str, Any]:
     """device: where tensors are; None for a benchmark without any, whose process must not import torch."""
     facts: dict[str, Any] = {
-        "processor": platform.processor() or platform.machine(),
+        "processor": _processor_name(),
         "num_cores": os.cpu_count(),
         "load_average": [round(value, 2) for value in os.getloadavg()],
         "python": platform.python_version(),
@@ -96,11 +97,25 @@ def describe_machine(device: "torch.device | None" = None) -> dict[str, Any]:
         return facts
     import torch
 
-    facts |= {"num_threads": torch.get_num_threads(), "torch": torch.__version__}
+    facts |= {
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "num_threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         facts |= {"device": properties.name, "device_bytes": properties.total_memory, "cuda": torch.version.cuda}
     return facts
+
+
+def _processor_name() -> str:
+    """As the system calls it; Python often knows the architecture alone."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()
 
 
 def clear() -> None:

@@ -37,6 +37,7 @@ def has_library_for_bf16() -> bool:
 def list_facts(device: torch.device, *, workspace_bytes: int) -> dict[str, str]:
     facts = {
         "processor": _processor_name(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "torch": torch.__version__,
