@@ -83,7 +83,8 @@ def test_threads_are_those_of_the_process_and_facts_name_the_software(machine):
     assert machine.name == "here"
     assert machine.num_threads == 1
     assert machine.facts["torch"] == torch.__version__
-    assert machine.facts["processor"] and machine.facts["instructions"]
+    assert machine.facts["processor"]
+    assert machine.facts["instructions"]
 
 
 def test_the_hosts_optimizer_is_the_cpu_devices_own(machine):
