@@ -5,19 +5,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
+from optimizer.cli_progress import ProgressLine
 from optimizer.errors import InvalidInput
 from optimizer.estimating import BEST, read_config, read_json, read_model
-from optimizer.estimating_generation import check_plan_label, estimate_generation, needed_representations
+from optimizer.estimating_generation import check_plan_label, estimate_generation
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.prices import price_run, read_prices
 from optimizer.models.spec import ModelSpec
 from optimizer.models.unread import describe_unread
+from optimizer.plan.generation_pins import GenerationPins
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.weights import FrozenFormat, WeightsPlace, WeightsPlan
-from optimizer.profile.obtain import obtain_inference_profile
-from optimizer.reports_generation import report_generation, report_generation_search
+from optimizer.planning_generation import compare_model_generations, plan_generation, rank_model_cards_to_generate
+from optimizer.reports_generation import report_generation, report_generation_comparison, report_generation_search
+from optimizer.reports_plan import report_cards
+from optimizer.search.cards import Order
 from optimizer.search.inference.baselines import INFERENCE_BASELINES
-from optimizer.search.inference.search import inference_problem, search_inference
 from optimizer.serialize import to_json
 from optimizer.workload import LOSSY, Goal, InferenceGoal, InferenceObjective, InferenceWorkload, Technique
 
@@ -66,7 +69,7 @@ def run_generation_estimate(options: argparse.Namespace, *, weights: WeightsPlan
         plan=plan,
         workload=workload,
         machine=machine,
-        goal=_read_goal(options, goal, weights),
+        goal=read_generation_goal(options, goal, weights=weights),
         weights=weights,
     )
     config = read_config(options.model)
@@ -83,28 +86,60 @@ def run_generation_estimate(options: argparse.Namespace, *, weights: WeightsPlan
     return report_generation(estimate, is_explained=options.explain)
 
 
-def run_generation_plan(options: argparse.Namespace, *, machine: Machine, goal: Goal) -> Any:
-    """The best plan, beside baselines; a text, or a document. Raises InvalidInput for what is asked of training alone."""
-    for name in ("compare", "gpus", "lora", "models"):
-        value = getattr(options, name, None)
-        if value is not None:
-            raise InvalidInput(f"--{name} is of plans to train; leave it out to plan a generation", field=name, value=str(value))
+def run_generation_plan(options: argparse.Namespace, *, machine: Machine, goal: InferenceGoal) -> Any:
+    """The best plan beside baselines, or plans side by side; a text, or a document.
+
+    Raises InvalidInput for what is asked of training alone.
+    """
+    _refuse_training(options)
     spec, workload = _read_spec(options), _read_workload(options)
-    InferencePlan().check(workload=workload, max_sequence_length=spec.max_sequence_length)
-    asked = _read_goal(options, goal, WeightsPlan())
-    profile = obtain_inference_profile(spec, representations=needed_representations(BEST, goal=asked))
-    problem = inference_problem(profile, workload=workload, goal=asked, machine=machine)
-    result = search_inference(problem, profile=profile, machine=machine)
+    here: dict[str, Any] = {"machine": machine, "workload": workload, "goal": goal}
+    if options.compare:
+        plans = {Path(name).name: _read_plan(name) or BEST for name in options.compare}
+        comparison = compare_model_generations(spec, plans, **here)
+        if options.json:
+            return {"machine": machine.to_json(), **comparison.to_json()}
+        return report_generation_comparison(comparison)
+    result = plan_generation(spec, **here)
     if options.json:
         return {"machine": machine.to_json(), **result.to_json()}
     return report_generation_search(
         result,
         model=f"{spec.model_type}, {spec.num_blocks} blocks",
         workload=workload,
-        goal=asked,
+        goal=goal,
         machine=machine,
-        host_budget_bytes=problem.host_budget_bytes,
+        host_budget_bytes=machine.host_memory_bytes if goal.host_budget_bytes is None else goal.host_budget_bytes,
     )
+
+
+def run_generation_cards(options: argparse.Namespace, names: list[str], *, goal: InferenceGoal) -> Any:
+    """Cards of the table ranked: a text, or a document. Raises InvalidInput for what is asked of training alone."""
+    _refuse_training(options)
+    spec, workload = _read_spec(options), _read_workload(options)
+    order: Order = "money" if options.objective == "cheapest_run" else "speed"
+    with ProgressLine("cards") as progress:
+        answers = rank_model_cards_to_generate(
+            spec, names, workload=workload, goal=goal, order=order, progress=progress
+        )
+    if options.json:
+        return {"order": order, "cards": to_json(answers)}
+    return report_cards(answers, num_tokens=workload.total_new_tokens)
+
+
+def _refuse_training(options: argparse.Namespace) -> None:
+    for name in ("lora", "models"):
+        value = getattr(options, name, None)
+        if value is not None:
+            raise InvalidInput(f"--{name} is of plans to train; leave it out to plan a generation", field=name, value=str(value))
+    if options.objective not in ("fastest_step", "cheapest_run"):
+        name = options.objective.replace("_", "-")
+        raise InvalidInput(
+            f"--objective {name} is of plans to train; what a generation's plan is best at is said by --generate-for",
+            field="objective",
+            value=options.objective,
+            allowed=list(get_args(InferenceObjective)),
+        )
 
 
 def _read_spec(options: argparse.Namespace) -> ModelSpec:
@@ -126,13 +161,13 @@ def _read_workload(options: argparse.Namespace) -> InferenceWorkload:
     )
 
 
-def _read_goal(options: argparse.Namespace, goal: Goal, weights: WeightsPlan) -> InferenceGoal:
-    """Besides what is lossless the dtype and the packing that were asked for, unless everything was allowed."""
-    pinned = next((path for path, _ in goal.pins.values()), None)
-    if pinned is not None:
-        raise InvalidInput(
-            f"--pin {pinned} is of a plan to train; of a generation forbid what shall not be", field="pin", value=pinned
-        )
+def read_generation_goal(
+    options: argparse.Namespace, goal: Goal, *, weights: WeightsPlan | None = None, pins: GenerationPins | None = None
+) -> InferenceGoal:
+    """goal: as of training, of which budgets and what is allowed are taken. weights: beside what is lossless the dtype and the
+    packing that were asked for, unless everything was allowed.
+    """
+    weights = weights or WeightsPlan()
     forbid: tuple[Technique, ...] = goal.forbid
     asked = {weights.dtype, *(["quantize_frozen"] if weights.frozen != "same" else [])} - {"fp32"}
     if asked and not goal.allow_lossy:
@@ -146,6 +181,7 @@ def _read_goal(options: argparse.Namespace, goal: Goal, weights: WeightsPlan) ->
         objective=options.generate_for,
         allow_lossy=goal.allow_lossy or bool(asked),
         forbid=forbid,
+        pins=pins or GenerationPins(),
     )
 
 

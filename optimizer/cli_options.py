@@ -11,7 +11,7 @@ from optimizer.errors import InvalidInput
 from optimizer.estimating import BEST, is_there, read_json
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.machine import Machine
-from optimizer.plan.pins import read_pins
+from optimizer.plan.pins import Pins
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
 from optimizer.search.baselines import BASELINES
@@ -67,8 +67,8 @@ def read_workload(options: argparse.Namespace) -> TrainingWorkload:
     )
 
 
-def read_goal(options: argparse.Namespace, machine: Machine | None) -> Goal:
-    """``forbid``, ``pin`` and ``objective`` where the command has them. Without a machine, as much as any has."""
+def read_goal(options: argparse.Namespace, machine: Machine | None, *, pins: Pins | None = None) -> Goal:
+    """``forbid`` and ``objective`` where the command has them. Without a machine, as much as any has."""
     objective: Objective = getattr(options, "objective", "fastest_step")
     budget_bytes, host_budget_bytes, disk_budget_bytes = (
         _parse_size(name, getattr(options, name.replace("-", "_"))) for name in ("budget", "host-budget", "disk-budget")
@@ -81,7 +81,7 @@ def read_goal(options: argparse.Namespace, machine: Machine | None) -> Goal:
         allow_lossy=bool(options.allow_lossy),
         most_loss=options.allow_lossy if options.allow_lossy in get_args(Loss) else "any",
         forbid=tuple(getattr(options, "forbid", ())),
-        pins=read_pins(getattr(options, "pin", ())),
+        pins=pins or Pins(),
         objective=objective,
     )
 

@@ -6,7 +6,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 from optimizer.cli_adapters import add_adapter_options
-from optimizer.cli_generation import add_generation_options, asks_for_generation, run_generation_plan
+from optimizer.cli_generation import (
+    add_generation_options,
+    asks_for_generation,
+    read_generation_goal,
+    run_generation_cards,
+    run_generation_plan,
+)
 from optimizer.cli_options import (
     add_machine_options,
     add_model_options,
@@ -23,7 +29,8 @@ from optimizer.cli_progress import ProgressLine
 from optimizer.errors import InvalidInput, NoFeasiblePlan
 from optimizer.estimating import BEST
 from optimizer.hardware.machine import Machine
-from optimizer.plan.pins import list_knobs_to_pin
+from optimizer.plan.generation_knobs import generation_knobs, read_generation_pins
+from optimizer.plan.pins import list_knobs_to_pin, read_pins
 from optimizer.planning import (
     compare_model,
     compare_profiled,
@@ -36,6 +43,7 @@ from optimizer.planning import (
 from optimizer.reports_plan import report_answer, report_cards, report_comparison
 from optimizer.search.baselines import BASELINES
 from optimizer.search.cards import Order
+from optimizer.search.inference.baselines import INFERENCE_BASELINES
 from optimizer.search.objectives import Answer
 from optimizer.serialize import to_json
 from optimizer.techniques import TECHNIQUE_LABELS
@@ -69,7 +77,8 @@ def add_plan_command(commands: "argparse._SubParsersAction[argparse.ArgumentPars
         action="append",
         default=[],
         metavar="KNOB=VALUE",
-        help=f"a decision that is made already, several times for several: {', '.join(list_knobs_to_pin())}",
+        help=f"a decision that is made already, several times for several: {', '.join(list_knobs_to_pin())}; "
+        f"of a generation {', '.join(generation_knobs())}",
     )
     goal.add_argument(
         "--objective",
@@ -90,7 +99,8 @@ def add_plan_command(commands: "argparse._SubParsersAction[argparse.ArgumentPars
         "--compare",
         nargs="+",
         metavar="PLAN",
-        help=f"plans side by side: {BEST}, {', '.join(BASELINES)}, or files with a plan's JSON",
+        help=f"plans side by side: {BEST}, {', '.join(BASELINES)}, or files with a plan's JSON; "
+        f"of a generation {BEST}, {', '.join(INFERENCE_BASELINES)}, or files",
     )
     instead.add_argument(
         "--gpus",
@@ -108,15 +118,15 @@ def run_plan(options: argparse.Namespace) -> int:
         raise InvalidInput(
             "--models is for --objective largest-model, beside --model", field="models", value=options.models
         )
+    if options.gpus is not None and (options.gpu is not None or options.machine):
+        raise InvalidInput("--gpus ranks cards; --gpu and --machine name one", field="gpus", value=options.gpus)
     if asks_for_generation(options):
-        machine = read_machine(options)
-        print_answer(run_generation_plan(options, machine=machine, goal=read_goal(options, machine)))
-        return 0
-    workload = read_workload(options)
+        return _generation(options)
+    workload, pins = read_workload(options), read_pins(options.pin)
     if options.gpus is not None:
-        return _rank_cards(options, workload)
+        return _rank_cards(options, workload, read_goal(options, None, pins=pins))
     machine = read_machine(options)
-    goal = read_goal(options, machine)
+    goal = read_goal(options, machine, pins=pins)
     if options.compare:
         return _compare(options, workload, goal, machine)
     try:
@@ -131,6 +141,24 @@ def run_plan(options: argparse.Namespace) -> int:
         print_json({"machine": machine.to_json(), **answer.result.to_json(), **asked})
     else:
         print(report_answer(answer, machine=machine))
+    return 0
+
+
+def _generation(options: argparse.Namespace) -> int:
+    pins = read_generation_pins(options.pin)
+    if options.gpus is not None:
+        goal = read_generation_goal(options, read_goal(options, None), pins=pins)
+        print_answer(run_generation_cards(options, _read_cards(options), goal=goal))
+        return 0
+    machine = read_machine(options)
+    goal = read_generation_goal(options, read_goal(options, machine), pins=pins)
+    try:
+        print_answer(run_generation_plan(options, machine=machine, goal=goal))
+    except NoFeasiblePlan as error:
+        if not options.json:
+            raise
+        print_json({"machine": machine.to_json(), "error": error.to_json()})
+        return 2
     return 0
 
 
@@ -159,11 +187,12 @@ def _compare(options: argparse.Namespace, workload: TrainingWorkload, goal: Goal
     return 0
 
 
-def _rank_cards(options: argparse.Namespace, workload: TrainingWorkload) -> int:
-    if options.gpu is not None or options.machine:
-        raise InvalidInput("--gpus ranks cards; --gpu and --machine name one", field="gpus", value=options.gpus)
-    names = [name.strip() for name in options.gpus.split(",")]
-    goal = read_goal(options, None)
+def _read_cards(options: argparse.Namespace) -> list[str]:
+    return [name.strip() for name in options.gpus.split(",")]
+
+
+def _rank_cards(options: argparse.Namespace, workload: TrainingWorkload, goal: Goal) -> int:
+    names = _read_cards(options)
     order: Order = "money" if goal.objective == "cheapest_run" else "speed"
     asked: dict[str, Any] = {"workload": workload, "goal": goal, "order": order}
     with ProgressLine("cards") as progress:

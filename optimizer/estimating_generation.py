@@ -6,6 +6,7 @@ A model that was never seen is traced by a child process, and its profile is kep
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ from optimizer.hardware.machine import Machine
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.explain_inference import explain_inference_plan
 from optimizer.plan.inference import InferencePlan
-from optimizer.plan.weights import WeightsPlan
+from optimizer.plan.weights import FrozenFormat, WeightsDtype, WeightsPlan
 from optimizer.profile.extent import traced_representation
 from optimizer.profile.inference import InferenceProfile
 from optimizer.profile.obtain import obtain_inference_profile
@@ -30,7 +31,7 @@ from optimizer.search.inference.solve import Book
 from optimizer.serialize import to_json
 from optimizer.workload import InferenceGoal, InferenceWorkload
 
-_PACKED: Final = ("int8", "int4", "nf4")
+_PACKED: Final[tuple[FrozenFormat, ...]] = ("int8", "int4", "nf4")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,10 +144,12 @@ def needed_representations(
     asked = (weights or WeightsPlan()).representation
     if plan not in (None, BEST) or not goal.allow_lossy:
         return sorted({"fp32", traced_representation(asked)})
-    dtypes = ["fp32", *(["bf16"] if not {"bf16", "fp16"} <= set(goal.forbid) else [])]
-    packed = [] if "quantize_frozen" in goal.forbid else [form for form in _PACKED if _can_pack(form)]
-    forms = [dtype if form is None else f"{dtype}/{form}" for dtype in dtypes for form in (None, *packed)]
-    return sorted({*forms, traced_representation(asked)})
+    dtypes: list[WeightsDtype] = ["fp32", *(() if {"bf16", "fp16"} <= set(goal.forbid) else ("bf16",))]
+    packed = () if "quantize_frozen" in goal.forbid else tuple(form for form in _PACKED if _can_pack(form))
+    pairs = product(goal.pins.among("weights.dtype", dtypes), goal.pins.among("weights.frozen", ("same", *packed)))
+    forms = [traced_representation(WeightsPlan(dtype=dtype, frozen=form).representation) for dtype, form in pairs]
+    # plain fp32 whatever is held, for the baselines
+    return sorted({"fp32", *forms, traced_representation(asked)})
 
 
 def check_plan_label(plan: InferencePlan | str | None) -> None:

@@ -49,7 +49,7 @@ def plan_model(
     NoFeasiblePlan, whose ``fields["ways_out"]`` are what would fit, priced.
     """
     spec = model if isinstance(model, ModelSpec) else read_model(model)
-    workload, target = workload or TrainingWorkload(), _machine(machine)
+    workload, target = workload or TrainingWorkload(), known_machine(machine)
     goal = goal or Goal(device_budget_bytes=target.device.memory_bytes)
     profile = profile_for(spec, workload=workload, goal=goal, folder=profiles_folder)
 
@@ -114,7 +114,7 @@ def largest_of_models(
     """
     if not models:
         raise InvalidInput("no models are named; allowed: one or more", field="models", value=0)
-    workload, target = workload or TrainingWorkload(), _machine(machine)
+    workload, target = workload or TrainingWorkload(), known_machine(machine)
     goal = replace(goal or Goal(device_budget_bytes=target.device.memory_bytes), objective="fastest_step")
     specs = [(model, model if isinstance(model, ModelSpec) else read_model(model)) for model in models]
     profiles = [
@@ -140,7 +140,7 @@ def compare_model(
 ) -> Comparison:
     """Plans side by side. plans: by the name to show, a plan, a baseline's label or ``best``."""
     spec = model if isinstance(model, ModelSpec) else read_model(model)
-    workload, target = workload or TrainingWorkload(), _machine(machine)
+    workload, target = workload or TrainingWorkload(), known_machine(machine)
     goal = goal or Goal(device_budget_bytes=target.device.memory_bytes)
     wide = replace(goal, allow_lossy=goal.allow_lossy or any(isinstance(plan, Plan) for plan in plans.values()))
     profile = profile_for(spec, workload=workload, goal=wide, folder=profiles_folder)
@@ -159,14 +159,19 @@ def compare_profiled(
     """``compare_model`` with a profile at hand."""
     problem = training_problem(profile, workload=workload, goal=goal, machine=machine, calibration=calibration)
     labelled = {name: plan if isinstance(plan, Plan) else _plan_called(plan, problem) for name, plan in plans.items()}
-    if not 2 <= len(labelled) <= MAX_COMPARED:
+    check_number_compared(len(labelled))
+    return compare_plans(problem, labelled)
+
+
+def check_number_compared(number: int) -> None:
+    """Raise InvalidInput for too few plans, or more than stand beside each other."""
+    if not 2 <= number <= MAX_COMPARED:
         raise InvalidInput(
-            f"{len(labelled)} plans are to be compared; allowed: 2 to {MAX_COMPARED} different ones",
+            f"{number} plans are to be compared; allowed: 2 to {MAX_COMPARED} different ones",
             field="compare",
-            value=len(labelled),
+            value=number,
             allowed={"minimum": 2, "maximum": MAX_COMPARED},
         )
-    return compare_plans(problem, labelled)
 
 
 MAX_COMPARED = 6
@@ -243,7 +248,8 @@ def profile_for(spec: ModelSpec, *, workload: TrainingWorkload, goal: Goal, fold
     return obtain_profile(spec, adapter=workload.adapter, extent=extent, folder=folder)
 
 
-def _machine(machine: str | Machine) -> Machine:
+def known_machine(machine: str | Machine) -> Machine:
+    """A card of the table by its name; a machine is itself."""
     return machine if isinstance(machine, Machine) else table_machine(machine)
 
 

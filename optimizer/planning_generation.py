@@ -1,22 +1,26 @@
-"""What ``planning.py`` answers of training, here of a batch generation: plans side by side, cards ranked, a plan after an edit.
+"""What ``planning.py`` answers of training, here of a batch generation: the best plan, plans side by side, cards ranked, an edit.
 
-Torch-free. A search sees every prompt as the longest, since a price grows with the number of lengths; what is shown is priced
-with all of them.
+Torch-free. ``..._profiled`` and ``rank_cards_to_generate`` have the profile at hand; the others take a config, a preset's name or
+a ModelSpec, and trace it in a child where it was not seen before. In comparisons and rankings a search sees every prompt as the
+longest, since a price grows with the number of lengths; what is shown is priced with all of them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from optimizer.errors import InvalidInput
-from optimizer.estimating import BEST
-from optimizer.estimating_generation import check_plan_label
+from optimizer.estimating import BEST, read_model
+from optimizer.estimating_generation import check_plan_label, needed_representations
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.prices import PriceList, read_prices
+from optimizer.models.spec import ModelSpec
 from optimizer.plan.generation_knobs import read_generation_change
 from optimizer.plan.inference import InferencePlan
+from optimizer.planning import Model, check_number_compared, known_machine
 from optimizer.profile.inference import InferenceProfile
-from optimizer.search.cards import CardAnswer, Found, Order, Progress, rank, read_cards
+from optimizer.profile.obtain import obtain_inference_profile
+from optimizer.search.cards import ALL, CardAnswer, Found, Order, Progress, rank, read_cards
 from optimizer.search.inference.baselines import price_inference_baselines
 from optimizer.search.inference.compare import (
     GenerationComparison,
@@ -26,11 +30,88 @@ from optimizer.search.inference.compare import (
 )
 from optimizer.search.inference.frontier import inference_label
 from optimizer.search.inference.problem import InferenceProblem
-from optimizer.search.inference.search import find_best_generation, inference_problem
+from optimizer.search.inference.search import (
+    InferenceSearchResult,
+    find_best_generation,
+    inference_problem,
+    search_inference_plans,
+)
 from optimizer.search.inference.solve import Book
-from optimizer.workload import InferenceGoal, InferenceWorkload
+from optimizer.workload import UNLIMITED_BYTES, InferenceGoal, InferenceWorkload
 
-MAX_COMPARED = 6
+
+def plan_generation(
+    model: Model,
+    *,
+    machine: str | Machine,
+    workload: InferenceWorkload | None = None,
+    goal: InferenceGoal | None = None,
+    profiles_folder: Path | None = None,
+) -> InferenceSearchResult:
+    """The best plan; of the whole card, lossless and of most tokens per second unless a goal is given.
+
+    machine: a card's name, or a measured one. Raises InvalidInput and what is below it for anything that was asked wrongly, and
+    NoFeasiblePlan.
+    """
+    workload, target = workload or InferenceWorkload(), known_machine(machine)
+    goal = goal or InferenceGoal(device_budget_bytes=target.device.memory_bytes)
+    profile = inference_profile_for(model, workload=workload, goal=goal, folder=profiles_folder)
+    return search_inference_plans(profile, workload=workload, goal=goal, machine=target)
+
+
+def compare_model_generations(
+    model: Model,
+    plans: Mapping[str, str | InferencePlan],
+    *,
+    machine: str | Machine,
+    workload: InferenceWorkload | None = None,
+    goal: InferenceGoal | None = None,
+    profiles_folder: Path | None = None,
+) -> GenerationComparison:
+    """Plans side by side. plans: by the name to show, a plan, a baseline's label or ``best``."""
+    workload, target = workload or InferenceWorkload(), known_machine(machine)
+    goal = goal or InferenceGoal(device_budget_bytes=target.device.memory_bytes)
+    _check_compared(plans)
+    profile = inference_profile_for(model, workload=workload, goal=goal, plans=plans.values(), folder=profiles_folder)
+    return compare_generations_profiled(profile, plans, machine=target, workload=workload, goal=goal)
+
+
+def rank_model_cards_to_generate(
+    model: Model,
+    cards: Sequence[str] = (ALL,),
+    *,
+    workload: InferenceWorkload | None = None,
+    goal: InferenceGoal | None = None,
+    order: Order = "speed",
+    prices: PriceList | None = None,
+    profiles_folder: Path | None = None,
+    progress: Progress | None = None,
+) -> tuple[CardAnswer, ...]:
+    """Cards of the table by tokens per second, or by the rent of a million tokens. Without a goal each with all its memory.
+
+    progress: told of each card before it is looked at.
+    """
+    workload, goal = workload or InferenceWorkload(), goal or InferenceGoal(device_budget_bytes=UNLIMITED_BYTES)
+    read_cards(cards)  # what is no card is refused before a model is traced
+    profile = inference_profile_for(model, workload=workload, goal=goal, folder=profiles_folder)
+    return rank_cards_to_generate(
+        profile, cards, workload=workload, goal=goal, order=order, prices=prices, progress=progress
+    )
+
+
+def inference_profile_for(
+    model: Model,
+    *,
+    workload: InferenceWorkload,
+    goal: InferenceGoal,
+    plans: Iterable[str | InferencePlan] = (),
+    folder: Path | None = None,
+) -> InferenceProfile:
+    """The model's profile, as far as finding the best plan for the goal, and pricing ``plans``, needs it."""
+    spec = model if isinstance(model, ModelSpec) else read_model(model)
+    InferencePlan().check(workload=workload, max_sequence_length=spec.max_sequence_length)
+    needed = {form for plan in (BEST, *plans) for form in needed_representations(plan, goal=goal)}
+    return obtain_inference_profile(spec, representations=sorted(needed), folder=folder)
 
 
 def compare_generations_profiled(
@@ -43,21 +124,19 @@ def compare_generations_profiled(
     calibration: Mapping[str, Any] | None = None,
 ) -> GenerationComparison:
     """plans: by the name to show, a plan, a baseline's label or ``best``."""
-    if not 2 <= len(plans) <= MAX_COMPARED:
-        raise InvalidInput(
-            f"{len(plans)} plans are to be compared; allowed: 2 to {MAX_COMPARED} different ones",
-            field="compare",
-            value=len(plans),
-            allowed={"minimum": 2, "maximum": MAX_COMPARED},
-        )
-    for plan in plans.values():
-        check_plan_label(plan)
+    _check_compared(plans)
     here: dict[str, Any] = {"goal": goal, "machine": machine, "calibration": calibration}
     InferencePlan().check(workload=workload, max_sequence_length=profile.max_sequence_length)
     alike = workload.as_if_equal(max_sequence_length=profile.max_sequence_length)
     bound = inference_problem(profile, workload=alike, **here)
     found = {name: plan if isinstance(plan, InferencePlan) else _called(plan, bound) for name, plan in plans.items()}
     return compare_generations(inference_problem(profile, workload=workload, **here), found)
+
+
+def _check_compared(plans: Mapping[str, str | InferencePlan]) -> None:
+    check_number_compared(len(plans))
+    for plan in plans.values():
+        check_plan_label(plan)
 
 
 def _called(name: str, problem: InferenceProblem) -> InferencePlan:

@@ -5,8 +5,11 @@ from collections.abc import Sequence
 from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.estimating_generation import GenerationEstimate
 from optimizer.hardware.machine import DISTURBED, Machine
+from optimizer.plan.generation_knobs import written_value
 from optimizer.reports import VERDICTS, format_bullets, format_ms, format_pairs, format_table, size_or_dash
+from optimizer.reports_compared import side_by_side
 from optimizer.reports_estimate import card_table, contributors_table, lanes_table, peak_table
+from optimizer.search.inference.compare import GenerationComparison
 from optimizer.search.inference.frontier import inference_label
 from optimizer.search.inference.problem import PricedInferencePlan
 from optimizer.search.inference.search import InferenceSearchResult
@@ -59,6 +62,35 @@ def report_generation_search(
             "Frontier (smallest budget for each speed)\n" + _frontier_table(result),
             "Chosen plan\n" + format_bullets([*result.explanation, gap]),
         ]
+    )
+
+
+def report_generation_comparison(comparison: GenerationComparison) -> str:
+    """As ``reports_plan.report_comparison`` has it of training."""
+    predictions = [priced.prediction for priced in comparison.plans]
+    costs: list[Sequence[str]] = [
+        ("peak, at most", *(format_bytes(found.device_peak_high_bytes) for found in predictions)),
+        (
+            "elsewhere",
+            *(size_or_dash(found.host_peak_bytes + found.disk_peak_bytes + found.remote_peak_bytes) for found in predictions),
+        ),
+        ("copied", *(size_or_dash(sum(found.copied_bytes.values())) for found in predictions)),
+        ("first token", *(format_ms(found.prefill_ms) for found in predictions)),
+        ("later ones", *(format_ms(found.decode_ms) if found.decode_ms else "-" for found in predictions)),
+        ("tokens/s", *(f"{found.tokens_per_s:,.1f}" for found in predictions)),
+        ("in all", *(format_duration(found.total_s) for found in predictions)),
+        ("verdict", *(VERDICTS[priced.verdict] for priced in comparison.plans)),
+    ]
+    return side_by_side(
+        [priced.label for priced in comparison.plans],
+        costs,
+        always=("peak, at most", "tokens/s"),
+        decisions=[
+            (decision.knob.replace(".", " ").replace("_", " "), *map(written_value, decision.values))
+            for decision in comparison.decisions
+        ],
+        sizes=comparison.bytes_at_peak,
+        moments=[found.peak_moment for found in predictions],
     )
 
 

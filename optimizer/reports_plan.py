@@ -2,21 +2,21 @@
 
 from collections.abc import Sequence
 
-from optimizer.categories import CATEGORY_LABELS
 from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.estimate.prediction import Prediction
 from optimizer.hardware.machine import Machine
 from optimizer.reports import (
     VERDICTS,
-    WIDTH,
     categories_table,
     format_bullets,
     format_header,
     format_ms,
     format_table,
     plans_table,
+    size_or_dash,
     wrap_after,
 )
+from optimizer.reports_compared import side_by_side
 from optimizer.search.cards import CardAnswer
 from optimizer.search.compare import Comparison
 from optimizer.search.core import SearchResult
@@ -104,49 +104,18 @@ def report_comparison(comparison: Comparison) -> str:
         ("peak, at most", *(format_bytes(found.device_peak_high_bytes) for found in predictions)),
         (
             "elsewhere",
-            *(_size(found.host_peak_bytes + found.disk_peak_bytes + found.remote_peak_bytes) for found in predictions),
+            *(size_or_dash(found.host_peak_bytes + found.disk_peak_bytes + found.remote_peak_bytes) for found in predictions),
         ),
-        ("copied", *(_size(sum(found.copied_bytes.values())) for found in predictions)),
+        ("copied", *(size_or_dash(sum(found.copied_bytes.values())) for found in predictions)),
         ("step", *(format_ms(found.step_ms) for found in predictions)),
         ("tokens/s", *(f"{found.tokens_per_s:,.0f}" for found in predictions)),
         ("verdict", *(VERDICTS[priced.verdict] for priced in comparison.plans)),
     ]
-    shown = [row for row in costs if len(set(row[1:])) > 1 or row[0] in ("peak, at most", "step")]
     cells = [(f"{cell.category.replace('_', ' ')}{_ASPECTS[cell.aspect]}", *cell.values) for cell in comparison.cells]
-    sizes = [(CATEGORY_LABELS[row.category], *map(_size, row.values)) for row in comparison.bytes_at_peak]
-    parts = [_columns("", labels, shown)]
-    if cells:
-        parts.append(_columns("What differs", labels, cells))
-    if sizes:
-        parts.append(_columns("At the peak", labels, sizes))
-    moments = [f"{priced.label}: {priced.prediction.peak_moment}" for priced in comparison.plans]
-    return "\n\n".join([*parts, "Where the peak is\n" + format_bullets(moments)])
-
-
-def _size(num_bytes: int) -> str:
-    return format_bytes(num_bytes) if num_bytes else "-"
-
-
-def _columns(title: str, labels: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns of one width, so that tables below each other line up; cells that are too wide are wrapped."""
-    first = 24
-    width = min(30, (WIDTH - first) // len(labels) - 2)
-    lines = [title.ljust(first) + "".join(f"  {label[:width].ljust(width)}" for label in labels)]
-    for name, *values in rows:
-        wrapped = [_wrapped(value, width) for value in values]
-        for index in range(max(len(lines_of) for lines_of in wrapped)):
-            cells = [lines_of[index] if index < len(lines_of) else "" for lines_of in wrapped]
-            opening = (name if index == 0 else "").ljust(first)
-            lines.append(opening + "".join(f"  {cell.ljust(width)}" for cell in cells))
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    lines = [""]
-    for word in text.split():
-        together = f"{lines[-1]} {word}".strip()
-        lines = [*lines[:-1], together] if len(together) <= width else [*lines, word]
-    return [line for line in lines if line] or [""]
+    moments = [found.peak_moment for found in predictions]
+    return side_by_side(
+        labels, costs, always=("peak, at most", "step"), decisions=cells, sizes=comparison.bytes_at_peak, moments=moments
+    )
 
 
 def report_cards(answers: Sequence[CardAnswer], *, num_tokens: int) -> str:

@@ -1,7 +1,8 @@
 """Frozen dataclasses to JSON and back, strictly: unknown keys, missing keys and wrong types are refused by name.
 
 Handles what the project's value types use: nested dataclasses, tuples (homogeneous ``tuple[T, ...]`` or fixed), dicts with
-string keys, ``Literal``, ``T | None``, int, float, str, bool. Floats accept ints. Not a general library on purpose.
+string keys, ``Literal``, ``T | None``, ``int | Literal``, int, float, str, bool. Floats accept ints. Not a general library on
+purpose.
 """
 
 import dataclasses
@@ -50,6 +51,8 @@ def _read(kind: Any, document: Any, path: str, error: type[InvalidInput]) -> Any
         if document is None and type(None) in options:
             return None
         inner = [option for option in options if option is not type(None)]
+        if any(typing.get_origin(option) is typing.Literal and document in typing.get_args(option) for option in inner[1:]):
+            return document
         return _read(inner[0], document, path, error)
     if origin is tuple:
         return _read_tuple(typing.get_args(kind), document, path, error)

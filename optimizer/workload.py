@@ -8,6 +8,8 @@ from functools import cached_property
 from typing import Literal, get_args
 
 from optimizer.errors import InvalidWorkload
+from optimizer.plan.generation_pins import GenerationPins
+from optimizer.plan.pin_table import shown_pin
 from optimizer.plan.pins import Pins
 from optimizer.serialize import shown
 
@@ -324,9 +326,16 @@ class InferenceGoal:
     """Whether choices that change the numbers (bf16, packed weights) may be taken."""
     forbid: tuple[Technique, ...] = ()
     """Techniques that must not be used."""
+    pins: GenerationPins = field(default_factory=GenerationPins)
+    """Decisions of the plan that are made already."""
 
     def __post_init__(self) -> None:
         _check_budgets(self)
+        _check_pins(self)
+
+    def allows_loss_by(self, technique: Technique) -> bool:
+        """As ``Goal``'s."""
+        return self.allow_lossy or technique not in LOSSY
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -352,7 +361,7 @@ class Goal:
 
     def __post_init__(self) -> None:
         _check_budgets(self)
-        self._check_pins()
+        _check_pins(self)
 
     def allows_loss_by(self, technique: Technique) -> bool:
         """Whether a technique's loss of quality is allowed; of one that has none it is."""
@@ -360,30 +369,27 @@ class Goal:
             return True
         return self.allow_lossy and (self.most_loss == "any" or technique in ROUNDING)
 
-    def _check_pins(self) -> None:
-        """Raise InvalidWorkload where a pin asks for what the goal rules out."""
-        for path, technique in self.pins.techniques():
-            name, value = f"goal.pins.{path}", dict(self.pins.values())[path]
-            if technique in self.forbid:
-                raise InvalidWorkload(
-                    f"{name} is {shown_pin(value)}, which needs {technique!r}, and goal.forbid names that",
-                    field=name,
-                    value=shown_pin(value),
-                    hint=f"Leave {technique!r} out of goal.forbid, or the pin.",
-                )
-            if not self.allows_loss_by(technique):
-                limit = "allow_lossy is false" if not self.allow_lossy else f"most_loss is {self.most_loss}"
-                raise InvalidWorkload(
-                    f"{name} is {shown_pin(value)}, which changes the numbers, and goal.{limit}",
-                    field=name,
-                    value=shown_pin(value),
-                    hint=f"Set goal.{'most_loss to any' if self.allow_lossy else 'allow_lossy'}, or leave the pin out.",
-                )
 
-
-def shown_pin(value: object) -> str:
-    """As people write it: ``bf16``; of blocks the distinct choices."""
-    return ", ".join(dict.fromkeys(map(str, value))) if isinstance(value, tuple) else str(value)
+def _check_pins(goal: "Goal | InferenceGoal") -> None:
+    """Raise InvalidWorkload where a pin asks for what the goal rules out."""
+    for path, technique in goal.pins.techniques():
+        name, value = f"goal.pins.{path}", dict(goal.pins.values())[path]
+        if technique in goal.forbid:
+            raise InvalidWorkload(
+                f"{name} is {shown_pin(value)}, which needs {technique!r}, and goal.forbid names that",
+                field=name,
+                value=shown_pin(value),
+                hint=f"Leave {technique!r} out of goal.forbid, or the pin.",
+            )
+        if not goal.allows_loss_by(technique):
+            is_little = isinstance(goal, Goal) and goal.allow_lossy
+            limit = "most_loss is rounding" if is_little else "allow_lossy is false"
+            raise InvalidWorkload(
+                f"{name} is {shown_pin(value)}, which changes the numbers, and goal.{limit}",
+                field=name,
+                value=shown_pin(value),
+                hint=f"Set goal.{'most_loss to any' if is_little else 'allow_lossy'}, or leave the pin out.",
+            )
 
 
 def _check_budgets(goal: "Goal | InferenceGoal") -> None:

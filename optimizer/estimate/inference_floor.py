@@ -55,6 +55,10 @@ class Floors(NamedTuple):
     """Of a plan that makes keys and values again: of all lengths up to the plan's own the one that takes the least time, 0 where
     that is none. All times are no more than any of these lengths takes."""
 
+    def of_rows(self, rows: Sequence[int]) -> "Floors":
+        """Of some of the numbers of micro-batches."""
+        return self._replace(**{name: each[rows] for name, each in self._asdict().items() if not isinstance(each, float)})
+
 
 class InferenceFloors:
     """Of all plans of a workload on a machine."""
@@ -67,8 +71,12 @@ class InferenceFloors:
         *,
         sizes: Sequence[int],
         micro_batches: Sequence[int],
+        prefix_tokens: int | None = None,
     ) -> None:
-        """sizes, micro_batches: those that are told of, ascending."""
+        """sizes, micro_batches: those that are told of, ascending. prefix_tokens: of a plan that makes keys and values again, not
+        of any length up to its own but of this one.
+        """
+        self._held_prefix = prefix_tokens
         self._profile, self._workload, self._machine = profile, workload, machine
         self._sizes, self._micro_batches = tuple(sizes), tuple(micro_batches)
         self._split_of = cache(self._make_split)
@@ -128,7 +136,8 @@ class InferenceFloors:
         )
 
     def _make_prefix(self, weights: WeightsPlan, way: Way, longest: int, are_cold: bool) -> PrefixFloors:  # noqa: FBT001
-        lengths = list_prefix_lengths(longest)
+        is_held = self._held_prefix is not None
+        lengths = (longest,) if is_held else (0, *list_prefix_lengths(longest))
         machine = reading_weights(self._machine, are_cold=are_cold)
         return PrefixFloors(self._profile, weights, machine, self._split_of(way), lengths=lengths)
 

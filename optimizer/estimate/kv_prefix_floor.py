@@ -47,13 +47,13 @@ def list_prefix_lengths(longest: int) -> tuple[int, ...]:
 
 
 class PrefixFloors:
-    """Of one representation of the weights; where nothing is said, [length, shape of a micro-batch]."""
+    """Of one representation of the weights; where nothing is said, [length, shape of a micro-batch]. Lengths: 0 for none."""
 
     def __init__(
         self, profile: InferenceProfile, weights: WeightsPlan, machine: Machine, split: Splits, *, lengths: Sequence[int]
     ) -> None:
         self._profile, self._weights, self._machine, self._split = profile, weights, machine, split
-        self._lengths = np.array((0, *lengths))
+        self._lengths = np.array(lengths)
         self._num_rebuilt = np.array(
             [[count_rebuilt(each, prompt_length=shape.prompt_length) for shape in split.shapes] for each in self._lengths]
         )
@@ -85,7 +85,7 @@ class PrefixFloors:
             decode[0] + made_ms, decode[1] - come_less_ms, decode[2] - disk_less_ms, decode[3] - network_less_ms
         )
         total_s = (prefill_ms + decode_ms) / 1000
-        total_s[0] = without_s
+        total_s[self._lengths == 0] = without_s
         best = total_s.argmin(axis=0)
         home_less_bytes = np.einsum("ks,nbs->knb", self._saved_bytes, split.first)
         return BestPrefix(

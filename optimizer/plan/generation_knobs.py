@@ -4,19 +4,19 @@ They are the fields of the plan itself, so whatever it comes to decide is a knob
 """
 
 import dataclasses
+import functools
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from optimizer.errors import InvalidPlan
+from optimizer.errors import InvalidInput, InvalidPlan, InvalidWorkload
+from optimizer.plan.generation_pins import NO_LIMIT, GenerationPins
 from optimizer.plan.inference import InferencePlan
 from optimizer.serialize import from_json
 
 _NO_KNOBS: Final = frozenset({"version", "weights.autocast"})
 """What a plan says that is nobody's to choose: autocast is of training."""
-NO_LIMIT: Final = "all"
-"""How None is written, where a knob may have it."""
 
 
 def generation_knobs() -> dict[str, Any]:
@@ -64,13 +64,38 @@ def with_knob(plan: InferencePlan, path: str, value: Any) -> InferencePlan:
 
 def read_generation_change(texts: Iterable[str]) -> dict[str, Any]:
     """``kv_cache.place=host``, one text a knob, as a part of a plan's JSON. Raises InvalidPlan that names the knobs."""
+    return _read_texts(texts, what="change", field="change", error=InvalidPlan)
+
+
+def read_generation_pins(texts: Iterable[str]) -> GenerationPins:
+    """The same as what a goal pins. Raises InvalidWorkload that names what can be pinned, or what to."""
+    part = _read_texts(texts, what="pin", field="goal.pins", error=InvalidWorkload)
+    return from_json(GenerationPins, _with_limits(part), path="goal.pins", error=InvalidWorkload)
+
+
+def pins_of_generation_change(before: InferencePlan, after: InferencePlan) -> GenerationPins:
+    """What to pin so that the one plan becomes the other: the knobs on which they differ."""
+    found = {path: knob_value(after, path) for path in generation_knobs() if knob_value(after, path) != knob_value(before, path)}
+    part = functools.reduce(_merged, (_nested(path, value) for path, value in found.items()), dict[str, Any]())
+    return from_json(GenerationPins, _with_limits(part), path="goal.pins", error=InvalidWorkload)
+
+
+def _with_limits(part: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a plan's JSON as pins have it, in which None is what is free."""
+    return {
+        name: _with_limits(value) if isinstance(value, Mapping) else NO_LIMIT if value is None else value
+        for name, value in part.items()
+    }
+
+
+def _read_texts(texts: Iterable[str], *, what: str, field: str, error: type[InvalidInput]) -> dict[str, Any]:
     knobs, change = generation_knobs(), dict[str, Any]()
     for text in texts:
         path, is_given, written = (part.strip() for part in text.partition("="))
         if path not in knobs or not is_given:
-            raise InvalidPlan(
-                f"change {text[:80]!r} is not understood; allowed: KNOB=VALUE with one of {', '.join(knobs)}",
-                field="change",
+            raise error(
+                f"{what} {text[:80]!r} is not understood; allowed: KNOB=VALUE with one of {', '.join(knobs)}",
+                field=field,
                 value=text[:80],
                 allowed=list(knobs),
             )
@@ -80,7 +105,7 @@ def read_generation_change(texts: Iterable[str]) -> dict[str, Any]:
 
 def written_knobs(plan: InferencePlan) -> dict[str, str]:
     """By path, as ``read_generation_change`` reads it."""
-    return {path: _written(knob_value(plan, path)) for path in generation_knobs()}
+    return {path: written_value(knob_value(plan, path)) for path in generation_knobs()}
 
 
 def _nested(path: str, value: Any) -> dict[str, Any]:
@@ -88,7 +113,8 @@ def _nested(path: str, value: Any) -> dict[str, Any]:
     return {name: _nested(rest, value) if rest else value}
 
 
-def _written(value: Any) -> str:
+def written_value(value: Any) -> str:
+    """Of one knob, as ``read_generation_change`` reads it."""
     if value is None:
         return NO_LIMIT
     return str(value).lower() if isinstance(value, bool) else str(value)

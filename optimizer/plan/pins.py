@@ -4,7 +4,6 @@ A pin on what a plan makes no use of holds in that plan: how far ahead weights a
 much of the state is elsewhere where none is, how offloaded activations travel where nothing is offloaded.
 """
 
-import dataclasses
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from optimizer.errors import InvalidWorkload
 from optimizer.plan.activations import OFFLOADING, BlockChoice, Compression
 from optimizer.plan.gradients import GradientsChoice
 from optimizer.plan.optimizer_state import StatePlace
+from optimizer.plan.pin_table import PinTable, kinds_of_pins
 from optimizer.plan.weights import Autocast, FrozenFormat, WeightsDtype, WeightsPlace
 from optimizer.serialize import from_json, to_json
 
@@ -83,7 +83,7 @@ class AllocatorPins:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pins:
+class Pins(PinTable):
     """The plan's categories and their decisions; None leaves one free."""
 
     batch: BatchPins = field(default_factory=BatchPins)
@@ -103,19 +103,6 @@ class Pins:
                 allowed="one choice, or one for each block",
             )
 
-    def values(self) -> Iterator[tuple[str, Any]]:
-        """What is pinned, as (``optimizer_state.bits``, 8)."""
-        for category in dataclasses.fields(self):
-            of_category = getattr(self, category.name)
-            for knob in dataclasses.fields(of_category):
-                value = getattr(of_category, knob.name)
-                if value is not None:
-                    yield f"{category.name}.{knob.name}", value
-
-    @property
-    def is_empty(self) -> bool:
-        return next(self.values(), None) is None
-
     def broken_by(self, plan: "Plan") -> str | None:
         """The first pin that the plan does not keep (``optimizer_state.bits``); None where it keeps all."""
         for path, value in self.values():
@@ -133,7 +120,6 @@ class Pins:
         return choices * num_blocks if choices is not None and len(choices) == 1 else choices
 
     def techniques(self) -> "Iterator[tuple[str, Technique]]":
-        """Which pin asks for which technique, whatever the rest of the plan does."""
         pinned = dict(self.values())
         asked: tuple[tuple[str, bool, Technique], ...] = (
             ("batch.accumulation_steps", pinned.get("batch.accumulation_steps", 1) > 1, "accumulate"),
@@ -152,14 +138,6 @@ class Pins:
             *_of_blocks(self.activations),
         )
         yield from ((path, technique) for path, is_asked, technique in asked if is_asked)
-
-    def to_json(self) -> dict[str, Any]:
-        """Only what is pinned."""
-        document: dict[str, Any] = {}
-        for path, value in self.values():
-            category, _, knob = path.partition(".")
-            document.setdefault(category, {})[knob] = to_json(value)
-        return document
 
 
 def _of_blocks(activations: ActivationsPins) -> "Iterator[tuple[str, bool, Technique]]":
@@ -227,12 +205,7 @@ def list_knobs_to_pin() -> tuple[str, ...]:
 
 def knob_kinds() -> dict[str, Any]:
     """By path, what a knob's value is."""
-    return {
-        f"{category.name}.{knob.name}": kind
-        for category in dataclasses.fields(Pins)
-        for knob in dataclasses.fields(typing.cast(Any, category.type))
-        for kind in [next(part for part in typing.get_args(knob.type) if part is not type(None))]
-    }
+    return kinds_of_pins(Pins)
 
 
 def _read_value(written: str, kind: Any, *, is_list: bool) -> Any:

@@ -7,11 +7,12 @@ from typing import Any, get_args
 from optimizer.errors import InvalidPlan
 from optimizer.plan.gradients import GradientsChoice
 from optimizer.plan.optimizer_state import StatePlace
+from optimizer.plan.pin_table import shown_pin
 from optimizer.plan.pins import Pins
 from optimizer.plan.weights import WeightsPlace
 from optimizer.search.arrangements import keep_everything
+from optimizer.search.pin_errors import no_plan_keeps, refuse_pin
 from optimizer.search.problem import SearchProblem, Setting, divisors
-from optimizer.workload import shown_pin
 
 _FIELDS = {
     "batch.micro_batch_size": "micro_batch_size",
@@ -35,14 +36,14 @@ def check_pins(problem: SearchProblem) -> None:
     _check_batch(pins, total=problem.workload.global_batch_size)
     blocks = problem.pinned_blocks
     if blocks is not None and len(blocks) != problem.num_blocks:
-        raise _refusal(
+        raise refuse_pin(
             "activations.per_block",
             f"{len(blocks)} choices",
             f"the model has {problem.num_blocks} blocks: name one choice for all, or one for each",
         )
     for path, technique in pins.techniques():
         if not problem.allows(technique):
-            raise _refusal(
+            raise refuse_pin(
                 path, shown_pin(dict(pins.values())[path]), f"{technique} is not to be had on this machine for this job"
             )
     if any(problem.permits_setting(home) for base in problem.settings() for home in _homes(base)):
@@ -57,7 +58,7 @@ def _check_batch(pins: Pins, *, total: int) -> None:
     ):
         if size is not None and size not in divisors(total):
             listed = ", ".join(map(str, divisors(total)))
-            raise _refusal(path, size, f"the batch of {total} is cut evenly: allowed are {listed}")
+            raise refuse_pin(path, size, f"the batch of {total} is cut evenly: allowed are {listed}")
 
 
 def _homes(base: Setting) -> list[Setting]:
@@ -76,25 +77,9 @@ def _contradiction(problem: SearchProblem) -> InvalidPlan:
         fields.setdefault("accumulation_steps", total // fields["micro_batch_size"])
     elif "accumulation_steps" in fields:
         fields["micro_batch_size"] = total // fields["accumulation_steps"]
-    listed = ", ".join(f"{path} {shown_pin(value)}" for path, value in pinned.items())
     try:
         plan = replace(plain, **fields).plan(problem.pinned_blocks or keep_everything(problem.num_blocks))
         problem.check(plan)
     except InvalidPlan as error:
-        return InvalidPlan(
-            f"no plan keeps every pin ({listed}): {error.message}",
-            field="goal.pins",
-            value=listed,
-            hint="Leave one of them out.",
-        )
-    return InvalidPlan(
-        f"no plan keeps every pin ({listed}) with what else is forbidden or not to be had on this machine",
-        field="goal.pins",
-        value=listed,
-        hint="Leave one of them out, or permit more.",
-    )
-
-
-def _refusal(path: str, value: object, why: str) -> InvalidPlan:
-    name = f"goal.pins.{path}"
-    return InvalidPlan(f"{name} is {value}; {why}", field=name, value=value, allowed=why)
+        return no_plan_keeps(problem.goal.pins, error.message)
+    return no_plan_keeps(problem.goal.pins)

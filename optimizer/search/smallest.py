@@ -3,18 +3,18 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from optimizer.errors import InvalidPlan, NoFeasiblePlan
+from optimizer.errors import NoFeasiblePlan
 from optimizer.estimate.prediction import Prediction
 from optimizer.plan.plan import Plan
 from optimizer.search.exhaustive import price_all
 from optimizer.search.levers import homes_of, largest_fraction, with_chunks, with_prefetch
 from optimizer.search.lines import lightest_bytes
+from optimizer.search.pin_errors import no_room_elsewhere
 from optimizer.search.pricebook import PriceBook
 from optimizer.search.problem import SearchProblem, Setting
 from optimizer.search.solve import price_lightest, solve
 from optimizer.techniques import TECHNIQUE_LABELS
 from optimizer.units import format_bytes
-from optimizer.workload import shown_pin
 
 MAX_TIGHTENINGS = 4
 """Searches below the smallest peak found so far; each has found a smaller one where it is not the last."""
@@ -69,20 +69,14 @@ def smallest_found(book: PriceBook) -> int:
 def _smallest(book: PriceBook) -> tuple[Plan, Prediction]:
     roomy = [pair for pair in book.permitted() if book.problem.fits_elsewhere(pair[1])]
     if not roomy:
-        raise _no_room_elsewhere(book.problem)
+        problem = book.problem
+        raise no_room_elsewhere(
+            problem.goal.pins,
+            host_budget_bytes=problem.host_budget_bytes,
+            disk_budget_bytes=problem.disk_budget_bytes,
+            remote_budget_bytes=problem.remote_budget_bytes,
+        )
     return min(roomy, key=lambda pair: pair[1].device_peak_high_bytes)
-
-
-def _no_room_elsewhere(problem: SearchProblem) -> InvalidPlan:
-    """Without pins everything may stay on the device, so only they can ask for more of another tier than there is."""
-    pinned = ", ".join(f"{path} {shown_pin(value)}" for path, value in problem.goal.pins.values())
-    return InvalidPlan(
-        f"what is pinned ({pinned}) needs more than {format_bytes(problem.host_budget_bytes)} on the host and "
-        f"{format_bytes(problem.disk_budget_bytes)} on disk",
-        field="goal.pins",
-        value=pinned,
-        hint="Give it more room there, or leave a pin out.",
-    )
 
 
 def price_floor(book: PriceBook) -> PriceBook:

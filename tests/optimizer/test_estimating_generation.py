@@ -145,8 +145,6 @@ def test_the_commands_find_the_best_plan(tmp_path, monkeypatch, capsys):
     assert "no plan that is allowed and fits is better" in text
     assert main(["plan", *asked, "--budget", "1000"]) == 2
     assert "Raise the budget to" in capsys.readouterr().err
-    assert main(["plan", *asked, "--pin", "weights.dtype=fp32"]) == 2
-    assert "is of a plan to train" in capsys.readouterr().err
 
 
 def test_a_model_that_cannot_generate_is_refused_by_the_child(tmp_path):

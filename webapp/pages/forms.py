@@ -12,8 +12,8 @@ from optimizer.serialize import to_json
 from optimizer.techniques import TECHNIQUE_GROUPS, TECHNIQUE_LABELS
 from optimizer.workload import Adapter, TrainingWorkload
 from webapp.catalog.models import Dataset, Model
-from webapp.pages.pin_fields import clean_pins, pin_fields, pin_groups, typed_pins, written_pins
-from webapp.pages.work_form import WorkForm, initial_goal
+from webapp.pages.pin_fields import TRAINING, PinnedForm, written_pins
+from webapp.pages.work_form import initial_goal
 
 WORKLOAD_FIELDS = (
     "mode",
@@ -52,9 +52,10 @@ ANY_LOSS = {"most_loss": "any"}
 """The form's field that allows it all."""
 
 
-class JobForm(WorkForm):
+class JobForm(PinnedForm):
     """One spec of a training job. ``model`` and ``dataset`` offer only what the user may see."""
 
+    decisions = TRAINING
     techniques = tuple(name for name in TECHNIQUE_LABELS if name not in dict(TECHNIQUE_GROUPS)["Keys and values of generations"])
     decimals = ("learning_rate", "momentum", "weight_decay", "max_grad_norm", "alpha", "dropout")
 
@@ -126,21 +127,13 @@ class JobForm(WorkForm):
     )
 
     def __init__(self, *args: Any, models: Iterable[Model], datasets: Iterable[Dataset], **kwargs: Any) -> None:
-        super().__init__(*args, more=pin_fields(), **kwargs)
+        super().__init__(*args, **kwargs)
         self.offer_rows("model", models, nothing="no model yet: upload one")
         self.offer_rows("dataset", datasets, nothing="no dataset yet: upload one")
-
-    def clean(self) -> None:
-        clean_pins(self)
-
-    def pin_groups(self) -> list[tuple[str, list[Any]]]:
-        """The fields of the plan's decisions under its categories."""
-        return pin_groups(self)
 
     def spec(self) -> dict[str, Any]:
         """The job spec as the API takes it. Only after ``is_valid()``."""
         data = self.cleaned_data
-        pins = typed_pins(data)
         return {
             "name": data["name"],
             "model": data["model"],
@@ -150,7 +143,7 @@ class JobForm(WorkForm):
                 "adapter": self._adapter() if data["use_adapters"] else None,
                 "export": self._export(),
             },
-            "goal": {**self.goal(), "pins": pins} if pins else self.goal(),
+            "goal": self.goal(),
             "plan": "chosen",
         }
 

@@ -7,7 +7,8 @@ from django import forms
 
 from optimizer.workload import GenerationWorkload, Technique
 from webapp.catalog.models import Dataset, Model
-from webapp.pages.work_form import BytesField, WorkForm, initial_goal
+from webapp.pages.pin_fields import GENERATION, PinnedForm, written_pins
+from webapp.pages.work_form import BytesField, initial_goal
 
 SAMPLING_FIELDS: Final = ("max_new_tokens", "temperature", "top_k", "top_p", "seed")
 FORBIDDEN: Final[tuple[Technique, ...]] = (
@@ -31,9 +32,10 @@ OBJECTIVES: Final = (
 _DEFAULTS: Final = GenerationWorkload()
 
 
-class GenerateForm(WorkForm):
+class GenerateForm(PinnedForm):
     """One spec of a generate job. ``model`` and ``prompts`` offer only what the user may see and what can be used."""
 
+    decisions = GENERATION
     techniques = FORBIDDEN
     decimals = ("temperature", "top_p")
 
@@ -87,7 +89,7 @@ def initial_from_generate_spec(spec: dict[str, Any]) -> dict[str, Any]:
     initial = {name: spec.get(name) for name in ("name", "model", "prompts")}
     initial |= {name: workload[name] for name in SAMPLING_FIELDS if name in workload}
     initial["stop"] = "\n".join(workload.get("stop", ()))
-    return {**initial, **initial_goal(goal)}
+    return {**initial, **initial_goal(goal), **written_pins(goal.get("pins") or {})}
 
 
 class PromptsUploadForm(forms.Form):

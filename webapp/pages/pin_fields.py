@@ -1,19 +1,26 @@
 """Decisions of a plan that a person holds or edits: a field for each, and how they become ``goal.pins``, a change, and text."""
 
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from django import forms
 
 from optimizer.categories import CATEGORY_LABELS
 from optimizer.errors import InvalidInput
-from optimizer.plan.generation_knobs import change_generation, generation_knobs, read_generation_change, written_knobs
+from optimizer.plan.generation_knobs import (
+    change_generation,
+    generation_knobs,
+    read_generation_change,
+    read_generation_pins,
+    written_knobs,
+)
+from optimizer.plan.pin_table import PinTable
 from optimizer.plan.pins import knob_kinds, list_knobs_to_pin, read_pins
 from optimizer.plan.plan import Plan
 from webapp.pages.presentation import PLACE_WORDS
-from webapp.pages.work_form import pin_field
+from webapp.pages.work_form import WorkForm, pin_field
 
 _LABELS: Final[dict[str, tuple[str, str]]] = {
     "batch.micro_batch_size": ("Micro-batch", "sequences at once"),
@@ -54,12 +61,7 @@ FREE: Final = "free"
 _HEADINGS: Final[dict[str, str]] = {**dict(CATEGORY_LABELS.items()), "batch": "batch", "allocator": "allocator"}
 
 
-def pin_fields(*, may_be_free: bool = True) -> dict[str, forms.Field]:
-    """One for each knob of the plan's table, by the name of its field; what is free is left to the search."""
-    return {pin_field(knob): _field(knob, kind, may_be_free=may_be_free) for knob, kind in knob_kinds().items()}
-
-
-def _field(knob: str, kind: Any, *, may_be_free: bool, labels: Mapping[str, tuple[str, str]] = _LABELS) -> forms.Field:
+def _field(knob: str, kind: Any, *, may_be_free: bool, labels: Mapping[str, tuple[str, str]]) -> forms.Field:
     label, help_text = labels.get(knob) or (_words_of(knob), "")
     values = (True, False) if kind is bool else typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
     if not values:
@@ -75,11 +77,6 @@ def _words_of(knob: str) -> str:
     return knob.rpartition(".")[2].replace("_", " ").capitalize()
 
 
-def pin_groups(form: forms.Form) -> list[tuple[str, list[Any]]]:
-    """The fields under the categories of the plan."""
-    return _grouped(form, list_knobs_to_pin())
-
-
 def _grouped(form: forms.Form, knobs: Iterable[str]) -> list[tuple[str, list[Any]]]:
     groups: dict[str, list[Any]] = {}
     for knob in knobs:
@@ -88,27 +85,18 @@ def _grouped(form: forms.Form, knobs: Iterable[str]) -> list[tuple[str, list[Any
     return list(groups.items())
 
 
-def clean_pins(form: forms.Form) -> None:
-    """Put beside each field what is wrong with it alone."""
-    for knob in list_knobs_to_pin():
-        name = pin_field(knob)
-        if written := str(form.cleaned_data.get(name) or "").strip():
-            try:
-                read_pins([f"{knob}={written}"])
-            except InvalidInput as error:
-                form.add_error(name, error.message)
-
-
-def typed_pins(data: Mapping[str, Any]) -> dict[str, Any]:
-    """``goal.pins`` of what was typed; empty where nothing is held."""
-    written = {knob: str(data.get(pin_field(knob)) or "").strip() for knob in list_knobs_to_pin()}
-    return read_pins([f"{knob}={text}" for knob, text in written.items() if text]).to_json()
-
-
 def written_pins(pins: Mapping[str, Any]) -> dict[str, str]:
-    """The fields' text for ``goal.pins``."""
-    held = {f"{category}.{knob}": value for category, knobs in pins.items() for knob, value in knobs.items()}
-    return {pin_field(knob): _text(value) for knob, value in held.items() if value is not None}
+    """The fields' text for ``goal.pins``, of either kind of work."""
+    return {pin_field(knob): _text(value) for knob, value in flat_pins(pins) if value is not None}
+
+
+def flat_pins(part: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """``goal.pins`` by path, what is free as None."""
+    for name, value in part.items():
+        if isinstance(value, Mapping):
+            yield from flat_pins(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def _text(value: Any) -> str:
@@ -131,7 +119,6 @@ def _runs(choices: list[str]) -> list[str]:
 
 
 
-
 @dataclass(frozen=True, kw_only=True)
 class Decisions:
     """The knobs of one kind of plan, and how they are written."""
@@ -144,6 +131,8 @@ class Decisions:
     """The change that texts such as ``weights.dtype=bf16`` ask for. Raises InvalidInput."""
     check: Callable[[Any, str], Any]
     """Raises InvalidInput where this one text alone is wrong for the plan."""
+    read_pins: Callable[[list[str]], PinTable]
+    """What a goal holds, of such texts. Raises InvalidInput."""
     labels: Mapping[str, tuple[str, str]] = field(default_factory=lambda: _LABELS)
 
 
@@ -153,15 +142,58 @@ def _write_training(plan: Plan) -> dict[str, str]:
 
 
 TRAINING: Final = Decisions(
-    kinds=knob_kinds(), write=_write_training, read=read_pins, check=lambda _, text: read_pins([text])
+    kinds=knob_kinds(),
+    write=_write_training,
+    read=read_pins,
+    check=lambda _, text: read_pins([text]),
+    read_pins=read_pins,
 )
 GENERATION: Final = Decisions(
     kinds=generation_knobs(),
     write=written_knobs,
     read=read_generation_change,
     check=lambda plan, text: change_generation(plan, read_generation_change([text])),
+    read_pins=read_generation_pins,
     labels=_LABELS | {"weights.frozen": ("Matrices in", "of the blocks")},
 )
+
+
+class PinnedForm(WorkForm):
+    """A form of work with a field for each decision of its plan; what is free is left to the search."""
+
+    decisions: ClassVar[Decisions]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        fields = {
+            pin_field(knob): _field(knob, kind, may_be_free=True, labels=self.decisions.labels)
+            for knob, kind in self.decisions.kinds.items()
+        }
+        super().__init__(*args, more=fields, **kwargs)
+
+    def clean(self) -> None:
+        """Put beside each field what is wrong with it alone."""
+        for knob, text in self._held():
+            try:
+                self.decisions.read_pins([f"{knob}={text}"])
+            except InvalidInput as error:
+                self.add_error(pin_field(knob), error.message)
+
+    def pin_groups(self) -> list[tuple[str, list[Any]]]:
+        """The fields of the plan's decisions under its categories."""
+        return _grouped(self, self.decisions.kinds)
+
+    @property
+    def holds_any(self) -> bool:
+        """Whether any decision is held, rightly or not."""
+        return any(self[pin_field(knob)].value() for knob in self.decisions.kinds)
+
+    def goal(self) -> dict[str, Any]:
+        pins = self.decisions.read_pins([f"{knob}={text}" for knob, text in self._held()]).to_json()
+        return {**super().goal(), "pins": pins} if pins else super().goal()
+
+    def _held(self) -> list[tuple[str, str]]:
+        written = {knob: str(self.cleaned_data.get(pin_field(knob)) or "").strip() for knob in self.decisions.kinds}
+        return [(knob, text) for knob, text in written.items() if text]
 
 
 class EditForm(forms.Form):

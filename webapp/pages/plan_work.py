@@ -6,11 +6,11 @@ at hand: the edit's own price, which needs no search where the address names eve
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from optimizer.errors import HeadroomError, NoFeasiblePlan
 from optimizer.plan.diff import Difference, diff_plans
-from optimizer.plan.generation_knobs import change_generation, read_generation_change
+from optimizer.plan.generation_knobs import change_generation, pins_of_generation_change, read_generation_change
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.pins import pins_of_change
 from optimizer.plan.plan import Plan
@@ -29,6 +29,9 @@ from webapp.planning.generation_searches import (
 )
 from webapp.planning.questions import Asked
 from webapp.planning.searches import TrainingQuestion, problem_of
+
+if TYPE_CHECKING:
+    from optimizer.search.inference.knobs import GenerationKnob
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,6 +224,7 @@ class GenerationWork:
         )
 
     def neighbours(self, plan: InferencePlan) -> Iterable[Neighbour]:
+        looks_for_batch = self.question.goal.objective == "largest_batch"
         for knob in knobs_of_generation(self.question, plan):
             yield Neighbour(
                 change=knob.change,
@@ -231,8 +235,12 @@ class GenerationWork:
                 time_change_ms=knob.total_change_s * 1000,
                 # all of it, so that it is priced without a search
                 tried={pin_field(path): text for path, text in self.decisions.write(knob.plan).items()},
-                held=None,
+                held=None if looks_for_batch and knob.knob == "batch_size" else self._held(plan, knob),
             )
+
+    def _held(self, plan: InferencePlan, knob: "GenerationKnob") -> dict[str, str]:
+        fields = written_pins(pins_of_generation_change(plan, knob.plan).to_json())
+        return fields | ({} if knob.is_lossless else {"allow_lossy": "on"})
 
 
 _NOTHING = 1e-9

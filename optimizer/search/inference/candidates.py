@@ -36,7 +36,8 @@ class Candidates:
 
     def __init__(self, problem: InferenceProblem) -> None:
         self._problem = problem
-        self.sizes = list_batches(problem.workload.num_sequences)
+        pinned = problem.goal.pins.batch_size
+        self.sizes = list_batches(problem.workload.num_sequences) if pinned is None else [pinned]
         self._families = list_families(problem)
         rows = [row for index, family in enumerate(self._families) for row in [self._bound(index, family)] if row.size]
         table = np.concatenate(rows, axis=1) if rows else np.zeros((_NUM_ROWS, 0))
@@ -58,7 +59,9 @@ class Candidates:
 
     @property
     def least_between(self) -> float:
-        """The least that is known of batches that are not looked at."""
+        """The least that is known of batches that are not looked at and may be."""
+        if self._problem.goal.pins.batch_size is not None:
+            return np.inf
         return float(self._table[_BETWEEN].min(initial=np.inf))
 
     def _bound(self, index: int, family: Family) -> Floats:

@@ -65,21 +65,27 @@ def _words(plan: InferencePlan) -> Iterator[str]:
 
 def _spread(book: Book) -> Iterator[InferencePlan]:
     """What the best plan and plain generation come to with other batches, and with their weights in other places."""
-    problem = book.problem
+    problem, pins = book.problem, book.problem.goal.pins
     num_sequences = problem.workload.num_sequences
     plain = InferencePlan()
     bases = dict.fromkeys([plain, plain if book.best is None else replace(book.best[1], batch_size=1)])
     for base, place in product(bases, _PLACES):
-        weights = replace(base.weights, place=place, prefetch=0 if place != "device" else plain.weights.prefetch)
-        arranged = replace(base, weights=weights, num_micro_batches=1 if place == "device" else base.num_micro_batches)
-        if not problem.permits(arranged):
-            continue
-        largest = largest_of(arranged, num_sequences)
-        size = 1
-        while size < largest:
-            yield replace(arranged, batch_size=size)
-            size *= _GROWTH
-        yield replace(arranged, batch_size=max(1, largest))
+        ahead = plain.weights.prefetch if place == "device" else pins.weights.prefetch or 0
+        weights = replace(base.weights, place=place, prefetch=ahead)
+        number = 1 if place == "device" else base.num_micro_batches
+        arranged = replace(base, weights=weights, num_micro_batches=pins.num_micro_batches or number)
+        for size in pins.among("batch_size", _sizes(largest_of(arranged, num_sequences))):
+            plan = replace(arranged, batch_size=size)
+            if problem.permits(plan):
+                yield plan
+
+
+def _sizes(largest: int) -> Iterator[int]:
+    size = 1
+    while size < largest:
+        yield size
+        size *= _GROWTH
+    yield max(1, largest)
 
 
 def _thinned(points: list[InferencePlan], best: int) -> list[InferencePlan]:

@@ -14,8 +14,9 @@ from optimizer.errors import InvalidPlan
 from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.estimate.prediction import Verdict
 from optimizer.plan.generation_knobs import generation_knobs, knob_value, with_knob
+from optimizer.plan.generation_pins import techniques_of
 from optimizer.plan.inference import InferencePlan
-from optimizer.search.inference.problem import InferenceProblem, techniques_of
+from optimizer.search.inference.problem import InferenceProblem
 from optimizer.serialize import to_json
 
 _OF_THE_PROCESS: Final = "allocator."

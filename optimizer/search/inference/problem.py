@@ -11,10 +11,11 @@ from optimizer.errors import InvalidPlan
 from optimizer.estimate.inference_floor import Floors
 from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.estimate.prediction import Verdict
+from optimizer.plan.generation_pins import techniques_of
 from optimizer.plan.inference import InferencePlan
 from optimizer.serialize import to_json
 from optimizer.techniques import TECHNIQUE_LABELS
-from optimizer.workload import LOSSY, InferenceGoal, InferenceWorkload, Technique
+from optimizer.workload import InferenceGoal, InferenceWorkload, Technique
 
 InferencePrice = Callable[[InferencePlan], InferencePrediction]
 InferenceBound = Callable[[InferencePlan, Sequence[int], Sequence[int]], Floors]
@@ -74,12 +75,18 @@ class InferenceProblem:
         """Whether the goal and the machine permit it."""
         if technique in self.goal.forbid or technique in self.unavailable:
             return False
-        if technique in LOSSY and not self.goal.allow_lossy:
+        if not self.goal.allows_loss_by(technique):
             return False
         return {"disk": self.disk_budget_bytes > 0, "remote": self.remote_budget_bytes > 0}.get(technique, True)
 
     def permits(self, plan: InferencePlan) -> bool:
-        """Whether every technique of the plan is allowed, all together can be carried out, and its weights were profiled."""
+        """Whether every technique of the plan is allowed, all together can be carried out, its weights were profiled, and every
+        pin is kept.
+        """
+        return self.permits_techniques(plan) and self.goal.pins.broken_by(plan) is None
+
+    def permits_techniques(self, plan: InferencePlan) -> bool:
+        """The same, whatever is pinned."""
         if self.find_conflict(plan) is not None:
             return False
         return all(self.allows(technique) for technique in techniques_of(plan))
@@ -152,21 +159,3 @@ class InferenceProblem:
 
     def with_budget(self, device_budget_bytes: int) -> "InferenceProblem":
         return replace(self, goal=replace(self.goal, device_budget_bytes=device_budget_bytes))
-
-
-def techniques_of(plan: InferencePlan) -> tuple[Technique, ...]:
-    """What the plan uses of the things a goal may forbid, in the order of ``Technique``."""
-    weights = plan.weights
-    used: dict[Technique, bool] = {
-        "stream_weights": weights.place != "device",
-        "disk": "disk" in (weights.place, plan.kv_cache.place),
-        "remote": plan.kv_cache.place == "remote",
-        "bf16": weights.dtype == "bf16",
-        "fp16": weights.dtype == "fp16",
-        "quantize_frozen": weights.frozen != "same",
-        "offload_kv": plan.kv_cache.place != "device",
-        "host_attention": plan.kv_cache.attention == "host",
-        "quantize_kv": plan.kv_cache.dtype != "same",
-        "rebuild_kv": plan.kv_cache.prefix_tokens > 0,
-    }
-    return tuple(technique for technique, is_used in used.items() if is_used)

@@ -7,9 +7,10 @@ from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.hardware.machine import Machine
 from optimizer.kv_prefix import SHORTEST_PREFIX
 from optimizer.plan.explain_inference import explain_inference_plan
+from optimizer.plan.generation_pins import techniques_of
 from optimizer.plan.inference import InferencePlan
 from optimizer.profile.inference import InferenceProfile
-from optimizer.search.inference.problem import InferenceProblem, PricedInferencePlan, techniques_of
+from optimizer.search.inference.problem import InferenceProblem, PricedInferencePlan
 from optimizer.search.inference.solve import largest_of
 from optimizer.units import format_bytes
 from optimizer.workload import Technique
@@ -95,7 +96,8 @@ def _with_prefix(plan: InferencePlan, num_tokens: int) -> InferencePlan:
 def _limit(problem: InferenceProblem, chosen: PricedInferencePlan) -> str:
     """What holds the batch where it is."""
     plan, room_bytes = chosen.plan, problem.goal.device_budget_bytes - chosen.prediction.device_peak_high_bytes
-    if plan.batch_size >= largest_of(plan, problem.workload.num_sequences):
+    is_held = problem.goal.pins.batch_size is not None
+    if is_held or plan.batch_size >= largest_of(plan, problem.workload.num_sequences):
         return f"{format_bytes(room_bytes)} of the budget stay free"
     larger = problem.price(replace(plan, batch_size=plan.batch_size + 1))
     if problem.fits(larger):

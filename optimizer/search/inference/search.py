@@ -22,6 +22,8 @@ from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.inference import InferenceProfile
 from optimizer.search.inference.baselines import price_inference_baselines
 from optimizer.search.inference.frontier import inference_frontier
+from optimizer.search.inference.levers import MICRO_BATCHES
+from optimizer.search.inference.pins import check_generation_pins
 from optimizer.search.inference.problem import InferenceProblem, PricedInferencePlan
 from optimizer.search.inference.reasons import explain_choice
 from optimizer.search.inference.smallest import explain_nothing_fits, find_smallest
@@ -68,7 +70,8 @@ def search_inference_plans(
 ) -> InferenceSearchResult:
     """The best plan that the goal allows and whose peak, upper end, honours the budgets.
 
-    Raises NoFeasiblePlan with the smallest peak that was found and what it is made of, InvalidWorkload beyond the positions.
+    Raises NoFeasiblePlan with the smallest peak that was found and what it is made of, InvalidWorkload beyond the positions,
+    InvalidPlan where nothing can keep the goal's pins.
     """
     InferencePlan().check(workload=workload, max_sequence_length=profile.max_sequence_length)
     problem = inference_problem(profile, workload=workload, goal=goal, machine=machine, calibration=calibration)
@@ -96,12 +99,18 @@ def inference_problem(
 
     @cache
     def bounds(sizes: tuple[int, ...], micro_batches: tuple[int, ...]) -> InferenceFloors:
-        return InferenceFloors(
-            profile, coarse, calibrated_machine(machine, of_generations(calibration)), sizes=sizes, micro_batches=micro_batches
-        )
+        here = calibrated_machine(machine, of_generations(calibration))
+        held = goal.pins.kv_cache.prefix_tokens
+        return InferenceFloors(profile, coarse, here, sizes=sizes, micro_batches=micro_batches, prefix_tokens=held)
 
     def floors(plan: InferencePlan, sizes: Sequence[int], micro_batches: Sequence[int]) -> Floors:
-        return bounds(tuple(sizes), tuple(micro_batches)).of(plan)
+        numbers, is_free = tuple(micro_batches), goal.pins.num_micro_batches is None
+        if goal.objective != "throughput" or not is_free or not set(numbers) <= set(MICRO_BATCHES):
+            return bounds(tuple(sizes), numbers).of(plan)
+        # Of all numbers that other plans are asked about, since nearly all of the work is for shapes that they share.
+        found = bounds(tuple(sizes), MICRO_BATCHES).of(plan)
+        rows = [MICRO_BATCHES.index(number) for number in numbers]
+        return found if numbers == MICRO_BATCHES else found.of_rows(rows)
 
     @cache
     def in_detail(plan: InferencePlan) -> InferencePrediction:
@@ -140,7 +149,11 @@ def search_inference(
     machine: Machine | None = None,
     weights: WeightsPlan | None = None,
 ) -> InferenceSearchResult:
-    """profile and machine: for what is said of techniques that are left out. weights: of the baselines."""
+    """profile and machine: for what is said of techniques that are left out. weights: of the baselines.
+
+    Raises NoFeasiblePlan, and InvalidPlan where nothing can keep the goal's pins.
+    """
+    check_generation_pins(problem)
     book = Book(problem=problem)
     solution = solve(book)
     if solution is None:
@@ -158,7 +171,8 @@ def search_inference(
 
 
 def find_best_generation(problem: InferenceProblem) -> PricedInferencePlan:
-    """The best plan alone. Raises NoFeasiblePlan."""
+    """The best plan alone. Raises NoFeasiblePlan, and InvalidPlan for pins that none can keep."""
+    check_generation_pins(problem)
     solution = solve(Book(problem=problem))
     if solution is None:
         raise explain_nothing_fits(problem)
@@ -187,6 +201,8 @@ def _with_room(problem: InferenceProblem, plan: InferencePlan) -> PricedInferenc
     chosen = problem.priced("chosen", plan)
     memory = chosen.prediction.memory
     if chosen.verdict in ACCEPTED or memory is None or not memory.total_bytes:
+        return chosen
+    if problem.goal.pins.allocator.expandable_segments is not None:
         return chosen
     growing = problem.priced("chosen", replace(plan, allocator=AllocatorPlan(expandable_segments=True)))
     return growing if growing.verdict in ACCEPTED else chosen

@@ -5,8 +5,10 @@ from math import inf
 
 from optimizer.errors import NoFeasiblePlan
 from optimizer.plan.inference import InferencePlan
+from optimizer.plan.pin_table import shown_pin
 from optimizer.search.inference.levers import list_families
 from optimizer.search.inference.problem import InferenceProblem
+from optimizer.search.pin_errors import no_room_elsewhere
 from optimizer.techniques import TECHNIQUE_LABELS
 from optimizer.units import format_bytes
 
@@ -28,27 +30,43 @@ def explain_nothing_fits(problem: InferenceProblem) -> NoFeasiblePlan:
 
 
 def find_smallest(problem: InferenceProblem) -> InferencePlan:
-    """One sequence at a time, in the arrangement with the least peak for which the other tiers have room."""
+    """One sequence at a time, in the arrangement with the least peak for which the other tiers have room.
+
+    Raises InvalidPlan where pins leave none that has.
+    """
     roomy = [plan for plan in _list_lean(problem) if problem.fits_elsewhere(problem.price(plan))]
+    if not roomy:
+        raise no_room_elsewhere(
+            problem.goal.pins,
+            host_budget_bytes=problem.host_budget_bytes,
+            disk_budget_bytes=problem.disk_budget_bytes,
+            remote_budget_bytes=problem.remote_budget_bytes,
+        )
     return min(roomy, key=lambda plan: problem.price(plan).device_peak_high_bytes)
 
 
 def _list_lean(problem: InferenceProblem) -> list[InferencePlan]:
-    """Without what only ever takes more: further micro-batches, what comes ahead or is made again, more of a prompt at once."""
-    plans = [
-        family.plan
-        for family in list_families(problem)
-        if not any(part.place != "device" and part.prefetch for part in (family.plan.weights, family.plan.kv_cache))
-        and not family.plan.kv_cache.prefix_tokens
-    ]
-    shortest: dict[InferencePlan, InferencePlan] = {}
-    for plan in plans:
-        whole = replace(plan, prefill_tokens=None)
-        before = shortest.get(whole, whole)
-        if plan.prefill_tokens is not None and plan.prefill_tokens < (before.prefill_tokens or inf):
-            before = plan
-        shortest[whole] = before
-    return list(shortest.values())
+    """Without what only ever takes more: further micro-batches, and, as far as pins allow, what comes ahead or is made again, and
+    more of a prompt at once.
+    """
+    lean: dict[InferencePlan, InferencePlan] = {}
+    for plan in (family.plan for family in list_families(problem)):
+        weights, cache = plan.weights, plan.kv_cache
+        alike = replace(
+            plan,
+            prefill_tokens=None,
+            weights=replace(weights, prefetch=0),
+            kv_cache=replace(cache, prefetch=0, prefix_tokens=0),
+        )
+        if alike not in lean or _extras(plan) < _extras(lean[alike]):
+            lean[alike] = plan
+    return list(lean.values())
+
+
+def _extras(plan: InferencePlan) -> tuple[float, ...]:
+    weights, cache = plan.weights, plan.kv_cache
+    ahead = weights.prefetch * (weights.place != "device") + cache.num_ahead
+    return ahead, cache.prefix_tokens, plan.prefill_tokens or inf
 
 
 def _hint(problem: InferenceProblem, smallest_bytes: int) -> str:
@@ -59,6 +77,9 @@ def _hint(problem: InferenceProblem, smallest_bytes: int) -> str:
         others = tuple(other for other in goal.forbid if other != technique)
         permitting = replace(problem, goal=replace(goal, forbid=others))
         ways += _way(f"permit '{TECHNIQUE_LABELS[technique]}'", permitting, smallest_bytes)
+    for path, value in goal.pins.values():
+        free = replace(problem, goal=replace(goal, pins=goal.pins.without(path)))
+        ways += _way(f"leave out the pin of {path} to {shown_pin(value)}", free, smallest_bytes)
     ways += _way("give it more host memory", replace(problem, host_budget_bytes=2**62), smallest_bytes)
     if not goal.allow_lossy:
         lossy = replace(problem, goal=replace(goal, allow_lossy=True))

@@ -117,6 +117,21 @@ def test_the_best_generation_comes_with_its_baselines_and_its_frontier(as_ada, g
     assert document["chosen"]["plan"] == estimated["plan"]
 
 
+def test_what_a_goal_pins_is_kept_and_refused_by_name(as_ada, generating):
+    goal = {"device_budget_bytes": "1 GiB", "pins": {"batch_size": 2, "kv_cache": {"place": "host"}}}
+    plan = ask_best(as_ada, model=generating.pk, goal=goal).json()["chosen"]["plan"]
+    assert (plan["batch_size"], plan["kv_cache"]["place"]) == (2, "host")
+    for pins, field, words in (
+        ({"kv_cache": {"place": "moon"}}, "goal.pins.kv_cache.place", "allowed: device, host, disk"),
+        ({"wings": 2}, "goal.pins.wings", "is not a known field"),
+        ({"batch_size": 9}, "goal.pins.batch_size", "allowed are 1 to 4"),
+        ({"weights": {"dtype": "bf16"}}, "goal.pins.weights.dtype", "changes the numbers"),
+    ):
+        refused = ask_best(as_ada, model=generating.pk, goal={**goal, "pins": pins})
+        assert (refused.status_code, refused.json()["fields"][0]["field"]) == (422, field)
+        assert words in refused.json()["detail"]
+
+
 def test_a_generation_that_fits_nowhere_says_what_would_be_enough(as_ada, generating):
     answer = ask_best(as_ada, model=generating.pk, goal={"device_budget_bytes": 1000})
     assert answer.status_code == 422

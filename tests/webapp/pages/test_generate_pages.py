@@ -74,6 +74,29 @@ def test_a_form_starts_the_job_that_its_clone_shows_again(browser, machine, type
     assert 'value="100 MiB"' in clone
 
 
+def test_decisions_that_are_held_are_kept_by_the_job_and_its_clone(browser, machine, typed):
+    held = {"pin_batch_size": "2", "pin_prefill_tokens": "all", "pin_kv_cache_place": "host"}
+    browser.post(reverse("generate_new"), typed | held)
+    job = Job.objects.get()
+    assert (job.plan["batch_size"], job.plan["prefill_tokens"], job.plan["kv_cache"]["place"]) == (2, None, "host")
+    form = browser.get(reverse("generate_new"), {"from": job.pk}).context["form"]
+    assert {name: str(form[name].value()) for name in form.fields if name.startswith("pin_") and form[name].value()} == held
+    assert form.holds_any
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("pin_batch_size", "0", "goal.pins.batch_size is 0; allowed: 1 or more"),
+        ("pin_batch_size", "10000", "allowed are 1 to"),
+        ("pin_weights_dtype", "bf16", "which changes the numbers, and goal.allow_lossy is false"),
+    ],
+)
+def test_what_is_wrong_with_a_held_decision_stands_beside_it(browser, machine, typed, field, value, words):
+    text = browser.post(reverse("generate_price"), {**typed, field: value}).content.decode()
+    assert words in text.partition(f'id="id_{field}_error"')[2].partition("</ul>")[0]
+
+
 def test_what_is_wrong_stands_beside_its_field(browser, machine, typed):
     text = browser.post(reverse("generate_new"), {**typed, "top_p": "2"}).content.decode()
     beside = text.partition('id="id_top_p_error"')[2].partition("</ul>")[0]

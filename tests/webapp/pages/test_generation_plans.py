@@ -140,7 +140,32 @@ def test_a_change_can_be_tried_by_its_address_without_a_search(look, browser, mo
     monkeypatch.setattr(generation_searches, "_search", None)
     tried = follow(browser, row["try"])
     assert tried.context["compared"][1].priced.plan.kv_cache.place == "host"
-    assert row["hold"] is None
+
+
+def test_a_change_can_be_held_and_searched_again_with_it(look, browser):
+    rows = look("plans_knobs").context["rows"]
+    row = next(row for row in rows if row["knob"].change == "keys and values on the host")
+    held = follow(browser, f"{row['hold']}&whole=yes")
+    assert held.context["form"]["pin_kv_cache_place"].value() == "host"
+    assert held.context["found"].chosen.plan.kv_cache.place == "host"
+    lossy = next(row for row in rows if row["knob"].change == "weights in bf16")
+    held = follow(browser, f"{lossy['hold']}&whole=yes")
+    assert held.context["form"]["allow_lossy"].value() is True
+    assert held.context["found"].chosen.plan.weights.dtype == "bf16"
+
+
+def test_where_the_largest_batch_is_looked_for_no_batch_is_held(look):
+    rows = look("plans_knobs", objective="largest_batch").context["rows"]
+    assert {row["knob"].change: bool(row["hold"]) for row in rows if "at once instead" in row["knob"].change}
+    assert not any(row["hold"] for row in rows if "sequences at once instead" in row["knob"].change)
+    assert any(row["hold"] for row in rows)
+
+
+def test_pins_that_no_plan_keeps_are_said_on_the_page(look):
+    answer = look(whole="yes", pin_kv_cache_attention="host", pin_kv_cache_place="device")
+    assert answer.status_code == 422
+    assert "no plan keeps every pin" in answer.words
+    assert "Leave one of them out." in answer.words
 
 
 def test_knobs_show_what_each_would_save_largest_first(look):

@@ -35,6 +35,7 @@ from webapp.jobs.models import Job, Kind, State
 from webapp.jobs.queries import jobs_visible_to
 from webapp.pages.files import find_in_log, log_after, log_tail, newest_answers, sample_text
 from webapp.pages.job_head import budget_bytes, describe_job
+from webapp.pages.pin_fields import flat_pins
 from webapp.pages.places import Places, places_of
 from webapp.pages.presentation import comparisons, plan_rows
 from webapp.pages.tables import CHARTS, build_table
@@ -300,6 +301,6 @@ def _goal_value(name: str, value: Any) -> str:
     if name.endswith("_bytes") and value is not None:
         return format_bytes(value)
     if isinstance(value, dict):
-        pinned = [(f"{category}.{knob}", set_to) for category, knobs in value.items() for knob, set_to in knobs.items()]
-        return ", ".join(f"{path} {_goal_value(path, set_to)}" for path, set_to in pinned if set_to is not None) or "none"
+        pinned = [(path, set_to) for path, set_to in flat_pins(value) if set_to is not None]
+        return ", ".join(f"{path} {_goal_value(path, set_to)}" for path, set_to in pinned) or "none"
     return ", ".join(value) if isinstance(value, list) else str(value)

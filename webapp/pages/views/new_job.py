@@ -15,7 +15,7 @@ from webapp.jobs.models import Kind
 from webapp.pages.forms import DatasetUploadForm, JobForm, ModelUploadForm, initial_from_spec
 from webapp.pages.views.catalog import upload_dataset, upload_model
 from webapp.pages.views.work import FormPage, answer_form, answer_price, answer_upload, has_errors
-from webapp.pages.work_form import PIN_PREFIX, WorkForm
+from webapp.pages.work_form import WorkForm
 
 ADVANCED = (
     "optimizer",
@@ -42,7 +42,6 @@ def make_job_form(request: HttpRequest, data: QueryDict | None, initial: dict[st
 
 
 def _describe(form: WorkForm) -> dict[str, Any]:
-    pins = tuple(name for name in form.fields if name.startswith(PIN_PREFIX))
     return {
         "model_upload": ModelUploadForm(auto_id="model_upload_%s"),
         "dataset_upload": DatasetUploadForm(auto_id="dataset_upload_%s"),
@@ -50,7 +49,6 @@ def _describe(form: WorkForm) -> dict[str, Any]:
         "advanced_open": has_errors(form, ADVANCED),
         "adapters": [form[name] for name in ADAPTERS],
         "adapters_open": bool(form["use_adapters"].value()) or has_errors(form, ADAPTERS),
-        "pins_open": any(form[name].value() for name in pins),
     }
 
 

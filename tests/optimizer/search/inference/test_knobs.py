@@ -5,6 +5,7 @@ import pytest
 from optimizer.errors import InvalidInput, InvalidPlan, NoFeasiblePlan
 from optimizer.hardware.devices import table_machine
 from optimizer.models.spec import read_model_spec
+from optimizer.plan.generation_pins import techniques_of
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.weights import WeightsPlan
@@ -16,7 +17,6 @@ from optimizer.planning_generation import (
 from optimizer.profile.inference_trace import profile_inference
 from optimizer.search.inference.compare import reprice_generation
 from optimizer.search.inference.knobs import list_generation_knobs
-from optimizer.search.inference.problem import techniques_of
 from optimizer.search.inference.search import find_best_generation, inference_problem, search_inference
 from optimizer.workload import InferenceGoal, InferenceWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS

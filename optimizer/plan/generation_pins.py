@@ -1,0 +1,139 @@
+"""Decisions of a generation's plan that are made beforehand, as ``pins.py`` has them of training; a search finds the rest.
+
+Also which decision asks for which technique, of a pin as of a whole plan.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+
+from optimizer.errors import InvalidPlan, InvalidWorkload
+from optimizer.plan.kv_cache import AttentionPlace, KvDtype, KvPlace
+from optimizer.plan.pin_table import PinTable
+from optimizer.plan.pins import AllocatorPins
+from optimizer.plan.weights import FrozenFormat, WeightsDtype, WeightsPlace
+
+if TYPE_CHECKING:
+    from optimizer.plan.inference import InferencePlan
+    from optimizer.workload import Technique
+
+V = TypeVar("V")
+NO_LIMIT: Final = "all"
+"""How None is written, where a decision may be that."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationWeightsPins:
+    """Of ``WeightsPlan``, what is of a generation."""
+
+    dtype: WeightsDtype | None = None
+    place: WeightsPlace | None = None
+    prefetch: int | None = None
+    frozen: FrozenFormat | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class KvCachePins:
+    """Of ``KvCachePlan``."""
+
+    dtype: KvDtype | None = None
+    place: KvPlace | None = None
+    prefetch: int | None = None
+    attention: AttentionPlace | None = None
+    prefix_tokens: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationPins(PinTable):
+    """The fields of ``InferencePlan``; None leaves one free. Raises InvalidWorkload for what no plan may have."""
+
+    batch_size: int | None = None
+    num_micro_batches: int | None = None
+    prefill_tokens: int | Literal["all"] | None = None
+    """all: prompts whole, which a plan writes as None."""
+    weights: GenerationWeightsPins = field(default_factory=GenerationWeightsPins)
+    kv_cache: KvCachePins = field(default_factory=KvCachePins)
+    allocator: AllocatorPins = field(default_factory=AllocatorPins)
+
+    def __post_init__(self) -> None:
+        if self.is_empty:
+            return
+        # here, because a plan is made for a workload, beside which stands the goal that has pins
+        from optimizer.plan.inference import InferencePlan
+
+        try:
+            InferencePlan.from_json(self.change())
+        except InvalidPlan as error:
+            fields = {**error.fields, "field": error.fields["field"].replace("plan.", "goal.pins.", 1)}
+            raise InvalidWorkload(error.message.replace("plan.", "goal.pins.", 1), **fields) from error
+
+    def change(self) -> dict[str, Any]:
+        """As a part of a plan's JSON."""
+        document = self.to_json()
+        if self.prefill_tokens == NO_LIMIT:
+            document["prefill_tokens"] = None
+        return document
+
+    @cached_property
+    def held(self) -> dict[str, Any]:
+        """By path, as a plan has it."""
+        return {path: None if value == NO_LIMIT else value for path, value in self.values()}
+
+    def among(self, path: str, options: Iterable[V]) -> tuple[V, ...]:
+        """What a decision may still be: what it is pinned to, whatever that is, else any of these."""
+        return (self.held[path],) if path in self.held else tuple(options)
+
+    def broken_by(self, plan: "InferencePlan") -> str | None:
+        """The first pin that the plan does not keep (``kv_cache.place``); None where it keeps all.
+
+        How far ahead something is fetched holds in a plan where nothing is.
+        """
+        for path, value in self.held.items():
+            if attrgetter(path)(plan) != value and not _is_idle(path, plan):
+                return path
+        return None
+
+    def without(self, path: str) -> "GenerationPins":
+        """With one decision free."""
+        category, _, knob = path.rpartition(".")
+        free: dict[str, Any] = {knob: None}
+        if category:
+            free = {category: replace(getattr(self, category), **free)}
+        return replace(self, **free)
+
+    def techniques(self) -> "Iterator[tuple[str, Technique]]":
+        for path, asks, technique in _ASKS:
+            if path in self.held and asks(self.held[path]):
+                yield path, technique
+
+
+def _is_idle(path: str, plan: "InferencePlan") -> bool:
+    """Whether what is pinned decides nothing in this plan."""
+    if path == "weights.prefetch":
+        return plan.weights.place == "device"
+    return path == "kv_cache.prefetch" and (plan.kv_cache.place == "device" or plan.kv_cache.attention == "host")
+
+
+_ASKS: "Final[tuple[tuple[str, Callable[[Any], bool], Technique], ...]]" = (
+    ("weights.place", lambda place: place != "device", "stream_weights"),
+    ("weights.place", lambda place: place == "disk", "disk"),
+    ("kv_cache.place", lambda place: place == "disk", "disk"),
+    ("kv_cache.place", lambda place: place == "remote", "remote"),
+    ("weights.dtype", lambda dtype: dtype == "bf16", "bf16"),
+    ("weights.dtype", lambda dtype: dtype == "fp16", "fp16"),
+    ("weights.frozen", lambda form: form != "same", "quantize_frozen"),
+    ("kv_cache.place", lambda place: place != "device", "offload_kv"),
+    ("kv_cache.attention", lambda place: place == "host", "host_attention"),
+    ("kv_cache.dtype", lambda dtype: dtype != "same", "quantize_kv"),
+    ("kv_cache.prefix_tokens", lambda num_tokens: num_tokens > 0, "rebuild_kv"),
+)
+_GETTERS: "Final[tuple[tuple[Callable[[Any], Any], Callable[[Any], bool], Technique], ...]]" = tuple(
+    (attrgetter(path), asks, technique) for path, asks, technique in _ASKS
+)
+
+
+def techniques_of(plan: "InferencePlan") -> "tuple[Technique, ...]":
+    """What the plan uses of the things a goal may forbid, each once."""
+    return tuple(dict.fromkeys(technique for get, asks, technique in _GETTERS if asks(get(plan))))

@@ -1,0 +1,70 @@
+"""What pins of both kinds of plans are: a plan's table with most of its cells empty, None where a decision is free."""
+
+import dataclasses
+import typing
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from optimizer.serialize import to_json
+
+if TYPE_CHECKING:
+    from optimizer.workload import Technique
+
+
+class PinTable:
+    """Whoever inherits is a frozen dataclass: fields with a decision, or with a category's."""
+
+    def values(self) -> Iterator[tuple[str, Any]]:
+        """What is pinned, as (``optimizer_state.bits``, 8), in the order of the plan."""
+        yield from _values(self, "")
+
+    @property
+    def is_empty(self) -> bool:
+        return next(self.values(), None) is None
+
+    def techniques(self) -> "Iterator[tuple[str, Technique]]":
+        """Which pin asks for which technique, whatever the rest of the plan does."""
+        raise NotImplementedError
+
+    def to_json(self) -> dict[str, Any]:
+        """Only what is pinned."""
+        document: dict[str, Any] = {}
+        for path, value in self.values():
+            *categories, knob = path.split(".")
+            part = document
+            for category in categories:
+                part = part.setdefault(category, {})
+            part[knob] = to_json(value)
+        return document
+
+
+def _values(table: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    for field in dataclasses.fields(table):
+        value = getattr(table, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from _values(value, f"{prefix}{field.name}.")
+        elif value is not None:
+            yield f"{prefix}{field.name}", value
+
+
+def kinds_of_pins(table: type, prefix: str = "") -> dict[str, Any]:
+    """By path, what a knob's value is."""
+    found: dict[str, Any] = {}
+    for field, kind in typing.get_type_hints(table).items():
+        if dataclasses.is_dataclass(kind):
+            found |= kinds_of_pins(typing.cast(type, kind), f"{prefix}{field}.")
+        else:
+            found[f"{prefix}{field}"] = next(part for part in typing.get_args(kind) if part is not type(None))
+    return found
+
+
+def shown_pin(value: object) -> str:
+    """As people write it: ``bf16``; of blocks the distinct choices."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ", ".join(dict.fromkeys(map(str, value))) if isinstance(value, tuple) else str(value)
+
+
+def listed_pins(pins: PinTable) -> str:
+    """All of them in one line: ``weights.place host, batch_size 4``."""
+    return ", ".join(f"{path} {shown_pin(value)}" for path, value in pins.values())
