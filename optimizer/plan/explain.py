@@ -245,9 +245,14 @@ def _precision_sentences(plan: Plan, worth: _Worth) -> list[str]:
 
 def _cost_sentence(prediction: Costs, baseline: Costs) -> str:
     saved_bytes = baseline.device_peak_bytes - prediction.device_peak_bytes
-    memory = f"saves {format_bytes(saved_bytes)}" if saved_bytes >= 0 else f"needs {format_bytes(-saved_bytes)} more"
+    memory = f"saves {format_bytes(saved_bytes)}" if saved_bytes > 0 else f"needs {format_bytes(-saved_bytes)} more"
     percent = 100 * (prediction.step_ms / baseline.step_ms - 1) if baseline.step_ms > 0 else 0.0
-    if abs(percent) < 0.5:
+    takes_as_long = abs(percent) < 0.5
+    if saved_bytes == 0:
+        memory = "peaks as high"
+        if takes_as_long:
+            return "takes as long and peaks as high as keep-all"
+    if takes_as_long:
         return f"takes as long as keep-all, {memory}"
     time = f"costs {percent:.0f} % of step time" if percent > 0 else f"takes {-percent:.0f} % less step time"
     return f"{time} against keep-all, {memory}"

@@ -86,6 +86,19 @@ def test_a_faster_plan_that_needs_more_says_so():
     assert "takes 20 % less step time against keep-all, needs 10.0 MiB more" in sentences
 
 
+@pytest.mark.parametrize(
+    ("step_ms", "sentence"),
+    [
+        (100.2, "takes as long and peaks as high as keep-all"),
+        (90.0, "takes 10 % less step time against keep-all, peaks as high"),
+    ],
+)
+def test_a_plan_that_saves_nothing_says_no_bytes(step_ms, sentence):
+    baseline = Cost(device_peak_bytes=340 * MIB, step_ms=100.0)
+    prediction = Cost(device_peak_bytes=340 * MIB, step_ms=step_ms)
+    assert sentence in explain_plan(PLAN, prediction=prediction, baseline=baseline)
+
+
 def test_batch_peak_and_representation_each_have_a_sentence():
     sentences = explain_plan(PLAN, prediction=Cost(device_peak_bytes=340 * MIB, step_ms=118.0))
     assert sentences[1:] == [
