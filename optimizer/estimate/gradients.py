@@ -94,3 +94,9 @@ def estimate_clip_ms(tensors: TensorList, plan: Plan, rates: Rates, *, scales: b
     num_passes = 3 if scales else 1
     moved_bytes = num_passes * tensors.total_elements * plan.weights.bytes_per_element
     return (moved_bytes / rates.memory_bytes_per_s + (num_passes - 1) * len(tensors.sizes) * rates.op_overhead_s) * 1000
+
+
+def estimate_fetched_scaling_ms(num_elements: int, plan: Plan, rates: Rates) -> float:
+    """Of gradients that come back from the host to be used: one read and one write on the device, of fp16 ones when wide."""
+    size = _FP32_BYTES if plan.weights.dtype == "fp16" else plan.weights.bytes_per_element
+    return 2 * size * num_elements / rates.memory_bytes_per_s * 1000

@@ -224,7 +224,8 @@ class GenerationPass:
             carried=np.zeros_like(resident),
         )
         if is_end and self.machine.device.kind == "cpu":
-            allocated_bytes = estimate_allocated_peak(schedule, resident, processor=self.machine.processor)
+            processor = self.machine.processor_for(in_fp16=self.plan.weights.computes_in_fp16)
+            allocated_bytes = estimate_allocated_peak(schedule, resident, processor=processor)
             self.allocated_bytes = max(self.allocated_bytes, allocated_bytes)
         return simulate(
             schedule,

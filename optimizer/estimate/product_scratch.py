@@ -4,8 +4,9 @@ The second matrix is laid out in columns of 64 and groups of 32 rows, as much of
 fp32 for as many rows; the first matrix is laid out too where its columns lie in memory one after another. Each thread has
 buffers of its own, of fewer rows where there is only one piece of the work and all share it.
 
-Found with torch's profiler (2.13, oneDNN 3) on a processor with AVX-512's instructions for bf16, one to four threads. *Not
-modelled*: processors with tiles (AMX), fp16; where pieces do not divide by the threads, less is held than is said here.
+Found with torch's profiler (2.13, oneDNN 3) on a processor with AVX-512's instructions for bf16, one to four threads; fp16 is
+torch's own there. *Not modelled*: processors with tiles (AMX) or with instructions for fp16; where pieces do not divide by the
+threads, less is held than is said here.
 """
 
 from collections.abc import Sequence

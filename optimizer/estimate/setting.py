@@ -59,7 +59,7 @@ def find_setting(profile: Profile, *, plan: Plan, workload: TrainingWorkload, ma
         plan.logits_and_loss,
         plan.activations.compress,
         workload,
-        machine.processor,
+        machine.processor_for(in_fp16=plan.weights.computes_in_fp16),
         machine.device.kind,
         machine.rates.fingerprint,
     )

@@ -207,7 +207,9 @@ def _evaluate(
 ) -> _Evaluated:
     """Above what is there all the while."""
     trains_all = workload.adapter is None
-    processor = machine.processor if machine.device.kind == "cpu" else None
+    processor = None
+    if machine.device.kind == "cpu":
+        processor = machine.processor_for(in_fp16=plan.weights.computes_in_fp16)
     key = ("evaluation", plan.weights, plan.logits_and_loss, trains_all, processor)
     highest = compiled.keep(
         key,

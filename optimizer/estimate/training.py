@@ -71,7 +71,7 @@ def estimate_training(
         workload=workload,
         machine=machine,
         spread=read_spread(calibration),
-        allocated_bytes=_allocated_bytes(laid, machine),
+        allocated_bytes=_allocated_bytes(laid, plan, machine),
     )
 
 
@@ -133,11 +133,12 @@ def _cuda_moves(plan: Plan, workload: TrainingWorkload) -> CudaMoves:
     )
 
 
-def _allocated_bytes(laid: LaidOut, machine: Machine) -> int:
+def _allocated_bytes(laid: LaidOut, plan: Plan, machine: Machine) -> int:
     """0 on CUDA, where torch counts nothing that is not simulated but what ``on_cuda.py`` adds."""
     if machine.device.kind != "cpu":
         return 0
-    return estimate_allocated_peak(laid.schedule, laid.resident.device, processor=machine.processor)
+    processor = machine.processor_for(in_fp16=plan.weights.computes_in_fp16)
+    return estimate_allocated_peak(laid.schedule, laid.resident.device, processor=processor)
 
 
 def _predict(

@@ -16,6 +16,7 @@ from optimizer.estimate.gradients import (
     estimate_clip_bytes,
     estimate_clip_ms,
     estimate_clipped_bytes,
+    estimate_fetched_scaling_ms,
     estimate_rows_bytes,
     estimate_rows_update_bytes,
 )
@@ -122,8 +123,12 @@ def list_update_times(
     fetched_bytes = state.num_staying * plan.weights.bytes_per_element if plan.gradients.choice == "host" else 0
     fetched: Legs = (("copy_in", fetched_bytes / machine.rates.host_to_device_bytes_per_s * 1000),)
     back = (Transfer(key="gradients", legs=fetched),) if fetched_bytes else ()
+    optimizer_ms = estimate_update_ms(state.num_staying, plan, machine.rates, num_moments=workload.num_moments)
+    if fetched_bytes and (workload.max_grad_norm is not None or plan.weights.scales_loss):
+        scaling_ms = estimate_fetched_scaling_ms(state.num_staying, plan, machine.rates)
+        optimizer_ms += scaling_ms * machine.rates.time_factors.get("optimizer", 1.0)
     time = PartTime.spent(
-        optimizer=estimate_update_ms(state.num_staying, plan, machine.rates, num_moments=workload.num_moments),
+        optimizer=optimizer_ms,
         hooks=_python_ms(tensors, plan, machine.rates),
     )
     time = add_legs(time, [leg for transfer in (*back, *(() if in_backward else away)) for leg in transfer.legs])

@@ -148,9 +148,9 @@ class Machine:
     facts: dict[str, str] = field(default_factory=dict)
     """Processor, driver and library versions; for people and records, never for decisions."""
 
-    @property
-    def processor(self) -> Processor:
-        return Processor(num_threads=self.num_threads, packs_bf16=self.packs_bf16)
+    def processor_for(self, *, in_fp16: bool) -> Processor:
+        """in_fp16: products are torch's own then; what has bf16's sizes elsewhere holds no buffers of the library's."""
+        return Processor(num_threads=self.num_threads, packs_bf16=self.packs_bf16 and not in_fp16)
 
     def to_json(self) -> dict[str, Any]:
         document: dict[str, Any] = to_json(self)

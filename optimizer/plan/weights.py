@@ -51,9 +51,13 @@ class WeightsPlan:
         return DTYPE_BYTES[self.dtype]
 
     @property
+    def computes_in_fp16(self) -> bool:
+        return "fp16" in (self.dtype, self.autocast)
+
+    @property
     def scales_loss(self) -> bool:
         """Whether gradients may underflow, so that the loss is scaled and steps that overflow are left out."""
-        return "fp16" in (self.dtype, self.autocast)
+        return self.computes_in_fp16
 
     @property
     def representation(self) -> str:

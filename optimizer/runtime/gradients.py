@@ -223,12 +223,13 @@ class HostGradients(Gradients):
         """Inside, the parameter's ``grad`` is its gradient, scaled; gives what is still to be multiplied, after widening."""
         buffer, parameter = self._buffers[name], self._named[name]
         widens_first = buffer.dtype == torch.float16
-        if factor is not None and not widens_first:
-            buffer.mul_(factor)
         meter = self._tiers.meter
         with nullcontext() if meter is None else meter.region("gradients"):
             gradient = torch.empty(buffer.shape, dtype=buffer.dtype, device=self._tiers.device)
         self._tiers.copy_to_device(buffer, gradient).wait()
+        if factor is not None and not widens_first:
+            # Here, not on the host, whose memory is the slower one.
+            gradient.mul_(factor)
         parameter.grad = gradient
         del gradient
         yield factor if widens_first else None

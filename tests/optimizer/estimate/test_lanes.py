@@ -90,3 +90,13 @@ def test_state_on_the_disk_keeps_the_disk_busy_and_the_host_free_of_it(profile, 
 
 def test_links_without_traffic_are_left_out(profile, machine):
     assert predict(profile, machine).copied_bytes == {}
+
+
+def test_gradients_that_come_back_are_scaled_by_the_device(profile, machine):
+    gradients = GradientsPlan(choice="host")
+    bare, clipped = (predict(profile, machine, gradients=gradients, clip=clip) for clip in (None, 1.0))
+    moved_bytes = 2 * 4 * profile.num_parameters
+    assert clipped.step_ms - bare.step_ms == pytest.approx(moved_bytes / machine.rates.memory_bytes_per_s * 1000)
+    assert clipped.exposed_by_kind_ms["optimizer"] - bare.exposed_by_kind_ms["optimizer"] == pytest.approx(
+        clipped.step_ms - bare.step_ms
+    )

@@ -122,6 +122,19 @@ def test_a_factor_on_one_kind_moves_that_kind_alone(profile, machine):
         )
 
 
+def test_a_librarys_buffers_of_bf16_are_not_those_of_fp16(profile, machine):
+    """Which has bf16's sizes, and torch's own products."""
+    many_threads = dataclasses.replace(machine, num_threads=64)
+    packs = dataclasses.replace(many_threads, packs_bf16=True)
+
+    def unmetered_bytes(dtype, where):
+        plan = make_plan(("keep",) * 4, micro_batch_size=8, dtype=dtype)
+        return predict(profile, where, plan).unmetered_bytes
+
+    assert unmetered_bytes("bf16", packs) > unmetered_bytes("bf16", many_threads)
+    assert unmetered_bytes("fp16", packs) == unmetered_bytes("fp16", many_threads)
+
+
 def test_a_depth_that_is_not_the_models_is_refused(profile, machine):
     with pytest.raises(InvalidPlan, match="names 3 blocks; the model has 4"):
         predict(profile, machine, make_plan(("keep",) * 3))
