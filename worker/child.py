@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from optimizer.threads import WAIT_POLICY
+from optimizer.threads import WAIT_POLICY, wait_policy
 
 ALLOWED_VARIABLES = (
     "PATH",
@@ -51,7 +51,6 @@ FIXED_VARIABLES = {
 DEFAULT_VARIABLES = {
     # CUDA else counts the fastest card first, and the vendor's library, which reads temperatures, does not.
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-    **WAIT_POLICY,
 }
 
 _PROGRAM_ROOT = Path(__file__).resolve().parent.parent
@@ -72,7 +71,7 @@ def isolated_command(module: str, *arguments: str) -> list[str]:
 def child_environment(environment: Mapping[str, str], *, folder: Path) -> dict[str, str]:
     """What an attempt may know: the allowed variables, offline switches, and its own folder as home."""
     allowed = {name: environment[name] for name in ALLOWED_VARIABLES if name in environment}
-    return {**DEFAULT_VARIABLES, **allowed, **FIXED_VARIABLES, "HOME": str(folder)}
+    return {**DEFAULT_VARIABLES, **wait_policy(environment), **allowed, **FIXED_VARIABLES, "HOME": str(folder)}
 
 
 class DeviceLock:

@@ -63,6 +63,7 @@ class StateCosts:
     """By the updates of one step."""
     num_staying: int
     """Elements whose state is on the device."""
+    num_tensors_staying: int
     leaving_by_block: dict[int, int] = field(default_factory=dict)
     """Elements whose update runs on the host, by block (``TensorList``), in the order of their updates."""
     list_changes: Callable[[], Rows] = lambda: as_rows([])
@@ -92,6 +93,7 @@ def _estimate(
     costs = StateCosts(
         device_bytes=estimate_state_bytes(staying, plan, num_moments=num_moments),
         num_staying=num_staying,
+        num_tensors_staying=len(staying),
         list_changes=partial(list_update_changes, staying, plan, device_kind=device_kind),
     )
     if plan.optimizer_state.place != "device" and len(staying) < len(tensors.sizes):

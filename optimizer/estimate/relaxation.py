@@ -28,7 +28,7 @@ from optimizer.estimate.relaxed_time import Pass, Update, sums_on_cpu, sums_on_c
 from optimizer.estimate.streaming import sum_weights_ms
 from optimizer.estimate.tensors import list_tensors
 from optimizer.estimate.training import MEMORY_MARGIN
-from optimizer.estimate.update import UpdateTime, begins_in_backward, list_update_times
+from optimizer.estimate.update import UpdateTime, begins_in_backward, list_update_times, more_for_leaving_ms
 from optimizer.estimate.weights import estimate_weight_bytes, list_streamed_bytes, list_streamed_tensors
 from optimizer.hardware.machine import Machine
 from optimizer.plan.activations import BlockChoice
@@ -278,6 +278,7 @@ class _Relaxer:
         lanes = np.array([part.time.by_lane for part in (clip, update) if part is not None]).sum(axis=0)
         whole_ms = 0.0
         if state_is_free:
+            lanes[_COMPUTE] -= more_for_leaving_ms(len(self._tensors.sizes), rates)
             whole_ms = estimate_update_ms(self._tensors.total_elements, plan, rates, num_moments=workload.num_moments)
         num_fetched = 0
         if plan.gradients.choice == "host":

@@ -117,7 +117,7 @@ def list_update_times(
     away = _list_host_updates(state, plan=plan, workload=workload, machine=machine)
     is_threaded = machine.device.kind == "cuda"
     in_backward = is_threaded and begins_in_backward(plan, workload)
-    clip = _clip_time(tensors, plan, workload, machine, begins=away if in_backward else ())
+    clip = _clip_time(tensors, state, plan, workload, machine, begins=away if in_backward else ())
     if plan.gradients.choice == "consume":
         return clip, None
     fetched_bytes = state.num_staying * plan.weights.bytes_per_element if plan.gradients.choice == "host" else 0
@@ -129,7 +129,7 @@ def list_update_times(
         optimizer_ms += scaling_ms * machine.rates.time_factors.get("optimizer", 1.0)
     time = PartTime.spent(
         optimizer=optimizer_ms,
-        hooks=_python_ms(tensors, plan, machine.rates),
+        hooks=_python_ms(tensors, state.num_tensors_staying, plan, machine.rates),
     )
     time = add_legs(time, [leg for transfer in (*back, *(() if in_backward else away)) for leg in transfer.legs])
     return clip, UpdateTime(
@@ -145,7 +145,13 @@ def begins_in_backward(plan: Plan, workload: TrainingWorkload) -> bool:
 
 
 def _clip_time(
-    tensors: TensorList, plan: Plan, workload: TrainingWorkload, machine: Machine, *, begins: tuple[Transfer, ...]
+    tensors: TensorList,
+    state: StateCosts,
+    plan: Plan,
+    workload: TrainingWorkload,
+    machine: Machine,
+    *,
+    begins: tuple[Transfer, ...],
 ) -> UpdateTime:
     optimizer_ms = estimate_clip_ms(tensors, plan, machine.rates, scales=workload.max_grad_norm is not None)
     optimizer_ms *= machine.rates.time_factors.get("optimizer", 1.0)
@@ -155,27 +161,39 @@ def _clip_time(
         optimizer_ms += estimate_update_ms(
             tensors.total_elements, plan, machine.rates, num_moments=workload.num_moments
         )
-        hooks_ms = _python_ms(tensors, plan, machine.rates)
+        hooks_ms = _python_ms(tensors, state.num_tensors_staying, plan, machine.rates)
     time = PartTime.spent(optimizer=optimizer_ms, hooks=hooks_ms)
     time = add_legs(time, [leg for transfer in begins for leg in transfer.legs])
     return UpdateTime(time=time, begins=begins)
 
 
-def _python_ms(tensors: TensorList, plan: Plan, rates: Rates) -> float:
-    """What clipping, updating and moving states costs beside kernels: once a step, and for each tensor."""
-    each_s = rates.python_s.get(_update_name(plan), 0.0)
+def _python_ms(tensors: TensorList, num_staying: int, plan: Plan, rates: Rates) -> float:
+    """What clipping, updating and moving states costs beside kernels: once a step, and for each tensor.
+
+    num_staying: of the tensors, those whose state is on the device.
+    """
+    python_s = rates.python_s
+    staying_s = python_s.get(_name_of_staying(plan), 0.0)
     if plan.optimizer_state.bits == 8:
-        each_s += rates.python_s.get("update 8-bit", 0.0)
-    seconds = rates.python_s.get("step", 0.0) + len(tensors.sizes) * each_s
-    if plan.weights.place != "device" and _update_name(plan) == "state":
-        seconds += tensors.num_in_blocks * (rates.python_s.get("state at home", each_s) - each_s)
+        staying_s += python_s.get("update 8-bit", 0.0)
+    leaving_s = python_s.get("state", 0.0)
+    num_leaving = len(tensors.sizes) - num_staying
+    seconds = python_s.get("step", 0.0) + num_staying * staying_s + num_leaving * leaving_s
+    if num_leaving and plan.weights.place != "device":
+        seconds += min(num_leaving, tensors.num_in_blocks) * (python_s.get("state at home", leaving_s) - leaving_s)
     return seconds * rates.time_factors.get("hooks", 1.0) * 1000
 
 
-def _update_name(plan: Plan) -> str:
-    """Of what is done to each tensor (``Rates.python_s``)."""
+def more_for_leaving_ms(num_tensors: int, rates: Rates) -> float:
+    """By how much a step can at most be cheaper, in Python, than where the state of so many tensors leaves."""
+    more_s = max(0.0, rates.python_s.get("state", 0.0) - rates.python_s.get("gradients", 0.0))
+    return num_tensors * more_s * rates.time_factors.get("hooks", 1.0) * 1000
+
+
+def _name_of_staying(plan: Plan) -> str:
+    """Of what is done to each tensor whose state is on the device (``Rates.python_s``)."""
     if plan.gradients.choice == "host":
-        return "gradients" if plan.optimizer_state.place == "device" else "state"
+        return "gradients"
     steps_alone = plan.gradients.choice == "consume" or plan.weights.dtype != "fp32"
     return "update one" if steps_alone else "update many"
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from optimizer.threads import sleep_while_waiting
+from optimizer.threads import WAIT_POLICY, sleep_while_waiting
 
 ASK_OPENMP = """\
 from optimizer.threads import sleep_while_waiting
@@ -16,17 +16,25 @@ torch.ones(1 << 20).sum()
 """
 
 
-@pytest.mark.parametrize(("given", "policy"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "active"}, "ACTIVE")])
-def test_torchs_openmp_was_told_before_it_asked(given, policy):
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+@pytest.mark.parametrize(
+    ("given", "policy", "spins"),
+    [
+        ({}, "PASSIVE", "1000"),
+        ({"OMP_WAIT_POLICY": "active"}, "ACTIVE", "30000000000"),
+        ({"GOMP_SPINCOUNT": "7"}, "PASSIVE", "7"),
+    ],
+)
+def test_torchs_openmp_was_told_before_it_asked(given, policy, spins):
+    environment = {name: value for name, value in os.environ.items() if name not in WAIT_POLICY}
     ended = subprocess.run(
         [sys.executable, "-c", ASK_OPENMP],
-        env={**environment, **given, "OMP_DISPLAY_ENV": "true"},
+        env={**environment, **given, "OMP_DISPLAY_ENV": "verbose"},
         capture_output=True,
         text=True,
         check=True,
     )
     assert f"OMP_WAIT_POLICY = '{policy}'" in ended.stderr
+    assert f"GOMP_SPINCOUNT = '{spins}'" in ended.stderr
 
 
 def test_what_the_environment_says_stands(monkeypatch):

@@ -4,12 +4,16 @@
 """
 
 import contextlib
+import ctypes
 
 import torch
 
 from optimizer.runtime.tiers.compression import Packing
 from optimizer.runtime.tiers.host_memory import HostArena
 from optimizer.runtime.tiers.transfers import StoredCopy, Transfer
+
+_SHARED_BYTES = 512 * 1024
+"""From so many on a copy is quicker where threads share it."""
 
 
 class HostCopy:
@@ -140,6 +144,32 @@ def typed(storage: torch.UntypedStorage, *, dtype: torch.dtype, device: torch.de
         dtype = torch.uint8
     num_elements = storage.nbytes() // dtype.itemsize
     return torch.empty(0, dtype=dtype, device=device).set_(storage, 0, (num_elements,), (1,))
+
+
+def copy_alike(source: torch.Tensor, target: torch.Tensor) -> None:
+    """On the CPU, between tensors of the same dtype, shape and strides without gaps; autograd's versions may move."""
+    if _is_quick_alone(source, target):
+        ctypes.memmove(target.data_ptr(), source.data_ptr(), source.nbytes)
+    else:
+        target.copy_(source)
+
+
+def copy_bytes(source: torch.Tensor, target: torch.Tensor) -> None:
+    """On the CPU, between contiguous tensors of as many bytes; autograd's versions do not move."""
+    if _is_quick_alone(source, target) and source.is_contiguous() and target.is_contiguous():
+        ctypes.memmove(target.data_ptr(), source.data_ptr(), source.nbytes)
+    else:
+        as_bytes(target).copy_(as_bytes(source))
+
+
+def _is_quick_alone(source: torch.Tensor, target: torch.Tensor) -> bool:
+    """torch shares all but the smallest copies among its threads, and waking one that sleeps can take longer than the copy.
+
+    Tensors of a trace have no bytes: they are of another type, or on another device.
+    """
+    if source.nbytes >= _SHARED_BYTES or source.nbytes != target.nbytes:
+        return False
+    return type(source) is type(target) is torch.Tensor and source.is_cpu and target.is_cpu
 
 
 def bytes_of(storage: torch.UntypedStorage, device: torch.device) -> torch.Tensor:

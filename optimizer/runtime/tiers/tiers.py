@@ -34,7 +34,18 @@ from optimizer.plan.activations import Compression
 from optimizer.runtime.lanes import LaneClock
 from optimizer.runtime.meter import Meter
 from optimizer.runtime.tiers.compression import Packing, Scratch
-from optimizer.runtime.tiers.copies import Copy, DeviceCopy, HostCopy, Leaving, OffloadedCopy, as_bytes, bytes_of, typed
+from optimizer.runtime.tiers.copies import (
+    Copy,
+    DeviceCopy,
+    HostCopy,
+    Leaving,
+    OffloadedCopy,
+    as_bytes,
+    bytes_of,
+    copy_alike,
+    copy_bytes,
+    typed,
+)
 from optimizer.runtime.tiers.host_memory import HostArena, PinnedBuffers, Staging
 from optimizer.runtime.tiers.opened import OpenStores, StorePlace
 from optimizer.runtime.tiers.transfers import Background, StoredBuffer, StoredCopy, Transfer
@@ -152,12 +163,12 @@ class Tiers:
         it. ``finish`` it before the host reads the target. beside: False has it run in order with compute, for what compute waits
         for: it waits for no other copy.
         """
-        data, home = as_bytes(source), as_bytes(target)
-        self._count("device_to_host", home.nbytes)
+        self._count("device_to_host", target.nbytes)
         if self._copy_stream is None:
             with self.lanes.busy("copy_out"):
-                home.copy_(data)
+                copy_bytes(source, target)
             return Copy(self.device, None, None)
+        data, home = as_bytes(source), as_bytes(target)
         if not beside:
             home.copy_(data, non_blocking=True)
             return Copy(self.device, torch.cuda.current_stream(self.device).record_event(), data)
@@ -177,12 +188,12 @@ class Tiers:
         behind_compute: False where nothing queued so far uses the target's memory, so that the copy need not wait for it.
         beside: as above; compute that is queued later finds it done.
         """
-        home, data = as_bytes(source), as_bytes(target)
-        self._count("host_to_device", data.nbytes)
+        self._count("host_to_device", target.nbytes)
         if self._copy_stream is None:
             with self.lanes.busy("copy_in"):
-                data.copy_(home)
+                copy_bytes(source, target)
             return Copy(self.device, None, None)
+        home, data = as_bytes(source), as_bytes(target)
         if not beside:
             data.copy_(home, non_blocking=True)
             return Copy(self.device, torch.cuda.current_stream(self.device).record_event(), data)
@@ -328,7 +339,7 @@ class Tiers:
         with self._region(category, on_host=True):
             data = torch.empty_like(source)
         with self.lanes.busy("copy_out"):
-            data.copy_(source)
+            copy_alike(source, data)
         return HostCopy((data,), packing, None)
 
     def _fetch_as_it_is(self, copy: HostCopy, category: Category) -> DeviceCopy:
@@ -337,7 +348,7 @@ class Tiers:
         with self._region(category, on_host=False):
             data = torch.empty_like(home)
         with self.lanes.busy("copy_in"):
-            data.copy_(home)
+            copy_alike(home, data)
         return DeviceCopy(data, None)
 
     def _write_units(self, copy: StoredCopy, source: torch.Tensor) -> None:

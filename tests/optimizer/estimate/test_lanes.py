@@ -100,3 +100,16 @@ def test_gradients_that_come_back_are_scaled_by_the_device(profile, machine):
     assert clipped.exposed_by_kind_ms["optimizer"] - bare.exposed_by_kind_ms["optimizer"] == pytest.approx(
         clipped.step_ms - bare.step_ms
     )
+
+
+def test_each_tensor_costs_what_becomes_of_its_state(profile, machine):
+    slow = faster(machine, python_s={"gradients": 0.1, "state": 0.01})
+
+    def hooks_ms(fraction):
+        state = OptimizerStatePlan(place="host", fraction=fraction)
+        predicted = predict(profile, slow, gradients=GradientsPlan(choice="host"), optimizer_state=state)
+        return predicted.exposed_by_kind_ms["hooks"]
+
+    num_tensors = len(profile.tensors.placed())
+    assert hooks_ms(1.0) == pytest.approx(10 * num_tensors)
+    assert hooks_ms(1.0) < hooks_ms(0.5) < 100 * num_tensors
