@@ -69,6 +69,26 @@ def test_bytes_come_back_as_they_left():
     assert tiers.copied_bytes["device_to_host"] == tiers.copied_bytes["host_to_device"] == 4000
 
 
+@pytest.mark.parametrize("size", [(30, 20), (800, 400)], ids=["alone", "shared among threads"])
+def test_a_whole_that_is_transposed_comes_back_as_it_lay(size):
+    tiers = Tiers(device=CPU)
+    whole = torch.randn(size).T
+    copy = tiers.offload(whole.untyped_storage(), category="activations", dtype=whole.dtype, whole=whole)
+    assert torch.equal(tiers.fetch(copy, category="activations").wait(), whole)
+
+
+@pytest.mark.parametrize("num_elements", [100, 200_000], ids=["alone", "shared among threads"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_ranges_of_another_dtype_are_copied_by_their_bytes(tiers, num_elements, dtype):
+    source = torch.arange(num_elements, dtype=dtype)
+    home = tiers.host_buffer(source.nbytes, dtype=torch.uint8, category="weights")
+    tiers.copy_to_host(source, home).finish()
+    assert torch.equal(home.view(dtype), source)
+    back = torch.empty_like(source)
+    tiers.copy_to_device(home, back).wait()
+    assert torch.equal(back, source)
+
+
 @pytest.fixture
 def tiers(tmp_path):
     opened = Tiers(device=CPU, meter=Meter(device=CPU), scratch=tmp_path)
