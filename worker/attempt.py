@@ -19,7 +19,7 @@ from django.db import connections
 
 from webapp.jobs import actions
 from webapp.jobs.models import Attempt, Sample
-from webapp.live.publish import publish
+from webapp.live.publish import publish, tell_of_gap
 from worker.brief import job_folder, write_brief
 from worker.child import Child, DeviceLock, isolated_command
 from worker.config import WorkerConfig
@@ -120,6 +120,7 @@ class _AttemptRun:
                 self._hear(message, pid=child.pid)
             self._stop.act(child, self._asked_to_stop(), is_fenced_out=self._heartbeat.is_fenced_out)
             self._write_to_database()
+            tell_of_gap(self._attempt.job_id)
 
     def _asked_to_stop(self) -> str:
         """``discard`` or ``save`` when the job is cancelled, ``pause``, ``drain``, or empty."""

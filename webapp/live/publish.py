@@ -2,8 +2,8 @@
 
 The wire is not the record. A full or dead Redis costs the caller at most 50 ms, then the entry is dropped and counted, and for a
 second nothing is tried at all. The first entry that gets through after that is preceded by a ``gap``, so that readers fetch what
-they missed from the database. Who publishes what: ``state``, ``checkpoint`` and ``done`` are sent by ``webapp.jobs`` after each
-commit; ``sample`` and ``log`` by the worker.
+they missed from the database; an attempt's supervisor says so by itself, since its next sample may be minutes away. Who publishes
+what: ``state``, ``checkpoint`` and ``done`` are sent by ``webapp.jobs`` after each commit; ``sample`` and ``log`` by the worker.
 """
 
 import json
@@ -37,6 +37,11 @@ def publish(job_id: str, entry_type: EntryType, document: dict[str, Any]) -> boo
     return _wire(settings.REDIS_URL).send(job_id, entry_type, document)
 
 
+def tell_of_gap(job_id: str) -> bool:
+    """Publish that something was dropped, where it was: for callers that may have nothing else to say for long."""
+    return _wire(settings.REDIS_URL).tell_of_gap(job_id)
+
+
 def num_dropped() -> int:
     """Entries this process has dropped since it started."""
     return _wire(settings.REDIS_URL).num_dropped
@@ -59,22 +64,29 @@ class _Wire:
         self.num_dropped = 0
 
     def send(self, job_id: str, entry_type: EntryType, document: dict[str, Any]) -> bool:
+        return self._append(job_id, [_entry(entry_type, document)]) or self._drop(job_id)
+
+    def tell_of_gap(self, job_id: str) -> bool:
+        return job_id in self._dropped_by_job and self._append(job_id, [])
+
+    def _append(self, job_id: str, entries: list[Any]) -> bool:
+        """After a gap, where there is one."""
         if time.monotonic() < self._silent_until_s:
-            return self._drop(job_id)
+            return False
         key = stream_key(job_id)
         num_missing = self._dropped_by_job.get(job_id, 0)
+        gap = [_entry("gap", {"num_dropped": num_missing})] if num_missing else []
         try:
             # one round trip: expire is set with each entry, so an abandoned stream goes too
             pipeline = self._client.pipeline(transaction=False)
-            if num_missing:
-                pipeline.xadd(key, _entry("gap", {"num_dropped": num_missing}), maxlen=MAX_ENTRIES, approximate=True)
-            pipeline.xadd(key, _entry(entry_type, document), maxlen=MAX_ENTRIES, approximate=True)
+            for entry in (*gap, *entries):
+                pipeline.xadd(key, entry, maxlen=MAX_ENTRIES, approximate=True)
             pipeline.expire(key, _EXPIRE_S)
             pipeline.execute()
         except (redis.RedisError, OSError) as error:
             self._silent_until_s = time.monotonic() + _PAUSE_AFTER_FAILURE_S
             logger.info("telemetry of %s dropped: %s", job_id, error)
-            return self._drop(job_id)
+            return False
         if num_missing:
             with self._lock:
                 self._dropped_by_job.pop(job_id, None)

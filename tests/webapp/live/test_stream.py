@@ -11,7 +11,7 @@ from webapp.jobs.actions import claim_job, create_job, finish_attempt, record_sa
 from webapp.jobs.models import Job
 from webapp.live import hub as hub_module
 from webapp.live import stream as stream_module
-from webapp.live.publish import publish, stream_key
+from webapp.live.publish import publish, stream_key, tell_of_gap
 from webapp.live.record import from_database
 from webapp.live.stream import job_events
 
@@ -183,6 +183,18 @@ async def test_a_publisher_says_that_it_dropped_something(running, valkey):
     entries = [json.loads(fields["json"]) for _, fields in valkey.client().xrange(stream_key(running.job_id))]
     assert [entry["type"] for entry in entries] == ["gap", "sample"]
     assert entries[0]["data"] == {"num_dropped": 1}
+
+
+async def test_a_gap_is_told_where_nothing_else_is_said(running, valkey):
+    assert not await asyncio.to_thread(tell_of_gap, running.job_id)
+    valkey.kill()
+    assert not await asyncio.to_thread(publish, running.job_id, "sample", sample(2))
+    assert not await asyncio.to_thread(tell_of_gap, running.job_id)
+    await asyncio.to_thread(valkey.start)
+    await asyncio.sleep(1.1)  # see above
+    assert [await asyncio.to_thread(tell_of_gap, running.job_id) for _ in range(2)] == [True, False]
+    (entry,) = (json.loads(fields["json"]) for _, fields in valkey.client().xrange(stream_key(running.job_id)))
+    assert (entry["type"], entry["data"]) == ("gap", {"num_dropped": 1})
 
 
 async def test_a_client_that_does_not_keep_up_is_told_of_a_gap(running, valkey, monkeypatch):
