@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 
 import torch
+from torch._C import _len_torch_dispatch_stack
 
 from optimizer.runtime.tiers.compression import Packing
 from optimizer.runtime.tiers.host_memory import HostArena
@@ -165,11 +166,9 @@ def copy_bytes(source: torch.Tensor, target: torch.Tensor) -> None:
 def _is_quick_alone(source: torch.Tensor, target: torch.Tensor) -> bool:
     """torch shares all but the smallest copies among its threads, and waking one that sleeps can take longer than the copy.
 
-    Tensors of a trace have no bytes: they are of another type, or on another device.
+    Where a mode watches ops (a meter, a trace, a count of copies), copies are ops.
     """
-    if source.nbytes >= _SHARED_BYTES or source.nbytes != target.nbytes:
-        return False
-    return type(source) is type(target) is torch.Tensor and source.is_cpu and target.is_cpu
+    return source.nbytes < _SHARED_BYTES and source.nbytes == target.nbytes and not _len_torch_dispatch_stack()
 
 
 def bytes_of(storage: torch.UntypedStorage, device: torch.device) -> torch.Tensor:
