@@ -133,9 +133,11 @@ class _Moved:
 
     __slots__ = ("__weakref__", "copy", "device_copy", "dtype", "is_used", "num_waiting", "position", "source", "version")
 
-    def __init__(self, copy: OffloadedCopy, tensor: torch.Tensor, *, position: int) -> None:
+    def __init__(
+        self, copy: OffloadedCopy, tensor: torch.Tensor, storage: torch.UntypedStorage, *, position: int
+    ) -> None:
         self.copy = copy
-        self.source = weakref.ref(tensor.untyped_storage())
+        self.source = weakref.ref(storage)
         self.version = tensor._version
         self.dtype = tensor.dtype
         self.position = position
@@ -144,10 +146,10 @@ class _Moved:
         self.num_waiting = 0
         self.is_used = False
 
-    def holds(self, tensor: torch.Tensor) -> bool:
+    def holds(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
         """Whether it is this tensor's storage as it is now: an address can be used again, a storage be written to after it was
         saved. What was packed as one dtype cannot be shown as another."""
-        is_same = self.source() is tensor.untyped_storage() and self.version == tensor._version
+        is_same = self.source() is storage and self.version == tensor._version
         return is_same and (self.copy.packing.compress == "none" or self.dtype == tensor.dtype)
 
 
@@ -206,7 +208,7 @@ class _Group:
         if key in self._staying or not tiers.is_on_device(tensor):
             return tensor
         moved = self._by_storage.get(key)
-        if moved is not None and moved.holds(tensor):
+        if moved is not None and moved.holds(tensor, storage):
             moved.num_waiting += 1
             return moved, Layout(tensor)
         is_whole = tensor.is_contiguous() and tensor.nbytes == storage.nbytes()
@@ -218,7 +220,7 @@ class _Group:
             compress=self._schedule.compress,
             whole=tensor if is_whole else None,
         )
-        moved = _Moved(copy, tensor, position=len(self.order))
+        moved = _Moved(copy, tensor, storage, position=len(self.order))
         self._by_storage[key] = moved
         self.order.append(weakref.ref(moved))
         moved.num_waiting = 1

@@ -13,8 +13,8 @@ from optimizer.runtime.tiers.compression import Packing
 from optimizer.runtime.tiers.host_memory import HostArena
 from optimizer.runtime.tiers.transfers import StoredCopy, Transfer
 
-_SHARED_BYTES = 512 * 1024
-"""From so many on a copy is quicker where threads share it."""
+_SHARED_BYTES = 128 * 1024
+"""From so many on torch's threads share a copy of fp32; one alone would be as quick, but the others fall asleep meanwhile."""
 
 
 class HostCopy:
@@ -157,17 +157,18 @@ def copy_alike(source: torch.Tensor, target: torch.Tensor) -> None:
 
 def copy_bytes(source: torch.Tensor, target: torch.Tensor) -> None:
     """On the CPU, between contiguous tensors of as many bytes; autograd's versions do not move."""
-    if _is_quick_alone(source, target) and source.is_contiguous() and target.is_contiguous():
+    if not (source.is_contiguous() and target.is_contiguous()):
+        as_bytes(target).copy_(as_bytes(source))  # which says so
+    elif _is_quick_alone(source, target):
         ctypes.memmove(target.data_ptr(), source.data_ptr(), source.nbytes)
+    elif source.dtype == target.dtype and source.size() == target.size():
+        target.data.copy_(source.data)
     else:
         as_bytes(target).copy_(as_bytes(source))
 
 
 def _is_quick_alone(source: torch.Tensor, target: torch.Tensor) -> bool:
-    """torch shares all but the smallest copies among its threads, and waking one that sleeps can take longer than the copy.
-
-    Where a mode watches ops (a meter, a trace, a count of copies), copies are ops.
-    """
+    """Without torch's own work for each op. Where a mode watches ops (a meter, a trace, a count of copies), copies are ops."""
     return source.nbytes < _SHARED_BYTES and source.nbytes == target.nbytes and not _len_torch_dispatch_stack()
 
 

@@ -84,6 +84,7 @@ class Tiers:
         self._leaving: deque[Leaving] = deque()
         self._copies_out: deque[Copy] = deque()
         self._packing_scratch: dict[Compression, Scratch] = {}
+        self._packings: dict[tuple[int, torch.dtype, Compression], Packing] = {}
         self._stores = OpenStores(scratch=scratch, url=remote_url)
         self._background: Background | None = None
 
@@ -269,9 +270,7 @@ class Tiers:
         whole: a tensor that is all of it in one piece, if there is one: spares the CPU device a view.
         Raises OutOfHostMemory, DiskFull, RemoteStoreFull, RemoteStoreLost, and so may ``fetch`` for what was written meanwhile.
         """
-        self.prepare_compression(compress)
-        scratch = self._packing_scratch.get(compress)
-        packing = Packing(storage.nbytes(), dtype=dtype, compress=compress, scratch=scratch)
+        packing = self._packing(storage.nbytes(), dtype, compress)
         if place == "host" and self._copy_stream is None and packing.compress == "none":
             return self._offload_as_it_is(storage, packing, category, whole=whole)
         source = bytes_of(storage, self.device)
@@ -316,6 +315,15 @@ class Tiers:
             return DeviceCopy(data, self._copy_stream.record_event())
 
     # Helpers.
+
+    def _packing(self, num_bytes: int, dtype: torch.dtype, compress: Compression) -> Packing:
+        """Made once for storages that are alike."""
+        found = self._packings.get((num_bytes, dtype, compress))
+        if found is None:
+            self.prepare_compression(compress)
+            found = Packing(num_bytes, dtype=dtype, compress=compress, scratch=self._packing_scratch.get(compress))
+            self._packings[num_bytes, dtype, compress] = found
+        return found
 
     def _offload_to_host(self, source: torch.Tensor, packing: Packing, category: Category) -> HostCopy:
         self._count("device_to_host", packing.packed_bytes)
