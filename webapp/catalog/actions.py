@@ -12,7 +12,7 @@ import re
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -21,6 +21,7 @@ from weakref import WeakValueDictionary
 from django.conf import settings
 from django.contrib.auth.models import User
 from django.core.files.uploadedfile import UploadedFile
+from django.db import transaction
 from django.db.models import ProtectedError
 from django.db.models.functions import Now
 from django.utils import timezone
@@ -31,6 +32,7 @@ from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.models.unread import describe_unread
 from optimizer.models.weights import INDEX_FILE, SINGLE_FILE
 from optimizer.serialize import to_json
+from webapp.accounts.models import Project
 from webapp.catalog.limited import run_limited
 from webapp.catalog.models import Dataset, Machine, Model, Profile, PromptTokens
 from webapp.ids import new_dataset_id, new_model_id
@@ -56,10 +58,17 @@ def create_model(
     tokenizer: "UploadedFile[Any] | None" = None,
     weights: "Sequence[UploadedFile[Any]]" = (),
     tokenizer_config: "UploadedFile[Any] | None" = None,
+    chat_file: Path | None = None,
+    project: Project | None = None,
+    from_job_id: str = "",
+    check_last: Callable[[], None] | None = None,
 ) -> Model:
     """Check and keep a Hugging Face model. Raises InvalidModel that names the file, what it holds and what is allowed.
 
     tokenizer_config: of its tokenizer_config.json only the chat template is kept, and the texts that begin and end a text.
+    chat_file: in its place the chat.json of a model that is kept already.
+    project: whose it is; the one its owner works in unless given.
+    check_last: called in the transaction that writes the row, just before; where it raises, nothing is kept.
     """
     name = checked_name(name)
     document = _read_small_json(config, name="config.json", field="config")
@@ -73,6 +82,8 @@ def create_model(
         if tokenizer_config is not None:
             chat = _read_small_json(tokenizer_config, name="tokenizer_config.json", field="tokenizer_config")
             (folder / CHAT_FILE).write_text(json.dumps(to_json(read_chat_facts(chat))))
+        elif chat_file is not None:
+            shutil.copyfile(chat_file, folder / CHAT_FILE)
         for file in weights:
             _keep(file, folder / _weights_name(file, is_only_one=len(weights) == 1))
         if weights:
@@ -80,9 +91,12 @@ def create_model(
         return _publish(
             folder,
             kind="models",
+            check_last=check_last,
             row=Model(
                 id=model_id,
                 owner=owner,
+                project=project,
+                from_job_id=from_job_id,
                 name=name,
                 model_type=spec.model_type,
                 config=spec.to_config(),
@@ -91,7 +105,7 @@ def create_model(
                 folder=f"models/{model_id}",
                 has_weights=bool(weights),
                 has_tokenizer=tokenizer is not None,
-                has_chat=tokenizer_config is not None,
+                has_chat=tokenizer_config is not None or chat_file is not None,
                 num_parameters=spec.num_parameters,
             ),
         )
@@ -387,14 +401,17 @@ def _keep(file: "UploadedFile[Any]", path: Path) -> None:
             out.write(chunk)
 
 
-def _publish(folder: Path, *, kind: str, row: R) -> R:
+def _publish(folder: Path, *, kind: str, row: R, check_last: Callable[[], None] | None = None) -> R:
     """Rename the staged folder to its place and write the row; without the row the folder goes too."""
     place = Path(settings.HEADROOM_HOME) / kind / str(row.pk)
     for path in folder.iterdir():
         path.chmod(0o600)
     folder.rename(place)
     try:
-        row.save(force_insert=True)
+        with transaction.atomic():
+            if check_last is not None:
+                check_last()
+            row.save(force_insert=True)
     except BaseException:
         shutil.rmtree(place, ignore_errors=True)
         raise

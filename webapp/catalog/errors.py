@@ -2,6 +2,7 @@
 
 HeadroomError
 └── CatalogConflict       the API answers 409
+    ├── ModelExists       a run's model is there already, or its name is taken
     └── WrongOffset       a piece does not begin where the file ends
 """
 
@@ -12,6 +13,15 @@ class CatalogConflict(HeadroomError):
     """The request is well formed; the present state forbids it."""
 
     code = "conflict"
+
+
+class ModelExists(CatalogConflict):
+    """Names the model that is there."""
+
+    code = "model_exists"
+
+    def __init__(self, message: str, *, model_id: str, hint: str) -> None:
+        super().__init__(message, hint=hint, model_id=model_id)
 
 
 class WrongOffset(CatalogConflict):

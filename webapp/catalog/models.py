@@ -31,13 +31,18 @@ class Model(InProject):
     """Whether its folder holds chat.json: how its tokenizer_config.json writes conversations."""
     num_parameters = models.BigIntegerField(null=True)
     """Known once profiled."""
+    from_job_id = models.CharField(max_length=48, blank=True)
+    """The run that trained it; empty for what was uploaded. Jobs know of this app, not the reverse, so it is no foreign key."""
     created_at = models.DateTimeField(auto_now_add=True)
     deleted_at = models.DateTimeField(null=True)
     """Set: nobody sees it any more; for some days it can be had back (``removal.py``)."""
 
     class Meta:
         ordering = ["-created_at", "-id"]
-        indexes = [models.Index(fields=["fingerprint"])]  # which models share a profile
+        indexes = [
+            models.Index(fields=["fingerprint"]),  # which models share a profile
+            models.Index(fields=["from_job_id"], name="model_from_job"),  # what a run became, on its page
+        ]
         constraints = [
             # set-up may run twice at once; each preset is one row
             models.UniqueConstraint(fields=["preset"], condition=~models.Q(preset=""), name="preset_once")

@@ -26,6 +26,7 @@ from webapp.accounts.access import act_in, require_role
 from webapp.accounts.models import Role
 from webapp.catalog.actions import DatasetPurpose, checked_name, create_dataset, create_model
 from webapp.catalog.errors import CatalogConflict, WrongOffset
+from webapp.catalog.kept_file import KeptFile
 from webapp.catalog.models import Dataset, Model, Upload
 
 PIECE_BYTES = 8 * 1024 * 1024
@@ -218,20 +219,8 @@ def _check_sha256(upload: Upload, number: int) -> None:
         )
 
 
-class _KeptFile(UploadedFile):  # type: ignore[type-arg]  # at run time it takes no argument
-    """A file of an upload as the actions take one: with a path, so that keeping it copies nothing."""
-
-    def __init__(self, path: Path, *, name: str, size: int) -> None:
-        super().__init__(path.open("rb"), name=name, size=size)
-        self._kept_at = path
-
-    def temporary_file_path(self) -> str:
-        return str(self._kept_at)
-
-
 def _as_uploaded(upload: Upload, number: int) -> "UploadedFile[Any]":
-    file = upload.files[number]
-    return _KeptFile(_path(upload, number), name=file["name"], size=file["num_bytes"])
+    return KeptFile(_path(upload, number), name=upload.files[number]["name"])
 
 
 def _create_model(upload: Upload, files: "Sequence[UploadedFile[Any]]") -> Model:

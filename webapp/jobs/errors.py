@@ -3,6 +3,8 @@
 HeadroomError
 └── JobConflict        the API answers 409
     ├── WrongState     the job's state does not allow the request
+    ├── NoModelLeft    the job left no whole model
+    ├── FilesLost      what the job left is gone from the disk, or is not what it was
     └── PlanDoesNotFit the plan was priced over its budget, and the caller did not insist
 """
 
@@ -28,6 +30,22 @@ class WrongState(JobConflict):
             state=state,
             allowed=allowed,
         )
+
+
+class NoModelLeft(JobConflict):
+    """Nothing among its files is a model by itself."""
+
+    code = "no_model"
+
+
+class FilesLost(JobConflict):
+    """Names the file."""
+
+    code = "files_lost"
+
+    def __init__(self, message: str, *, job_id: str, name: str) -> None:
+        hint = "What is left can be downloaded; for the rest train it again: clone the job."
+        super().__init__(message, hint=hint, job_id=job_id, name=name)
 
 
 class PlanDoesNotFit(JobConflict):
