@@ -211,6 +211,9 @@ def keep_checkpoint(*, job_id, step):
 
 
 def succeed(*, job_id):
+    from django.conf import settings
+
+    from tests.webapp.exported import write_files
     from tests.webapp.pages import rows
     from webapp.jobs.actions import finish_attempt
 
@@ -228,7 +231,7 @@ def succeed(*, job_id):
             "num_steps": rows.NUM_STEPS,
         },
         "summary": {"loss": 2.49, "validation_loss_start": 7.0, "validation_loss": 2.58, "tokens_per_s": 1244.0},
-        "artifacts": [],
+        "artifacts": write_files(job_id, settings.HEADROOM_HOME),
     }
     return finish_attempt(ATTEMPTS[job_id], result=result, exit_code=0)
 

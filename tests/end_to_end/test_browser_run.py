@@ -3,7 +3,7 @@
 import pytest
 from playwright.sync_api import expect
 
-from tests.end_to_end.browser import wait_for_points
+from tests.end_to_end.browser import WIDTHS, wait_for_points
 from tests.webapp.pages import rows
 
 pytestmark = pytest.mark.browser
@@ -104,6 +104,22 @@ def test_the_end_of_a_job_arrives_by_itself(site, open_tab, running_job):
     tab.page.get_by_role("link", name="Checkpoints").click()
     expect(tab.page.get_by_role("row", name="100")).to_be_visible()
     assert tab.page.url.endswith("?tab=checkpoints")
+    tab.check()
+
+
+def test_a_finished_run_becomes_a_model_by_the_keyboard_on_a_phone(site, open_tab, running_job):
+    assert site.ask("succeed", job_id=running_job) == "succeeded"
+    tab = open_tab(f"/jobs/{running_job}/", width=WIDTHS[1])
+    tab.page.get_by_role("button", name="Make it a model").focus()
+    tab.page.keyboard.press("Enter")
+    tab.page.wait_for_url("**/models/model_*/")
+    tab.page.wait_for_function("width => document.documentElement.scrollWidth <= width", arg=WIDTHS[1])
+    tab.page.get_by_role("link", name="Generate with it").focus()
+    tab.page.keyboard.press("Enter")
+    tab.page.wait_for_url("**/jobs/new/generate/?model=model_*")
+    tab.page.go_back()
+    tab.page.locator("dl").get_by_role("link").first.click()
+    expect(tab.page.get_by_role("region", name="How it ended").get_by_role("link", name="Train it further")).to_be_visible()
     tab.check()
 
 

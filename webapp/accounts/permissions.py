@@ -153,6 +153,7 @@ TABLE: Final[dict[str, Rule]] = {
     f"POST {_JOB}/pause": _runs("job.pause"),
     f"POST {_JOB}/resume": _runs("job.resume"),
     f"POST {_JOB}/retry": _runs("job.retry"),
+    f"POST {_JOB}/model": _runs("model.create"),
     f"POST {_JOB}/priority": _runs("job.move"),
     f"GET {_JOB}/metrics": LOOK,
     f"GET {_JOB}/artifacts": LOOK,
@@ -225,6 +226,7 @@ TABLE: Final[dict[str, Rule]] = {
     f"POST {_JOB_PAGE}pause/": _runs("job.pause"),
     f"POST {_JOB_PAGE}resume/": _runs("job.resume"),
     f"POST {_JOB_PAGE}retry/": _runs("job.retry"),
+    f"POST {_JOB_PAGE}model/": _runs("model.create"),
     f"POST {_JOB_PAGE}move/": _runs("job.move"),
     "GET queue/": SIGNED_IN,
     # pages: what jobs are made of

@@ -45,6 +45,7 @@ class ModelRow(Schema):
     has_tokenizer: bool
     has_chat: bool
     unread: list[str] = Field(description="what its config.json asked for that no price has, in sentences")
+    from_job: str | None = Field(description="the run that trained it; null for what was uploaded")
     created_at: str
     profile: Literal["ready", "pending", "failed"]
 

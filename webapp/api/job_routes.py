@@ -9,12 +9,16 @@ from ninja import Body, Query, Router, Schema
 from pydantic import Field
 
 from optimizer.errors import InvalidInput
+from webapp.accounts.audit import note_target
+from webapp.api.catalog_routes import ModelRow
 from webapp.api.idempotency import idempotent, remember
 from webapp.api.paging import page_of
+from webapp.catalog.documents import model_documents
 from webapp.jobs import actions, documents
 from webapp.jobs.metrics import DEFAULT_MAX_POINTS, MAX_POINTS_ALLOWED, job_metrics
 from webapp.jobs.models import Job, State
 from webapp.jobs.queries import artifacts_visible_to, jobs_visible_to
+from webapp.jobs.trained_model import create_trained_model
 from webapp.planning.pricing import price_spec
 from webapp.planning.submitting import submit_job
 
@@ -28,6 +32,12 @@ class JobRequest(Schema, extra="forbid"):
     spec: dict[str, Any]
     plan_id: str | None = Field(default=None, max_length=60)
     override: bool = False
+
+
+class ModelRequest(Schema, extra="forbid"):
+    """name: of the new model; the job's unless given, with a number where that is taken."""
+
+    name: str | None = None
 
 
 class CancelRequest(Schema, extra="forbid"):
@@ -119,6 +129,20 @@ def retry_job(request: HttpRequest, job_id: str) -> HttpResponse:
     job = _job(request, job_id)
     with transaction.atomic():
         return _created(request, actions.retry_job(job, actor=_actor(request)), status=202)
+
+
+@router.post("/jobs/{job_id}/model", response={201: ModelRow}, tags=["jobs"])
+@idempotent
+def create_model_of_job(request: HttpRequest, job_id: str, body: ModelRequest | None = None) -> HttpResponse:
+    """Of the weights that a training run left a model, to generate with or to train further; answered as ``POST /models``.
+
+    409 while the run goes on, where it left no whole model, where its files are gone, and for a name that is taken.
+    """
+    model = create_trained_model(_job(request, job_id), name=(body.name if body else None) or "")
+    note_target(request, model.pk, detail=model.name)
+    with transaction.atomic():
+        document = model_documents([model])[0]
+        return remember(request, status=201, body=document, location=f"/api/v1/models/{model.pk}")
 
 
 @router.get("/jobs/{job_id}/metrics", response=dict[str, Any], tags=["jobs"])

@@ -31,6 +31,7 @@ def model_documents(models: list[Model]) -> list[dict[str, Any]]:
             "has_tokenizer": model.has_tokenizer,
             "has_chat": model.has_chat,
             "unread": model.unread,
+            "from_job": model.from_job_id or None,
             "created_at": iso(model.created_at),
             "profile": states[model.fingerprint],
         }

@@ -109,7 +109,7 @@ def iso(moment: datetime | None) -> str | None:
 def _links(job_id: str, kind: str) -> dict[str, str]:
     base = f"/api/v1/jobs/{job_id}"
     parts: tuple[str, ...] = ("cancel", "pause", "resume", "retry", "events", "metrics", "logs", "artifacts", "checkpoints")
-    parts = (*parts, "results") if kind == Kind.GENERATE else parts
+    parts = (*parts, "results" if kind == Kind.GENERATE else "model")
     return {"self": base, **{part: f"{base}/{part}" for part in parts}, "page": f"/jobs/{job_id}/"}
 
 

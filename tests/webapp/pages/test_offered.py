@@ -15,6 +15,7 @@ from django.urls import resolve
 
 from tests.webapp.accounts.table import make_owned
 from tests.webapp.conftest import make_person
+from tests.webapp.exported import leave
 from tests.webapp.pages import rows
 from webapp.accounts.models import Membership, Role
 from webapp.accounts.projects import create_project, set_account_role, set_member
@@ -55,7 +56,7 @@ class Offers(HTMLParser):
             self._form = None
 
 
-def in_every_state(ada):
+def in_every_state(ada, home):
     """Jobs as their pages differ by them."""
     made = {name: rows.make_job(ada, name=name) for name in ("queued", "paused", "running", "failed", "cancelled", "held")}
     pause_job(made["paused"], actor="user:ada")
@@ -68,6 +69,7 @@ def in_every_state(ada):
     pause_job(Job.objects.get(pk=made["held"].pk), actor="user:ada")
     cancel_job(made["cancelled"], mode="discard", actor="user:ada")
     rows.make_generate_job(ada, name="answers")
+    leave(rows.make_job(ada, name="trained"), home)
 
 
 @pytest.fixture
@@ -76,7 +78,7 @@ def ids(ada, headroom_home):
     owned = make_owned(ada, project, headroom_home)
     make_person("bob")
     set_member(project, username="bob", role=Role.VIEWER)  # who can be removed; the only administrator cannot
-    in_every_state(ada)
+    in_every_state(ada, headroom_home)
     return owned | {"project": project.pk}
 
 
@@ -184,6 +186,7 @@ MEMBERS = {
     "jobs/<slug:job_id>/pause/",
     "jobs/<slug:job_id>/resume/",
     "jobs/<slug:job_id>/retry/",
+    "jobs/<slug:job_id>/model/",
     "jobs/<slug:job_id>/move/",
     "jobs/new/",
     "jobs/new/generate/",

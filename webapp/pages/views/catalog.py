@@ -56,6 +56,7 @@ def model_page(request: HttpRequest, model_id: str) -> HttpResponse:
         "structure": structure,
         "stacks": structure_rows(structure),
         "files_bytes": files_bytes(model),
+        "made_by": jobs_visible_to(request.user).filter(pk=model.from_job_id).first() if model.from_job_id else None,
         "jobs": jobs_visible_to(request.user).filter(model=model).order_by("-created_at")[:SHOWN_JOBS],
     }
     return render(request, "catalog/model.html", context)

@@ -26,6 +26,9 @@ from optimizer.plan.explain_inference import explain_inference_plan
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.plan import Plan
 from optimizer.units import format_bytes
+from webapp.accounts.audit import note_target
+from webapp.catalog.errors import ModelExists
+from webapp.catalog.queries import models_visible_to
 from webapp.jobs.actions import CancelMode, cancel_job, pause_job, resume_job, retry_job
 from webapp.jobs.copying import copies_of
 from webapp.jobs.documents import job_document
@@ -33,8 +36,10 @@ from webapp.jobs.errors import JobConflict
 from webapp.jobs.generation_spec import inference_workload, spec_of_job
 from webapp.jobs.models import Job, Kind, State
 from webapp.jobs.queries import jobs_visible_to
+from webapp.jobs.trained_model import create_trained_model, what_is_left
 from webapp.pages.files import find_in_log, log_after, log_tail, newest_answers, sample_text
 from webapp.pages.job_head import budget_bytes, describe_job
+from webapp.pages.next_steps import edit_url
 from webapp.pages.pin_fields import flat_pins
 from webapp.pages.places import Places, places_of
 from webapp.pages.presentation import comparisons, plan_rows
@@ -143,6 +148,23 @@ def job_retry(request: HttpRequest, job_id: str) -> HttpResponse:
     return _act(request, job_id, lambda job, actor: retry_job(job, actor=actor))
 
 
+@require_POST
+@login_required
+def job_model(request: HttpRequest, job_id: str) -> HttpResponse:
+    """Make it a model; the page goes to that one, also when the button was pressed twice."""
+    job = _get(request, job_id)
+    try:
+        model = create_trained_model(job)
+    except ModelExists as error:
+        return redirect("model", error.fields["model_id"])
+    except HeadroomError as error:
+        messages.error(request, f"{error.message[:1].upper()}{error.message[1:]}. {error.hint}".strip())
+        return redirect("job", job.pk)
+    note_target(request, model.pk, detail=model.name)
+    messages.success(request, f"{model.name} is a model now.")
+    return redirect("model", model.pk)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Undo:
     """What takes an action back, told beside the word that it was done."""
@@ -186,8 +208,18 @@ def _head_context(request: HttpRequest, job: Job) -> dict[str, Any]:
     return {
         "job": job,
         "view": describe_job(job, last_checkpoint_step=last_step),
+        **(_left_context(request, job) if job.is_terminal else {}),
         "api_url": f"/api/v1/jobs/{job.pk}",
         "copies": copies_of(job.spec, url=request.build_absolute_uri("/").rstrip("/")),
+    }
+
+
+def _left_context(request: HttpRequest, job: Job) -> dict[str, Any]:
+    """What an ended run's weights can become, or have become."""
+    return {
+        "left": what_is_left(job),
+        "became": models_visible_to(request.user).filter(from_job_id=job.pk).first(),
+        "whole_url": edit_url(job, export_adapter="both"),
     }
 
 
