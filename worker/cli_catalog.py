@@ -41,9 +41,10 @@ def add_commands(commands: Subparsers, connection: argparse.ArgumentParser, *, c
 
 def _add_models(commands: Subparsers, add: Callable[..., argparse.ArgumentParser]) -> None:
     models = add_group(commands, "models", "the models the service knows")
-    adding = add(models, "add", _add_model, "upload a model; run again after a cut, it goes on")
-    adding.add_argument("path", type=Path, metavar="FOLDER")
-    adding.add_argument("--name", help="default: the name of the folder")
+    adding = add(models, "add", _add_model, "upload a model, run again after a cut it goes on; or make one of a finished run")
+    adding.add_argument("path", type=Path, metavar="FOLDER", nargs="?")
+    adding.add_argument("--from-job", metavar="JOB", help="of the weights that this run left; nothing is uploaded")
+    adding.add_argument("--name", help="default: the name of the folder, or of the job")
     add(models, "list", _list_models, "all models")
     show = add(models, "show", _show_model, "one model: its parts and their parameters")
     show.add_argument("model")
@@ -80,13 +81,21 @@ def with_client(connect: Connect, run: Run, options: argparse.Namespace) -> None
 
 
 def _add_model(client: HeadroomClient, options: argparse.Namespace) -> None:
-    if not (options.path / "config.json").is_file():
-        raise UsageError(f"{options.path} holds no config.json", hint="Give the folder of a Hugging Face model.")
-    name = options.name or options.path.resolve().name
-    with _progress() as on_progress:
-        model = client.create_model(options.path, name=name, on_progress=on_progress)
+    if (options.path is None) == (options.from_job is None):
+        raise UsageError("a model is made of a folder or of a job, one of the two", hint="Give FOLDER, or --from-job JOB.")
+    if options.from_job is not None:
+        model = client.create_model_from_job(options.from_job, name=options.name)
+    else:
+        model = _upload_model(client, options.path, name=options.name)
     print(f"{model['id']}  {model['name']}")
     _print_unread(model)
+
+
+def _upload_model(client: HeadroomClient, folder: Path, *, name: str | None) -> Model:
+    if not (folder / "config.json").is_file():
+        raise UsageError(f"{folder} holds no config.json", hint="Give the folder of a Hugging Face model.")
+    with _progress() as on_progress:
+        return client.create_model(folder, name=name or folder.resolve().name, on_progress=on_progress)
 
 
 def _print_unread(model: Model) -> None:
@@ -110,6 +119,8 @@ def _show_model(client: HeadroomClient, options: argparse.Namespace) -> None:
         print(json.dumps(model, indent=2))
         return
     print(f"{model['name']}  {model['model_type']}, {count(model['num_parameters'])} parameters  ({model['id']})")
+    if model["from_job"]:
+        print(f"trained by {model['from_job']}")
     print_table(("part", "number", "parameters each", "in all"), list(_structure_rows(model)), empty="")
     _print_unread(model)
 

@@ -83,6 +83,7 @@ def test_everything_that_the_pages_do_is_done_by_the_command_line(stack, termina
         second = steer(terminal, tmp_path)
         look_back(terminal, first, second, tmp_path)
         generate(terminal, tmp_path, model_id)
+        go_on_with(terminal, tmp_path, first)
         share(terminal)
     except AssertionError as error:
         raise AssertionError(f"{error}\n{stack.logs()}") from error
@@ -173,6 +174,19 @@ def generate(terminal, folder, model_id):
     assert len((folder / "answers" / "results.jsonl").read_text().splitlines()) == 2
     terminal.run("models", "delete", model_id)
     assert "tiny is back" in terminal.run("models", "restore", model_id)
+
+
+def go_on_with(terminal, folder, job_id):
+    """What a run trained generates, and is trained further."""
+    model_id, name = terminal.run("models", "add", "--from-job", job_id).split()
+    assert name == JOB["name"]
+    assert f"trained by {job_id}" in terminal.run("models", "show", model_id)
+    options = ["--max-new-tokens", "3", "--budget", "1GiB", "-o", folder / "its-answers"]
+    terminal.run("generate", "--model", model_id, "--prompts", "questions", *options)
+    assert len((folder / "its-answers" / "results.jsonl").read_text().splitlines()) == 2
+    further = {**JOB, "name": "further", "model": name, "workload": {**JOB["workload"], "mode": "finetune"}}
+    (folder / "further.yaml").write_text(yaml.safe_dump(further))
+    assert "succeeded" in terminal.run("submit", folder / "further.yaml", "--follow")
 
 
 def share(terminal):

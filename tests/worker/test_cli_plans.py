@@ -16,7 +16,7 @@ goal: {device_budget_bytes: 2 GiB}
 plan: chosen
 """
 ROW = {"id": "model_1", "name": "tiny", "model_type": "gpt2", "num_parameters": 5, "has_weights": False}
-ROW |= {"unread": ["layerdrop 0.1"]}
+ROW |= {"unread": ["layerdrop 0.1"], "from_job": None}
 STRUCTURE = {"embedding_parameters": 1, "head_parameters": 0, "other_parameters": 4, "stacks": []}
 ANSWERS = {
     ("GET", "/machines"): (200, {"results": [{"id": "machine_1"}], "next": None}),

@@ -146,6 +146,13 @@ def test_a_model_folder_is_uploaded_with_config_tokenizer_and_weights(server, cl
     assert b"notes.txt" not in body
 
 
+@pytest.mark.parametrize(("name", "sent"), [("mine", {"name": "mine"}), (None, {})])
+def test_a_model_of_a_job_is_asked_for_by_name_or_without(server, client, name, sent):
+    server.answer("POST", "/api/v1/jobs/job_1/model", status=201, document={"id": "model_1"})
+    assert client.create_model_from_job("job_1", name=name)["id"] == "model_1"
+    assert json.loads(server.requests[0][3]) == sent
+
+
 def test_a_download_that_fails_leaves_no_file(server, client, tmp_path):
     server.answer("GET", "/api/v1/artifacts/art_1/download", status=404, document={"detail": "no such artifact"})
     with pytest.raises(ApiProblem, match="no such artifact"):

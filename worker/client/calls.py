@@ -55,6 +55,11 @@ class HeadroomClient(AccessCalls, UploadCalls):
         made = send_files(self, "model", files, name=name, on_progress=on_progress)
         return cast(types.Model, made)
 
+    def create_model_from_job(self, job_id: str, *, name: str | None = None) -> types.Model:
+        """Of the weights that a training run left; ``name`` is the job's unless given. Hashing large files takes minutes."""
+        body = {} if name is None else {"name": name}
+        return cast(types.Model, self._json("POST", f"jobs/{in_path(job_id)}/model", json=body, timeout=None))
+
     def delete_model(self, model_id: str) -> types.Deleted:
         return cast(types.Deleted, self._json("DELETE", f"models/{in_path(model_id)}"))
 

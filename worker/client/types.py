@@ -28,6 +28,8 @@ class Model(TypedDict):
     has_chat: bool
     unread: list[str]
     """What its config.json asked for that no price has, in sentences."""
+    from_job: str | None
+    """The run that trained it; None for what was uploaded."""
     created_at: str
     profile: Literal["ready", "pending", "failed"]
 
