@@ -2,10 +2,12 @@
 
 Told: a clock on every copy, the record of the step, a counted timeline as often as in a job, the line in ``samples.jsonl``, the
 pipe, and a supervisor in a process of its own that writes rows to the database and publishes them through Valkey. Silent: none
-of this, the supervisor stopped. One trainer takes blocks of steps in turn (A B, B A, ...); the ratio of a pair's mean step times
-is one sample. Where a step is longer than a fifth of a second, several records are sent for it, so that the rate is 5/s whatever
-the machine. Beside it stands the same of processor time, the supervisor's and Valkey's added to the told side: what telemetry
-costs the machine, which others at work on it disturb less.
+of this, the supervisor stopped; what it has not read yet it reads in the next told block. One trainer takes short blocks of
+steps in turn (A B, B A, ...), since the machine's pace drifts within seconds by more than is to be seen. The cost is the time of
+all told steps over that of all silent ones, so that the rare counted steps weigh what they take; its interval is drawn from the
+pairs again and again (bootstrap). Where a step is longer than a fifth of a second, several records are sent for it, so that the
+rate is 5/s whatever the machine. Beside it stands the same of processor time, the supervisor's and Valkey's added to the told
+side: what telemetry costs the machine, which others at work on it disturb less.
 
     python -m benchmarks.telemetry [--quick] [--only PLAN] [--json FILE]
 """
@@ -13,13 +15,14 @@ costs the machine, which others at work on it disturb less.
 import argparse
 import contextlib
 import os
+import random
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +54,7 @@ WORKLOAD = TrainingWorkload(sequence_length=256, global_batch_size=2, num_steps=
 CPU = torch.device("cpu")
 RECORDS_PER_S = 5.0
 GOAL_COST = 0.01
+_BLOCK_S, _WARM_UP_S = 0.3, 5.0
 _MODULE = "benchmarks.telemetry_supervisor"
 
 
@@ -64,7 +68,7 @@ def main() -> None:
     record = Record(file=arguments.json, machine=describe_machine(CPU))
     for name, plan in make_plans().items():
         if arguments.only in (None, name):
-            record.add(measure(name, plan, num_pairs=4 if arguments.quick else 24, block_s=1.0 if arguments.quick else 2.5))
+            record.add(measure(name, plan, took_s=20.0 if arguments.quick else 240.0))
     costs = [row["cost"] for row in record.rows]
     record.summary["telemetry_share_of_step_time"] = {
         "value": max(costs),
@@ -93,35 +97,46 @@ def _each(choice: BlockChoice, num_blocks: int) -> tuple[BlockChoice, ...]:
     return (choice,) * num_blocks
 
 
-def measure(name: str, plan: Plan, *, num_pairs: int, block_s: float) -> Row:
-    """Wall time of told steps over that of silent ones."""
+def measure(name: str, plan: Plan, *, took_s: float) -> Row:
+    """Pairs of blocks for so long."""
     with _subject(plan) as subject:
         for is_told in (True, False):
-            subject.run_block(block_s, is_told=is_told)
+            subject.run_block(_WARM_UP_S, is_told=is_told)
         subject.forget()
-        ratios, cpu_ratios, silent_ms = [], [], []
-        for index in range(num_pairs):
-            found: dict[bool, Block] = {}
-            for is_told in (True, False) if index % 2 == 0 else (False, True):
-                found[is_told] = subject.run_block(block_s, is_told=is_told)
-            ratios.append(found[True].step_ms / found[False].step_ms)
-            cpu_ratios.append(found[True].cpu_ms / found[False].cpu_ms)
-            silent_ms.append(found[False].step_ms)
-        low, _, high = statistics.quantiles(ratios, n=4)
+        pairs: list[dict[bool, Block]] = []
+        start_s = time.perf_counter()
+        while time.perf_counter() - start_s < took_s:
+            order = (True, False) if len(pairs) % 2 == 0 else (False, True)
+            pairs.append({is_told: subject.run_block(_BLOCK_S, is_told=is_told) for is_told in order})
+        wall = [(pair[True].step_ms, pair[False].step_ms) for pair in pairs]
+        cpu = [(pair[True].cpu_ms, pair[False].cpu_ms) for pair in pairs]
         return {
             "what": "cost",
             "plan": name,
-            "num_pairs": num_pairs,
-            "block_s": block_s,
-            "silent_step_ms": round(statistics.median(silent_ms), 2),
+            "num_pairs": len(pairs),
+            "silent_step_ms": round(statistics.median(silent for _, silent in wall), 2),
             "records_per_s": round(subject.num_records / subject.told_s, 2),
             "num_copies_per_step": subject.copies_per_step(),
-            "cost": round(statistics.median(ratios) - 1, 5),
-            "cost_quartiles": [round(low - 1, 5), round(high - 1, 5)],
-            "cost_cpu_time": round(statistics.median(cpu_ratios) - 1, 5),
+            "cost": _cost(wall),
+            "cost_90_percent": _interval(wall),
+            "cost_cpu_time": _cost(cpu),
+            "cost_cpu_time_90_percent": _interval(cpu),
             "own_ms_per_record": round(statistics.median(subject.own_ms), 4),
             "rows_in_database": subject.rows_in_database(),
         }
+
+
+def _cost(pairs: Sequence[tuple[float, float]]) -> float:
+    """Of pairs (told, silent)."""
+    return round(sum(told for told, _ in pairs) / sum(silent for _, silent in pairs) - 1, 5)
+
+
+def _interval(pairs: Sequence[tuple[float, float]]) -> list[float]:
+    """That holds nine of ten costs of as many pairs drawn from these."""
+    drawn = random.Random(1)
+    costs = [_cost(drawn.choices(pairs, k=len(pairs))) for _ in range(1000)]
+    tenths = statistics.quantiles(costs, n=20)
+    return [tenths[0], tenths[-1]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +167,8 @@ class Subject:
         self._watch = StepWatch(trainer, meter=trainer.meter, workload=WORKLOAD)
         self._busy = trainer.tiers.lanes.busy
         self._step = 0
-        self._counting = CountingPolicy()
+        self._told_s = 0.0
+        self._counting = CountingPolicy(now_s=lambda: self._told_s)
         self.own_ms: list[float] = []
         """Of this process for one record, made and sent."""
         self.forget()
@@ -171,7 +187,7 @@ class Subject:
         start_cpu_s = time.process_time() + _cpu_s(self._supervisor.pid)
         while (now_s := time.perf_counter()) - start_s < block_s:
             if is_told:
-                num_due = int((now_s - start_s) * RECORDS_PER_S) + 1 - num_sent
+                num_due = int((self.told_s + now_s - start_s) * RECORDS_PER_S) + 1 - self.num_records - num_sent
                 self._told_step(num_records=num_due)
                 num_sent += num_due
             else:
@@ -212,6 +228,7 @@ class Subject:
         result = self._trainer.step(self._batches, learning_rate=1e-4, is_counted=with_timeline)
         self._watch.end()
         self._counting.note(result.step_ms / 1000, is_counted=with_timeline)
+        self._told_s += result.step_ms / 1000
         if with_timeline:
             self._tell("timeline", self._watch.timeline(result))
         for _ in range(num_records):

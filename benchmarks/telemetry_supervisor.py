@@ -42,7 +42,7 @@ def main() -> None:
 def _follow(attempt: Any, folder: Path, pipe_fd: int) -> None:
     """As ``worker.attempt`` does between a child's start and its end."""
     from webapp.jobs import actions
-    from webapp.live.publish import publish
+    from webapp.live.publish import publish_all
     from worker.pipe import PipeReader
     from worker.telemetry import Progress, SampleCopier
 
@@ -51,7 +51,7 @@ def _follow(attempt: Any, folder: Path, pipe_fd: int) -> None:
         folder / "samples.jsonl",
         attempt_number=attempt.number,
         record=lambda records: actions.record_samples(attempt, records),
-        mirror=lambda record: publish(attempt.job_id, "sample", record),
+        mirror=lambda records: publish_all(attempt.job_id, "sample", records),
     )
     while not select.select([sys.stdin], [], [], 0)[0]:
         reader.read(timeout_s=_TURN_S)

@@ -19,7 +19,7 @@ from django.db import connections
 
 from webapp.jobs import actions
 from webapp.jobs.models import Attempt, Sample
-from webapp.live.publish import publish, tell_of_gap
+from webapp.live.publish import publish, publish_all, tell_of_gap
 from worker.brief import job_folder, write_brief
 from worker.child import Child, DeviceLock, isolated_command
 from worker.config import WorkerConfig
@@ -84,7 +84,7 @@ class _AttemptRun:
             self._folder / "samples.jsonl",
             attempt_number=attempt.number,
             record=lambda records: actions.record_samples(attempt, records),
-            mirror=lambda record: publish(attempt.job_id, "sample", record),
+            mirror=lambda records: publish_all(attempt.job_id, "sample", records),
             read_gpu=gpu.read,
         )
         self._heartbeat = Heartbeat(

@@ -1,4 +1,4 @@
-"""The attempt's voice: telemetry to ``samples.jsonl`` first, then everything to the supervisor's pipe. Torch-free."""
+"""The attempt's voice: telemetry to ``samples.jsonl``, everything else to the supervisor's pipe. Torch-free."""
 
 import json
 import os
@@ -22,6 +22,7 @@ class Reporter:
     def __call__(self, message: dict[str, Any]) -> None:
         if message["type"] == "sample":
             self._keep({key: value for key, value in message.items() if key != "type"})
+            message = {"type": "sample"}  # the supervisor reads the file; this is what wakes it
         elif message["type"] in ("phase", "log"):
             print(message.get("phase", ""), message.get("message", ""))  # the log tells the same story
         self._send(message)

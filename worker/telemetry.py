@@ -16,8 +16,11 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-FLUSH_INTERVAL_S = 0.1
-"""At the two to five samples a second of most runs each goes on at once; faster ones share a transaction."""
+FLUSH_INTERVAL_S = 0.4
+"""At up to two samples a second each goes on at once; faster ones share a transaction and a round trip, whose cost would else be
+more than all else that telemetry takes from a run on the same cores."""
+PROGRESS_INTERVAL_S = 2.0
+"""The job's row is what lists show; who watches a run hears every sample."""
 BATCH_RECORDS = 100
 KINDS = ("step", "eval", "timeline", "generate")
 
@@ -33,7 +36,7 @@ class SampleCopier:
         *,
         attempt_number: int,
         record: Callable[[Records], object],
-        mirror: Callable[[dict[str, Any]], object] = lambda record: None,
+        mirror: Callable[[Records], object] = lambda records: None,
         read_gpu: Callable[[], dict[str, Any]] = dict,
         num_known: int = 0,
     ) -> None:
@@ -47,7 +50,7 @@ class SampleCopier:
         self._copied_at = float("-inf")
 
     def copy_if_due(self) -> Records:
-        """At most ten times a second; the records that were copied. A look that finds nothing new does not count: a sample
+        """At most once in FLUSH_INTERVAL_S; the records that were copied. A look that finds nothing new does not count: a sample
         that comes right after it would wait for the next turn.
         """
         if time.monotonic() - self._copied_at < FLUSH_INTERVAL_S:
@@ -65,8 +68,8 @@ class SampleCopier:
                 self._add_gpu(records[-1])
                 self._record(records)
             self._offset_bytes = end_bytes
-            for record in records:
-                self._mirror(record)
+            if records:
+                self._mirror(records)
             copied += records
         return copied
 
@@ -138,8 +141,8 @@ class Progress:
                 self._add_generated(record)
 
     def take_if_due(self) -> bool:
-        """True at most once a second, when something is new; the caller then writes it."""
-        if not self._is_news or time.monotonic() - self._shown_at < 1:
+        """True at most once in PROGRESS_INTERVAL_S, when something is new; the caller then writes it."""
+        if not self._is_news or time.monotonic() - self._shown_at < PROGRESS_INTERVAL_S:
             return False
         self._shown_at, self._is_news = time.monotonic(), False
         return True

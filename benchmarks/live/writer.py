@@ -53,7 +53,7 @@ def measure(*, job_id: str, num_samples: int, per_second: float, first_step: int
     from django.conf import settings
 
     from webapp.jobs.actions import record_progress, record_samples
-    from webapp.live.publish import num_dropped, publish
+    from webapp.live.publish import num_dropped, publish_all
     from worker.attempt import TURN_S
     from worker.pipe import PipeReader
     from worker.telemetry import Progress, SampleCopier
@@ -69,7 +69,7 @@ def measure(*, job_id: str, num_samples: int, per_second: float, first_step: int
         folder / "samples.jsonl",
         attempt_number=attempt.number,
         record=lambda records: record_samples(attempt, records),
-        mirror=lambda record: publish(job_id, "sample", record),
+        mirror=lambda records: publish_all(job_id, "sample", records),
     )
     reader = PipeReader(read_end)
     processor_s = time.process_time()

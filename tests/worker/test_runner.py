@@ -120,13 +120,13 @@ def test_called_without_a_folder_it_says_how_it_is_called(tmp_path):
     assert ended.stderr == "usage: python -m worker.runner ATTEMPT_FOLDER\n"
 
 
-def test_a_record_is_in_the_file_before_it_is_on_the_pipe(tmp_path):
+def test_a_record_is_in_the_file_before_the_pipe_tells_of_it(tmp_path):
     read_fd, write_fd = os.pipe()
     reporter = Reporter(tmp_path, pipe=PipeWriter(write_fd))
     reporter({"type": "sample", "kind": "step", "step": 12, "loss": float("nan")})
     kept = json.loads((tmp_path / "samples.jsonl").read_text())
     [heard] = PipeReader(read_fd).read(timeout_s=1)
-    assert heard == {"type": "sample", **kept}
+    assert heard == {"type": "sample"}
     assert kept == {"kind": "step", "step": 12, "loss": None}
     reporter.close()
     os.close(read_fd)

@@ -99,7 +99,7 @@ def test_the_wire_hears_of_a_record_after_the_database(path):
         path,
         attempt_number=1,
         record=lambda records: order.append("database"),
-        mirror=lambda record: order.append("wire"),
+        mirror=lambda records: order.append("wire"),
     )
     copier.copy()
     assert order == ["database", "wire"]

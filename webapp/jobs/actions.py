@@ -281,7 +281,7 @@ def record_progress(
     """
     is_first = step > attempt.resumed_from_step and not attempt.made_progress
     with transaction.atomic():
-        # the one column, because the others are large and this comes once a second
+        # the one column, because the others are large and this comes every other second
         known = Job.objects.select_for_update().filter(held_by(attempt)).values_list("summary", flat=True).order_by("pk").first()
         if known is None:
             return False

@@ -10,6 +10,7 @@ import json
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -34,7 +35,12 @@ def stream_key(job_id: str) -> str:
 
 def publish(job_id: str, entry_type: EntryType, document: dict[str, Any]) -> bool:
     """Append ``document`` with its type; False when it was dropped."""
-    return _wire(settings.REDIS_URL).send(job_id, entry_type, document)
+    return publish_all(job_id, entry_type, [document])
+
+
+def publish_all(job_id: str, entry_type: EntryType, documents: Sequence[dict[str, Any]]) -> bool:
+    """Append several, in this order and one round trip, or drop them all."""
+    return _wire(settings.REDIS_URL).send(job_id, entry_type, documents)
 
 
 def tell_of_gap(job_id: str) -> bool:
@@ -63,8 +69,9 @@ class _Wire:
         self._dropped_by_job: dict[str, int] = {}
         self.num_dropped = 0
 
-    def send(self, job_id: str, entry_type: EntryType, document: dict[str, Any]) -> bool:
-        return self._append(job_id, [_entry(entry_type, document)]) or self._drop(job_id)
+    def send(self, job_id: str, entry_type: EntryType, documents: Sequence[dict[str, Any]]) -> bool:
+        entries = [_entry(entry_type, document) for document in documents]
+        return self._append(job_id, entries) or self._drop(job_id, len(entries))
 
     def tell_of_gap(self, job_id: str) -> bool:
         return job_id in self._dropped_by_job and self._append(job_id, [])
@@ -92,10 +99,10 @@ class _Wire:
                 self._dropped_by_job.pop(job_id, None)
         return True
 
-    def _drop(self, job_id: str) -> bool:
+    def _drop(self, job_id: str, num_entries: int) -> bool:
         with self._lock:
-            self.num_dropped += 1
-            self._dropped_by_job[job_id] = self._dropped_by_job.get(job_id, 0) + 1
+            self.num_dropped += num_entries
+            self._dropped_by_job[job_id] = self._dropped_by_job.get(job_id, 0) + num_entries
         return False
 
 
