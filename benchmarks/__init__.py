@@ -1,5 +1,8 @@
 """Measures what the tests may not: accuracy, speed, scale. Each module is a command: ``python -m benchmarks.NAME``."""
 
+from optimizer.heap import keep_freed_memory
 from optimizer.threads import sleep_while_waiting
 
-sleep_while_waiting()  # as the worker's jobs do, or it would measure something else
+# As the worker's jobs do, or it would measure something else.
+sleep_while_waiting()
+keep_freed_memory()

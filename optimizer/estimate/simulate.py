@@ -18,8 +18,8 @@ from optimizer.estimate.parts import Bytes
 from optimizer.estimate.prediction import LANES, Lane
 from optimizer.estimate.runs import Run, Schedule
 from optimizer.estimate.tasks import NUM_BEYOND, Task
+from optimizer.heap import KEPT_BYTES
 from optimizer.time_kinds import COMPUTE_KINDS
-from optimizer.units import MIB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,14 +258,9 @@ def _levels(tasks: tuple[Task, ...]) -> tuple[Bytes, Bytes]:
 
 # Memory touched anew.
 
-KEPT_BYTES = 64 * MIB
-"""What the C library keeps of memory that is freed at the end of a step for the next (glibc: twice the largest threshold from
-which it maps memory apart, M_TRIM_THRESHOLD and M_MMAP_THRESHOLD in mallopt(3)); what is beyond goes back to
-the system. Rough: how much of the rest it keeps too, or gives back beside, depends on the order of frees."""
-
-
 def estimate_fresh_ms(transient_bytes: int, *, fresh_bytes_per_s: float) -> float:
-    """Of touching a step's memory for the first time again, where the process gave it back after the step before.
+    """Of touching a step's memory for the first time again, where the process gave it back after the step before: what is beyond
+    what ``heap.py`` has it keep.
 
     transient_bytes: at their most, above what stays between steps.
     """

@@ -5,6 +5,7 @@ import os
 
 import torch
 
+from optimizer.heap import give_freed_memory_back, keep_freed_memory
 from optimizer.plan.allocator import AllocatorPlan
 
 _SETTINGS = "PYTORCH_ALLOC_CONF"
@@ -13,10 +14,13 @@ _OLDER_SETTINGS = "PYTORCH_CUDA_ALLOC_CONF"
 
 
 def apply_allocator(plan: AllocatorPlan, device: torch.device) -> None:
-    """Set the CUDA caching allocator as planned, whether or not it is in use already; what the user has set stands.
+    """Set the CUDA caching allocator as planned, whether or not it is in use already; on the CPU device have the C library keep
+    what is freed. What the user has set stands.
 
     Segments that exist keep their kind; call it before anything was allocated where that matters.
     """
+    if device.type == "cpu":
+        keep_freed_memory()
     if device.type != "cuda" or _SETTINGS in os.environ or _OLDER_SETTINGS in os.environ:
         return
     torch.cuda.init()  # type: ignore[no-untyped-call]
@@ -30,5 +34,6 @@ def release_unused(device: torch.device) -> None:
     """
     gc.collect()
     gc.freeze()
+    give_freed_memory_back()
     if device.type == "cuda":
         torch.cuda.empty_cache()

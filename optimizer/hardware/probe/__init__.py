@@ -6,8 +6,8 @@ each, where there is no curve), ``steps.py`` and ``passes.py`` (what a step and 
 ``links.py`` (copies alone and under load), ``updates.py`` (AdamW on the device and the host), ``stores.py`` (disk and remote
 store), ``facts.py``. ``clock.py`` says how something is timed, ``disturbance.py`` whether others used the machine meanwhile.
 
-On CUDA under the settings of a run (deterministic, no TF32), timed by events. Neither threads nor random state of the process are
-changed. Needs torch; the result does not.
+Under the settings of a run: on CUDA deterministic, without TF32, timed by events; on the CPU device with freed memory kept
+(``heap.py``), from then on. Neither threads nor random state of the process are changed. Needs torch; the result does not.
 
 *Not modelled*: clocks that sink after minutes of load, other tenants of the link, a page cache that takes what the disk would.
 Finished runs correct them (``hardware/calibration.py``).
@@ -43,6 +43,7 @@ from optimizer.hardware.probe.products import probe_attention, probe_matmuls
 from optimizer.hardware.probe.steps import probe_steps
 from optimizer.hardware.probe.stores import Stored, faults_of, probe_disk, probe_remote
 from optimizer.hardware.probe.updates import probe_8bit_tensor_s, probe_host_update, probe_updates
+from optimizer.heap import keep_freed_memory
 from optimizer.runtime.device import has_bf16, prepared_device, reserve_workspaces
 
 MAX_PROBE_S = 20.0
@@ -70,6 +71,8 @@ def probe_machine(
     HEADROOM_REMOTE_URL names; one that does not answer is noted among the facts, and there is no remote tier.
     """
     chosen = _choose_device(device)
+    if chosen.type == "cpu":
+        keep_freed_memory()
     share_s = {what: max_s * share / sum(_SHARES.values()) for what, share in _SHARES.items()}
     disk = probe_disk(scratch or Path(tempfile.gettempdir()), max_s=share_s["disk"])
     remote = probe_remote(max_s=share_s["remote"])

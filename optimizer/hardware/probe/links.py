@@ -5,6 +5,7 @@ sleeps and reads low, and a step copies beside compute, so what counts is the ra
 thread that computes copies, into memory taken afresh, as its offloader does: there is no other load.
 """
 
+import mmap
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +20,6 @@ _NUM_COPIES = 16
 """On the CPU, of memory that no cache holds any more, into more of the same."""
 _LOAD_SIZE = 4096
 _FRESH_BYTES = 48 * MIB
-"""More than the C library keeps, so that the system hands the pages out again each time."""
 ALONE, LOADED, BOTH = "alone", "beside compute", "both ways"
 
 
@@ -44,12 +44,19 @@ def rate_in_step(links: dict[str, float], way: str) -> float:
 
 
 def probe_fresh_memory(device: torch.device, *, max_s: float) -> float | None:
-    """Bytes per second of the host's pages as they are handed out; None on CUDA, whose memory is kept by its allocator."""
+    """Bytes per second of the host's pages as the system hands them out; None on CUDA, whose memory is kept by its allocator."""
     if device.type != "cpu":
         return None
     kept = torch.zeros(_FRESH_BYTES, dtype=torch.uint8)
+
+    def touch() -> None:
+        with mmap.mmap(-1, _FRESH_BYTES) as pages:
+            fresh = torch.frombuffer(pages, dtype=torch.uint8)
+            fresh.fill_(1)
+            del fresh
+
     again_s = quartile_s(lambda: kept.fill_(1), device, max_s=max_s / 2)
-    fresh_s = quartile_s(lambda: torch.empty(_FRESH_BYTES, dtype=torch.uint8).fill_(1), device, max_s=max_s / 2)
+    fresh_s = quartile_s(touch, device, max_s=max_s / 2)
     return _FRESH_BYTES / max(fresh_s - again_s, fresh_s / 20)
 
 

@@ -18,12 +18,10 @@ from optimizer.time_kinds import kind_of
 from optimizer.units import MIB
 
 _ELEMENTS = {"cpu": (1 << 14, 1 << 18, 1 << 21), "cuda": (1 << 16, 1 << 20, 1 << 23, 1 << 26)}
-"""Of one operand; rows of 512. On the CPU none as large as what the C library maps afresh each time."""
+"""Of one operand; rows of 512."""
 _ROW = 512
 _RING_BYTES = {"cpu": 16 * MIB, "cuda": 512 * MIB}
 """Results that are kept while others are made, so that each is written to memory that no cache holds."""
-_KEPT_BYTES = 31 * MIB
-"""The largest allocation that the C library comes to keep (glibc: M_MMAP_THRESHOLD grows to 32 MiB)."""
 
 
 def probe_ops(device: torch.device, dtypes: Mapping[str, torch.dtype], *, max_s: float) -> dict[str, Curve]:
@@ -31,8 +29,6 @@ def probe_ops(device: torch.device, dtypes: Mapping[str, torch.dtype], *, max_s:
     share = Share(max_s)
     points: dict[str, list[tuple[float, float]]] = {}
     fixed_s = _fixed_s(device, max_s=share.left_s / 20)
-    # What was freed once tells the C library up to which size to keep memory, as a first step does.
-    torch.empty(_KEPT_BYTES, dtype=torch.uint8)
     cases = [(num, suffix, dtype) for num in _ELEMENTS[device.type] for suffix, dtype in _suffixed(dtypes)]
     for done, (num_elements, suffix, dtype) in enumerate(cases):
         if done and not share.left_s:
