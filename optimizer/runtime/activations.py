@@ -197,9 +197,10 @@ class _Group:
         self._place = place
         self._staying = staying
         self._expected = expected
-        self._by_storage: weakref.WeakValueDictionary[int, _Moved] = weakref.WeakValueDictionary()
+        self._by_storage: dict[int, weakref.ref[_Moved]] = {}
         self.order: list[weakref.ref[_Moved]] = []
         self._in_backward = False
+        self._copies_alike = place == "host" and schedule.compress == "none" and not schedule.tiers.is_asynchronous
 
     def pack(self, tensor: torch.Tensor) -> Any:
         tiers = self._schedule.tiers
@@ -207,7 +208,8 @@ class _Group:
         key = storage._cdata
         if key in self._staying or not tiers.is_on_device(tensor):
             return tensor
-        moved = self._by_storage.get(key)
+        known = self._by_storage.get(key)
+        moved = known() if known is not None else None
         if moved is not None and moved.holds(tensor, storage):
             moved.num_waiting += 1
             return moved, Layout(tensor)
@@ -221,10 +223,10 @@ class _Group:
             whole=tensor if is_whole else None,
         )
         moved = _Moved(copy, tensor, storage, position=len(self.order))
-        self._by_storage[key] = moved
-        self.order.append(weakref.ref(moved))
+        self._by_storage[key] = known = weakref.ref(moved)
+        self.order.append(known)
         moved.num_waiting = 1
-        return moved, Layout(tensor)
+        return moved, None if is_whole and self._copies_alike else Layout(tensor)
 
     def unpack(self, packed: Any) -> torch.Tensor:
         if isinstance(packed, torch.Tensor):
@@ -240,7 +242,7 @@ class _Group:
         moved.num_waiting -= 1
         if moved.num_waiting <= 0:
             moved.device_copy = None
-        return view_of(data, like=layout)
+        return data if layout is None else view_of(data, like=layout)
 
     def coming(self) -> Iterator[_Moved]:
         """What is still waited for, in the order in which backward is expected to come to it."""

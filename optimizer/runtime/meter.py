@@ -203,15 +203,9 @@ class Meter(Ledger, TorchDispatchMode):  # type: ignore[no-untyped-call]
         """From now on new storages count as ``category``."""
         self._slot = _SLOT[category]
 
-    @contextmanager
-    def region(self, category: Category, *, tier: Tier = "device") -> Iterator[None]:
+    def region(self, category: Category, *, tier: Tier = "device") -> "_Region":
         """``set_region`` for the length of the block; ``tier="host"`` is for the copies that tiers.py makes."""
-        previous = self._slot
-        self._slot = _SLOT[category] + (NUM_CATEGORIES if tier == "host" else 0)
-        try:
-            yield
-        finally:
-            self._slot = previous
+        return _Region(self, _SLOT[category] + (NUM_CATEGORIES if tier == "host" else 0))
 
     @property
     def category(self) -> Category:
@@ -361,6 +355,23 @@ class Meter(Ledger, TorchDispatchMode):  # type: ignore[no-untyped-call]
             bytes_by_category=by_category,
             moment=f"in {self.moment}",
         )
+
+
+class _Region:
+    """A class, since a generator would cost each copy of an offloaded tensor three times as much."""
+
+    __slots__ = ("_meter", "_previous", "_slot")
+
+    def __init__(self, meter: Meter, slot: int) -> None:
+        self._meter = meter
+        self._slot = slot
+
+    def __enter__(self) -> None:
+        self._previous = self._meter._slot
+        self._meter._slot = self._slot
+
+    def __exit__(self, *exc: object) -> None:
+        self._meter._slot = self._previous
 
 
 def _parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
