@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from optimizer.heap import MALLOC_SETTINGS
 from optimizer.threads import WAIT_POLICY, wait_policy
 
 ALLOWED_VARIABLES = (
@@ -38,6 +39,7 @@ ALLOWED_VARIABLES = (
     "MKL_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
     *WAIT_POLICY,
+    *MALLOC_SETTINGS,
 )
 """An allow-list, because a deny-list forgets the next secret; the worker's environment holds several."""
 

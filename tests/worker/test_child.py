@@ -76,6 +76,11 @@ def test_a_jobs_threads_sleep_while_they_wait_unless_told_otherwise(tmp_path):
     assert "GOMP_SPINCOUNT" not in told
 
 
+def test_a_job_is_told_what_the_environment_says_of_the_heap(tmp_path):
+    told = {"MALLOC_TRIM_THRESHOLD_": "131072"}
+    assert told.items() <= child_environment(told, folder=tmp_path).items()
+
+
 def test_the_child_sees_only_allowed_variables_and_its_own_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("DATABASE_URL", "postgresql://secret")
     monkeypatch.setenv("HEADROOM_SECRET_KEY", "secret")
