@@ -54,7 +54,7 @@ WORKLOAD = TrainingWorkload(sequence_length=256, global_batch_size=2, num_steps=
 CPU = torch.device("cpu")
 RECORDS_PER_S = 5.0
 GOAL_COST = 0.01
-_BLOCK_S, _WARM_UP_S = 0.3, 5.0
+_BLOCK_S, _WARM_UP_S = 0.3, 2.5
 _MODULE = "benchmarks.telemetry_supervisor"
 
 
@@ -68,7 +68,7 @@ def main() -> None:
     record = Record(file=arguments.json, machine=describe_machine(CPU))
     for name, plan in make_plans().items():
         if arguments.only in (None, name):
-            record.add(measure(name, plan, took_s=20.0 if arguments.quick else 240.0))
+            record.add(measure(name, plan, duration_s=12.0 if arguments.quick else 240.0))
     costs = [row["cost"] for row in record.rows]
     record.summary["telemetry_share_of_step_time"] = {
         "value": max(costs),
@@ -97,7 +97,7 @@ def _each(choice: BlockChoice, num_blocks: int) -> tuple[BlockChoice, ...]:
     return (choice,) * num_blocks
 
 
-def measure(name: str, plan: Plan, *, took_s: float) -> Row:
+def measure(name: str, plan: Plan, *, duration_s: float) -> Row:
     """Pairs of blocks for so long."""
     with _subject(plan) as subject:
         for is_told in (True, False):
@@ -105,7 +105,7 @@ def measure(name: str, plan: Plan, *, took_s: float) -> Row:
         subject.forget()
         pairs: list[dict[bool, Block]] = []
         start_s = time.perf_counter()
-        while time.perf_counter() - start_s < took_s:
+        while time.perf_counter() - start_s < duration_s:
             order = (True, False) if len(pairs) % 2 == 0 else (False, True)
             pairs.append({is_told: subject.run_block(_BLOCK_S, is_told=is_told) for is_told in order})
         wall = [(pair[True].step_ms, pair[False].step_ms) for pair in pairs]
@@ -167,8 +167,8 @@ class Subject:
         self._watch = StepWatch(trainer, meter=trainer.meter, workload=WORKLOAD)
         self._busy = trainer.tiers.lanes.busy
         self._step = 0
-        self._told_s = 0.0
-        self._counting = CountingPolicy(now_s=lambda: self._told_s)
+        self._told_steps_s = 0.0
+        self._counting = CountingPolicy(now_s=lambda: self._told_steps_s)
         self.own_ms: list[float] = []
         """Of this process for one record, made and sent."""
         self.forget()
@@ -228,7 +228,7 @@ class Subject:
         result = self._trainer.step(self._batches, learning_rate=1e-4, is_counted=with_timeline)
         self._watch.end()
         self._counting.note(result.step_ms / 1000, is_counted=with_timeline)
-        self._told_s += result.step_ms / 1000
+        self._told_steps_s += result.step_ms / 1000
         if with_timeline:
             self._tell("timeline", self._watch.timeline(result))
         for _ in range(num_records):

@@ -92,6 +92,13 @@ def test_rows_are_written_in_batches(path):
     assert sizes == [BATCH_RECORDS, BATCH_RECORDS, 5]
 
 
+def test_the_wire_hears_of_a_batch_at_once(path):
+    sizes = []
+    append(path, *(step(number) for number in range(BATCH_RECORDS + 5)))
+    SampleCopier(path, attempt_number=1, record=len, mirror=lambda records: sizes.append(len(records))).copy()
+    assert sizes == [BATCH_RECORDS, 5]
+
+
 def test_the_wire_hears_of_a_record_after_the_database(path):
     order = []
     append(path, step(1))

@@ -11,7 +11,7 @@ from webapp.jobs.actions import claim_job, create_job, finish_attempt, record_sa
 from webapp.jobs.models import Job
 from webapp.live import hub as hub_module
 from webapp.live import stream as stream_module
-from webapp.live.publish import publish, stream_key, tell_of_gap
+from webapp.live.publish import publish, publish_all, stream_key, tell_of_gap
 from webapp.live.record import from_database
 from webapp.live.stream import job_events
 
@@ -102,6 +102,14 @@ async def test_a_stream_begins_with_a_snapshot_and_goes_on_with_what_is_publishe
     await client.close()
 
 
+async def test_several_samples_at_once_come_in_their_order(running, valkey):
+    client = Client(await owner_of(running), running.job_id)
+    await client.next("snapshot")
+    assert await asyncio.to_thread(publish_all, running.job_id, "sample", [sample(step) for step in (2, 3, 4)])
+    assert [(await client.next("sample"))[1]["step"] for _ in range(3)] == [2, 3, 4]
+    await client.close()
+
+
 async def test_a_resumed_stream_sends_exactly_what_was_missed(running, valkey):
     owner = await owner_of(running)
     client = Client(owner, running.job_id)
@@ -176,13 +184,13 @@ async def test_a_killed_redis_loses_no_point_and_ids_come_back_with_it(running, 
 
 async def test_a_publisher_says_that_it_dropped_something(running, valkey):
     valkey.kill()
-    assert not await asyncio.to_thread(publish, running.job_id, "sample", sample(2))
+    assert not await asyncio.to_thread(publish_all, running.job_id, "sample", [sample(1), sample(2)])
     await asyncio.to_thread(valkey.start)
     await asyncio.sleep(1.1)  # see above
     assert await asyncio.to_thread(publish, running.job_id, "sample", sample(3))
     entries = [json.loads(fields["json"]) for _, fields in valkey.client().xrange(stream_key(running.job_id))]
     assert [entry["type"] for entry in entries] == ["gap", "sample"]
-    assert entries[0]["data"] == {"num_dropped": 1}
+    assert entries[0]["data"] == {"num_dropped": 2}
 
 
 async def test_a_gap_is_told_where_nothing_else_is_said(running, valkey):
