@@ -14,10 +14,12 @@ from typing import NamedTuple
 
 from optimizer.categories import Tier
 from optimizer.estimate.convolution_scratch import Held, list_held
-from optimizer.estimate.product_scratch import hold_product, hold_tile_products
+from optimizer.estimate.experts import GROUPED_PRODUCT
+from optimizer.estimate.product_scratch import hold_grouped_product, hold_product, hold_tile_products
 from optimizer.profile.convolution import Convolution
 from optimizer.profile.profile import Op
 from optimizer.profile.sizes import Shape, evaluate
+from optimizer.time_kinds import base_name
 
 RANDOM_STATE_BYTES = 5_056
 """``torch.get_rng_state()``: a Mersenne Twister of 624 words, and what belongs to it."""
@@ -47,9 +49,10 @@ def scratch_of(op: Op, shape: Shape, *, is_half: bool) -> tuple[Held, ...]:
     if not op.sides:
         return (Held(num_bytes),) if num_bytes else ()
     sides = [evaluate(side, shape) for side in op.sides]
+    if base_name(op.name) == GROUPED_PRODUCT:
+        return tuple(hold_grouped_product(*sides[1:], form=op.form))
     if op.kind == "matmul":
-        held = hold_product(sides, form=op.form)
-        return (held,) if held is not None else ()
+        return hold_product(sides, form=op.form)
     is_backward = "backward" in op.name
     tiles = Held(num_bytes, attention_bytes(sides, is_backward=is_backward, is_half=is_half))
     products = hold_tile_products(*_tile(sides)) if is_backward and op.dtype == "bf16" else ()

@@ -10,7 +10,7 @@ differ in ``k`` or ``E``. Memory is not touched by this: all experts are there.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from optimizer.profile.profile import Op
 from optimizer.profile.sizes import Shape, monomials
 from optimizer.time_kinds import base_name
 
-_GROUPED = "_grouped_mm"
+GROUPED_PRODUCT: Final = "_grouped_mm"
 _END_BYTES = 4
 """Of one group's end, an int32."""
 
@@ -45,7 +45,7 @@ def find_experts(ops: Sequence[Op], *, element_bytes: int) -> Experts | None:
 
 
 def _read_experts(op: Op, element_bytes: int) -> Experts | None:
-    if base_name(op.name) != _GROUPED:
+    if base_name(op.name) != GROUPED_PRODUCT:
         return None
     weights_bytes, *rows = op.read_bytes
     growing = [index for index, terms in enumerate(op.flops) if terms]
@@ -71,7 +71,7 @@ def unread_bytes(ops: Sequence[Op], shape: Shape, *, element_bytes: int) -> NDAr
     values = monomials(shape)
     for index, op in enumerate(ops):
         growing = [value for terms, value in zip(op.flops, values, strict=True) if terms]
-        if base_name(op.name) != _GROUPED or len(growing) != 1:
+        if base_name(op.name) != GROUPED_PRODUCT or len(growing) != 1:
             continue
         matrix_bytes = max(op.flops) // (2 * experts.num_chosen) * element_bytes
         weights_bytes = experts.num_experts * (matrix_bytes + _END_BYTES)

@@ -46,8 +46,6 @@ def _matmul_flops(base: str, inputs: Sequence[Dims]) -> int:
     if base in ADDING:
         inputs = inputs[1:]
     left, right = inputs[0], inputs[1]
-    if base == "_grouped_mm" and len(left) == 2 and len(right) == 2:
-        return 2 * math.prod(left) * right[-1]
     return 2 * math.prod(left) * right[-1]
 
 

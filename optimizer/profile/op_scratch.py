@@ -40,7 +40,7 @@ _READ_IN_ONE_PIECE = {
     "_log_softmax_backward_data": 2,
 }
 """How many of the first arguments."""
-_PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
+_PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "_grouped_mm": 0}
 """By how many tensors come before what is multiplied."""
 _CONVOLUTION = "convolution"
 _CONVOLUTION_BACKWARD = "convolution_backward"
@@ -58,7 +58,7 @@ class Scratch(NamedTuple):
     """The same whatever the number of threads."""
     sides: tuple[int, ...] = ()
     """Of attention: the query's length, the keys' length, the width of a head. Of a product in bf16: how many, rows, columns of
-    the first, columns of the second. Empty for other ops."""
+    the first, columns of the second; of a grouped one as if one group had it all. Empty for other ops."""
     convolution: tuple[int, ...] = ()
     """As ``convolution.Convolution`` has it. Empty for other ops."""
 

@@ -28,7 +28,7 @@ from optimizer.profile.trained import FrozenBytes, Tensors
 from optimizer.serialize import from_json, to_json
 from optimizer.workload import Adapter
 
-PROFILE_VERSION: Literal[6] = 6
+PROFILE_VERSION: Literal[7] = 7
 BLOCK_CHOICES: tuple[BlockChoice, ...] = ("keep", "recompute", "selective", "offload")
 """Those traced; the other ways of offloading are priced from ``offload``: only where the bytes go differs."""
 
@@ -206,7 +206,7 @@ class Profile:
     is empty.
     """
 
-    version: Literal[6] = PROFILE_VERSION
+    version: Literal[7] = PROFILE_VERSION
     model_fingerprint: str
     model_type: str
     num_blocks: int
