@@ -138,7 +138,7 @@ class BlockTasks:
             copied=with_gradients(compiled.part_copies(part, trip=trip), gradient_bytes),
             leaves=tuple(legs for legs in leaves if legs),
             moves=partial(compiled.part_moves, part, releases=releases, trip=trip, dropped=prices.dropped),
-            list_points=partial(compiled.part_points, part, releases=releases, trip=trip, dropped=prices.dropped),
+            allocated_rise=partial(compiled.part_rise, part, releases=releases, trip=trip, dropped=prices.dropped),
             num_random_states=(-1 if is_backward else 1) if choice in REBUILDING else 0,
         )
 

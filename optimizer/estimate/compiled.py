@@ -7,7 +7,6 @@ is in memory at that point. That is all a peak over parts needs, so pricing a pl
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
@@ -24,13 +23,12 @@ from optimizer.estimate.activations import (
     read_copy,
     redirect_changes,
 )
-from optimizer.estimate.convolution_scratch import Held
-from optimizer.estimate.cpu_scratch import Point, list_points, scratch_of
+from optimizer.estimate.cpu_scratch import rise_with_scratch, scratch_of
 from optimizer.estimate.moments import Moments
 from optimizer.estimate.op_times import OpTimes
 from optimizer.estimate.parts import Change, PartBytes, PartTime, sum_changes
 from optimizer.estimate.priced_ops import KIND_SLOT, OpSizes, PricedOps, list_terms
-from optimizer.hardware.machine import Machine, Rates
+from optimizer.hardware.machine import Machine, Processor, Rates
 from optimizer.plan.activations import OFFLOADING, REBUILDING, BlockChoice
 from optimizer.plan.weights import DTYPE_BYTES, WeightsPlan
 from optimizer.profile.inference import EMBEDDING, ForwardRegime, Phase
@@ -161,46 +159,47 @@ class CompiledShape:
 
         return self.keep(("moves", name, releases, trip, dropped, arrivals), make)
 
-    def part_points(
+    def part_rise(
         self,
         name: "PartName",
+        processor: Processor,
         *,
         releases: tuple[tuple[int, int], ...] = (),
         trip: Trip | None = None,
         dropped: Dropped | None = None,
         arrivals: tuple[Arrival, ...] = (),
-    ) -> tuple[Point, ...]:
-        """Of what ``part_bytes`` sums up, the highest moments with what the CPU's kernels hold."""
+    ) -> int:
+        """How high what ``part_bytes`` sums up goes above its start with what the CPU's kernels hold; 0 if nothing."""
 
-        def make() -> tuple[Point, ...]:
-            scratch = self._scratch_in(self._part(name))
+        def make() -> int:
+            scratch = self._scratch_in(self._part(name), processor)
             if not scratch:
-                return ()
+                return 0
             placed = self._place_changes(name, releases, trip, dropped, arrivals)
-            return list_points([(change, at) for change, at, _ in placed], scratch)
+            return rise_with_scratch([(change, at) for change, at, _ in placed], scratch)
 
-        return self.keep(("points", name, releases, trip, dropped, arrivals), make)
+        return self.keep(("rise", processor, name, releases, trip, dropped, arrivals), make)
 
-    def indexed_points(self, index: int) -> tuple[Point, ...]:
+    def indexed_rise(self, index: int, processor: Processor) -> int:
         """The same of one of the profile's parts by its number."""
 
-        def make() -> tuple[Point, ...]:
+        def make() -> int:
             part = self._parts[index]
             changes = self._changes_of(part)
-            return list_points(list(zip(changes, part.changes_at, strict=True)), self._scratch_in(part))
+            return rise_with_scratch(list(zip(changes, part.changes_at, strict=True)), self._scratch_in(part, processor))
 
-        return self.keep(("indexed points", index), make)
+        return self.keep(("indexed rise", processor, index), make)
 
-    def _scratch_in(self, part: Part) -> dict[int, tuple[Held, ...]]:
+    def _scratch_in(self, part: Part, processor: Processor) -> dict[int, int]:
         """By the op's number in the part; ops that hold nothing left out."""
-        return {at: self._scratch[op] for at, op in enumerate(part.ops) if op in self._scratch}
+        scratch = self.keep(("scratch", processor), lambda: self._list_scratch(processor))
+        return {at: scratch[op] for at, op in enumerate(part.ops) if op in scratch}
 
-    @cached_property
-    def _scratch(self) -> dict[int, tuple[Held, ...]]:
+    def _list_scratch(self, processor: Processor) -> dict[int, int]:
         """By the op's number in the profile."""
         is_half = self.compute_dtype != "fp32"
-        found = ((index, scratch_of(op, self.shape, is_half=is_half)) for index, op in enumerate(self._op_list))
-        return {index: scratch for index, scratch in found if scratch}
+        found = (scratch_of(op, self.shape, is_half=is_half, processor=processor) for op in self._op_list)
+        return {index: num_bytes for index, num_bytes in enumerate(found) if num_bytes}
 
     def indexed_bytes(self, index: int) -> PartBytes:
         """Of one of the profile's parts by its number."""

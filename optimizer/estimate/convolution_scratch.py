@@ -3,20 +3,22 @@
 In fp32 torch has oneDNN do most of them (Convolution.cpp, ``use_mkldnn``), which wants its arguments in blocks of channels: the
 input, the weight and, in backward, the gradient are there a second time, and so is each result until it is laid out again
 (mkldnn/Conv.cpp). Channels are filled up to whole blocks, but for images of few channels. What a stride's backward makes has
-its channels innermost, and is there three times. Where torch does it by itself (one small image, single pixels on one thread,
-16 bits) it copies for each pixel the inputs that it is made from (``slow_conv2d``), but for single pixels.
+its channels innermost, and is there three times. Threads that divide the images have a gradient of the weight each. Where torch
+does it by itself (one small image, single pixels on one thread, 16 bits) it copies for each pixel the inputs that it is made
+from (``slow_conv2d``), but for single pixels.
 
-Found with torch's profiler and ONEDNN_VERBOSE, on a processor with AVX2 (blocks of 8). *Not modelled*: blocks of 16 (AVX-512)
-of channels that do not fill them, and 16 bits by oneDNN there, which hold less than is said here; sums of each thread in the
-weight's gradient; buffers of strided and dilated backwards; 16 bits in groups; transposed ones of few channels.
+Found with torch's profiler and ONEDNN_VERBOSE, on processors with AVX2 (blocks of 8) and AVX-512 (of 16). Whether threads
+divide images or channels is oneDNN's weighing; here they always divide images. *Not modelled*: on AVX-512 channels that do not
+fill a block, and 16 bits by oneDNN; buffers of strided and dilated backwards; 16 bits in groups; transposed ones of few channels.
 """
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from optimizer.hardware.machine import Processor
 from optimizer.profile.convolution import Convolution
 
-_BLOCK = 8
+_BLOCK, _WIDE_BLOCK = 8, 16
 _COLOURS = 3
 """Channels that the weight's gradient is made of without blocks."""
 _FP32_BYTES = 4
@@ -24,56 +26,29 @@ _MANY_IMAGES = 16
 """From which on even single pixels are oneDNN's on one thread."""
 _MANY_ELEMENTS = 20_480
 """Above which one image alone is oneDNN's."""
-_LIBRARY_MIN_THREADS = 2
 _GUARD_BYTES = 128
 """Beside what the library asks for itself."""
+_SUMS_GUARD_BYTES, _BIAS_SUMS_BYTES = 8_832, 12_416
+"""Of gradients that threads sum up, at most."""
 
 
-class Held(NamedTuple):
-    """One moment of an op: bytes beside arguments and results, and more for each thread; only from so many threads on."""
-
-    num_bytes: int
-    per_thread_bytes: int = 0
-    min_threads: int = 1
-    is_packed: bool = False
-    """Only where products in bf16 are a library's (``Machine.packs_bf16``)."""
-
-
-def list_held(convolution: Convolution) -> tuple[Held, ...]:
-    """Its moments that can be the highest."""
-    gathered_bytes = convolution.gathered_bytes
-    if not _can_be_library(convolution):
-        return (Held(gathered_bytes + _columns_bytes(convolution)),)
+def hold_convolution(convolution: Convolution, *, processor: Processor) -> int:
+    """Bytes at its highest moment."""
+    if not _is_librarys(convolution, processor.num_threads):
+        return convolution.gathered_bytes + _columns_bytes(convolution)
+    library = _Library(convolution, processor.num_threads, _WIDE_BLOCK if processor.packs_bf16 else _BLOCK)
     if convolution.is_backward:
-        moments = list(_backward(convolution))
-    else:
-        result_bytes = _out_bytes(convolution)
-        moments = [
-            moment._replace(num_bytes=moment.num_bytes - result_bytes)
-            for moment in _pass(convolution, towards_input=bool(convolution.is_transposed))
-        ]
-    if _is_library_on_one_thread(convolution):
-        return tuple(moment._replace(num_bytes=moment.num_bytes + gathered_bytes) for moment in moments)
-    more_threads = (
-        moment._replace(num_bytes=moment.num_bytes + gathered_bytes, min_threads=_LIBRARY_MIN_THREADS) for moment in moments
-    )
-    return Held(gathered_bytes + _columns_bytes(convolution)), *more_threads
+        return convolution.gathered_bytes + max(library.backward())
+    held_bytes = max(library.one_pass(towards_input=bool(convolution.is_transposed)))
+    return convolution.gathered_bytes + held_bytes - library.out_bytes
 
 
-def _can_be_library(convolution: Convolution) -> bool:
+def _is_librarys(convolution: Convolution, num_threads: int) -> bool:
     num_elements = convolution.batch * convolution.in_channels * convolution.in_pixels
-    return convolution.element_bytes == _FP32_BYTES and bool(
-        convolution.groups > 1 or convolution.kernel_is_large or convolution.batch > 1 or num_elements > _MANY_ELEMENTS
-    )
-
-
-def _is_library_on_one_thread(convolution: Convolution) -> bool:
-    return bool(
-        not convolution.is_pointwise
-        or convolution.is_strided
-        or convolution.is_dilated
-        or convolution.batch >= _MANY_IMAGES
-    )
+    is_large = convolution.groups > 1 or convolution.kernel_is_large or convolution.batch > 1 or num_elements > _MANY_ELEMENTS
+    is_more_than_pixels = not convolution.is_pointwise or convolution.is_strided or convolution.is_dilated
+    is_shared = num_threads > 1 or is_more_than_pixels or convolution.batch >= _MANY_IMAGES
+    return convolution.element_bytes == _FP32_BYTES and bool(is_large and is_shared)
 
 
 def _columns_bytes(convolution: Convolution) -> int:
@@ -88,104 +63,111 @@ def _columns_bytes(convolution: Convolution) -> int:
     return convolution.batch * patch * pixels * convolution.element_bytes
 
 
-def _backward(convolution: Convolution) -> Iterator[Held]:
-    """First the input's gradient, then, beside it, the weight's; less what is returned."""
-    input_bytes = _in_bytes(convolution) * convolution.gives_input_gradient
-    bias_bytes = convolution.out_channels * _FP32_BYTES * convolution.has_bias
-    weight_bytes = (_weight_bytes(convolution) + bias_bytes) * convolution.gives_weight_gradient
-    if convolution.gives_input_gradient:
-        for moment in _pass(convolution, towards_input=not convolution.is_transposed):
-            yield moment._replace(num_bytes=moment.num_bytes - input_bytes - weight_bytes)
-    if convolution.gives_weight_gradient:
-        is_flat = _is_flat(convolution) and convolution.in_channels == _COLOURS
-        blocked_bytes = _blocked_weight_bytes(convolution, is_flat=is_flat) + bias_bytes
-        read_bytes = _blocked_in_bytes(convolution, is_flat=is_flat) + _blocked_out_bytes(convolution)
-        yield _with_own(convolution, read_bytes + blocked_bytes - weight_bytes)
-        yield Held(blocked_bytes)
+class _Library(NamedTuple):
+    """A convolution as oneDNN does it."""
 
+    convolution: Convolution
+    num_threads: int
+    block: int
+    """Channels."""
 
-def _pass(convolution: Convolution, *, towards_input: bool) -> Iterator[Held]:
-    """From one side to the other, the result included. towards_input: as a backward does, and a transposed one forward."""
-    if towards_input:
-        is_turned = bool(convolution.is_strided) and not _is_depthwise(convolution)
-        read_bytes, made_bytes = _blocked_out_bytes(convolution), _in_bytes(convolution)
-        blocked_bytes = made_bytes
-        if convolution.is_transposed:
-            read_bytes, made_bytes = _blocked_in_bytes(convolution), _out_bytes(convolution)
+    def backward(self) -> Iterator[int]:
+        """First the input's gradient, then, beside it, the weight's; less what is returned."""
+        convolution = self.convolution
+        bias_bytes = convolution.out_channels * _FP32_BYTES * convolution.has_bias
+        weight_bytes = (self.weight_bytes + bias_bytes) * convolution.gives_weight_gradient
+        if convolution.gives_input_gradient:
+            for held_bytes in self.one_pass(towards_input=not convolution.is_transposed):
+                yield held_bytes - self.in_bytes - weight_bytes
+        if convolution.gives_weight_gradient:
+            is_flat = self.is_flat and convolution.in_channels == _COLOURS
+            blocked_bytes = self.blocked_weight_bytes(is_flat=is_flat) + bias_bytes
+            read_bytes = self.blocked_in_bytes(is_flat=is_flat) + self.blocked_out_bytes
+            sums_bytes = self.sums_bytes(blocked_bytes)
+            yield self.with_own(read_bytes + blocked_bytes - weight_bytes) + sums_bytes
+            yield blocked_bytes
+
+    def one_pass(self, *, towards_input: bool) -> Iterator[int]:
+        """From one side to the other, the result included. towards_input: as a backward does, and a transposed one forward."""
+        convolution = self.convolution
+        if towards_input:
+            is_turned = bool(convolution.is_strided) and not self.is_depthwise
+            read_bytes, made_bytes = self.blocked_out_bytes, self.in_bytes
             blocked_bytes = made_bytes
-        elif not is_turned:
-            blocked_bytes = _filled(convolution.in_channels) * convolution.batch * convolution.in_pixels * _FP32_BYTES
-        yield Held(read_bytes + _blocked_weight_bytes(convolution) + blocked_bytes)
-        yield Held(made_bytes * 3 if is_turned else blocked_bytes + made_bytes)
-        return
-    if convolution.is_transposed:
-        read_bytes, made_bytes, blocked_bytes = (
-            _blocked_out_bytes(convolution),
-            _in_bytes(convolution),
-            _blocked_in_bytes(convolution),
-        )
-    else:
-        read_bytes, made_bytes, blocked_bytes = (
-            _blocked_in_bytes(convolution, is_flat=_is_flat(convolution)),
-            _out_bytes(convolution),
-            _blocked_out_bytes(convolution),
-        )
-    weight_bytes = _blocked_weight_bytes(convolution, is_flat=_is_flat(convolution))
-    yield _with_own(convolution, read_bytes + weight_bytes + blocked_bytes)
-    yield Held(blocked_bytes + made_bytes)
+            if convolution.is_transposed:
+                read_bytes, made_bytes = self.blocked_in_bytes(), self.out_bytes
+                blocked_bytes = made_bytes
+            elif not is_turned:
+                blocked_bytes = self.blocked_in_bytes()
+            yield read_bytes + self.blocked_weight_bytes() + blocked_bytes
+            yield made_bytes * 3 if is_turned else blocked_bytes + made_bytes
+            return
+        if convolution.is_transposed:
+            read_bytes, made_bytes, blocked_bytes = self.blocked_out_bytes, self.in_bytes, self.blocked_in_bytes()
+        else:
+            read_bytes, made_bytes = self.blocked_in_bytes(is_flat=self.is_flat), self.out_bytes
+            blocked_bytes = self.blocked_out_bytes
+        yield self.with_own(read_bytes + self.blocked_weight_bytes(is_flat=self.is_flat) + blocked_bytes)
+        yield blocked_bytes + made_bytes
 
+    def with_own(self, num_bytes: int) -> int:
+        """With what the library asks for: of single pixels with a stride those that count, of one image, side by side; and a
+        bias of whole blocks.
+        """
+        convolution = self.convolution
+        if convolution.is_pointwise and convolution.is_strided:
+            pixels = min(convolution.in_pixels, convolution.out_pixels)
+            return num_bytes + _GUARD_BYTES + self.num_threads * convolution.in_channels * pixels * _FP32_BYTES
+        if convolution.has_bias and (filled := self.filled(convolution.out_channels)) > convolution.out_channels:
+            return num_bytes + _GUARD_BYTES + filled * _FP32_BYTES
+        return num_bytes
 
-def _with_own(convolution: Convolution, num_bytes: int) -> Held:
-    """With what the library asks for: of single pixels with a stride those that count, of one image, side by side; and a bias of
-    whole blocks.
-    """
-    if convolution.is_pointwise and convolution.is_strided:
-        pixels = min(convolution.in_pixels, convolution.out_pixels)
-        return Held(num_bytes + _GUARD_BYTES, convolution.in_channels * pixels * _FP32_BYTES)
-    if convolution.has_bias and (filled := _filled(convolution.out_channels)) > convolution.out_channels:
-        return Held(num_bytes + _GUARD_BYTES + filled * _FP32_BYTES)
-    return Held(num_bytes)
+    def sums_bytes(self, gradient_bytes: int) -> int:
+        """Of the weight's and the bias's gradients, where threads share the images."""
+        if self.num_threads == 1 or self.convolution.is_strided or self.convolution.groups > 1:
+            return 0
+        bias_bytes = _BIAS_SUMS_BYTES * self.convolution.has_bias
+        return (self.num_threads - 1) * gradient_bytes + _SUMS_GUARD_BYTES + bias_bytes
 
+    @property
+    def is_flat(self) -> bool:
+        """Images of a few channels stay as they are."""
+        convolution = self.convolution
+        return convolution.groups == 1 and not convolution.is_transposed and convolution.in_channels < self.block
 
-def _is_flat(convolution: Convolution) -> bool:
-    """Images of a few channels stay as they are."""
-    return convolution.groups == 1 and not convolution.is_transposed and convolution.in_channels < _BLOCK
+    @property
+    def is_depthwise(self) -> bool:
+        return 1 < self.convolution.groups == self.convolution.in_channels == self.convolution.out_channels
 
+    def filled(self, channels: int) -> int:
+        return -(-channels // self.block) * self.block
 
-def _is_depthwise(convolution: Convolution) -> bool:
-    return 1 < convolution.groups == convolution.in_channels == convolution.out_channels
+    @property
+    def in_bytes(self) -> int:
+        return self.convolution.batch * self.convolution.in_channels * self.convolution.in_pixels * _FP32_BYTES
 
+    @property
+    def out_bytes(self) -> int:
+        return self.convolution.batch * self.convolution.out_channels * self.convolution.out_pixels * _FP32_BYTES
 
-def _filled(channels: int) -> int:
-    return -(-channels // _BLOCK) * _BLOCK
+    def blocked_in_bytes(self, *, is_flat: bool = False) -> int:
+        """No copy where it stays as it is."""
+        if is_flat:
+            return 0
+        return self.convolution.batch * self.filled(self.convolution.in_channels) * self.convolution.in_pixels * _FP32_BYTES
 
+    @property
+    def blocked_out_bytes(self) -> int:
+        return self.convolution.batch * self.filled(self.convolution.out_channels) * self.convolution.out_pixels * _FP32_BYTES
 
-def _in_bytes(convolution: Convolution) -> int:
-    return convolution.batch * convolution.in_channels * convolution.in_pixels * _FP32_BYTES
+    @property
+    def weight_bytes(self) -> int:
+        convolution = self.convolution
+        return convolution.in_channels * convolution.out_channels // convolution.groups * convolution.taps * _FP32_BYTES
 
-
-def _out_bytes(convolution: Convolution) -> int:
-    return convolution.batch * convolution.out_channels * convolution.out_pixels * _FP32_BYTES
-
-
-def _blocked_in_bytes(convolution: Convolution, *, is_flat: bool = False) -> int:
-    """No copy where it stays as it is."""
-    if is_flat:
-        return 0
-    return convolution.batch * _filled(convolution.in_channels) * convolution.in_pixels * _FP32_BYTES
-
-
-def _blocked_out_bytes(convolution: Convolution) -> int:
-    return convolution.batch * _filled(convolution.out_channels) * convolution.out_pixels * _FP32_BYTES
-
-
-def _weight_bytes(convolution: Convolution) -> int:
-    pairs = convolution.in_channels * convolution.out_channels // convolution.groups
-    return pairs * convolution.taps * _FP32_BYTES
-
-
-def _blocked_weight_bytes(convolution: Convolution, *, is_flat: bool = False) -> int:
-    if convolution.groups > 1:
-        return _weight_bytes(convolution)
-    in_channels = convolution.in_channels if is_flat else _filled(convolution.in_channels)
-    return in_channels * _filled(convolution.out_channels) * convolution.taps * _FP32_BYTES
+    def blocked_weight_bytes(self, *, is_flat: bool = False) -> int:
+        convolution = self.convolution
+        if convolution.groups > 1:
+            return self.weight_bytes
+        in_channels = convolution.in_channels if is_flat else self.filled(convolution.in_channels)
+        return in_channels * self.filled(convolution.out_channels) * convolution.taps * _FP32_BYTES

@@ -10,12 +10,12 @@ some processors get for fp16.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from optimizer.categories import Tier
-from optimizer.estimate.convolution_scratch import Held, list_held
+from optimizer.estimate.convolution_scratch import hold_convolution
 from optimizer.estimate.experts import GROUPED_PRODUCT
-from optimizer.estimate.product_scratch import hold_grouped_product, hold_product, hold_tile_products
+from optimizer.estimate.product_scratch import hold_grouped_product, hold_product
+from optimizer.hardware.machine import Processor
 from optimizer.profile.convolution import Convolution
 from optimizer.profile.profile import Op
 from optimizer.profile.sizes import Shape, evaluate
@@ -30,37 +30,23 @@ _FP32_BYTES = 4
 _HALF_BYTES = 2
 
 
-class Point(NamedTuple):
-    """A moment inside a part with scratch: bytes above the part's start, and how many more for each thread. It comes only where
-    there are so many threads, and as ``Held.is_packed`` says.
-    """
-
-    num_bytes: int
-    per_thread_bytes: int = 0
-    min_threads: int = 1
-    is_packed: bool = False
-
-
-def scratch_of(op: Op, shape: Shape, *, is_half: bool) -> tuple[Held, ...]:
-    """Of one op, at one shape: empty where it holds nothing. is_half: what is computed in takes 16 bits."""
+def scratch_of(op: Op, shape: Shape, *, is_half: bool, processor: Processor) -> int:
+    """Bytes that one op holds at one shape. is_half: what is computed in takes 16 bits."""
+    num_threads = processor.num_threads
     if op.convolution:
-        return list_held(Convolution(*(evaluate(size, shape) for size in op.convolution)))
+        return hold_convolution(Convolution(*(evaluate(size, shape) for size in op.convolution)), processor=processor)
     num_bytes = max(0, evaluate(op.scratch_bytes, shape))
     if not op.sides:
-        return (Held(num_bytes),) if num_bytes else ()
+        return num_bytes
     sides = [evaluate(side, shape) for side in op.sides]
-    if base_name(op.name) == GROUPED_PRODUCT:
-        return tuple(hold_grouped_product(*sides[1:], form=op.form))
     if op.kind == "matmul":
-        return hold_product(sides, form=op.form)
+        hold = hold_grouped_product if base_name(op.name) == GROUPED_PRODUCT else hold_product
+        return hold(sides, form=op.form, num_threads=num_threads) if processor.packs_bf16 else 0
     is_backward = "backward" in op.name
-    tiles = Held(num_bytes, attention_bytes(sides, is_backward=is_backward, is_half=is_half))
-    products = hold_tile_products(*_tile(sides)) if is_backward and op.dtype == "bf16" else ()
-    with_products = (
-        held._replace(num_bytes=num_bytes + held.num_bytes, per_thread_bytes=tiles.per_thread_bytes + held.per_thread_bytes)
-        for held in products
-    )
-    return tiles, *with_products
+    tiles_bytes = num_bytes + num_threads * attention_bytes(sides, is_backward=is_backward, is_half=is_half)
+    if is_backward and op.dtype == "bf16" and processor.packs_bf16:
+        tiles_bytes += _hold_tile_products(sides, num_threads)
+    return tiles_bytes
 
 
 def attention_bytes(sides: Sequence[int], *, is_backward: bool, is_half: bool) -> int:
@@ -79,13 +65,21 @@ def _tile(sides: Sequence[int]) -> tuple[int, int, int]:
     return rows, min(keys_length, _KEYS_TILE), head_dim
 
 
-def list_points(changes: Sequence[tuple[tuple[Tier, int, int], int]], scratch: Mapping[int, Sequence[Held]]) -> tuple[Point, ...]:
-    """Those of a part that can be its highest for some number of threads.
+def _hold_tile_products(sides: Sequence[int], num_threads: int) -> int:
+    """Of attention's backward with one tile: the larger of its two products, and the number that it is scaled by."""
+    rows, columns, head_dim = _tile(sides)
+    weights_gradient = hold_product((1, columns, rows, head_dim), form="tn", num_threads=num_threads)
+    queries_gradient = hold_product((1, rows, columns, head_dim), form="nn", num_threads=num_threads)
+    held_bytes = max(weights_gradient, queries_gradient)
+    return held_bytes + _FP32_BYTES if held_bytes else 0
+
+
+def rise_with_scratch(changes: Sequence[tuple[tuple[Tier, int, int], int]], scratch: Mapping[int, int]) -> int:
+    """How high a part goes above its start while its ops hold so much. 0 where they hold nothing.
 
     changes: in order, each with the number of its op; what comes with an op is there while it runs, what goes leaves after.
     """
-    found: list[Point] = []
-    level, index = 0, 0
+    level = index = rise = 0
     for op in sorted(scratch):
         while index < len(changes) and changes[index][1] < op:
             level += _device_bytes(changes[index][0])
@@ -93,26 +87,10 @@ def list_points(changes: Sequence[tuple[tuple[Tier, int, int], int]], scratch: M
         while index < len(changes) and changes[index][1] == op and _device_bytes(changes[index][0]) >= 0:
             level += _device_bytes(changes[index][0])
             index += 1
-        found += (Point(*held)._replace(num_bytes=level + held.num_bytes) for held in scratch[op])
-    return tuple(_highest(found))
+        rise = max(rise, level + scratch[op])
+    return rise
 
 
 def _device_bytes(change: tuple[Tier, int, int]) -> int:
     tier, _, num_bytes = change
     return num_bytes if tier == "device" else 0
-
-
-def _highest(points: Sequence[Point]) -> list[Point]:
-    """Without those that another is above of, whatever the processor."""
-    kept: list[Point] = []
-    by_height = sorted(points, key=lambda each: (-each.per_thread_bytes, -each.num_bytes, each.min_threads, each.is_packed))
-    for point in by_height:
-        if not any(_is_above(other, point) for other in kept):
-            kept.append(point)
-    return kept
-
-
-def _is_above(other: Point, point: Point) -> bool:
-    """Wherever the point comes; of those with as much for each thread, or more."""
-    comes_too = other.min_threads <= point.min_threads and other.is_packed <= point.is_packed
-    return comes_too and other.num_bytes >= point.num_bytes

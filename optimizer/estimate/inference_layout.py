@@ -147,7 +147,7 @@ class PassLayout:
                 bytes=compiled.part_bytes(part, arrivals=arrivals),
                 time=compiled.part_time(part, self.machine, rates_key=self._rates_key),
                 moves=partial(compiled.part_moves, part, arrivals=arrivals),
-                list_points=partial(compiled.part_points, part, arrivals=arrivals),
+                allocated_rise=partial(compiled.part_rise, part, arrivals=arrivals),
             )
 
         return compiled.keep(("task", part, arrivals, self._rates_key), make)

@@ -84,7 +84,7 @@ class PrefixCosts:
             arrives=(states,),
             begins=tuple(begins),
             moves=lambda: compiled.part_moves(part),
-            list_points=lambda: compiled.part_points(part),
+            allocated_rise=lambda processor: compiled.part_rise(part, processor),
         )
 
     @cached_property

@@ -6,12 +6,12 @@ from typing import Final
 
 from optimizer.categories import CATEGORIES
 from optimizer.estimate.compiled import Move, drop_gradients
-from optimizer.estimate.cpu_scratch import Point
 from optimizer.estimate.logits_and_loss import estimate_chunked_head
 from optimizer.estimate.part_prices import PartPrices, with_gradients
 from optimizer.estimate.parts import Change, sum_changes
 from optimizer.estimate.tasks import Task, add_legs, as_moves
 from optimizer.estimate.update import update_key
+from optimizer.hardware.machine import Processor
 from optimizer.plan.activations import BlockChoice
 from optimizer.plan.plan import Plan
 from optimizer.profile.extent import traced_choice
@@ -67,7 +67,7 @@ class OutsideTasks:
         prices, compiled, head = self._prices, self._prices.compiled, self._head
         dropped = prices.dropped
         moves: Callable[[], Sequence[Move]]
-        points: Callable[[], tuple[Point, ...]] | None
+        allocated_rise: Callable[[Processor], int] | None
         if head is not None and part in head.bytes:
             part_bytes, time = head.bytes[part], head.time[part]
             changes: list[Change] = [
@@ -77,13 +77,13 @@ class OutsideTasks:
             if dropped is not None:
                 changes = list(drop_gradients(changes, dropped, region=_LOGITS))
                 part_bytes = sum_changes(changes)
-            moves, points = partial(as_moves, changes), None
+            moves, allocated_rise = partial(as_moves, changes), None
         else:
             time = prices.time(part)
             part_bytes = compiled.part_bytes(part, dropped=dropped)
             kept_net = compiled.part_bytes(part).net
             moves = partial(compiled.part_moves, part, dropped=dropped)
-            points = partial(compiled.part_points, part, dropped=dropped)
+            allocated_rise = partial(compiled.part_rise, part, dropped=dropped)
         gradient_bytes = int(kept_net[_GRADIENTS]) if prices.leaves_gradients and phase == "backward" else 0
         leaving = prices.gradients_legs(gradient_bytes, is_first=is_first)
         return Task(
@@ -96,5 +96,5 @@ class OutsideTasks:
             waits_for=() if block is None else (update_key(block if block < 0 else self._num_blocks),),
             leaves=(leaving,) if leaving else (),
             moves=moves,
-            list_points=points,
+            allocated_rise=allocated_rise,
         )

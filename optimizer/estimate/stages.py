@@ -19,7 +19,6 @@ import numpy as np
 from optimizer.categories import CATEGORIES
 from optimizer.estimate.batch import estimate_input_bytes, inputs_pile_up
 from optimizer.estimate.compiled import CompiledShape
-from optimizer.estimate.cpu_scratch import Point
 from optimizer.estimate.logits_and_loss import list_evaluation, read_head
 from optimizer.estimate.moments import Moments
 from optimizer.estimate.optimizer_state import (
@@ -34,7 +33,6 @@ from optimizer.estimate.schedule import Layout
 from optimizer.estimate.simulate import Highest, Resident, Simulation
 from optimizer.estimate.tasks import single
 from optimizer.estimate.tensors import TensorList
-from optimizer.estimate.unmetered import highest_of
 from optimizer.estimate.update import list_update_tasks, update_inputs
 from optimizer.estimate.weights import list_forward_moves, list_streamed_bytes
 from optimizer.hardware.machine import Machine, Processor
@@ -244,18 +242,17 @@ def _find_highest(
     best: tuple[int, Bytes] = (1, come[0])
     moment = "forward"
 
-    def run(part: PartBytes, points: tuple[Point, ...], name: str) -> None:
+    def run(part: PartBytes, allocated_rise: int, name: str) -> None:
         nonlocal level, best_bytes, best, moment, allocated_bytes
         if level + part.rise > best_bytes:
             best_bytes, best, moment = level + part.rise, (len(come), part.at_rise), name
         if processor is not None:
-            rise = max(part.rise, highest_of(points, processor))
-            allocated_bytes = max(allocated_bytes, level + rise)
+            allocated_bytes = max(allocated_bytes, level + max(part.rise, allocated_rise))
         level += part.net_bytes
         come.append(part.net)
 
     def run_indexed(index: int, name: str) -> None:
-        run(compiled.indexed_bytes(index), compiled.indexed_points(index) if processor else (), name)
+        run(compiled.indexed_bytes(index), compiled.indexed_rise(index, processor) if processor else 0, name)
 
     run_indexed(evaluation.prologue, "forward")
     for block, template in enumerate(compiled.regime.block_templates):
@@ -268,7 +265,7 @@ def _find_highest(
     if streamed:
         level -= streamed[-1]
         come.append(single("weights", -streamed[-1]))
-    run(_head_bytes(profile, compiled, evaluation, plan=plan), (), "head and loss")
+    run(_head_bytes(profile, compiled, evaluation, plan=plan), 0, "head and loss")
     num_before, at_rise = best
     return _Evaluated(peak=np.sum(come[:num_before], axis=0) + at_rise, moment=moment, allocated_bytes=allocated_bytes)
 

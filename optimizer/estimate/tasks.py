@@ -12,10 +12,10 @@ import numpy as np
 
 from optimizer.categories import CATEGORIES, Category, Link
 from optimizer.estimate.compiled import NO_COPIES, Move
-from optimizer.estimate.cpu_scratch import Point
 from optimizer.estimate.parts import Bytes, Change, PartBytes, PartTime
 from optimizer.estimate.prediction import Lane
 from optimizer.estimate.transfers import Event, Legs, Transfer, make_event
+from optimizer.hardware.machine import Processor
 
 _SLOT = {name: index for index, name in enumerate(CATEGORIES)}
 _LOGITS = _SLOT["logits_and_loss"]
@@ -47,14 +47,10 @@ class Task:
     """Waits for everything that was begun."""
     moves: Callable[[], Sequence[Move]] | None = field(default=None, compare=False, repr=False)
     """What ``bytes`` sums up, change by change, for a replay; None where all comes and goes at once."""
-    list_points: Callable[[], tuple[Point, ...]] | None = field(default=None, compare=False, repr=False)
-    """Of ``bytes`` the highest moments with what the CPU's kernels hold; None where no kernel holds anything."""
+    allocated_rise: Callable[[Processor], int] | None = field(default=None, compare=False, repr=False)
+    """How high ``bytes`` goes above its start with what the CPU's kernels hold; None where no kernel holds anything."""
     num_random_states: int = 0
     """That this begins to keep, of a block that runs forward again, or, below 0, lets go of when it ends."""
-
-    @cached_property
-    def points(self) -> tuple[Point, ...]:
-        return self.list_points() if self.list_points is not None else ()
 
     def describe(self, num_blocks: int) -> str:
         return f"{self.phase} of block {self.block + 1} of {num_blocks}" if self.block >= 0 else self.name

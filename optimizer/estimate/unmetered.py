@@ -4,9 +4,7 @@ What that is: ``cpu_scratch.py``. The highest moment with it need not be the hig
 again, task by task.
 """
 
-from collections.abc import Sequence
-
-from optimizer.estimate.cpu_scratch import RANDOM_STATE_BYTES, Point
+from optimizer.estimate.cpu_scratch import RANDOM_STATE_BYTES
 from optimizer.estimate.parts import Bytes
 from optimizer.estimate.runs import Run, Schedule
 from optimizer.hardware.machine import Processor
@@ -27,32 +25,20 @@ def estimate_allocated_peak(schedule: Schedule, resident: Bytes, *, processor: P
     return max(peak, level + _top(schedule.update, processor=processor))
 
 
-def highest_of(points: Sequence[Point], processor: Processor) -> int:
-    """Above the part's start; 0 without points."""
-    num_threads, packs_bf16 = processor
-    return max(
-        (
-            point.num_bytes + num_threads * point.per_thread_bytes
-            for point in points
-            if num_threads >= point.min_threads and (packs_bf16 or not point.is_packed)
-        ),
-        default=0,
-    )
-
-
 def _top(run: Run, *, processor: Processor) -> int:
     """Above the run's start."""
     level = top = num_states = 0
     rises: dict[int, int] = {}
-    """By task: a run may hold the same one many times."""
+    """By what works it out, which blocks that are alike share."""
     for task in run.tasks:
         net, rise, _, _ = task.totals
         if task.num_random_states > 0:
             num_states += 1
-        if task.points:
-            if id(task) not in rises:
-                rises[id(task)] = max(rise, highest_of(task.points, processor))
-            rise = rises[id(task)]
+        if task.allocated_rise is not None:
+            key = id(task.allocated_rise)
+            if key not in rises:
+                rises[key] = max(rise, task.allocated_rise(processor))
+            rise = rises[key]
         top = max(top, level + num_states * RANDOM_STATE_BYTES + rise)
         if task.num_random_states < 0:
             num_states -= 1

@@ -5,9 +5,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from optimizer.estimate.convolution_scratch import Held, list_held
-from optimizer.estimate.cpu_scratch import Point, list_points, scratch_of
-from optimizer.estimate.unmetered import highest_of
+from optimizer.estimate.convolution_scratch import hold_convolution
+from optimizer.estimate.cpu_scratch import rise_with_scratch, scratch_of
 from optimizer.hardware.machine import Processor
 from optimizer.hardware.probe.facts import has_library_for_bf16
 from optimizer.profile.convolution import Convolution
@@ -18,9 +17,8 @@ from optimizer.profile.profile import Op
 from optimizer.profile.sizes import NO_TERMS
 
 BF16 = torch.bfloat16
-only_without_librarys_blocks = pytest.mark.skipif(
-    torch.backends.cpu.get_cpu_capability() != "AVX2", reason="which blocks oneDNN takes is the processor's"
-)
+HAS_WIDE_BLOCKS = torch.backends.cpu.get_cpu_capability() != "AVX2"
+NOT_MODELLED = {"one channel", "16 bits", "blocks not filled", "transposed"} if HAS_WIDE_BLOCKS else set()
 
 
 def processor(num_threads):
@@ -59,8 +57,7 @@ def predict(watched, *, num_threads=1):
                 scratch_bytes=constant(scratch.num_bytes), sides=tuple(map(constant, scratch.sides)),
                 dtype="bf16" if dtype == BF16 else "fp32", form=form,
             )  # fmt: skip
-            held = scratch_of(op, (1, 1), is_half=dtype == BF16)
-            return highest_of([Point(*each) for each in held], processor(num_threads))
+            return scratch_of(op, (1, 1), is_half=dtype == BF16, processor=processor(num_threads))
     return 0
 
 
@@ -183,21 +180,27 @@ CONVOLUTIONS = {
 }
 
 
-@only_without_librarys_blocks
-@pytest.mark.parametrize("name", CONVOLUTIONS)
+@pytest.mark.parametrize("name", [name for name in CONVOLUTIONS if name not in NOT_MODELLED])
 def test_a_convolution_and_its_backward_hold_what_is_predicted_of_them(name):
     for call, args in CONVOLUTIONS[name]():
         assert predict_convolution(call, args) == measure(lambda call=call, args=args: call(*args))
+
+
+@pytest.mark.parametrize("name", ["colours", "unbiased", "behind a transpose", "one large image", "single pixels of many images"])
+def test_threads_that_divide_the_images_sum_up_a_gradient_of_the_weight_each(name):
+    torch.set_num_threads(2)
+    for call, args in CONVOLUTIONS[name]():
+        measured = measure(lambda call=call, args=args: call(*args))
+        assert measured <= predict_convolution(call, args, num_threads=2) <= 1.1 * measured
 
 
 def predict_convolution(call, args, *, num_threads=1):
     returned = call(*args)
     outputs = [returned] if isinstance(returned, torch.Tensor) else returned
     convolution = Convolution(*read_scratch(f"aten.{call.__name__}.default", (), outputs, args=args).convolution)
-    return highest_of([Point(*held) for held in list_held(convolution)], processor(num_threads))
+    return hold_convolution(convolution, processor=processor(num_threads))
 
 
-@only_without_librarys_blocks
 def test_single_pixels_are_the_librarys_on_more_than_one_thread():
     torch.set_num_threads(2)
     *_, (call, args) = CONVOLUTIONS["single pixels of a few images"]()
@@ -244,11 +247,13 @@ PRODUCTS = {
     "deeper than is laid out at once": (63, 600, 320),
     "many strips": (96, 800, 1432),
     "rows whose pieces divide": (700, 64, 64),
+    "a depth that threads divide": (200, 2048, 48),
+    "rows that meet in the cache": (1024, 4096, 80),
 }
 
 
 @pytest.mark.skipif(not has_library_for_bf16(), reason="products in bf16 are torch's own here")
-@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
 @pytest.mark.parametrize("form", ["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_a_product_in_bf16_holds_what_is_predicted_of_it(name, form, num_threads):
@@ -262,42 +267,36 @@ def test_a_product_in_bf16_holds_what_is_predicted_of_it(name, form, num_threads
         with Watching() as watched:
             run()
         measured = measure(run)
-        # More is said of threads that share a piece unevenly or take fewer strips at once, and of single columns.
-        most = 1 if num_threads == 1 and name not in ("one column", "outer") else 5
+        # Of a depth of 1 the layout is not known, and more is said.
+        most = 1.5 if name == "outer" else 1
         assert measured <= predict(watched, num_threads=num_threads) <= measured * most
 
 
 def test_a_moment_has_what_came_with_the_op_and_what_goes_after_it():
     changes = [(("device", 0, 100), 0), (("host", 0, 999), 0), (("device", 1, 50), 1), (("device", 0, -100), 1)]
-    assert list_points(changes, {1: (Held(7),)}) == (Point(157, 0),)
-    assert list_points(changes, {0: (Held(7),)}) == (Point(107, 0),)
-
-
-def test_moments_that_another_is_above_of_for_any_number_of_threads_are_left_out():
-    changes = [(("device", 0, 10), 0), (("device", 0, 10), 1), (("device", 0, 10), 2)]
-    found = list_points(changes, {0: (Held(0, 5),), 1: (Held(0, 4),), 2: (Held(0, 4),)})
-    assert set(found) == {Point(10, 5), Point(30, 4)}
-
-
-def test_a_moment_of_more_threads_is_kept_beside_a_lower_one_of_any_number():
-    found = list_points([(("device", 0, 10), 0)], {0: (Held(0), Held(5, min_threads=2))})
-    assert [highest_of(found, Processor(each)) for each in (1, 2)] == [10, 15]
-
-
-def test_what_a_library_holds_counts_where_there_is_one():
-    found = list_points([(("device", 0, 10), 0)], {0: (Held(1), Held(5, is_packed=True), Held(3))})
-    assert [highest_of(found, Processor(1, packs_bf16=packs)) for packs in (False, True)] == [13, 15]
+    assert rise_with_scratch(changes, {1: 7}) == 157
+    assert rise_with_scratch(changes, {0: 7}) == 107
+    assert rise_with_scratch(changes, {0: 60, 1: 7}) == 160
 
 
 def test_an_op_without_changes_of_its_own_stands_on_what_is_there():
     changes = [(("device", 0, 10), 0), (("device", 0, -4), 0)]
-    assert list_points(changes, {3: (Held(1),)}) == (Point(7, 0),)
+    assert rise_with_scratch(changes, {3: 1}) == 7
+
+
+def test_products_in_bf16_hold_nothing_where_no_library_makes_them():
+    op = Op(
+        name="aten.mm.default", kind="matmul", flops=NO_TERMS, read_bytes=NO_TERMS, written_bytes=NO_TERMS,
+        sides=tuple(map(constant, (1, 64, 64, 64))), dtype="bf16", form="nn",
+    )  # fmt: skip
+    held = [scratch_of(op, (1, 1), is_half=True, processor=Processor(2, packs_bf16=packs)) for packs in (False, True)]
+    assert held[0] == 0 < held[1]
 
 
 @pytest.mark.skipif(not has_library_for_bf16(), reason="products in bf16 are torch's own here")
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("sizes", [(40, 24), (24, 40), (128, 64), (64, 320), (600, 64)])
-@pytest.mark.parametrize("num_rows", [1, 24, 100, 300, 700])
+@pytest.mark.parametrize("num_rows", [1, 24, 100, 300, 700, 2050])
 def test_products_over_experts_hold_no_more_than_is_said_however_tokens_choose(num_rows, sizes, num_threads):
     torch.set_num_threads(num_threads)
     width, out = sizes
