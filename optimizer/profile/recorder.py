@@ -28,6 +28,7 @@ _SCALES_BY_FREQUENCY = 4
 _VIEWED = Viewed()
 _SHADOW_DTYPES = frozenset({torch.int64, torch.int32, torch.bool})
 _CONSTANTS = frozenset({"aten.ones.default", "aten.zeros.default", "aten.full.default"})
+_COPIES = frozenset({"aten.copy_.default", "aten.clone.default"})
 """Masks of floats begin as one of these (BART)."""
 
 
@@ -122,14 +123,17 @@ class Recorder(Meter):  # type: ignore[no-untyped-call]
     ) -> Ran:
         name = traits.name
         kind = classify_op(name)
-        if name == "aten.copy_.default":
-            target_on_host, source_on_host = (self._is_on_host(tensor) for tensor in inputs[:2])
+        if name in _COPIES:
+            is_new = len(inputs) == 1
+            target, source = (outputs[0], inputs[0]) if is_new else inputs[:2]
+            target_on_host = self._slot >= NUM_CATEGORIES if is_new else self._is_on_host(target)
+            source_on_host = self._is_on_host(source)
             if target_on_host or source_on_host:
-                num_bytes = inputs[0].nbytes
-                if inputs[1].untyped_storage()._cdata not in self._live:
+                num_bytes = target.nbytes
+                if source.untyped_storage()._cdata not in self._live:
                     self.constants.add(num_bytes)
                 # By dtype, which decides what compression would make of it.
-                name = f"copy.{str(inputs[0].dtype).removeprefix('torch.')}"
+                name = f"copy.{str(target.dtype).removeprefix('torch.')}"
                 return Ran(name, "copy_out" if target_on_host else "copy_in", 0, num_bytes, num_bytes)
         is_causal = kind == "attention" and any(argument is True for argument in args)
         return Ran(

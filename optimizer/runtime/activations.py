@@ -35,7 +35,8 @@ from optimizer.errors import InvalidPlan
 from optimizer.plan.activations import ActivationsPlan, BlockChoice, Compression
 from optimizer.runtime.meter import Meter
 from optimizer.runtime.selective import make_selective_contexts
-from optimizer.runtime.tiers.copies import DeviceCopy, Layout, OffloadedCopy, view_of
+from optimizer.runtime.tiers.copies import DeviceCopy, Layout, OffloadedCopy, typed, view_of
+from optimizer.runtime.tiers.plain_copies import PlainCopies
 from optimizer.runtime.tiers.tiers import OffloadPlace, Tiers
 
 _CATEGORY: Category = "activations"
@@ -112,12 +113,13 @@ def _with_hidden(run: Callable[..., Any], hidden: torch.Tensor, **kwargs: Any) -
 
 def _offloading(block: nn.Module, schedule: "_Offloads", index: int, place: OffloadPlace) -> Callable[..., Any]:
     forward = block.forward
+    own = (*block.parameters(), *block.buffers())
 
     @functools.wraps(forward)
     def offloading(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        staying = [*block.parameters(), *block.buffers(), *_tensors_in((args[1:], kwargs))]
+        staying = [*own, *_tensors_in((args[1:], kwargs))]
         if not args:
             hidden = kwargs.get("hidden_states")
             staying = [tensor for tensor in staying if tensor is not hidden]
@@ -143,7 +145,7 @@ class _Moved:
         self.position = position
         """Among what its block moved, in the order of leaving."""
         self.device_copy: DeviceCopy | None = None
-        self.num_waiting = 0
+        self.num_waiting = 1
         self.is_used = False
 
     def holds(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
@@ -159,12 +161,18 @@ class _Offloads:
     def __init__(self, tiers: Tiers, compress: Compression) -> None:
         self.tiers = tiers
         self.compress = compress
-        self._groups: dict[int, _Group] = {}
+        is_plain = compress == "none" and not tiers.is_asynchronous
+        self._plain = tiers.plain_copies(_CATEGORY) if is_plain else None
+        self._groups: dict[int, _Group | _PlainGroup] = {}
 
-    def begin(self, index: int, place: OffloadPlace, staying: set[int]) -> "_Group":
+    def begin(self, index: int, place: OffloadPlace, staying: set[int]) -> "_Group | _PlainGroup":
         self.tiers.begin_group()
-        before = self._groups.get(index)
-        group = _Group(self, index, place, staying, expected=before.used if before is not None else [])
+        group: _Group | _PlainGroup
+        if place == "host" and self._plain is not None:
+            group = _PlainGroup(self, index, self._plain, staying)
+        else:
+            before = self._groups.get(index)
+            group = _Group(self, index, place, staying, expected=before.used if isinstance(before, _Group) else [])
         self._groups[index] = group
         return group
 
@@ -173,7 +181,7 @@ class _Offloads:
             moved.device_copy = self.tiers.fetch(moved.copy, category=_CATEGORY)
         return moved.device_copy
 
-    def enter_backward(self, group: "_Group") -> None:
+    def enter_backward(self, group: "_Group | _PlainGroup") -> None:
         """Start fetching this block and the offloaded one whose backward comes next."""
         earlier = [other for other in self._groups if other < group.index]
         coming = [*group.coming(), *(self._groups[max(earlier)].coming() if earlier else ())]
@@ -200,7 +208,6 @@ class _Group:
         self._by_storage: dict[int, weakref.ref[_Moved]] = {}
         self.order: list[weakref.ref[_Moved]] = []
         self._in_backward = False
-        self._copies_alike = place == "host" and schedule.compress == "none" and not schedule.tiers.is_asynchronous
 
     def pack(self, tensor: torch.Tensor) -> Any:
         tiers = self._schedule.tiers
@@ -213,20 +220,13 @@ class _Group:
         if moved is not None and moved.holds(tensor, storage):
             moved.num_waiting += 1
             return moved, Layout(tensor)
-        is_whole = tensor.is_contiguous() and tensor.nbytes == storage.nbytes()
         copy = tiers.offload(
-            storage,
-            category=_CATEGORY,
-            dtype=tensor.dtype,
-            place=self._place,
-            compress=self._schedule.compress,
-            whole=tensor if is_whole else None,
+            storage, category=_CATEGORY, dtype=tensor.dtype, place=self._place, compress=self._schedule.compress
         )
         moved = _Moved(copy, tensor, storage, position=len(self.order))
         self._by_storage[key] = known = weakref.ref(moved)
         self.order.append(known)
-        moved.num_waiting = 1
-        return moved, None if is_whole and self._copies_alike else Layout(tensor)
+        return moved, Layout(tensor)
 
     def unpack(self, packed: Any) -> torch.Tensor:
         if isinstance(packed, torch.Tensor):
@@ -242,7 +242,7 @@ class _Group:
         moved.num_waiting -= 1
         if moved.num_waiting <= 0:
             moved.device_copy = None
-        return data if layout is None else view_of(data, like=layout)
+        return view_of(data, like=layout)
 
     def coming(self) -> Iterator[_Moved]:
         """What is still waited for, in the order in which backward is expected to come to it."""
@@ -251,6 +251,65 @@ class _Group:
             moved = self.order[position]()
             if moved is not None and moved.num_waiting:
                 yield moved
+
+
+class _PlainMoved:
+    """``_Moved`` of a ``_PlainGroup``."""
+
+    __slots__ = ("__weakref__", "back", "home", "num_waiting", "source", "version")
+
+    def __init__(self, home: torch.Tensor, storage: torch.UntypedStorage, version: int) -> None:
+        self.home = home
+        self.source = weakref.ref(storage)
+        self.version = version
+        self.back: torch.Tensor | None = None
+        self.num_waiting = 1
+
+
+class _PlainGroup:
+    """A ``_Group`` on the CPU device whose copies go to the host as they are: none is under way, so none is expected."""
+
+    def __init__(self, schedule: _Offloads, index: int, copies: PlainCopies, staying: set[int]) -> None:
+        self._schedule = schedule
+        self.index = index
+        self._copies = copies
+        self._staying = staying
+        self._by_storage: dict[int, weakref.ref[_PlainMoved]] = {}
+        self._in_backward = False
+
+    def pack(self, tensor: torch.Tensor) -> Any:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._staying:
+            return tensor
+        known = self._by_storage.get(key)
+        moved = known() if known is not None else None
+        version = tensor._version
+        if moved is not None and moved.source() is storage and moved.version == version:
+            moved.num_waiting += 1
+            return moved, Layout(tensor)
+        is_whole = tensor.is_contiguous() and tensor.nbytes == storage.nbytes()
+        source = tensor if is_whole else typed(storage, dtype=tensor.dtype, device=tensor.device)
+        moved = _PlainMoved(self._copies.leave(source), storage, version)
+        self._by_storage[key] = weakref.ref(moved)
+        return moved, None if is_whole else Layout(tensor)
+
+    def unpack(self, packed: torch.Tensor | tuple[_PlainMoved, Layout | None]) -> torch.Tensor:
+        if not isinstance(packed, tuple):
+            return packed
+        moved, layout = packed
+        if not self._in_backward:
+            self._in_backward = True
+            self._schedule.enter_backward(self)
+        data = moved.back
+        if data is None:
+            data = self._copies.come_back(moved.home)
+        moved.num_waiting -= 1
+        moved.back = data if moved.num_waiting > 0 else None
+        return data if layout is None else view_of(data, like=layout)
+
+    def coming(self) -> Iterator[_Moved]:
+        return iter(())
 
 
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:

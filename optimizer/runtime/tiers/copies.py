@@ -147,14 +147,6 @@ def typed(storage: torch.UntypedStorage, *, dtype: torch.dtype, device: torch.de
     return torch.empty(0, dtype=dtype, device=device).set_(storage, 0, (num_elements,), (1,))
 
 
-def copy_alike(source: torch.Tensor, target: torch.Tensor) -> None:
-    """On the CPU, between tensors of the same dtype, shape and strides without gaps; autograd's versions may move."""
-    if _is_quick_alone(source, target):
-        ctypes.memmove(target.data_ptr(), source.data_ptr(), source.nbytes)
-    else:
-        target.copy_(source)
-
-
 def copy_bytes(source: torch.Tensor, target: torch.Tensor) -> None:
     """On the CPU, between contiguous tensors of as many bytes; autograd's versions do not move."""
     if not (source.is_contiguous() and target.is_contiguous()):

@@ -42,12 +42,12 @@ from optimizer.runtime.tiers.copies import (
     OffloadedCopy,
     as_bytes,
     bytes_of,
-    copy_alike,
     copy_bytes,
     typed,
 )
 from optimizer.runtime.tiers.host_memory import HostArena, PinnedBuffers, Staging
 from optimizer.runtime.tiers.opened import OpenStores, StorePlace
+from optimizer.runtime.tiers.plain_copies import PlainCopies
 from optimizer.runtime.tiers.transfers import Background, StoredBuffer, StoredCopy, Transfer
 
 OffloadPlace = Literal["host"] | StorePlace
@@ -73,8 +73,8 @@ class Tiers:
         self.device = device
         self._is_cuda = device.type == "cuda"
         self.meter = meter
-        self.copied_bytes: dict[Link, int] = dict.fromkeys(LINKS, 0)
-        """Moved over each link since the start."""
+        self._copied_bytes: dict[Link, int] = dict.fromkeys(LINKS, 0)
+        self._plain_copies: dict[Category, PlainCopies] = {}
         self.lanes = LaneClock()
         """What copies, stores and waiting for them take, as far as this program's threads see it."""
         self._count_lock = threading.Lock()
@@ -87,6 +87,16 @@ class Tiers:
         self._packings: dict[tuple[int, torch.dtype, Compression], Packing] = {}
         self._stores = OpenStores(scratch=scratch, url=remote_url)
         self._background: Background | None = None
+
+    @property
+    def copied_bytes(self) -> dict[Link, int]:
+        """Moved over each link since the start."""
+        with self._count_lock:
+            copied_bytes = dict(self._copied_bytes)
+        for copies in self._plain_copies.values():
+            copied_bytes["device_to_host"] += copies.num_bytes_out
+            copied_bytes["host_to_device"] += copies.num_bytes_in
+        return copied_bytes
 
     # What is in use.
 
@@ -262,17 +272,17 @@ class Tiers:
         dtype: torch.dtype = torch.uint8,
         place: OffloadPlace = "host",
         compress: Compression = "none",
-        whole: torch.Tensor | None = None,
     ) -> OffloadedCopy:
         """Copy a device storage away. On CUDA its device bytes are let go by ``begin_group`` and ``settle``.
 
         dtype: of the tensors over it; decides what ``compress`` makes of it.
-        whole: a tensor that is all of it in one piece, if there is one: spares the CPU device a view.
         Raises OutOfHostMemory, DiskFull, RemoteStoreFull, RemoteStoreLost, and so may ``fetch`` for what was written meanwhile.
         """
         packing = self._packing(storage.nbytes(), dtype, compress)
-        if place == "host" and self._copy_stream is None and packing.compress == "none":
-            return self._offload_as_it_is(storage, packing, category, whole=whole)
+        if place == "host" and compress == "none" and not self.is_asynchronous:
+            # By dtype, so that a trace shows what could be packed.
+            home = self.plain_copies(category).leave(typed(storage, dtype=dtype, device=self.device))
+            return HostCopy((home,), packing, None)
         source = bytes_of(storage, self.device)
         copy: OffloadedCopy
         if place == "host":
@@ -287,6 +297,13 @@ class Tiers:
             self._leaving[-1].sources.append(source)
         return copy
 
+    def plain_copies(self, category: Category) -> PlainCopies:
+        """What ``offload`` to the host and ``fetch`` do on the CPU device, for tensors instead of storages."""
+        found = self._plain_copies.get(category)
+        if found is None:
+            found = self._plain_copies[category] = PlainCopies(category, meter=self.meter, lanes=self.lanes)
+        return found
+
     def prefetch(self, copies: Sequence[OffloadedCopy]) -> None:
         """Read ahead from the stores into staging, in this order, as far as it goes. Of no effect on what is on the host.
 
@@ -299,8 +316,9 @@ class Tiers:
     def fetch(self, copy: OffloadedCopy, *, category: Category) -> DeviceCopy:
         """Copy bytes back to the device, under ``category``."""
         packing = copy.packing
-        if isinstance(copy, HostCopy) and self._copy_stream is None and packing.compress == "none":
-            return self._fetch_as_it_is(copy, category)
+        if isinstance(copy, HostCopy) and packing.compress == "none" and not self.is_asynchronous:
+            (home,) = copy.pieces
+            return DeviceCopy(self.plain_copies(category).come_back(home), None)
         with self._region(category, on_host=False):
             data = torch.empty(packing.num_bytes, dtype=torch.uint8, device=self.device)
         if isinstance(copy, StoredCopy):
@@ -337,27 +355,6 @@ class Tiers:
         with self.lanes.busy("copy_out"):
             packing.pack(source, (data,))
         return HostCopy((data,), packing, None)
-
-    def _offload_as_it_is(
-        self, storage: torch.UntypedStorage, packing: Packing, category: Category, *, whole: torch.Tensor | None
-    ) -> HostCopy:
-        """On the CPU device, in as few ops as can be; by dtype, so that a trace shows what could be packed."""
-        self._count("device_to_host", packing.packed_bytes)
-        source = typed(storage, dtype=packing.dtype, device=self.device) if whole is None else whole
-        with self._region(category, on_host=True):
-            data = torch.empty_like(source)
-        with self.lanes.busy("copy_out"):
-            copy_alike(source, data)
-        return HostCopy((data,), packing, None)
-
-    def _fetch_as_it_is(self, copy: HostCopy, category: Category) -> DeviceCopy:
-        (home,) = copy.pieces
-        self._count("host_to_device", copy.packing.packed_bytes)
-        with self._region(category, on_host=False):
-            data = torch.empty_like(home)
-        with self.lanes.busy("copy_in"):
-            copy_alike(home, data)
-        return DeviceCopy(data, None)
 
     def _write_units(self, copy: StoredCopy, source: torch.Tensor) -> None:
         """Through the slabs to the store: the device's part here, the store's part in the background."""
@@ -416,7 +413,7 @@ class Tiers:
     def _count(self, link: Link, num_bytes: int) -> None:
         # Updates on the host count from a thread of their own.
         with self._count_lock:
-            self.copied_bytes[link] += num_bytes
+            self._copied_bytes[link] += num_bytes
 
     def _take_pinned(self, num_bytes: int, category: Category) -> tuple[torch.Tensor, ...]:
         try:

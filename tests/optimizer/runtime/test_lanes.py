@@ -75,6 +75,22 @@ def test_spans_tell_when_and_only_when_asked_for(now, lanes):
     assert lanes.take().spans == ()
 
 
+def test_a_tally_is_told_with_the_rest_and_starts_anew_with_it(now, lanes):
+    tally = lanes.tally("copy_in")
+    lanes.begin(with_spans=True)
+    now.advance(1)
+    with lanes.busy("copy_in"):
+        now.advance(2)
+    tally.busy_s += 0.003
+    tally.spans.append((now.s + 0.001, now.s + 0.004))
+    times = lanes.take()
+    assert times.busy_ms == times.stall_ms == {"copy_in": pytest.approx(5)}
+    assert [(span.begin_ms, span.is_stall) for span in times.spans] == [(pytest.approx(1), True), (pytest.approx(4), True)]
+    assert tally.spans is None
+    lanes.begin()
+    assert lanes.take() == LaneTimes()
+
+
 def test_a_new_step_starts_from_nothing(now, lanes):
     with lanes.busy("host"):
         now.advance(1)

@@ -73,8 +73,13 @@ def test_bytes_come_back_as_they_left():
 def test_a_whole_that_is_transposed_comes_back_as_it_lay(size):
     tiers = Tiers(device=CPU)
     whole = torch.randn(size).T
-    copy = tiers.offload(whole.untyped_storage(), category="activations", dtype=whole.dtype, whole=whole)
-    assert torch.equal(tiers.fetch(copy, category="activations").wait(), whole)
+    copies = tiers.plain_copies("activations")
+    back = copies.come_back(copies.leave(whole))
+    assert torch.equal(back, whole)
+    assert back.stride() == whole.stride()
+    assert back.data_ptr() != whole.data_ptr()
+    assert tiers.copied_bytes["device_to_host"] == tiers.copied_bytes["host_to_device"] == whole.nbytes
+    assert set(tiers.lanes.take().busy_ms) == {"copy_out", "copy_in"}
 
 
 @pytest.mark.parametrize("num_elements", [100, 200_000], ids=["alone", "shared among threads"])
