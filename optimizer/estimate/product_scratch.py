@@ -6,7 +6,7 @@ lie in memory one after another, or its rows so far apart that they meet in the 
 wait for the next stretch of the depth.
 
 How many rows and pieces of columns are worked on at once is what divides the work among the threads most evenly, as oneDNN
-weighs it (brgemm_matmul_utils.cpp, AVX-512). Found with torch's profiler (2.13, oneDNN 3.12), to the byte over 3,800 drawn
+weighs it (brgemm_matmul_utils.cpp, AVX-512). Found with torch's profiler (2.13, oneDNN 3.12), to the byte over 5,800 drawn
 products on one to sixteen threads. *Not modelled*: processors with tiles (AMX) or with instructions for fp16, which is torch's
 own elsewhere.
 """
