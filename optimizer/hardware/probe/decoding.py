@@ -4,23 +4,17 @@ A step's products are timed with operands that are in a cache, as a step has jus
 of a model larger than the processor's caches each matrix comes from memory for a handful of rows, once a step, which takes up to
 twice as long. What is copied to where it is used just before (streamed weights) is in a cache again. So both are timed.
 
-Nor do a token's products follow each other closely. Between those of a block stand its norms, its rotations and the cache's
-views, ops too small to be shared, and the other threads fall asleep over them (``optimizer/threads.py``): where a core is slow
-to wake, as on a virtual machine, that is as long as the product. So some are timed after a pause.
-
 Cards have no such curves: the shapes of ``products.py`` are larger than their caches.
 """
 
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import cycle
 from pathlib import Path
 
 import torch
 
 from optimizer.hardware.machine import Curve
-from optimizer.hardware.probe import clock
-from optimizer.hardware.probe.clock import MAX_REPEATS, Share, as_curve, random_tensor
+from optimizer.hardware.probe.clock import Share, as_curve, quartile_s, random_tensor
 from optimizer.hardware.probe.products import Point
 from optimizer.units import KIB, MIB
 
@@ -30,10 +24,6 @@ _ROWS = (16, 1, 64, 4)
 _FEATURES = 512
 _NUM_AT_ONCE = 8
 """Calls that are timed together, each of other operands."""
-_PAUSE_S = 60e-6
-"""Three times as long as threads look for each other."""
-_PAUSE_EVERY = 2
-"""Products: of Llama's seven in a block two come after more than a view or two, of GPT-2's four three. Attention does each time."""
 _RING_BYTES = {"": 8 * MIB, " cold": 64 * MIB}
 """Of weights in turn: more than an own cache of a core holds, and more than any that cores share."""
 _CACHE_RING_BYTES = 48 * MIB
@@ -94,10 +84,11 @@ def _time_rows(rows: int, dtype: torch.dtype, ring_bytes: int, *, max_s: float) 
     x = random_tensor((rows, _FEATURES), device, dtype)
 
     def run() -> None:
-        x @ next(ring).t()
+        for _ in range(_NUM_AT_ONCE):
+            x @ next(ring).t()
 
     flops = 2.0 * rows * _FEATURES * _FEATURES
-    return flops / (one.nbytes + 2 * x.nbytes), flops / _time_calls(run, pause_every=_PAUSE_EVERY, max_s=max_s)
+    return flops / (one.nbytes + 2 * x.nbytes), flops / (quartile_s(run, device, max_s=max_s) / _NUM_AT_ONCE)
 
 
 def _time_token(length: int, dtype: torch.dtype, *, max_s: float) -> Point:
@@ -108,34 +99,11 @@ def _time_token(length: int, dtype: torch.dtype, *, max_s: float) -> Point:
     ring = cycle(list(_pairs(whole, length)))
 
     def run() -> None:
-        torch.nn.functional.scaled_dot_product_attention(query, *next(ring))
+        for _ in range(_NUM_AT_ONCE):
+            torch.nn.functional.scaled_dot_product_attention(query, *next(ring))
 
     moved_bytes = 2.0 * query.nbytes + whole.nbytes
-    return moved_bytes / query.nbytes, moved_bytes / _time_calls(run, pause_every=1, max_s=max_s)
-
-
-def _time_calls(run: Callable[[], None], *, pause_every: int, max_s: float) -> float:
-    """Seconds of one call, without the pauses."""
-    started_s = time.perf_counter()
-    run()
-    calls_s: list[float] = []
-    while not calls_s or (len(calls_s) < MAX_REPEATS and time.perf_counter() - started_s < max_s):
-        took_s = 0.0
-        for index in range(_NUM_AT_ONCE):
-            if index % pause_every == 0:
-                _pause()
-            begin_s = clock.now_s()
-            run()
-            took_s += clock.now_s() - begin_s
-        calls_s.append(took_s / _NUM_AT_ONCE)
-    return max(sorted(calls_s)[len(calls_s) // 4], 1e-9)
-
-
-def _pause() -> None:
-    """Busily, as Python is between ops."""
-    end_s = time.perf_counter() + _PAUSE_S
-    while time.perf_counter() < end_s:
-        pass
+    return moved_bytes / query.nbytes, moved_bytes / (quartile_s(run, device, max_s=max_s) / _NUM_AT_ONCE)
 
 
 def _pairs(whole: torch.Tensor, length: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
