@@ -5,7 +5,7 @@ is in memory at that point. That is all a peak over parts needs, so pricing a pl
 """
 
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
@@ -153,7 +153,7 @@ class CompiledShape:
 
         def make() -> tuple[Move, ...]:
             return tuple(
-                Move(*change, place, self._name_change(ops, place, comes=change[2] > 0), storage)
+                Move(*change, place, self._op_list[ops[place]].name if place >= 0 else "", storage)
                 for change, place, storage in self._place_changes(name, releases, trip, dropped, arrivals)
             )
 
@@ -208,14 +208,6 @@ class CompiledShape:
             return sum_changes(self._changes_of(self._parts[index]))
 
         return self.keep(("indexed", index), summed)
-
-    def _name_change(self, ops: Sequence[int], place: int, *, comes: bool) -> str:
-        """By its op; what is made for a copy from the host, by the copy."""
-        if place < 0:
-            return ""
-        after = self._op_list[ops[place + 1]] if place + 1 < len(ops) else None
-        is_fetched = comes and after is not None and after.kind == "copy_in"
-        return after.name if is_fetched and after is not None else self._op_list[ops[place]].name
 
     def part_time(
         self, name: "PartName", machine: Machine, *, rates_key: Hashable, trip: Trip | None = None
