@@ -8,8 +8,9 @@ does it by itself (one small image, single pixels on one thread, 16 bits) it cop
 from (``slow_conv2d``), but for single pixels.
 
 Found with torch's profiler and ONEDNN_VERBOSE, on processors with AVX2 (blocks of 8) and AVX-512 (of 16). Whether threads
-divide images or channels is oneDNN's weighing; here they always divide images. *Not modelled*: on AVX-512 channels that do not
-fill a block, and 16 bits by oneDNN; buffers of strided and dilated backwards; 16 bits in groups; transposed ones of few channels.
+divide images or channels is oneDNN's weighing; here they divide images, with AVX2 those of single pixels alone. *Not modelled*:
+on AVX-512 channels that do not fill a block, and 16 bits by oneDNN; buffers of strided and dilated backwards; 16 bits in groups;
+transposed ones of few channels.
 """
 
 from collections.abc import Iterator
@@ -124,9 +125,11 @@ class _Library(NamedTuple):
 
     def sums_bytes(self, gradient_bytes: int) -> int:
         """Of the weight's and the bias's gradients, where threads share the images."""
-        if self.num_threads == 1 or self.convolution.is_strided or self.convolution.groups > 1:
+        convolution = self.convolution
+        divides_images = self.block == _WIDE_BLOCK or convolution.is_pointwise
+        if self.num_threads == 1 or convolution.is_strided or convolution.groups > 1 or not divides_images:
             return 0
-        bias_bytes = _BIAS_SUMS_BYTES * self.convolution.has_bias
+        bias_bytes = _BIAS_SUMS_BYTES * convolution.has_bias
         return (self.num_threads - 1) * gradient_bytes + _SUMS_GUARD_BYTES + bias_bytes
 
     @property

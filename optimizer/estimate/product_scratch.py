@@ -86,7 +86,7 @@ def hold_grouped_product(sides: Sequence[int], *, form: str, num_threads: int) -
     """
     _, rows, depth, columns = sides
     if form.startswith("t"):
-        # More of it is told apart only where threads may divide it.
+        # A deeper one holds no more, but where threads may divide it.
         depths = {min(depth, _STRETCH + 1), _DEEP if depth >= _DEEP else depth}
         return max(_hold(_Product(1, rows, each, columns, is_transposed=True), num_threads) for each in depths)
     whole = _Product(1, rows, depth, columns, is_transposed=False)

@@ -28,8 +28,8 @@ _SCALES_BY_FREQUENCY = 4
 _VIEWED = Viewed()
 _SHADOW_DTYPES = frozenset({torch.int64, torch.int32, torch.bool})
 _CONSTANTS = frozenset({"aten.ones.default", "aten.zeros.default", "aten.full.default"})
-_COPIES = frozenset({"aten.copy_.default", "aten.clone.default"})
 """Masks of floats begin as one of these (BART)."""
+_COPIES = frozenset({"aten.copy_.default", "aten.clone.default"})
 
 
 class Recorder(Meter):  # type: ignore[no-untyped-call]

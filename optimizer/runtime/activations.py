@@ -290,7 +290,7 @@ class _PlainGroup:
             return moved, Layout(tensor)
         is_whole = tensor.is_contiguous() and tensor.nbytes == storage.nbytes()
         source = tensor if is_whole else typed(storage, dtype=tensor.dtype, device=tensor.device)
-        moved = _PlainMoved(self._copies.leave(source), storage, version)
+        moved = _PlainMoved(self._copies.out.copy(source), storage, version)
         self._by_storage[key] = weakref.ref(moved)
         return moved, None if is_whole else Layout(tensor)
 
@@ -303,7 +303,7 @@ class _PlainGroup:
             self._schedule.enter_backward(self)
         data = moved.back
         if data is None:
-            data = self._copies.come_back(moved.home)
+            data = self._copies.back.copy(moved.home)
         moved.num_waiting -= 1
         moved.back = data if moved.num_waiting > 0 else None
         return data if layout is None else view_of(data, like=layout)

@@ -111,7 +111,7 @@ class LaneClock:
 
 
 class Tally:
-    """What a lane did on compute's own threads since the clock began, nothing nested in it. Costs a third of ``busy``."""
+    """What a lane did on compute's own threads since the clock began, nothing nested in it."""
 
     __slots__ = ("busy_s", "lane", "spans")
 

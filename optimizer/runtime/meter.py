@@ -203,9 +203,9 @@ class Meter(Ledger, TorchDispatchMode):  # type: ignore[no-untyped-call]
         """From now on new storages count as ``category``."""
         self._slot = _SLOT[category]
 
-    def region(self, category: Category, *, tier: Tier = "device") -> "_Region":
+    def region(self, category: Category, *, tier: Tier = "device") -> "Region":
         """``set_region`` for the length of the block; ``tier="host"`` is for the copies that tiers.py makes."""
-        return _Region(self, _SLOT[category] + (NUM_CATEGORIES if tier == "host" else 0))
+        return Region(self, _SLOT[category] + (NUM_CATEGORIES if tier == "host" else 0))
 
     @property
     def category(self) -> Category:
@@ -357,7 +357,7 @@ class Meter(Ledger, TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
 
 
-class _Region:
+class Region:
     """A class, since a generator would cost each copy of an offloaded tensor three times as much."""
 
     __slots__ = ("_meter", "_previous", "_slot")

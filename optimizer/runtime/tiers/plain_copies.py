@@ -5,52 +5,45 @@ needs has left the caches each time. Both tiers are ordinary memory here: nothin
 """
 
 import time
+from typing import NamedTuple
 
 import torch
 
-from optimizer.categories import Category
-from optimizer.runtime.lanes import LaneClock
-from optimizer.runtime.meter import Meter
+from optimizer.runtime.lanes import Tally
+from optimizer.runtime.meter import Region
 
 
-class PlainCopies:
-    """Of one category, made on compute's own threads. What comes back has the strides of what left, where that had no gaps."""
+class PlainCopier:
+    """One way, on compute's own threads."""
 
-    __slots__ = ("_come", "_leave", "_on_device", "_on_host", "num_bytes_in", "num_bytes_out")
+    __slots__ = ("_region", "_tally", "num_bytes")
 
-    def __init__(self, category: Category, *, meter: Meter | None, lanes: LaneClock) -> None:
-        self.num_bytes_out = self.num_bytes_in = 0
+    def __init__(self, tally: Tally, region: Region | None) -> None:
+        """region: that copies are counted in; None where nothing is counted."""
+        self._tally = tally
+        self._region = region
+        self.num_bytes = 0
         """Copied since the start."""
-        self._leave, self._come = lanes.tally("copy_out"), lanes.tally("copy_in")
-        self._on_host = meter.region(category, tier="host") if meter is not None else None
-        self._on_device = meter.region(category) if meter is not None else None
 
-    def leave(self, source: torch.Tensor) -> torch.Tensor:
-        """The copy on the host. Raises OutOfHostMemory."""
+    def copy(self, source: torch.Tensor) -> torch.Tensor:
+        """With the strides of the source, where that has no gaps. Raises OutOfHostMemory, OutOfDeviceMemory."""
         begin_s = time.perf_counter()
-        if self._on_host is None:
-            home = source.clone()
+        if self._region is None:
+            made = source.clone()
         else:
-            with self._on_host:
-                home = source.clone()
-        self.num_bytes_out += source.nbytes
-        tally = self._leave
-        tally.busy_s += time.perf_counter() - begin_s
+            with self._region:
+                made = source.clone()
+        self.num_bytes += source.nbytes
+        end_s = time.perf_counter()
+        tally = self._tally
+        tally.busy_s += end_s - begin_s
         if tally.spans is not None:
-            tally.spans.append((begin_s, time.perf_counter()))
-        return home
+            tally.spans.append((begin_s, end_s))
+        return made
 
-    def come_back(self, home: torch.Tensor) -> torch.Tensor:
-        """The copy on the device. Raises OutOfDeviceMemory."""
-        begin_s = time.perf_counter()
-        if self._on_device is None:
-            back = home.clone()
-        else:
-            with self._on_device:
-                back = home.clone()
-        self.num_bytes_in += home.nbytes
-        tally = self._come
-        tally.busy_s += time.perf_counter() - begin_s
-        if tally.spans is not None:
-            tally.spans.append((begin_s, time.perf_counter()))
-        return back
+
+class PlainCopies(NamedTuple):
+    """Of one category."""
+
+    out: PlainCopier
+    back: PlainCopier

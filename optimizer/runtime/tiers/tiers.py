@@ -47,7 +47,7 @@ from optimizer.runtime.tiers.copies import (
 )
 from optimizer.runtime.tiers.host_memory import HostArena, PinnedBuffers, Staging
 from optimizer.runtime.tiers.opened import OpenStores, StorePlace
-from optimizer.runtime.tiers.plain_copies import PlainCopies
+from optimizer.runtime.tiers.plain_copies import PlainCopier, PlainCopies
 from optimizer.runtime.tiers.transfers import Background, StoredBuffer, StoredCopy, Transfer
 
 OffloadPlace = Literal["host"] | StorePlace
@@ -88,17 +88,17 @@ class Tiers:
         self._stores = OpenStores(scratch=scratch, url=remote_url)
         self._background: Background | None = None
 
+    # What is in use, and what was moved.
+
     @property
     def copied_bytes(self) -> dict[Link, int]:
         """Moved over each link since the start."""
         with self._count_lock:
             copied_bytes = dict(self._copied_bytes)
         for copies in self._plain_copies.values():
-            copied_bytes["device_to_host"] += copies.num_bytes_out
-            copied_bytes["host_to_device"] += copies.num_bytes_in
+            copied_bytes["device_to_host"] += copies.out.num_bytes
+            copied_bytes["host_to_device"] += copies.back.num_bytes
         return copied_bytes
-
-    # What is in use.
 
     @property
     def disk_bytes(self) -> int:
@@ -279,9 +279,9 @@ class Tiers:
         Raises OutOfHostMemory, DiskFull, RemoteStoreFull, RemoteStoreLost, and so may ``fetch`` for what was written meanwhile.
         """
         packing = self._packing(storage.nbytes(), dtype, compress)
-        if place == "host" and compress == "none" and not self.is_asynchronous:
+        if place == "host" and packing.compress == "none" and not self.is_asynchronous:
             # By dtype, so that a trace shows what could be packed.
-            home = self.plain_copies(category).leave(typed(storage, dtype=dtype, device=self.device))
+            home = self.plain_copies(category).out.copy(typed(storage, dtype=dtype, device=self.device))
             return HostCopy((home,), packing, None)
         source = bytes_of(storage, self.device)
         copy: OffloadedCopy
@@ -301,7 +301,11 @@ class Tiers:
         """What ``offload`` to the host and ``fetch`` do on the CPU device, for tensors instead of storages."""
         found = self._plain_copies.get(category)
         if found is None:
-            found = self._plain_copies[category] = PlainCopies(category, meter=self.meter, lanes=self.lanes)
+            on_host = on_device = None
+            if self.meter is not None:
+                on_host, on_device = self.meter.region(category, tier="host"), self.meter.region(category)
+            out = PlainCopier(self.lanes.tally("copy_out"), on_host)
+            found = self._plain_copies[category] = PlainCopies(out, PlainCopier(self.lanes.tally("copy_in"), on_device))
         return found
 
     def prefetch(self, copies: Sequence[OffloadedCopy]) -> None:
@@ -318,7 +322,7 @@ class Tiers:
         packing = copy.packing
         if isinstance(copy, HostCopy) and packing.compress == "none" and not self.is_asynchronous:
             (home,) = copy.pieces
-            return DeviceCopy(self.plain_copies(category).come_back(home), None)
+            return DeviceCopy(self.plain_copies(category).back.copy(home), None)
         with self._region(category, on_host=False):
             data = torch.empty(packing.num_bytes, dtype=torch.uint8, device=self.device)
         if isinstance(copy, StoredCopy):

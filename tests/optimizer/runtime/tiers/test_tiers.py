@@ -74,7 +74,7 @@ def test_a_whole_that_is_transposed_comes_back_as_it_lay(size):
     tiers = Tiers(device=CPU)
     whole = torch.randn(size).T
     copies = tiers.plain_copies("activations")
-    back = copies.come_back(copies.leave(whole))
+    back = copies.back.copy(copies.out.copy(whole))
     assert torch.equal(back, whole)
     assert back.stride() == whole.stride()
     assert back.data_ptr() != whole.data_ptr()
