@@ -30,13 +30,13 @@ Change = tuple[Tier, int, int]
 """Tier, place of the category, bytes: positive ones come, negative ones go."""
 
 _PLACES: dict[BlockChoice, Tier] = {"offload": "host", "offload_disk": "disk", "offload_remote": "remote"}
-PACK_OPS = {"none": 0, "bf16": 1, "int8": 9}
+PACK_OPS = {"none": 0, "bf16": 1, "int8": 12}
 """Ops on the device for each chunk, beside the copy itself (``runtime/tiers/compression.py``)."""
 UNPACK_OPS = {"none": 0, "bf16": 1, "int8": 3}
 _PACKED_BYTES = {"bf16": 2, "int8": 1}
-_WIDE_BYTES = {"pack": 4 + 4 + 8 + 8 + 4, "unpack": 4 + 8 + 4}
-"""Of one element in fp32 on its way to int8 and back: written, read for the norm, divided, rounded, read for its code; and
-written, scaled, read."""
+_WIDE_BYTES = {"pack": 4 + 8 + 4 + 4 + 8 + 8 + 8 + 4, "unpack": 4 + 8 + 4}
+"""Of one element in fp32 on its way to int8 and back: written, made absolute, read for the maximum, written, divided, clamped,
+rounded, read for its code; and written, scaled, read."""
 
 
 @dataclass(frozen=True, kw_only=True)

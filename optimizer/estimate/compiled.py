@@ -28,6 +28,7 @@ from optimizer.estimate.moments import Moments
 from optimizer.estimate.op_times import OpTimes
 from optimizer.estimate.parts import Change, PartBytes, PartTime, sum_changes
 from optimizer.estimate.priced_ops import KIND_SLOT, OpSizes, PricedOps, list_terms
+from optimizer.estimate.waking import waking_s
 from optimizer.hardware.machine import Machine, Processor, Rates
 from optimizer.plan.activations import OFFLOADING, REBUILDING, BlockChoice
 from optimizer.plan.weights import DTYPE_BYTES, WeightsPlan
@@ -35,6 +36,7 @@ from optimizer.profile.inference import EMBEDDING, ForwardRegime, Phase
 from optimizer.profile.profile import Change as ProfileChange
 from optimizer.profile.profile import Op, Part, Regime
 from optimizer.profile.sizes import Shape, evaluate, monomials
+from optimizer.time_kinds import COMPUTE_KINDS
 
 Arrival = tuple[int, Category, int]
 """After which op of a part so many bytes come that are not traced with it."""
@@ -324,6 +326,8 @@ class CompiledShape:
             moved = estimate_trip_ms(copies, trip=trip, rates=machine.rates, device_kind=machine.device.kind)
             kinds_s[_QUANTIZATION] += moved.compute_ms / 1000 * priced.times.factors["quantization"]
         self._add_python(kinds_s, name, priced.times, num_copies=len(copies), is_beside=machine.device.kind == "cuda")
+        if machine.rates.wake_s:
+            kinds_s[_DISPATCH] += self._waking_s(name, priced, machine.rates) * priced.times.factors["dispatch"]
         kinds_ms = tuple((kinds_s * 1000).tolist())
         compute_ms = sum(kinds_ms)
         recomputed_ms = 0.0
@@ -358,8 +362,7 @@ class CompiledShape:
         part = self._part(name)
         num_ops = _num_dispatched(part, times, num_copies=num_copies)
         forward_s, backward_s = times.dispatch_s
-        is_backward = "backward" in (name if isinstance(name, str) else name[2])
-        num_forward = 0 if is_backward else num_ops
+        num_forward = 0 if _is_backward(name) else num_ops
         hooks_s = num_copies * times.python_s("offload")
         if _is_done_again(name):
             num_forward = max(0, num_ops - _num_dispatched(self._part(("keep", *name[1:])), times))
@@ -372,6 +375,23 @@ class CompiledShape:
             dispatch_s, hooks_s = max(0.0, dispatch_s + hooks_s - float(kinds_s.sum())), 0.0
         kinds_s[_DISPATCH] += dispatch_s
         kinds_s[_HOOKS] += hooks_s
+
+    def _waking_s(self, name: "PartName", priced: PricedOps, rates: Rates) -> float:
+        """What the ops of a part take longer because threads fell asleep before them."""
+        part, times = self._part(name), priced.times
+        ops = np.array(part.ops, dtype=np.int64)
+        forward_s, backward_s = times.probed_dispatch_s
+        before_s = np.full(len(ops), backward_s if _is_backward(name) else forward_s)
+        num_forward = 0 if _is_backward(name) else len(ops)
+        if _is_done_again(name):
+            num_forward = max(0, len(ops) - len(self._part(("keep", *name[1:])).ops))
+            before_s[:num_forward] = forward_s
+        if not isinstance(name, str) and name[0] in REBUILDING:
+            before_s[:num_forward] += rates.python_s.get(f"{name[0]} op", 0.0)
+        before_s *= _num_dispatched(part, times) / max(1, len(ops))
+        if not isinstance(name, str) and name[0] in OFFLOADING:
+            before_s += rates.python_s.get("offload", 0.0) * (priced.slots[ops] >= len(COMPUTE_KINDS))
+        return waking_s(priced.shared[ops], priced.seconds[ops], before_s, wake_s=rates.wake_s)
 
 
 PartName = str | tuple[BlockChoice, int, str]
@@ -393,6 +413,10 @@ def beside_kernels_s(
     if is_beside and times.counts_views:
         return np.maximum(0.0, beside_s - kernels_s)
     return np.full_like(kernels_s, beside_s)
+
+
+def _is_backward(name: PartName) -> bool:
+    return "backward" in (name if isinstance(name, str) else name[2])
 
 
 def _is_done_again(name: PartName) -> bool:

@@ -176,6 +176,7 @@ class PassLayout:
                     rates=self.machine.rates,
                     num_keys=slots,
                     holds_up_cpu=True,
+                    generates=True,
                 )
             found.append(task)
         return found

@@ -70,7 +70,9 @@ def _pack_half(layout: KvLayout, half: PackedHalf, num_blocks: int) -> Iterator[
     kept, codes = num_blocks * half.numbers_bytes, num_blocks * half.codes_bytes
     yield _op("copy_.default", wide + num_blocks * _own_bytes(layout, half), wide)
     if layout.dtype == "int8":
-        yield _op("linalg_vector_norm.out", wide + made, made)
+        yield _op("abs_.default", wide, wide)
+        yield _op("amax.out", wide + made, made)
+        yield _op("copy_.default", wide + num_blocks * _own_bytes(layout, half), wide)
     else:
         yield _op("amin.out", wide + made, made)
         yield _op("amax.out", wide + made, made)

@@ -48,12 +48,18 @@ class OpTimes:
     @property
     def dispatch_s(self) -> tuple[float, float]:
         """Of an op forward and backward, beside its kernel."""
-        rates, factor = self._rates, self.factors["dispatch"]
+        forward, backward = self.probed_dispatch_s
+        return forward * self.factors["dispatch"], backward * self.factors["dispatch"]
+
+    @property
+    def probed_dispatch_s(self) -> tuple[float, float]:
+        """The same, whatever finished runs say."""
+        rates = self._rates
         forward = rates.op_overhead_s if rates.forward_dispatch_s is None else rates.forward_dispatch_s
         if self._generates and rates.pass_dispatch_s is not None:
             forward = rates.pass_dispatch_s
         backward = rates.op_overhead_s if rates.backward_dispatch_s is None else rates.backward_dispatch_s
-        return forward * factor, backward * factor
+        return forward, backward
 
     def python_s(self, what: str) -> float:
         return python_s(self._rates, what)
@@ -148,6 +154,12 @@ class OpTimes:
 def python_s(rates: Rates, what: str) -> float:
     """Of work beside ops (``Rates.python_s``); 0 where it was not measured."""
     return rates.python_s.get(what, 0.0) * rates.time_factors.get("hooks", 1.0)
+
+
+def weights_python_s(rates: Rates, *, generates: bool) -> float:
+    """Of each tensor of weights that comes: a generation has its own where it was measured."""
+    own = "weights of a pass"
+    return python_s(rates, own if generates and own in rates.python_s else "weights")
 
 
 def _decoding_s(

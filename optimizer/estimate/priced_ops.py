@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from optimizer.categories import CATEGORIES, Tier
 from optimizer.estimate.experts import unread_bytes
 from optimizer.estimate.op_times import OpTimes
+from optimizer.estimate.waking import are_shared
 from optimizer.hardware.machine import Rates
 from optimizer.profile.profile import Change, Op, OpKind, Part
 from optimizer.profile.sizes import NUM_MONOMIALS, Shape, Terms, monomials
@@ -94,14 +95,20 @@ class OpSizes:
         num_ops = len(self._flops)
         seconds, work = np.zeros_like(self._flops), np.zeros_like(self._flops)
         slots = np.zeros(num_ops, dtype=np.int64)
+        shared = np.zeros(self._flops.shape, dtype=bool)
         links = {"copy_out": rates.device_to_host_bytes_per_s, "copy_in": rates.host_to_device_bytes_per_s}
         for (op_kind, name, dtype, form), indices in self._alike.items():
-            read_bytes, written_bytes = self._read_bytes[indices], self._written_bytes[indices]
+            flops, read_bytes, written_bytes = (
+                sizes[indices] for sizes in (self._flops, self._read_bytes, self._written_bytes)
+            )
+            shared[indices] = are_shared(
+                op_kind, name, dtype, flops=flops, read_bytes=read_bytes, written_bytes=written_bytes
+            )
             if op_kind in _LANES:
                 seconds[indices] = written_bytes / links[op_kind]
                 slots[indices] = len(COMPUTE_KINDS) + _LANES.index(op_kind) - 1
                 continue
-            kind, flops = kind_of(op_kind, name), self._flops[indices]
+            kind = kind_of(op_kind, name)
             seconds[indices] = times.kernels_s(
                 kind,
                 name,
@@ -113,7 +120,7 @@ class OpSizes:
             )
             work[indices] = flops if op_kind in ("matmul", "attention") else read_bytes + written_bytes
             slots[indices] = KIND_SLOT[times.charged_to(kind, dtype)]
-        return PricedOps(times=times, seconds=seconds, work=work, slots=slots)
+        return PricedOps(times=times, seconds=seconds, work=work, slots=slots, shared=shared)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +132,8 @@ class PricedOps:
     work: NDArray[np.float64]
     slots: NDArray[np.int64]
     """Place in COMPUTE_KINDS; beyond them copies out, then in."""
+    shared: NDArray[np.bool_]
+    """Among the CPU device's threads (``waking.py``)."""
 
     def sum_of(self, part: Part) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
         """Seconds and work of each kind, and seconds of copies out and in."""

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimizer.categories import CATEGORIES, Link
-from optimizer.estimate.op_times import python_s
+from optimizer.estimate.op_times import weights_python_s
 from optimizer.estimate.parts import Change, PartTime
 from optimizer.estimate.prediction import LANES, Lane
 from optimizer.estimate.stores import read_ms
@@ -33,6 +33,7 @@ def make_weights_task(
     waits_for: tuple[Hashable, ...] = (),
     num_keys: int | None = None,
     holds_up_cpu: bool = False,
+    generates: bool = False,
 ) -> Task:
     """As a block begins: ``gone_bytes`` go, the blocks in ``coming`` come, and the block's own must have arrived.
 
@@ -47,7 +48,8 @@ def make_weights_task(
     }
     come_bytes = sum(by_block[other] for other in coming)
     num_coming = sum(len(tensors[other]) for other in coming)
-    time = _time(num_coming, [leg for other in coming for leg in transfers[other].legs], rates)
+    legs = [leg for other in coming for leg in transfers[other].legs]
+    time = _time(num_coming, legs, rates, generates=generates)
     gone = (block + 1 if phase == "backward" else block - 1,) if gone_bytes else ()
     changes: list[Change] = [("device", _WEIGHTS, -num_bytes) for other in gone for num_bytes in tensors[other]]
     changes += [("device", _WEIGHTS, num_bytes) for other in coming for num_bytes in tensors[other]]
@@ -75,9 +77,11 @@ def sum_weights_ms(
     return total
 
 
-def _time(num_tensors: int, legs: Sequence[tuple[Lane, float]], rates: Rates) -> PartTime:
+def _time(
+    num_tensors: int, legs: Sequence[tuple[Lane, float]], rates: Rates, *, generates: bool = False
+) -> PartTime:
     """Of weights that come."""
-    return add_legs(PartTime.spent(hooks=num_tensors * python_s(rates, "weights") * 1000), legs)
+    return add_legs(PartTime.spent(hooks=num_tensors * weights_python_s(rates, generates=generates) * 1000), legs)
 
 
 def _copied(num_bytes: int, plan: WeightsPlan) -> Mapping[Link, int]:

@@ -74,9 +74,11 @@ class Rates:
     again, ``offload`` for a copy, ``step`` once, ``micro-batch`` and ``token`` (of a generation) for a run through the model,
     for each tensor one of ``update many``, ``update one``, ``gradients`` (on the host), ``state`` (there too), ``state at
     home`` (of weights that stream), beside it ``update 8-bit`` of states in 8 bits, ``weights`` for each time that a tensor of
-    a block comes, and ``keys and values`` for each time that a block's come and go."""
+    a block comes (``weights of a pass`` in a generation), and ``keys and values`` for each time that a block's come and go."""
     cache_bytes: int | None = None
     """The processor's largest cache, which weights read in turn do not stay in if they are more; None where it is not known."""
+    wake_s: float = 0.0
+    """What an op takes longer that the CPU device's threads share, where the others have fallen asleep since the last one."""
     fresh_bytes_per_s: float | None = None
     """Memory that the process does not have yet, touched for the first time: pages that the system finds and clears."""
     link_bytes_per_s: dict[str, float] = field(default_factory=dict)

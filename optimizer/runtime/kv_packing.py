@@ -65,7 +65,9 @@ class KvPacker:
         numbers, codes = self._numbers(half, records), self._codes(half, records)
         step, rest = _take(rest, numbers[0].shape)
         if self._layout.dtype == "int8":
-            torch.linalg.vector_norm(wide, ord=float("inf"), dim=-1, keepdim=True, out=step)
+            # As in ``tiers/compression.py``: absolute in place, and copied again.
+            torch.amax(wide.abs_(), dim=-1, keepdim=True, out=step)
+            wide.copy_(blocks)
             step.mul_(1 / _LARGEST_INT8)
             numbers[0].copy_(step)
             step.copy_(numbers[0]).clamp_(min=_SMALLEST_STEP)

@@ -3,8 +3,9 @@
 A package by subject: ``products.py`` (by shape and form, attention by length), ``decoding.py`` (both for one token), ``ops.py``
 (by bytes), ``packing.py`` (compressed trips), ``host_attention.py`` (to keys and values on the host), ``flat.py`` (one number
 each, where there is no curve), ``steps.py`` and ``passes.py`` (what a step and a generation cost beside their kernels),
-``links.py`` (copies alone and under load), ``updates.py`` (AdamW on the device and the host), ``stores.py`` (disk and remote
-store), ``facts.py``. ``clock.py`` says how something is timed, ``disturbance.py`` whether others used the machine meanwhile.
+``waking.py`` (of threads), ``links.py`` (copies alone and under load), ``updates.py`` (AdamW on the device and the host),
+``stores.py`` (disk and remote store), ``facts.py``. ``clock.py`` says how something is timed, ``disturbance.py`` whether
+others used the machine meanwhile.
 
 Under the settings of a run: on CUDA deterministic, without TF32, timed by events; on the CPU device with freed memory kept
 (``heap.py``), from then on. Neither threads nor random state of the process are changed. Needs torch; the result does not.
@@ -43,6 +44,7 @@ from optimizer.hardware.probe.products import probe_attention, probe_matmuls
 from optimizer.hardware.probe.steps import probe_steps
 from optimizer.hardware.probe.stores import Stored, faults_of, probe_disk, probe_remote
 from optimizer.hardware.probe.updates import probe_8bit_tensor_s, probe_host_update, probe_updates
+from optimizer.hardware.probe.waking import probe_wake_s
 from optimizer.heap import keep_freed_memory
 from optimizer.runtime.device import has_bf16, prepared_device, reserve_workspaces
 
@@ -52,7 +54,7 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _SHARES = {
     "disk": 2, "remote": 1, "updates": 2, "host update": 1, "flat": 3, "matmuls": 10, "attention": 4, "ops": 14, "steps": 10,
     "passes": 2, "packing": 1, "links": 2, "fresh memory": 1, "rows": 3, "token attention": 2, "draws": 1,
-    "host attention": 1,
+    "host attention": 1, "waking": 1,
 }  # fmt: skip
 """Of the time, by what is measured."""
 
@@ -177,7 +179,8 @@ def _measure_rates(device: torch.device, *, share_s: dict[str, float], disk: Sto
         forward_dispatch_s=steps.forward_dispatch_s,
         backward_dispatch_s=steps.backward_dispatch_s,
         pass_dispatch_s=passes.dispatch_s,
-        python_s=steps.python_s | {"update 8-bit": eight_s, "token": passes.token_s, "keys and values": passes.moved_s},
+        python_s=steps.python_s | passes.python_s | {"update 8-bit": eight_s},
+        wake_s=watched(probe_wake_s(device, max_s=share_s["waking"])),
         fresh_bytes_per_s=watched(probe_fresh_memory(device, max_s=share_s["fresh memory"])),
         link_bytes_per_s=links,
     )

@@ -136,6 +136,7 @@ def _ops(num_elements: int, device: torch.device, dtype: torch.dtype) -> Iterabl
         "nll_loss_backward": (aten.nll_loss_backward, scalar, log_softmax, labels, None, 1, -100, counted),
         "slice_backward": (aten.slice_backward, x[:, : _ROW // 2], [rows, _ROW], 1, 0, _ROW // 2, 1),
         "index": (aten.index, x, [ids % rows]),
+        "index_put": (aten.index_put, y, [ids % rows], x, True),
     }  # fmt: skip
     if dtype == torch.float32:
         arguments |= _unpackings(x)

@@ -12,9 +12,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from optimizer.hardware.machine import Curve
 from optimizer.hardware.probe import clock
+from optimizer.hardware.probe.steps import COPIES
 from optimizer.hardware.probe.tiny import tiny_spec
+from optimizer.hardware.probe.waking import alone
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan
+from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.inference import Generator, build_for_inference
 from optimizer.runtime.sampling import Chooser
 from optimizer.sampling import Sampling
@@ -31,32 +34,37 @@ class PassCosts:
 
     dispatch_s: float
     """Of each op, views included: what more blocks take longer, over their ops."""
-    token_s: float
-    """Of each forward pass, beside its ops."""
-    moved_s: float
-    """Of keys and values that come to a block and go, each time: what the same generation takes longer with them on the host."""
+    python_s: dict[str, float]
+    """``token`` for each forward pass, beside its ops; of what comes and goes (``Rates.python_s``) what the same generation takes
+    longer with it on the host."""
 
 
 def probe_passes(device: torch.device, *, max_s: float) -> PassCosts:
     """Of the least of a few passes, taken in turn."""
     share = clock.Share(max_s)
-    plans = (InferencePlan(), InferencePlan(), InferencePlan(kv_cache=KvCachePlan(place="host")))
-    sizes = (*_NUM_BLOCKS, _NUM_BLOCKS[-1])
+    streamed = InferencePlan(weights=WeightsPlan(place="host"))
+    plans = (InferencePlan(), InferencePlan(), InferencePlan(kv_cache=KvCachePlan(place="host")), streamed)
+    sizes = (*_NUM_BLOCKS, *_NUM_BLOCKS[-1:] * 2)
     generations = [_Generation(num_blocks, plan, device) for num_blocks, plan in zip(sizes, plans, strict=True)]
     try:
-        few, many, _ = (generation.count_ops() for generation in generations)
+        counted = [generation.count_ops() for generation in generations]
         times: list[list[float]] = []
-        while not times or (share.left_s and len(times) < _MAX_PASSES):
-            times.append([generation.run() for generation in generations])
+        with alone(device):
+            while not times or (share.left_s and len(times) < _MAX_PASSES):
+                times.append([generation.run() for generation in generations])
     finally:
         for generation in generations:
             generation.generator.close(keep_weights=False)
-    few_s, many_s, moved_s = (min(column) for column in zip(*times, strict=True))
-    dispatch_s = max(many_s - few_s, many_s / 20) / (many - few)
+    few_s, many_s, moved_s, streamed_s = (min(column) for column in zip(*times, strict=True))
+    few, many, _, coming = counted
+    dispatch_s = max(many_s - few_s, many_s / 20) / (many.num_ops - few.num_ops)
     return PassCosts(
         dispatch_s=dispatch_s,
-        token_s=max(0.0, few_s - few * dispatch_s) / _NUM_NEW_TOKENS,
-        moved_s=max(0.0, moved_s - many_s) / (_NUM_BLOCKS[-1] * _NUM_NEW_TOKENS),
+        python_s={
+            "token": max(0.0, few_s - few.num_ops * dispatch_s) / _NUM_NEW_TOKENS,
+            "keys and values": max(0.0, moved_s - many_s) / (_NUM_BLOCKS[-1] * _NUM_NEW_TOKENS),
+            "weights of a pass": max(0.0, streamed_s - many_s) / max(1, coming.num_copies - many.num_copies),
+        },
     )
 
 
@@ -88,18 +96,20 @@ class _Generation:
         self.generator.generate(self._prompts, num_new_tokens=_NUM_NEW_TOKENS)
         return clock.now_s() - begin_s
 
-    def count_ops(self) -> int:
+    def count_ops(self) -> "_Counter":
         counter = _Counter()  # type: ignore[no-untyped-call]
         with counter:
             self.run()
-        return counter.num_ops
+        return counter
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     num_ops = 0
+    num_copies = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         self.num_ops += 1
+        self.num_copies += func in COPIES
         return func(*args, **(kwargs or {}))

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from optimizer.hardware.probe import clock
 from optimizer.hardware.probe.tiny import SEQUENCE_LENGTH, tiny_spec
+from optimizer.hardware.probe.waking import alone
 from optimizer.models.build import build_model
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.activations import ActivationsPlan, BlockChoice
@@ -32,6 +33,8 @@ from optimizer.workload import TrainingWorkload
 _NUM_BLOCKS, _MORE_BLOCKS = 2, 6
 _NUM_WARM_UP = 2
 _MAX_ROUNDS = 60
+COPIES = (torch.ops.aten.copy_.default, torch.ops.aten.clone.default)
+"""Ops that tensors go from tier to tier by (``runtime/tiers``)."""
 _UPDATE_PHASES = ("gradient clipping", "optimizer step")
 
 
@@ -45,16 +48,27 @@ class StepCosts:
 
 
 def probe_steps(device: torch.device, *, max_s: float) -> StepCosts:
-    found = _measure(_list_plans(), device, max_s=max_s)
+    """What ops cost is timed on one thread, since waking the others is priced by itself (``waking.py``); what is done to each
+    tensor of an update as it runs.
+    """
+    by_one, by_all = _measure(_list_plans(), device, max_s=max_s)
+    forward_s, backward_s = (_each_op_s(by_one, phase) for phase in ("forward", "backward"))
+    return StepCosts(
+        forward_dispatch_s=forward_s,
+        backward_dispatch_s=backward_s,
+        python_s=_python_of_ops(by_one, forward_s, backward_s) | _python_of_updates(by_all),
+    )
+
+
+def _each_op_s(found: Mapping[str, "_Step"], phase: str) -> float:
+    keep, more = found["keep"], found["more"]
+    # Noise can make the difference of a hasty probe nothing; an op never costs that.
+    longer_s = max(more.phase_s(phase) - keep.phase_s(phase), more.phase_s(phase) / 20)
+    return longer_s / (more.num(phase) - keep.num(phase))
+
+
+def _python_of_ops(found: Mapping[str, "_Step"], forward_s: float, backward_s: float) -> dict[str, float]:
     keep = found["keep"]
-    more = found["more"]
-
-    def each_op_s(phase: str) -> float:
-        # Noise can make the difference of a hasty probe nothing; an op never costs that.
-        longer_s = max(more.phase_s(phase) - keep.phase_s(phase), more.phase_s(phase) / 20)
-        return longer_s / (more.num(phase) - keep.num(phase))
-
-    forward_s, backward_s = each_op_s("forward"), each_op_s("backward")
     once_s = keep.phase_s("forward") - keep.num("forward") * forward_s
     once_s += keep.phase_s("backward") - keep.num("backward") * backward_s
 
@@ -70,6 +84,16 @@ def probe_steps(device: torch.device, *, max_s: float) -> StepCosts:
         num_more = step.num("forward") - keep.num("forward") + num_again
         return max(0.0, step.total_s - keep.total_s - num_more * forward_s) / (step.num("forward") + num_again)
 
+    return {
+        "recompute op": rebuilding_s("recompute"),
+        "selective op": rebuilding_s("selective"),
+        "offload": offload_s(),
+        "micro-batch": max(0.0, once_s),
+    }
+
+
+def _python_of_updates(found: Mapping[str, "_Step"]) -> dict[str, float]:
+    keep, more = found["keep"], found["more"]
     tensor_s = max(0.0, (more.update_s - keep.update_s) / (more.num_tensors - keep.num_tensors))
 
     def each_tensor_s(name: str, beyond: str) -> float:
@@ -81,11 +105,7 @@ def probe_steps(device: torch.device, *, max_s: float) -> StepCosts:
     num_streamed = max(1, state.update_copies - streamed.update_copies)
     num_comings = max(1, streamed.copies.total() - state.copies.total() + num_streamed)
     saved_s = state.update_s - streamed.update_s
-    python_s = {
-        "recompute op": rebuilding_s("recompute"),
-        "selective op": rebuilding_s("selective"),
-        "offload": offload_s(),
-        "micro-batch": max(0.0, once_s),
+    return {
         "step": max(0.0, keep.update_s - keep.num_tensors * tensor_s),
         "update many": tensor_s,
         "update one": tensor_s + each_tensor_s("consume", "keep"),
@@ -94,7 +114,6 @@ def probe_steps(device: torch.device, *, max_s: float) -> StepCosts:
         "state at home": max(0.0, state_s - saved_s / num_streamed),
         "weights": max(0.0, streamed.total_s - state.total_s + saved_s) / num_comings,
     }
-    return StepCosts(forward_dispatch_s=forward_s, backward_dispatch_s=backward_s, python_s=python_s)
 
 
 def _list_plans() -> dict[str, Plan]:
@@ -191,24 +210,37 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         self.counts[self._meter.phase] += 1
-        self.copies[self._meter.phase] += func is torch.ops.aten.copy_.default
+        self.copies[self._meter.phase] += func in COPIES
         return func(*args, **(kwargs or {}))
 
 
-def _measure(plans: Mapping[str, Plan], device: torch.device, *, max_s: float) -> dict[str, _Step]:
-    """Their steps are taken in turn, so that a slow moment of the machine is not one plan's alone."""
+_BY_ONE = ("keep", "more", "recompute", "selective", "offload")
+_BY_ALL = ("keep", "more", "consume", "gradients", "state", "weights")
+
+
+def _measure(
+    plans: Mapping[str, Plan], device: torch.device, *, max_s: float
+) -> tuple[dict[str, _Step], dict[str, _Step]]:
+    """By one thread, and by all; steps are taken in turn, so that a slow moment of the machine is not one plan's alone."""
     share = clock.Share(max_s)
     runs = {name: _Run(plan, _PhaseMeter(device)) for name, plan in plans.items()}
-    timed: dict[str, list[dict[str, float]]] = {name: [] for name in plans}
+    by_one: dict[str, list[dict[str, float]]] = {name: [] for name in _BY_ONE}
+    by_all: dict[str, list[dict[str, float]]] = {name: [] for name in _BY_ALL}
     try:
         counted = {name: run.count_step() for name, run in runs.items()}
-        while not timed["keep"] or (share.left_s and len(timed["keep"]) < _MAX_ROUNDS):
-            for name, run in runs.items():
-                timed[name].append(run.take_step())
+        while not by_one["keep"] or (share.left_s and len(by_one["keep"]) < _MAX_ROUNDS):
+            with alone(device):
+                for name, times in by_one.items():
+                    times.append(runs[name].take_step())
+            for name, times in by_all.items():
+                times.append(runs[name].take_step())
     finally:
         for run in runs.values():
             run.trainer.close()
-    return {name: _make_step(each, counted[name], plans[name]) for name, each in timed.items()}
+    of_one, of_all = (
+        {name: _make_step(each, counted[name], plans[name]) for name, each in timed.items()} for timed in (by_one, by_all)
+    )
+    return of_one, of_all
 
 
 def _make_step(timed: list[dict[str, float]], counted: _Counter, plan: Plan) -> _Step:

@@ -7,9 +7,10 @@ import torch
 
 from optimizer.errors import InvalidInput
 from optimizer.hardware.machine import Machine
-from optimizer.hardware.probe import decoding, probe_machine
+from optimizer.hardware.probe import decoding, probe_machine, steps
 from optimizer.hardware.probe.clock import as_curve
 from optimizer.hardware.probe.stores import faults_of, probe_disk, probe_remote
+from optimizer.hardware.probe.waking import alone, probe_wake_s
 from optimizer.units import MIB
 
 
@@ -52,8 +53,9 @@ def test_curves_dispatch_and_fresh_memory_are_measured_and_possible(machine):
         assert all(1e5 < rate < 1e15 for _, rate in curve)
     assert 1e-7 < rates.backward_dispatch_s < 1e-2
     assert 1e-7 < rates.forward_dispatch_s < 1e-2
-    each = {"update many", "update one", "gradients", "state", "state at home", "update 8-bit", "weights", "keys and values"}
-    assert set(rates.python_s) == {"recompute op", "selective op", "offload", "micro-batch", "token", "step", *each}
+    each = {"update many", "update one", "gradients", "state", "state at home", "update 8-bit", "weights"}
+    of_passes = {"token", "weights of a pass", "keys and values"}
+    assert set(rates.python_s) == {"recompute op", "selective op", "offload", "micro-batch", "step", *each, *of_passes}
     assert 1e-7 < rates.pass_dispatch_s < 1e-2
     assert set(rates.packing_curves) == {f"{way} {form}" for way in ("pack", "unpack") for form in ("bf16", "int8")}
     assert 1e7 < rates.fresh_bytes_per_s < 1e13
@@ -142,3 +144,30 @@ def test_the_largest_cache_is_that_of_one_processor(tmp_path, monkeypatch):
     assert decoding.find_cache_bytes() == 32 * MIB
     monkeypatch.setattr(decoding, "_CACHES", tmp_path / "nowhere")
     assert decoding.find_cache_bytes() is None
+
+
+def test_every_copy_of_an_offloading_step_is_counted():
+    """What its hooks cost is divided by them: an op that copies under another name would make each cost as much as all."""
+    device, plans = torch.device("cpu"), steps._list_plans()
+    counted, copied = {}, {}
+    for name in ("keep", "offload"):
+        run = steps._Run(plans[name], steps._PhaseMeter(device))
+        counted[name] = run.count_step().copies.total()
+        copied[name] = sum(run.trainer.tiers.copied_bytes.values())
+        run.trainer.close()
+    assert copied["keep"] == 0 < copied["offload"]
+    # Out and in: of each of the two blocks the input and what its products and its activation save.
+    assert counted["offload"] - counted["keep"] >= 2 * 2 * 10
+
+
+def test_waking_is_measured_where_there_is_somebody_to_wake():
+    device, num_threads = torch.device("cpu"), torch.get_num_threads()
+    with alone(device):
+        assert torch.get_num_threads() == 1
+        assert probe_wake_s(device, max_s=0.01) == 0.0
+    assert torch.get_num_threads() == num_threads
+    torch.set_num_threads(2)
+    try:
+        assert 0.0 <= probe_wake_s(device, max_s=0.01) < 0.1
+    finally:
+        torch.set_num_threads(num_threads)

@@ -1,0 +1,79 @@
+"""What waking costs on the CPU device: threads that share an op look for the next one a moment, then sleep. Torch-free.
+
+An op that comes later than that after the last shared one takes longer by the same time whatever its size, since it is divided
+before the others are awake. How much that is hangs on the machine, and is probed (``Rates.wake_s``): some microseconds where
+cores idle lightly, 25 to 80 on a virtual machine whose host takes idle cores back.
+
+Which ops are shared is torch's own rule, and its libraries', from sizes alone: element-wise ops from ``GRAIN_SIZE`` elements on
+(``ATen/TensorIterator.h``), row-wise softmax and norms whenever there is more than one row, all attention, products but the
+smallest, in fp32 not those of one row.
+
+*Not modelled*: where in a part its views are dispatched (they are spread evenly), shared ops inside updates and moves (those are
+probed as they are), and what runs on a card, which has no such threads.
+"""
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optimizer.profile.op_costs import ALLOCATIONS
+from optimizer.profile.profile import OpKind
+from optimizer.time_kinds import base_name
+
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+ASLEEP_S: Final = 40e-6
+"""After so long all are asleep and waking costs all it costs: they look for 20 us (``optimizer/threads.py``)."""
+AWAKE_S: Final = 5e-6
+"""As long as nobody is; between the two in proportion, for what a mean says of gaps that scatter."""
+SLOWER: Final = 2.0
+"""What one thread does between two shared ops takes so much longer than in the probe's tiny model: Python has left the caches."""
+UNEVEN: Final = 0.09
+"""Share of a shared op by which its threads end apart, for which the first waits already."""
+GRAIN_SIZE: Final = 32_768
+_INDEX_GRAIN_SIZE: Final = 3_000
+_LEAST_FLOPS: Final = 4_096
+_ONE_ROW_INTENSITY: Final = 0.6
+"""FLOPs for each byte of a product in fp32 with a vector, which is read once."""
+_ONE_ROW_NORM: Final = 2.5
+"""Bytes read for each written by a norm of one row, whose weight and bias are as long as the row."""
+_ROW_WISE: Final = ("softmax", "layer_norm", "group_norm", "batch_norm")
+_OF_WHAT_IS_READ: Final = ("sum", "mean", "amax", "argmax", "var", "norm")
+
+
+def are_shared(
+    kind: OpKind, name: str, dtype: str, *, flops: Floats, read_bytes: Floats, written_bytes: Floats
+) -> Flags:
+    """Of ops of one kind, name and dtype, by their sizes."""
+    base = base_name(name)
+    element_bytes = 2 if dtype in ("bf16", "fp16") else 4
+    if kind == "attention" or base == "convolution":
+        return np.ones(flops.shape, dtype=bool)
+    if base in ALLOCATIONS:
+        return np.zeros(flops.shape, dtype=bool)
+    if kind == "matmul":
+        is_large: Flags = flops >= _LEAST_FLOPS
+        if element_bytes == 4 and base in ("mm", "addmm"):
+            is_large &= flops > _ONE_ROW_INTENSITY * (read_bytes + written_bytes)
+        return is_large
+    if any(part in base for part in _ROW_WISE):
+        return read_bytes < _ONE_ROW_NORM * written_bytes
+    counted_bytes = np.maximum(read_bytes, written_bytes) if base in _OF_WHAT_IS_READ else written_bytes
+    grain = _INDEX_GRAIN_SIZE if base == "index" else GRAIN_SIZE
+    return counted_bytes >= grain * element_bytes
+
+
+def waking_s(shared: Flags, kernels_s: Floats, before_s: Floats, *, wake_s: float) -> float:
+    """Of the ops of a part, in order, which a part like it comes before.
+
+    before_s: what one thread does before each of them: its dispatch, and Python.
+    """
+    at = np.flatnonzero(shared)
+    if not len(at):
+        return 0.0
+    alone_s = np.cumsum(SLOWER * before_s + np.where(shared, 0.0, kernels_s))
+    since_s = np.diff(alone_s[at], prepend=alone_s[at[-1]] - alone_s[-1]) + UNEVEN * np.roll(kernels_s[at], 1)
+    asleep = np.clip((since_s - AWAKE_S) / (ASLEEP_S - AWAKE_S), 0.0, 1.0)
+    return float(asleep.sum()) * wake_s
