@@ -39,6 +39,7 @@ def report_machine(machine: Machine) -> str:
             for way, seconds in (("forward", rates.forward_dispatch_s), ("backward", rates.backward_dispatch_s))
             if seconds is not None
         ),
+        *([("waking threads", f"{rates.wake_s * 1e6:.1f} us")] if rates.wake_s else []),
         ("device to host", f"{format_bytes(round(rates.device_to_host_bytes_per_s))}/s"),
         ("host to device", f"{format_bytes(round(rates.host_to_device_bytes_per_s))}/s"),
         *(

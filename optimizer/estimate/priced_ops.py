@@ -101,9 +101,10 @@ class OpSizes:
             flops, read_bytes, written_bytes = (
                 sizes[indices] for sizes in (self._flops, self._read_bytes, self._written_bytes)
             )
-            shared[indices] = are_shared(
-                op_kind, name, dtype, flops=flops, read_bytes=read_bytes, written_bytes=written_bytes
-            )
+            if rates.wake_s:
+                shared[indices] = are_shared(
+                    op_kind, name, dtype, flops=flops, read_bytes=read_bytes, written_bytes=written_bytes
+                )
             if op_kind in _LANES:
                 seconds[indices] = written_bytes / links[op_kind]
                 slots[indices] = len(COMPUTE_KINDS) + _LANES.index(op_kind) - 1
@@ -133,7 +134,7 @@ class PricedOps:
     slots: NDArray[np.int64]
     """Place in COMPUTE_KINDS; beyond them copies out, then in."""
     shared: NDArray[np.bool_]
-    """Among the CPU device's threads (``waking.py``)."""
+    """Among the CPU device's threads (``waking.py``); none where nobody has to be woken."""
 
     def sum_of(self, part: Part) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
         """Seconds and work of each kind, and seconds of copies out and in."""
