@@ -124,10 +124,11 @@ class BlockTasks:
         leaves: list[Legs] = []
         if trip is not None and not is_backward:
             leaves.append(_legs(time, "copy_out", _STORES[trip.place]))
-        gradient_bytes = 0
+        gradient_bytes = num_shared = 0
         if is_backward and prices.leaves_gradients:
             gradient_bytes = int(compiled.part_bytes(part, releases=releases, trip=trip).net[_GRADIENTS])
-        gradients = prices.gradients_legs(gradient_bytes, is_first=is_first)
+            num_shared = compiled.num_shared_gradients(part)
+        gradients = prices.gradients_legs(gradient_bytes, num_shared=num_shared, is_first=is_first)
         leaves.append(gradients)
         return Task(
             phase="backward" if is_backward else "forward",

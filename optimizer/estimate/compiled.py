@@ -28,7 +28,7 @@ from optimizer.estimate.moments import Moments
 from optimizer.estimate.op_times import OpTimes
 from optimizer.estimate.parts import Change, PartBytes, PartTime, sum_changes
 from optimizer.estimate.priced_ops import KIND_SLOT, OpSizes, PricedOps, list_terms
-from optimizer.estimate.waking import waking_s
+from optimizer.estimate.waking import count_shared, waking_s
 from optimizer.hardware.machine import Machine, Processor, Rates
 from optimizer.plan.activations import OFFLOADING, REBUILDING, BlockChoice
 from optimizer.plan.weights import DTYPE_BYTES, WeightsPlan
@@ -223,6 +223,18 @@ class CompiledShape:
         if trip is None:
             return NO_COPIES
         return self.keep(("copies", name, trip), lambda: count_copied_bytes(self._copies(self._part(name)), trip=trip))
+
+    def num_shared_gradients(self, name: "PartName") -> int:
+        """Of the gradients that are complete in a part, those that threads copy together."""
+        changes = self._changes_of(self._part(self._alias(name)))
+        return self.keep(("shared gradients", name), lambda: self.count_shared_gradients(changes))
+
+    def count_shared_gradients(self, changes: Iterable[Change]) -> int:
+        """changes: of a part."""
+        size = DTYPE_BYTES[self._element_dtype]
+        return count_shared(
+            num_bytes // size for tier, slot, num_bytes in changes if tier == "device" and slot == _GRADIENTS
+        )
 
     def num_ops(self, name: "PartName") -> int:
         return len(self._part(name).ops)

@@ -17,6 +17,8 @@ _NORM_BYTES = 4
 _SCALAR_BYTES = 4
 _FP32_BYTES = 4
 _INDEX_BYTES = 8
+_OPS_OF_ONE = 4
+"""What becomes of a gradient on the host: copied there, scaled, used for the update, and it or the new weight copied back."""
 _NUM_STAGING = {"cpu": 1, "cuda": 2}
 """Buffers of later micro-batches (``runtime/gradients.py``, NUM_STAGING): a thread adds on CUDA."""
 
@@ -85,6 +87,11 @@ def estimate_clipped_bytes(plan: Plan) -> int:
     are still to be multiplied by.
     """
     return _SCALAR_BYTES * (2 if plan.weights.dtype == "fp16" else 1)
+
+
+def gradient_python_s(rates: Rates) -> float:
+    """Between two ops on a gradient that is on the host."""
+    return rates.python_s.get("gradients", 0.0) / _OPS_OF_ONE
 
 
 def estimate_clip_ms(tensors: TensorList, plan: Plan, rates: Rates, *, scales: bool) -> float:

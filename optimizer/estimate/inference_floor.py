@@ -21,9 +21,9 @@ from optimizer.estimate.inference_splits import Floats, Splits, Way
 from optimizer.estimate.kv_floor import KvFloor, KvFloors, LaneTimes
 from optimizer.estimate.kv_prefix_floor import PrefixFloors, list_prefix_lengths
 from optimizer.estimate.many_shapes import ManyShapes
-from optimizer.estimate.op_times import weights_python_s
 from optimizer.estimate.sampling import draw_bytes, draw_time
 from optimizer.estimate.stores import STORE_LANES, read_ms
+from optimizer.estimate.streaming import streaming_python_ms
 from optimizer.estimate.training import MEMORY_MARGIN
 from optimizer.hardware.machine import Machine
 from optimizer.packing import STAGING_BYTES
@@ -165,7 +165,7 @@ class InferenceFloors:
         held, rates = self._profile.weight_bytes(plan.weights.representation), self._machine.rates
         tensors = [size for kind in self._profile.block_kinds for size in held.tensors[kind]]
         return _Lanes(
-            len(tensors) * weights_python_s(rates, generates=True) * 1000,
+            streaming_python_ms(tensors, plan.weights, rates, generates=True),
             sum(tensors) / rates.host_to_device_bytes_per_s * 1000,
             read_ms(sum(tensors), rates, place=plan.weights.place),
             0.0,

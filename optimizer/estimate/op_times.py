@@ -125,7 +125,8 @@ class OpTimes:
     def _computing_curve(self, kind: ComputeKind, base: str, dtype: str, form: str) -> Curve | None:
         if kind == "attention":
             way = "backward" if base.endswith("backward") else "forward"
-            return self._rates.attention_curves.get(f"{way} {dtype}")
+            known = self._rates.attention_curves
+            return known.get(f"{way} {form} {dtype}") or known.get(f"{way} {dtype}")
         curves = self._rates.matmul_curves
         sorts = ("bmm", "mm") if base in ("bmm", "baddbmm") else ("mm",)
         names = [name for sort in sorts for name in (f"{sort} {form} {dtype}", f"{sort} {dtype}")]

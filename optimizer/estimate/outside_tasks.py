@@ -74,6 +74,7 @@ class OutsideTasks:
                 ("device", _SLOT[category], num_bytes) for category, num_bytes in head.changes[part]
             ]
             kept_net = part_bytes.net
+            num_shared = compiled.count_shared_gradients(changes)
             if dropped is not None:
                 changes = list(drop_gradients(changes, dropped, region=_LOGITS))
                 part_bytes = sum_changes(changes)
@@ -82,10 +83,11 @@ class OutsideTasks:
             time = prices.time(part)
             part_bytes = compiled.part_bytes(part, dropped=dropped)
             kept_net = compiled.part_bytes(part).net
+            num_shared = compiled.num_shared_gradients(part)
             moves = partial(compiled.part_moves, part, dropped=dropped)
             allocated_rise = partial(compiled.part_rise, part, dropped=dropped)
         gradient_bytes = int(kept_net[_GRADIENTS]) if prices.leaves_gradients and phase == "backward" else 0
-        leaving = prices.gradients_legs(gradient_bytes, is_first=is_first)
+        leaving = prices.gradients_legs(gradient_bytes, num_shared=num_shared, is_first=is_first)
         return Task(
             phase=phase,
             block=-1,

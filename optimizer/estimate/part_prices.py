@@ -6,11 +6,12 @@ from functools import cached_property
 from optimizer.categories import Link
 from optimizer.estimate.activations import Trip
 from optimizer.estimate.compiled import CompiledShape, Dropped, PartName
-from optimizer.estimate.gradients import find_dropped
+from optimizer.estimate.gradients import find_dropped, gradient_python_s
 from optimizer.estimate.moments import Moments
 from optimizer.estimate.optimizer_state import host_bytes_per_s
 from optimizer.estimate.parts import PartTime
 from optimizer.estimate.transfers import Legs
+from optimizer.estimate.waking import wakings_s
 from optimizer.hardware.machine import Machine
 from optimizer.plan.plan import Plan
 
@@ -38,13 +39,18 @@ class PartPrices:
     def time(self, part: PartName, *, trip: Trip | None = None) -> PartTime:
         return self.compiled.part_time(part, self.machine, rates_key=self.rates_key, trip=trip)
 
-    def gradients_legs(self, num_bytes: int, *, is_first: bool) -> Legs:
-        """Of a part's gradients to the host, where they are added to those of the micro-batches before and measured."""
+    def gradients_legs(self, num_bytes: int, *, num_shared: int, is_first: bool) -> Legs:
+        """Of a part's gradients to the host, where they are added to those of the micro-batches before and measured.
+
+        num_shared: of their tensors, those that threads copy together.
+        """
         if num_bytes <= 0:
             return ()
         # Norms are taken in the last micro-batch only, which a single one is too.
         num_passes = 1 if is_first else 3
         host_ms = num_passes * num_bytes / self._host_bytes_per_s * 1000
+        num_ops = num_shared * (1 if is_first else 2)
+        host_ms += wakings_s(num_ops, self.machine.rates, after_s=gradient_python_s(self.machine.rates)) * 1000
         return (("copy_out", num_bytes / self.machine.rates.device_to_host_bytes_per_s * 1000), ("host", host_ms))
 
     @cached_property

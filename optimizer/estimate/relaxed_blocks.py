@@ -60,8 +60,10 @@ def _list_block(prices: PartPrices, template: int, form: Form) -> dict[str, floa
     def lanes(which: str, *, is_first: bool = True) -> list[float]:
         lanes_ms = list(prices.time((choice, template, which), trip=trip).by_lane)
         if prices.leaves_gradients and which != "forward":
-            num_bytes = int(compiled.part_bytes(traced_part(which), trip=traced).net[_GRADIENTS])
-            for lane, lane_ms in prices.gradients_legs(num_bytes, is_first=is_first):
+            part = traced_part(which)
+            num_bytes = int(compiled.part_bytes(part, trip=traced).net[_GRADIENTS])
+            num_shared = compiled.num_shared_gradients(part)
+            for lane, lane_ms in prices.gradients_legs(num_bytes, num_shared=num_shared, is_first=is_first):
                 lanes_ms[LANES.index(lane)] += lane_ms
         return lanes_ms
 

@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 from optimizer.categories import CATEGORIES, Link
 from optimizer.estimate.op_times import weights_python_s
 from optimizer.estimate.parts import Change, PartTime
-from optimizer.estimate.prediction import LANES, Lane
+from optimizer.estimate.prediction import LANES
 from optimizer.estimate.stores import read_ms
 from optimizer.estimate.tasks import Task, add_legs, as_moves, moved_bytes, single
 from optimizer.estimate.transfers import Legs, Transfer
+from optimizer.estimate.waking import count_shared, wakings_s
 from optimizer.hardware.machine import Rates
 from optimizer.plan.weights import WeightsPlan
 
@@ -47,9 +48,9 @@ def make_weights_task(
         for other in (*coming, block)
     }
     come_bytes = sum(by_block[other] for other in coming)
-    num_coming = sum(len(tensors[other]) for other in coming)
+    sizes = [num_bytes for other in coming for num_bytes in tensors[other]]
     legs = [leg for other in coming for leg in transfers[other].legs]
-    time = _time(num_coming, legs, rates, generates=generates)
+    time = add_legs(PartTime.spent(hooks=streaming_python_ms(sizes, plan, rates, generates=generates)), legs)
     gone = (block + 1 if phase == "backward" else block - 1,) if gone_bytes else ()
     changes: list[Change] = [("device", _WEIGHTS, -num_bytes) for other in gone for num_bytes in tensors[other]]
     changes += [("device", _WEIGHTS, num_bytes) for other in coming for num_bytes in tensors[other]]
@@ -72,16 +73,19 @@ def sum_weights_ms(
 ) -> NDArray[np.float64]:
     """By lane, of the weights of all blocks once. tensors: bytes of each block's, one by one."""
     total = np.zeros(len(LANES))
-    for (num_bytes, num_tensors), count in Counter(zip(by_block, map(len, tensors), strict=True)).items():
-        total += count * np.array(_time(num_tensors, _legs(num_bytes, plan, rates), rates).by_lane)
+    for (num_bytes, sizes), count in Counter(zip(by_block, map(tuple, tensors), strict=True)).items():
+        time = PartTime.spent(hooks=streaming_python_ms(sizes, plan, rates))
+        total += count * np.array(add_legs(time, _legs(num_bytes, plan, rates)).by_lane)
     return total
 
 
-def _time(
-    num_tensors: int, legs: Sequence[tuple[Lane, float]], rates: Rates, *, generates: bool = False
-) -> PartTime:
-    """Of weights that come."""
-    return add_legs(PartTime.spent(hooks=num_tensors * weights_python_s(rates, generates=generates) * 1000), legs)
+def streaming_python_ms(
+    tensors: Sequence[int], plan: WeightsPlan, rates: Rates, *, generates: bool = False
+) -> float:
+    """Of weights that come, beside their copies. tensors: bytes of each."""
+    each_s = weights_python_s(rates, generates=generates)
+    num_shared = count_shared(num_bytes // plan.bytes_per_element for num_bytes in tensors)
+    return (len(tensors) * each_s + wakings_s(num_shared, rates, after_s=each_s)) * 1000
 
 
 def _copied(num_bytes: int, plan: WeightsPlan) -> Mapping[Link, int]:

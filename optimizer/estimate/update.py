@@ -19,6 +19,7 @@ from optimizer.estimate.gradients import (
     estimate_fetched_scaling_ms,
     estimate_rows_bytes,
     estimate_rows_update_bytes,
+    gradient_python_s,
 )
 from optimizer.estimate.optimizer_state import (
     Rows,
@@ -34,6 +35,7 @@ from optimizer.estimate.stores import read_ms, write_ms
 from optimizer.estimate.tasks import Task, add_legs, as_moves, risen_bytes, single
 from optimizer.estimate.tensors import TensorList
 from optimizer.estimate.transfers import Legs, Transfer
+from optimizer.estimate.waking import count_shared, wakings_s
 from optimizer.hardware.machine import Machine, Rates
 from optimizer.plan.plan import Plan
 from optimizer.workload import TrainingWorkload
@@ -129,7 +131,8 @@ def list_update_times(
         optimizer_ms += scaling_ms * machine.rates.time_factors.get("optimizer", 1.0)
     time = PartTime.spent(
         optimizer=optimizer_ms,
-        hooks=_python_ms(tensors, state.num_tensors_staying, plan, machine.rates),
+        hooks=_python_ms(tensors, state.num_tensors_staying, plan, machine.rates)
+        + _waking_ms(tensors, plan, machine.rates, scales=workload.max_grad_norm is not None or plan.weights.scales_loss),
     )
     time = add_legs(time, [leg for transfer in (*back, *(() if in_backward else away)) for leg in transfer.legs])
     return clip, UpdateTime(
@@ -182,6 +185,22 @@ def _python_ms(tensors: TensorList, num_staying: int, plan: Plan, rates: Rates) 
     if num_leaving and plan.weights.place != "device":
         seconds += min(num_leaving, tensors.num_in_blocks) * (python_s.get("state at home", leaving_s) - leaving_s)
     return seconds * rates.time_factors.get("hooks", 1.0) * 1000
+
+
+def _waking_ms(tensors: TensorList, plan: Plan, rates: Rates, *, scales: bool) -> float:
+    """Of gradients on the host, which are scaled one by one and fetched, or their new weights are. The update itself shares
+    tensors of any size, and is probed so.
+    """
+    if plan.gradients.choice != "host" or not rates.wake_s:
+        return 0.0
+    leaving = tensors.list_leaving(plan.optimizer_state)
+    num_copied = num_shared = count_shared(tensors.num_elements)
+    if plan.weights.place != "device":
+        # New weights stay where they are at home.
+        blocks = range(tensors.num_blocks)
+        each = zip(tensors.num_elements, leaving, tensors.blocks, strict=True)
+        num_copied -= count_shared(number for number, is_away, block in each if is_away and block in blocks)
+    return wakings_s(num_copied + num_shared * scales, rates, after_s=gradient_python_s(rates)) * 1000
 
 
 def more_for_leaving_ms(num_tensors: int, rates: Rates) -> float:

@@ -8,15 +8,20 @@ Which ops are shared is torch's own rule, and its libraries', from sizes alone: 
 (``ATen/TensorIterator.h``), row-wise softmax and norms whenever there is more than one row, all attention, products but the
 smallest, in fp32 not those of one row.
 
-*Not modelled*: where in a part its views are dispatched (they are spread evenly), shared ops inside updates and moves (those are
-probed as they are), and what runs on a card, which has no such threads.
+What comes and goes one tensor at a time (weights that stream, gradients and state on the host) is told by how many of the tensors
+are large enough to be shared, and by the Python between two of them.
+
+*Not modelled*: where in a part its views are dispatched (they are spread evenly), and what runs on a card, which has no such
+threads.
 """
 
+from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from optimizer.hardware.machine import Rates
 from optimizer.profile.op_costs import ALLOCATIONS
 from optimizer.profile.profile import OpKind
 from optimizer.time_kinds import base_name
@@ -75,5 +80,22 @@ def waking_s(shared: Flags, kernels_s: Floats, before_s: Floats, *, wake_s: floa
         return 0.0
     alone_s = np.cumsum(SLOWER * before_s + np.where(shared, 0.0, kernels_s))
     since_s = np.diff(alone_s[at], prepend=alone_s[at[-1]] - alone_s[-1]) + UNEVEN * np.roll(kernels_s[at], 1)
-    asleep = np.clip((since_s - AWAKE_S) / (ASLEEP_S - AWAKE_S), 0.0, 1.0)
-    return float(asleep.sum()) * wake_s
+    return float(_asleep(since_s).sum()) * wake_s
+
+
+def wakings_s(num_ops: int, rates: Rates, *, after_s: float) -> float:
+    """Of so many shared ops, each after so much Python as the probe has it."""
+    if not num_ops or not rates.wake_s:
+        return 0.0
+    factor = rates.time_factors.get("hooks", 1.0)
+    return num_ops * float(_asleep(np.array(SLOWER * after_s))) * rates.wake_s * factor
+
+
+def count_shared(num_elements: Iterable[int]) -> int:
+    """Of tensors, each of so many elements, those that a copy or an element-wise op shares."""
+    return sum(number >= GRAIN_SIZE for number in num_elements)
+
+
+def _asleep(since_s: Floats) -> Floats:
+    """Share of those that sleep by so long after a shared op."""
+    return np.clip((since_s - AWAKE_S) / (ASLEEP_S - AWAKE_S), 0.0, 1.0)

@@ -51,7 +51,8 @@ class Rates:
     together under ``mm fp32``; the flat rate where there is none. Of a generation's products of few rows those under ``rows nt
     fp32`` and, of weights that come from memory, ``rows nt fp32 cold``, where there are any."""
     attention_curves: dict[str, Curve] = field(default_factory=dict)
-    """The same under ``forward fp32``, ``backward fp32``; longer sequences have more FLOPs for each byte. Under ``token fp32``,
+    """The same under ``forward fp32``, ``backward fp32``, causal, and ``forward whole fp32``, not causal
+    (``profile.op_costs.WHOLE``); longer sequences have more FLOPs for each byte. Under ``token fp32``,
     of a generation's tokens, bytes per second by bytes moved for each that is written."""
     op_curves: dict[str, Curve] = field(default_factory=dict)
     """Bytes read and written per second by their number, under an op's name (``tanh``), and with its dtype where it is not

@@ -13,6 +13,9 @@ _MATMULS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_grouped_mm"})
 ADDING = frozenset({"addmm", "baddbmm"})
 """Products whose first argument is what they are added to."""
 _ATTENTION_PREFIX = "_scaled_dot_product"
+WHOLE = "whole"
+"""Form of attention that is not causal, with a mask or without. Its FLOPs are counted whole, and done at another rate: a causal
+kernel computes some of those that are not counted (on the CPU all, up to 512 keys)."""
 ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
 
 Dims = Sequence[int]

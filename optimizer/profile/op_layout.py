@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from optimizer.profile.op_costs import ADDING, classify_op
+from optimizer.profile.op_costs import ADDING, WHOLE, classify_op
 from optimizer.time_kinds import base_name
 
 DTYPE_NAMES = {
@@ -30,9 +30,12 @@ def dtype_of(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) ->
     return next((DTYPE_NAMES.get(tensor.dtype, "") for tensor in outputs if tensor.dtype.is_floating_point), "")
 
 
-def form_of(name: str, inputs: Sequence[torch.Tensor]) -> str:
-    """``nt`` of ``x @ weight.t()``; empty of what is no product. inputs: in the order of the schema."""
-    if classify_op(name) != "matmul":
+def form_of(name: str, inputs: Sequence[torch.Tensor], *, is_causal: bool = False) -> str:
+    """``nt`` of ``x @ weight.t()``, WHOLE of attention that is not causal. inputs: in the order of the schema."""
+    kind = classify_op(name)
+    if kind == "attention":
+        return "" if is_causal else WHOLE
+    if kind != "matmul":
         return ""
     first = 1 if base_name(name) in ADDING else 0
     return "".join("t" if _is_transposed(tensor) else "n" for tensor in inputs[first : first + 2])

@@ -28,7 +28,7 @@ from optimizer.profile.trained import FrozenBytes, Tensors
 from optimizer.serialize import from_json, to_json
 from optimizer.workload import Adapter
 
-PROFILE_VERSION: Literal[7] = 7
+PROFILE_VERSION: Literal[8] = 8
 BLOCK_CHOICES: tuple[BlockChoice, ...] = ("keep", "recompute", "selective", "offload")
 """Those traced; the other ways of offloading are priced from ``offload``: only where the bytes go differs."""
 
@@ -65,7 +65,8 @@ class Op:
     dtype: str = ""
     """Of the numbers it reads: fp32, bf16, fp16, int8, uint8; empty where they are others, or it was not noted."""
     form: str = ""
-    """Of a product: ``n`` or ``t`` for each operand, by whether its rows lie in memory one after another or its columns do."""
+    """Of a product: ``n`` or ``t`` for each operand, by whether its rows lie in memory one after another or its columns do. Of
+    attention: ``whole`` where it is not causal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +207,7 @@ class Profile:
     is empty.
     """
 
-    version: Literal[7] = PROFILE_VERSION
+    version: Literal[8] = PROFILE_VERSION
     model_fingerprint: str
     model_type: str
     num_blocks: int

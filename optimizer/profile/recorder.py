@@ -144,7 +144,7 @@ class Recorder(Meter):  # type: ignore[no-untyped-call]
             sum(tensor.nbytes for tensor in outputs),
             *read_scratch(name, inputs, outputs, args=args),
             dtype=dtype_of(inputs, outputs),
-            form=form_of(name, inputs),
+            form=form_of(name, inputs, is_causal=is_causal),
         )
 
     def _is_on_host(self, tensor: torch.Tensor) -> bool:

@@ -12,7 +12,7 @@ import torch
 
 from optimizer.hardware.machine import Curve
 from optimizer.hardware.probe.clock import Share, as_curve, quartile_s, random_tensor
-from optimizer.profile.op_costs import count_flops
+from optimizer.profile.op_costs import WHOLE, count_flops
 from optimizer.units import MIB
 
 _MATMUL_SHAPES = {
@@ -33,7 +33,7 @@ _BMM_SHAPES = {
 }
 """Matrices, rows, inner, columns."""
 _ATTENTION_SHAPES = {
-    "cpu": ((4, 4, 128, 64), (4, 4, 32, 32), (4, 6, 256, 64), (2, 8, 512, 64)),
+    "cpu": ((4, 4, 128, 64), (4, 4, 32, 32), (4, 6, 256, 64), (2, 8, 512, 64), (1, 6, 1024, 64)),
     "cuda": ((8, 16, 1024, 64), (8, 16, 256, 64), (4, 16, 2048, 64), (2, 16, 4096, 128)),
 }
 """Batch, heads, sequence, head size."""
@@ -65,22 +65,22 @@ def probe_matmuls(device: torch.device, dtypes: Mapping[str, torch.dtype], *, ma
 
 
 def probe_attention(device: torch.device, dtypes: Mapping[str, torch.dtype], *, max_s: float) -> dict[str, Curve]:
-    """By FLOPs for each byte, forward and backward."""
+    """By FLOPs for each byte, forward and backward, causal and not."""
     share = Share(max_s)
-    curves: dict[str, Curve] = {}
+    points: dict[str, list[Point]] = {}
+    shapes = _ATTENTION_SHAPES[device.type]
     for done, (name, dtype) in enumerate(dtypes.items()):
         own = Share(share.of(len(dtypes) - done))
-        forward: list[tuple[float, float]] = []
-        backward: list[tuple[float, float]] = []
-        shapes = _ATTENTION_SHAPES[device.type]
         for index, shape in enumerate(shapes):
             if index and not own.left_s:
                 break
-            max_each_s = own.of(2 * (len(shapes) - index))
-            for points, (run, flops, num_bytes) in zip((forward, backward), _attentions(shape, device, dtype), strict=True):
-                points.append((flops / num_bytes, flops / quartile_s(run, device, max_s=max_each_s)))
-        curves |= {f"forward {name}": as_curve(forward), f"backward {name}": as_curve(backward)}
-    return curves
+            max_each_s = own.of(4 * (len(shapes) - index))
+            for is_causal in (True, False):
+                for way, (run, flops, num_bytes) in _attentions(shape, device, dtype, is_causal=is_causal).items():
+                    label = " ".join((way, name) if is_causal else (way, WHOLE, name))
+                    rate = flops / quartile_s(run, device, max_s=max_each_s)
+                    points.setdefault(label, []).append((flops / num_bytes, rate))
+    return {label: as_curve(found) for label, found in points.items()}
 
 
 # Products.
@@ -142,22 +142,25 @@ def _batched(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -
 # Attention.
 
 
-def _attentions(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> tuple[Timed, Timed]:
+def _attentions(
+    shape: tuple[int, ...], device: torch.device, dtype: torch.dtype, *, is_causal: bool
+) -> dict[str, Timed]:
+    """By way."""
     query, key, value = (random_tensor(shape, device, dtype).requires_grad_() for _ in range(3))
     gradient = random_tensor(shape, device, dtype)
     attend = torch.nn.functional.scaled_dot_product_attention
-    output = attend(query, key, value, is_causal=True)
+    output = attend(query, key, value, is_causal=is_causal)
     shapes = [shape] * 4
     name = "aten._scaled_dot_product_flash_attention"
     flops = [
-        count_flops(f"{name}.default", shapes[:3], [], is_causal=True),
-        count_flops(f"{name}_backward.default", shapes, [], is_causal=True),
+        count_flops(f"{name}.default", shapes[:3], [], is_causal=is_causal),
+        count_flops(f"{name}_backward.default", shapes, [], is_causal=is_causal),
     ]
 
     def backward() -> object:
         return torch.autograd.grad(output, (query, key, value), gradient, retain_graph=True)
 
-    return (
-        (lambda: attend(query, key, value, is_causal=True), float(flops[0]), 4.0 * query.nbytes),
-        (backward, float(flops[1]), 8.0 * query.nbytes),
-    )
+    return {
+        "forward": (lambda: attend(query, key, value, is_causal=is_causal), float(flops[0]), 4.0 * query.nbytes),
+        "backward": (backward, float(flops[1]), 8.0 * query.nbytes),
+    }

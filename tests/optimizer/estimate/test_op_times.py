@@ -103,6 +103,19 @@ def test_an_op_that_moves_bytes_takes_the_curve_of_its_own_dtype():
     assert times.kernels_s("elementwise", "aten.add.Tensor", **sizes, dtype="fp32") == pytest.approx(1e5 / 2e10)
 
 
+def test_attention_that_is_not_causal_has_a_rate_of_its_own_where_it_was_probed():
+    sizes = {"flops": np.array([1e9]), "read_bytes": np.array([1e7]), "written_bytes": np.zeros(1)}
+    name = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+
+    def seconds(form, **curves):
+        rates = dataclasses.replace(CURVED, attention_curves={"forward fp32": ((100.0, 1e10),), **curves})
+        return OpTimes(rates, "fp32").kernels_s("attention", name, **sizes, form=form)[0]
+
+    assert seconds("", **{"forward whole fp32": ((100.0, 2e10),)}) == pytest.approx(0.1)
+    assert seconds("whole", **{"forward whole fp32": ((100.0, 2e10),)}) == pytest.approx(0.05)
+    assert seconds("whole") == pytest.approx(0.1)
+
+
 def test_an_op_of_a_generation_costs_what_a_generation_was_measured_to():
     rates = dataclasses.replace(CURVED, pass_dispatch_s=10e-6)
     assert OpTimes(rates, "fp32", generates=True).dispatch_s[0] == 10e-6

@@ -62,3 +62,9 @@ def test_a_linear_layer_is_traced_in_its_three_forms_and_autocast_in_its_dtype()
     head = [profile.ops[index] for index in profile.parts[regime.parts["head"]].ops]
     assert Counter(op.dtype for op in head if op.kind == "matmul") == {"bf16": 1}
     assert any(op.dtype == "fp32" for op in head)
+
+
+def test_attention_says_whether_it_is_causal():
+    name, inputs = "aten._scaled_dot_product_flash_attention_for_cpu.default", (torch.ones(1, 2, 4, 8),) * 3
+    assert form_of(name, inputs, is_causal=True) == ""
+    assert form_of(name, inputs) == "whole"
