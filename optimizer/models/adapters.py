@@ -15,6 +15,7 @@ from torch import nn
 from optimizer.errors import InvalidWorkload, MissingExtra
 from optimizer.models.anatomy import find_blocks
 from optimizer.models.targets import dropout_on_experts
+from optimizer.optional import without_advice
 from optimizer.workload import Adapter
 
 ADAPTER_NAME = "default"
@@ -130,7 +131,8 @@ def adapter_config(model: nn.Module) -> dict[str, Any]:
 
 def _peft() -> tuple[Any, Any]:
     try:
-        from peft import LoraConfig, inject_adapter_in_model
+        with without_advice():
+            from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
         raise MissingExtra("peft", needed_for="training adapters") from error
     return inject_adapter_in_model, LoraConfig

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from optimizer.errors import MissingExtra
+from optimizer.optional import load_bitsandbytes
 from optimizer.plan.weights import FrozenFormat
 
 NF4_BLOCK_ELEMENTS = 64
@@ -120,8 +120,5 @@ def _pack_nf4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _bitsandbytes_ops() -> Any:
-    try:
-        import bitsandbytes  # noqa: F401 (defines the ops below)
-    except ImportError as error:
-        raise MissingExtra("bitsandbytes", needed_for="frozen weights in nf4") from error
+    load_bitsandbytes(needed_for="frozen weights in nf4")
     return torch.ops.bitsandbytes

@@ -7,14 +7,13 @@ sgd     weight decay is added to the gradient, as torch's SGD does; with momentu
 The fused kernels allocate nothing but the state, and give the bits of the whole where a tensor is cut at multiples of 16.
 """
 
-import importlib
 from collections.abc import Iterable
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from optimizer.errors import MissingExtra
+from optimizer.optional import load_bitsandbytes
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.workload import TrainingWorkload
 
@@ -64,11 +63,9 @@ def make_optimizer(
     betas = (workload.beta1, workload.beta2)
     if plan.bits == 32:
         return torch.optim.AdamW(groups, lr=workload.learning_rate, betas=betas, eps=workload.epsilon, fused=True)
-    try:
-        importlib.import_module("bitsandbytes")
-        from optimizer.runtime.adamw_8bit import PiecewiseAdamW8bit
-    except ImportError as error:
-        raise MissingExtra("bitsandbytes", needed_for="optimizer state in 8 bits") from error
+    load_bitsandbytes(needed_for="optimizer state in 8 bits")
+    from optimizer.runtime.adamw_8bit import PiecewiseAdamW8bit
+
     adamw_8bit: Any = PiecewiseAdamW8bit
     optimizer: torch.optim.Optimizer = adamw_8bit(groups, lr=workload.learning_rate, betas=betas, eps=workload.epsilon)
     return optimizer
