@@ -389,7 +389,7 @@ class CompiledShape:
         kinds_s[_HOOKS] += hooks_s
 
     def _waking_s(self, name: "PartName", priced: PricedOps, rates: Rates) -> float:
-        """What the ops of a part take longer because threads fell asleep before them."""
+        """What the ops of a part take longer because threads fell asleep before them; how often, finished runs do not change."""
         part, times = self._part(name), priced.times
         ops = np.array(part.ops, dtype=np.int64)
         forward_s, backward_s = times.probed_dispatch_s
@@ -403,7 +403,7 @@ class CompiledShape:
         before_s *= _num_dispatched(part, times) / max(1, len(ops))
         if not isinstance(name, str) and name[0] in OFFLOADING:
             before_s += rates.python_s.get("offload", 0.0) * (priced.slots[ops] >= len(COMPUTE_KINDS))
-        return waking_s(priced.shared[ops], priced.seconds[ops], before_s, wake_s=rates.wake_s)
+        return waking_s(priced.shared[ops], priced.probed_seconds[ops], before_s, wake_s=rates.wake_s)
 
 
 PartName = str | tuple[BlockChoice, int, str]

@@ -50,8 +50,9 @@ class PartPrices:
         num_passes = 1 if is_first else 3
         host_ms = num_passes * num_bytes / self._host_bytes_per_s * 1000
         num_ops = num_shared * (1 if is_first else 2)
-        host_ms += wakings_s(num_ops, self.machine.rates, after_s=gradient_python_s(self.machine.rates)) * 1000
-        return (("copy_out", num_bytes / self.machine.rates.device_to_host_bytes_per_s * 1000), ("host", host_ms))
+        rates = self.machine.rates
+        host_ms += wakings_s(num_ops, rates, after_s=gradient_python_s(rates), kind="host") * 1000
+        return (("copy_out", num_bytes / rates.device_to_host_bytes_per_s * 1000), ("host", host_ms))
 
     @cached_property
     def _host_bytes_per_s(self) -> float:

@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -135,6 +136,13 @@ class PricedOps:
     """Place in COMPUTE_KINDS; beyond them copies out, then in."""
     shared: NDArray[np.bool_]
     """Among the CPU device's threads (``waking.py``); none where nobody has to be woken."""
+
+    @cached_property
+    def probed_seconds(self) -> NDArray[np.float64]:
+        """Whatever finished runs say."""
+        factors = np.array([*(self.times.factors[kind] for kind in COMPUTE_KINDS), 1.0, 1.0])
+        found: NDArray[np.float64] = self.seconds / factors[self.slots]
+        return found
 
     def sum_of(self, part: Part) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
         """Seconds and work of each kind, and seconds of copies out and in."""

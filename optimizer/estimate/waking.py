@@ -83,11 +83,11 @@ def waking_s(shared: Flags, kernels_s: Floats, before_s: Floats, *, wake_s: floa
     return float(_asleep(since_s).sum()) * wake_s
 
 
-def wakings_s(num_ops: int, rates: Rates, *, after_s: float) -> float:
-    """Of so many shared ops, each after so much Python as the probe has it."""
+def wakings_s(num_ops: int, rates: Rates, *, after_s: float, kind: str = "hooks") -> float:
+    """Of so many shared ops, each after so much Python as the probe has it. kind: of time, under which it is told."""
     if not num_ops or not rates.wake_s:
         return 0.0
-    factor = rates.time_factors.get("hooks", 1.0)
+    factor = rates.time_factors.get(kind, 1.0)
     return num_ops * float(_asleep(np.array(SLOWER * after_s))) * rates.wake_s * factor
 
 

@@ -6,10 +6,24 @@ import numpy as np
 import pytest
 
 from optimizer.estimate.training import estimate_training
-from optimizer.estimate.waking import ASLEEP_S, AWAKE_S, GRAIN_SIZE, SLOWER, UNEVEN, are_shared, waking_s
+from optimizer.estimate.waking import (
+    ASLEEP_S,
+    AWAKE_S,
+    GRAIN_SIZE,
+    SLOWER,
+    UNEVEN,
+    are_shared,
+    count_shared,
+    waking_s,
+    wakings_s,
+)
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
+from optimizer.plan.gradients import GradientsPlan
+from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
+from optimizer.plan.weights import WeightsPlan
+from optimizer.time_kinds import KINDS
 from optimizer.workload import TrainingWorkload
 
 WAKE_S = 30e-6
@@ -81,6 +95,15 @@ def test_a_part_follows_one_like_it():
     assert wait(ASLEEP_S / 2, ASLEEP_S / 2, shared=[True, False]) == pytest.approx(WAKE_S)
 
 
+def test_tensors_that_come_and_go_wake_where_they_are_large_and_python_lies_between(machine):
+    rates = dataclasses.replace(machine.rates, wake_s=WAKE_S, time_factors={"hooks": 2.0, "host": 3.0})
+    assert count_shared((GRAIN_SIZE, GRAIN_SIZE - 1, 2 * GRAIN_SIZE)) == 2
+    assert wakings_s(4, rates, after_s=ASLEEP_S) == pytest.approx(4 * WAKE_S * 2)
+    assert wakings_s(4, rates, after_s=ASLEEP_S, kind="host") == pytest.approx(4 * WAKE_S * 3)
+    assert wakings_s(4, rates, after_s=AWAKE_S / SLOWER) == 0.0
+    assert wakings_s(4, machine.rates, after_s=ASLEEP_S) == 0.0
+
+
 @pytest.mark.parametrize("choice", ["keep", "recompute", "selective", "offload"])
 def test_an_estimate_has_it_under_dispatch_and_where_nobody_must_be_woken_nothing_changes(choice, profile, machine):
     plan = Plan(
@@ -101,3 +124,25 @@ def test_an_estimate_has_it_under_dispatch_and_where_nobody_must_be_woken_nothin
     quiet_kinds, waking_kinds = quiet.exposed_by_kind_ms, waking.exposed_by_kind_ms
     assert waking_kinds["dispatch"] - quiet_kinds["dispatch"] == pytest.approx(more_ms)
     assert waking.device_peak_bytes == quiet.device_peak_bytes
+
+
+def test_what_finished_runs_say_scales_each_kind_and_changes_no_count(profile, machine):
+    plan = Plan(
+        batch=BatchPlan(micro_batch_size=2, accumulation_steps=2),
+        activations=ActivationsPlan(per_block=("selective", "keep") * (profile.num_blocks // 2)),
+        gradients=GradientsPlan(choice="host"),
+        weights=WeightsPlan(place="host"),
+        optimizer_state=OptimizerStatePlan(place="host"),
+    )
+    workload = TrainingWorkload(sequence_length=32, global_batch_size=4)
+    rates = dataclasses.replace(machine.rates, wake_s=WAKE_S, python_s={"gradients": 1e-4, "weights": 2e-5})
+    waking = dataclasses.replace(machine, rates=rates)
+    factors = {kind: 1.0 + place / 10 for place, kind in enumerate(KINDS)}
+
+    def by_kind(**more):
+        return estimate_training(profile, plan=plan, workload=workload, machine=waking, **more).exposed_by_kind_ms
+
+    bare, corrected = by_kind(), by_kind(calibration={"version": 2, "time_factors": factors})
+    assert bare["dispatch"] > 0
+    assert bare["host"] > 0
+    assert corrected == {kind: pytest.approx(factors[kind] * kind_ms) for kind, kind_ms in bare.items()}
