@@ -226,8 +226,10 @@ class CompiledShape:
 
     def num_shared_gradients(self, name: "PartName") -> int:
         """Of the gradients that are complete in a part, those that threads copy together."""
-        changes = self._changes_of(self._part(self._alias(name)))
-        return self.keep(("shared gradients", name), lambda: self.count_shared_gradients(changes))
+        name = self._alias(name)
+        return self.keep(
+            ("shared gradients", name), lambda: self.count_shared_gradients(self._changes_of(self._part(name)))
+        )
 
     def count_shared_gradients(self, changes: Iterable[Change]) -> int:
         """changes: of a part."""

@@ -40,8 +40,8 @@ def test_curves_dispatch_and_fresh_memory_are_measured_and_possible(machine):
     rates = machine.rates
     assert {"mm fp32", "mm nt fp32", "bmm tn fp32", "mm bf16", "mm nn fp16"} <= set(rates.matmul_curves)
     assert {"rows nt fp32", "rows nt fp32 cold", "rows nt bf16"} <= set(rates.matmul_curves)
-    both_ways = {"forward fp32", "backward bf16", "backward whole bf16", "forward whole fp16"}
-    assert both_ways | {"token fp32"} <= set(rates.attention_curves)
+    causal = {"forward fp32", "backward bf16", "forward fp16", "token fp32"}
+    assert causal | {"backward whole bf16", "forward whole fp16"} <= set(rates.attention_curves)
     assert "draw" in rates.op_curves
     assert {"tanh", "_softmax", "embedding_dense_backward", "_to_copy int8", "elementwise", "reduction", "gather"} <= set(
         rates.op_curves
