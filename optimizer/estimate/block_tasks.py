@@ -10,9 +10,8 @@ from typing import Final
 
 from optimizer.categories import CATEGORIES, Tier
 from optimizer.estimate.activations import trip_of
-from optimizer.estimate.compiled import PartName
 from optimizer.estimate.part_prices import PartPrices, with_gradients
-from optimizer.estimate.parts import PartTime
+from optimizer.estimate.parts import PartName, PartTime
 from optimizer.estimate.prediction import Lane
 from optimizer.estimate.shared import Release
 from optimizer.estimate.tasks import Task, add_legs

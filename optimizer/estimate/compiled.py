@@ -11,7 +11,6 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from optimizer.categories import CATEGORIES, Category, Link, Tier
 from optimizer.estimate.activations import (
@@ -23,20 +22,20 @@ from optimizer.estimate.activations import (
     read_copy,
     redirect_changes,
 )
+from optimizer.estimate.beside_kernels import PartOps, is_done_again
 from optimizer.estimate.cpu_scratch import rise_with_scratch, scratch_of
 from optimizer.estimate.moments import Moments
 from optimizer.estimate.op_times import OpTimes
-from optimizer.estimate.parts import Change, PartBytes, PartTime, sum_changes
+from optimizer.estimate.parts import Change, PartBytes, PartName, PartTime, sum_changes
 from optimizer.estimate.priced_ops import KIND_SLOT, OpSizes, PricedOps, list_terms
-from optimizer.estimate.waking import count_shared, waking_s
+from optimizer.estimate.waking import count_shared
 from optimizer.hardware.machine import Machine, Processor, Rates
 from optimizer.plan.activations import OFFLOADING, REBUILDING, BlockChoice
 from optimizer.plan.weights import DTYPE_BYTES, WeightsPlan
-from optimizer.profile.inference import EMBEDDING, ForwardRegime, Phase
+from optimizer.profile.inference import ForwardRegime, Phase
 from optimizer.profile.profile import Change as ProfileChange
 from optimizer.profile.profile import Op, Part, Regime
 from optimizer.profile.sizes import Shape, evaluate, monomials
-from optimizer.time_kinds import COMPUTE_KINDS
 
 Arrival = tuple[int, Category, int]
 """After which op of a part so many bytes come that are not traced with it."""
@@ -129,7 +128,7 @@ class CompiledShape:
 
     def part_bytes(
         self,
-        name: "PartName",
+        name: PartName,
         *,
         releases: tuple[tuple[int, int], ...] = (),
         trip: Trip | None = None,
@@ -143,7 +142,7 @@ class CompiledShape:
 
     def part_moves(
         self,
-        name: "PartName",
+        name: PartName,
         *,
         releases: tuple[tuple[int, int], ...] = (),
         trip: Trip | None = None,
@@ -163,7 +162,7 @@ class CompiledShape:
 
     def part_rise(
         self,
-        name: "PartName",
+        name: PartName,
         processor: Processor,
         *,
         releases: tuple[tuple[int, int], ...] = (),
@@ -212,19 +211,19 @@ class CompiledShape:
         return self.keep(("indexed", index), summed)
 
     def part_time(
-        self, name: "PartName", machine: Machine, *, rates_key: Hashable, trip: Trip | None = None
+        self, name: PartName, machine: Machine, *, rates_key: Hashable, trip: Trip | None = None
     ) -> PartTime:
         """rates_key: anything that differs where machines differ; they hold dicts and cannot be hashed themselves."""
         name = self._alias(name)
         return self.keep(("time", name, rates_key, trip), lambda: self._sum_times(name, machine, str(rates_key), trip))
 
-    def part_copies(self, name: "PartName", *, trip: Trip | None) -> Mapping[Link, int]:
+    def part_copies(self, name: PartName, *, trip: Trip | None) -> Mapping[Link, int]:
         """Bytes by link."""
         if trip is None:
             return NO_COPIES
         return self.keep(("copies", name, trip), lambda: count_copied_bytes(self._copies(self._part(name)), trip=trip))
 
-    def num_shared_gradients(self, name: "PartName") -> int:
+    def num_shared_gradients(self, name: PartName) -> int:
         """Of the gradients that are complete in a part, those that threads copy together."""
         name = self._alias(name)
         return self.keep(
@@ -238,17 +237,17 @@ class CompiledShape:
             num_bytes // size for tier, slot, num_bytes in changes if tier == "device" and slot == _GRADIENTS
         )
 
-    def num_ops(self, name: "PartName") -> int:
+    def num_ops(self, name: PartName) -> int:
         return len(self._part(name).ops)
 
-    def _part(self, name: "PartName") -> Part:
+    def _part(self, name: PartName) -> Part:
         if isinstance(name, str):
             return self._parts[self.regime.parts[name]]
         choice, template, which = name
         index: int = getattr(self.regime.templates_of(choice)[template], which)
         return self._parts[index]
 
-    def _alias(self, name: "PartName") -> "PartName":
+    def _alias(self, name: PartName) -> PartName:
         """Of templates whose parts are the same, as far as bytes and time go, the first."""
         if isinstance(name, str):
             return name
@@ -284,7 +283,7 @@ class CompiledShape:
 
     def _list_changes(
         self,
-        name: "PartName",
+        name: PartName,
         releases: tuple[tuple[int, int], ...],
         trip: Trip | None,
         dropped: Dropped | None,
@@ -294,7 +293,7 @@ class CompiledShape:
 
     def _place_changes(
         self,
-        name: "PartName",
+        name: PartName,
         releases: tuple[tuple[int, int], ...],
         trip: Trip | None,
         dropped: Dropped | None,
@@ -329,7 +328,7 @@ class CompiledShape:
                 found.append((kept, place, storage if kept[1] == change[1] else -1))
         return found
 
-    def _sum_times(self, name: "PartName", machine: Machine, rates_key: str, trip: Trip | None) -> PartTime:
+    def _sum_times(self, name: PartName, machine: Machine, rates_key: str, trip: Trip | None) -> PartTime:
         priced = self._price_ops(machine.rates, rates_key)
         part = self._part(name)
         kernels_s, work, (out_s, in_s) = self.keep(("kernels", id(part), rates_key), lambda: priced.sum_of(part))
@@ -339,15 +338,22 @@ class CompiledShape:
         if trip is not None and copies:
             moved = estimate_trip_ms(copies, trip=trip, rates=machine.rates, device_kind=machine.device.kind)
             kinds_s[_QUANTIZATION] += moved.compute_ms / 1000 * priced.times.factors["quantization"]
-        self._add_python(kinds_s, name, priced.times, num_copies=len(copies), is_beside=machine.device.kind == "cuda")
-        if machine.rates.wake_s:
-            kinds_s[_DISPATCH] += self._waking_s(name, priced, machine.rates) * priced.times.factors["dispatch"]
+        kept = self._part(("keep", *name[1:])) if is_done_again(name) else None
+        own = PartOps(name=name, part=part, kept=kept)
+        beside = own.beside_kernels(
+            priced.times,
+            num_copies=len(copies),
+            kernels_s=float(kinds_s.sum()),
+            runs_ahead=machine.device.kind == "cuda",
+        )
+        kinds_s[_DISPATCH] += beside.dispatch_s + own.waking_s(priced, machine.rates)
+        kinds_s[_HOOKS] += beside.hooks_s
         kinds_ms = tuple((kinds_s * 1000).tolist())
         compute_ms = sum(kinds_ms)
         recomputed_ms = 0.0
-        if _is_done_again(name):
-            kept = self.part_time(("keep", *name[1:]), machine, rates_key=rates_key)
-            recomputed_ms = max(0.0, compute_ms - kept.compute_ms)
+        if kept is not None:
+            kept_ms = self.part_time(("keep", *name[1:]), machine, rates_key=rates_key).compute_ms
+            recomputed_ms = max(0.0, compute_ms - kept_ms)
         return PartTime(
             compute_ms=compute_ms,
             copy_out_ms=float(out_s) * 1000 if moved is None else moved.copy_out_ms,
@@ -366,81 +372,8 @@ class CompiledShape:
             self._priced[rates_key] = self._ops.priced(times, rates)
         return self._priced[rates_key]
 
-    def _add_python(
-        self, kinds_s: NDArray[np.float64], name: "PartName", times: OpTimes, *, num_copies: int, is_beside: bool
-    ) -> None:
-        """What the ops of a part cost beside their kernels, and what its technique does.
 
-        is_beside: the device computes while Python runs ahead, which then costs only what it takes longer.
-        """
-        part = self._part(name)
-        num_ops = _num_dispatched(part, times, num_copies=num_copies)
-        forward_s, backward_s = times.dispatch_s
-        num_forward = 0 if _is_backward(name) else num_ops
-        hooks_s = num_copies * times.python_s("offload")
-        if _is_done_again(name):
-            num_forward = max(0, num_ops - _num_dispatched(self._part(("keep", *name[1:])), times))
-        if isinstance(name, str):
-            hooks_s += times.python_s(_ONCE[name]) if name in _ONCE else 0.0
-        elif name[0] in REBUILDING:
-            hooks_s += num_forward * times.python_s(f"{name[0]} op")
-        dispatch_s = num_forward * forward_s + (num_ops - num_forward) * backward_s
-        if is_beside and times.counts_views:
-            dispatch_s, hooks_s = max(0.0, dispatch_s + hooks_s - float(kinds_s.sum())), 0.0
-        kinds_s[_DISPATCH] += dispatch_s
-        kinds_s[_HOOKS] += hooks_s
-
-    def _waking_s(self, name: "PartName", priced: PricedOps, rates: Rates) -> float:
-        """What the ops of a part take longer because threads fell asleep before them; how often, finished runs do not change."""
-        part, times = self._part(name), priced.times
-        ops = np.array(part.ops, dtype=np.int64)
-        forward_s, backward_s = times.probed_dispatch_s
-        before_s = np.full(len(ops), backward_s if _is_backward(name) else forward_s)
-        num_forward = 0 if _is_backward(name) else len(ops)
-        if _is_done_again(name):
-            num_forward = max(0, len(ops) - len(self._part(("keep", *name[1:])).ops))
-            before_s[:num_forward] = forward_s
-        if not isinstance(name, str) and name[0] in REBUILDING:
-            before_s[:num_forward] += rates.python_s.get(f"{name[0]} op", 0.0)
-        before_s *= _num_dispatched(part, times) / max(1, len(ops))
-        if not isinstance(name, str) and name[0] in OFFLOADING:
-            before_s += rates.python_s.get("offload", 0.0) * (priced.slots[ops] >= len(COMPUTE_KINDS))
-        return waking_s(priced.shared[ops], priced.probed_seconds[ops], before_s, wake_s=rates.wake_s)
-
-
-PartName = str | tuple[BlockChoice, int, str]
-"""A name of PART_NAMES, or (choice, template, ``forward`` | ``backward_first`` | ``backward_accumulate``)."""
-
-_ONCE = {"prologue": "micro-batch", EMBEDDING: "token"}
-"""What a run through the model costs in Python beside its ops (``Rates.python_s``), told with its first part."""
 _QUANTIZATION, _DISPATCH, _HOOKS = (KIND_SLOT[kind] for kind in ("quantization", "dispatch", "hooks"))
-
-
-def beside_kernels_s(
-    part: Part, name: str, times: OpTimes, *, kernels_s: NDArray[np.float64], is_beside: bool
-) -> NDArray[np.float64]:
-    """What a part of a generation costs beside its kernels, at many shapes at once: dispatch and Python, as in ``part_time``.
-
-    is_beside: as there; kernels_s: by shape.
-    """
-    beside_s = _num_dispatched(part, times) * times.dispatch_s[0] + (times.python_s(_ONCE[name]) if name in _ONCE else 0.0)
-    if is_beside and times.counts_views:
-        return np.maximum(0.0, beside_s - kernels_s)
-    return np.full_like(kernels_s, beside_s)
-
-
-def _is_backward(name: PartName) -> bool:
-    return "backward" in (name if isinstance(name, str) else name[2])
-
-
-def _is_done_again(name: PartName) -> bool:
-    """Whether a part begins with what the forward did already."""
-    return not isinstance(name, str) and name[0] in REBUILDING and name[2] != "forward"
-
-
-def _num_dispatched(part: Part, times: OpTimes, *, num_copies: int = 0) -> int:
-    """Where dispatch was not measured, a copy's is in its lane, and views cost nothing."""
-    return len(part.ops) + (part.num_views if times.counts_views else -num_copies)
 
 
 def drop_gradients(changes: Iterable[Change], dropped: Dropped, *, region: int) -> Iterable[Change]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.estimate.compiled import beside_kernels_s
+from optimizer.estimate.beside_kernels import beside_kernels_s
 from optimizer.estimate.experts import find_experts, unread_bytes
 from optimizer.estimate.op_times import OpTimes
 from optimizer.estimate.priced_ops import OpSizes, PricedOps, list_terms
@@ -75,7 +75,7 @@ class _Table:
         values = np.array([monomials(shape) for shape in shapes], dtype=np.float64).reshape(-1, NUM_MONOMIALS).T
         self._changes: Ints = list_terms(phase).changes @ values.astype(np.int64)
         self._is_on_device = np.array([change.tier == "device" for change in phase.changes], dtype=bool)
-        self._is_beside = machine.device.kind == "cuda"
+        self._runs_ahead = machine.device.kind == "cuda"
         times = OpTimes(machine.rates, weights.dtype, element_dtype=weights.dtype, generates=True)
         sizes = _ManySizes(phase, shapes, values, element_bytes=weights.bytes_per_element)
         self._priced: PricedOps = sizes.priced(times, machine.rates)
@@ -84,7 +84,7 @@ class _Table:
     def compute_ms(self, name: str, part: Part) -> Floats:
         ops = np.array([op for op in part.ops if self._is_compute[op]], dtype=np.int64)
         kernels_s: Floats = self._priced.seconds[ops].sum(axis=0)
-        beside_s = beside_kernels_s(part, name, self._priced.times, kernels_s=kernels_s, is_beside=self._is_beside)
+        beside_s = beside_kernels_s(part, name, self._priced.times, kernels_s=kernels_s, runs_ahead=self._runs_ahead)
         return (kernels_s + beside_s) * 1000
 
     def held(self, part: Part) -> tuple[Ints, Ints]:

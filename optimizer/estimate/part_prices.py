@@ -5,11 +5,11 @@ from functools import cached_property
 
 from optimizer.categories import Link
 from optimizer.estimate.activations import Trip
-from optimizer.estimate.compiled import CompiledShape, Dropped, PartName
+from optimizer.estimate.compiled import CompiledShape, Dropped
 from optimizer.estimate.gradients import find_dropped, gradient_python_s
 from optimizer.estimate.moments import Moments
 from optimizer.estimate.optimizer_state import host_bytes_per_s
-from optimizer.estimate.parts import PartTime
+from optimizer.estimate.parts import PartName, PartTime
 from optimizer.estimate.transfers import Legs
 from optimizer.estimate.waking import wakings_s
 from optimizer.hardware.machine import Machine

@@ -10,11 +10,14 @@ from numpy.typing import NDArray
 
 from optimizer.categories import CATEGORIES, Tier
 from optimizer.estimate.prediction import LANES
+from optimizer.plan.activations import BlockChoice
 from optimizer.time_kinds import COMPUTE_KINDS
 
 Bytes = NDArray[np.int64]
 Change = tuple[Tier, int, int]
 """Tier, place of the category, bytes."""
+PartName = str | tuple[BlockChoice, int, str]
+"""A name of PART_NAMES, or (choice, template, ``forward`` | ``backward_first`` | ``backward_accumulate``)."""
 _BEYOND: Final[tuple[Tier, ...]] = ("host", "disk", "remote")
 
 

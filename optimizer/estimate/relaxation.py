@@ -17,10 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimizer.estimate.batch import estimate_input_bytes, inputs_pile_up
-from optimizer.estimate.compiled import PartName, compile_shape
+from optimizer.estimate.compiled import compile_shape
 from optimizer.estimate.gradients import estimate_gradient_bytes
 from optimizer.estimate.optimizer_state import estimate_state, estimate_update_ms
 from optimizer.estimate.part_prices import PartPrices
+from optimizer.estimate.parts import PartName
 from optimizer.estimate.prediction import LANES
 from optimizer.estimate.relaxed_blocks import Form, list_relaxed_blocks
 from optimizer.estimate.relaxed_outside import RelaxedOutside, list_relaxed_outside

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from optimizer.categories import CATEGORIES
 from optimizer.estimate.activations import TRACED_TRIP, trip_of
-from optimizer.estimate.compiled import PartName
 from optimizer.estimate.part_prices import PartPrices
+from optimizer.estimate.parts import PartName
 from optimizer.estimate.prediction import LANES
 from optimizer.plan.activations import BlockChoice, Compression
 from optimizer.profile.extent import traced_choice
