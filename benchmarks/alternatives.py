@@ -27,6 +27,7 @@ from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.meter import Meter
 from optimizer.runtime.prepare import build_prepared, prepare_model
+from optimizer.runtime.products import watch_products
 from optimizer.runtime.step import Trainer
 from optimizer.runtime.weights import torch_dtype
 from optimizer.workload import TrainingWorkload
@@ -111,7 +112,9 @@ class Loop:
         checkpointing: bool = False,
         offloads: bool = False,
         saves_on_cpu: bool = False,
+        quick_products: bool = False,
     ) -> None:
+        """quick_products: made as the runtime makes them (``runtime/products.py``), where torch's own way is slower."""
         self.model = job.build(WeightsPlan())
         if checkpointing:
             enable_checkpointing(self.model, offloads=offloads)
@@ -125,6 +128,7 @@ class Loop:
                 # Elsewhere counted when they are copied there, as the runtime's are everywhere.
                 for tensor in (tensor for batch in self.batches for tensor in batch):
                     meter.assign(tensor, "temporaries")
+        self._undo_products = watch_products(self.model) if quick_products and job.device.type == "cpu" else lambda: None
         self.optimizer = self.make_optimizer()
 
     def make_optimizer(self) -> Any:
@@ -153,7 +157,7 @@ class Loop:
         return nullcontext()
 
     def close(self) -> None:
-        pass
+        self._undo_products()
 
     def _accumulate(self) -> float:
         total = 0.0

@@ -20,8 +20,8 @@ import torch
 from benchmarks.accuracy.cases import Case
 from benchmarks.accuracy.meter import AllocationProfile, HostMarkingMeter, ProfiledPeak
 from benchmarks.accuracy.techniques import REMOTE
-from benchmarks.accuracy.yardstick import get_yardstick
 from benchmarks.record import Row
+from benchmarks.yardstick import get_yardstick
 from optimizer.errors import OutOfDeviceMemory
 from optimizer.estimate.inference import estimate_inference
 from optimizer.estimate.inference_prediction import InferencePrediction

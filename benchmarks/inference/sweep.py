@@ -3,14 +3,19 @@
 Beside the chosen plan run those predicted fastest after it, the baselines that fit, and plans drawn by chance, all of them
 predicted within three times of it. The machine was probed, and corrected by runs of another model. All plans run in turn, there
 and back; then, three times as often, those that could be the fastest. Times are medians over all rounds.
+
+The machine's pace changes by a quarter within minutes, and a run takes a second. So on the CPU device each run's time is divided
+by the pace in that moment: how long a yardstick took right before and right after it, over how long it usually took while other
+models' runs calibrated the machine (``_Clock``). The same pace divides every run. Rows also have the time as the clock had it.
 """
 
 import random
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +26,7 @@ from benchmarks.inference.subjects import Subject, setup_of, wanted_of
 from benchmarks.inference.throughput import weight_bytes
 from benchmarks.parts import Options, Part
 from benchmarks.record import Row, clear, goal
+from benchmarks.yardstick import get_yardstick
 from optimizer.errors import NoFeasiblePlan
 from optimizer.estimate.inference import estimate_inference
 from optimizer.estimate.inference_prediction import InferencePrediction
@@ -66,13 +72,16 @@ def measure(options: Options) -> Iterator[Row]:
     setup = setup_of(options)
     chance = random.Random(options.seed)
     machine = probe_machine(device=str(options.device), max_s=setup.probe_s)
+    clock = _Clock(options.device)
     with tempfile.TemporaryDirectory(prefix="headroom-") as folder:
         scratch = Path(folder)
-        calibration = _calibrate(setup.calibration_subjects, machine, options, scratch, chance, setup.num_plans)
+        calibration = _calibrate(setup.calibration_subjects, machine, options, scratch, chance, setup.num_plans, clock)
         for subject in wanted_of(setup.subjects, options):
             made = _make(subject, machine, options, scratch)
             for share in SHARES[: 1 if options.quick else None]:
-                yield from _sweep(subject.name, made, calibration, share, chance, setup.num_plans, setup.num_rounds)
+                yield from _sweep(
+                    subject.name, made, calibration, share, chance, setup.num_plans, setup.num_rounds, clock
+                )
                 clear()
 
 
@@ -110,17 +119,19 @@ def _calibrate(
     scratch: Path,
     chance: random.Random,
     num_plans: int,
+    clock: "_Clock",
 ) -> dict[str, Any]:
     """What finished runs of other models teach."""
-    runs = []
+    finished: list[tuple[_Subject, InferencePlan, list[_Run]]] = []
     for subject in subjects:
         made = _make(subject, machine, options, scratch)
         plans = _candidates(made, budget_bytes=weight_bytes(made.profile), calibration=None, chance=chance, count=num_plans)
-        times = _race(made, plans, num_rounds=2)
-        for plan in plans:
-            prediction = made.estimate(plan, None)
-            runs.append(timed_run(prediction, made.job.workload, total_ms=statistics.median(times[plan]) * 1000))
-    return fit_calibration(runs)
+        finished += [(made, plan, runs) for plan, runs in _race(made, plans, num_rounds=2, clock=clock).items()]
+    clock.settle()
+    return fit_calibration(
+        timed_run(made.estimate(plan, None), made.job.workload, total_ms=clock.median_s(runs) * 1000)
+        for made, plan, runs in finished
+    )
 
 
 def timed_run(prediction: InferencePrediction, workload: InferenceWorkload, *, total_ms: float) -> TimedRun:
@@ -140,6 +151,7 @@ def _sweep(
     chance: random.Random,
     num_plans: int,
     num_rounds: int,
+    clock: "_Clock",
 ) -> Iterator[Row]:
     budget_bytes = int(share * weight_bytes(made.profile))
     head: Row = {"part": NAME, "model": name, "share": share, "budget_bytes": budget_bytes}
@@ -148,12 +160,12 @@ def _sweep(
     except NoFeasiblePlan as error:
         yield {**head, "what": "infeasible", "error": str(error)}
         return
-    times = _race(made, plans, num_rounds=num_rounds)
-    quickest_s = min(map(statistics.median, times.values()))
-    near = [plan for plan in plans if plan is plans[0] or statistics.median(times[plan]) <= _NEAR * quickest_s]
-    for plan, more in _race(made, near, num_rounds=_MORE_ROUNDS * num_rounds).items():
-        times[plan] += more
-    seconds = {plan: statistics.median(times[plan]) for plan in plans}
+    runs = _race(made, plans, num_rounds=num_rounds, clock=clock)
+    quickest_s = min(map(clock.median_s, runs.values()))
+    near = [plan for plan in plans if plan is plans[0] or clock.median_s(runs[plan]) <= _NEAR * quickest_s]
+    for plan, more in _race(made, near, num_rounds=_MORE_ROUNDS * num_rounds, clock=clock).items():
+        runs[plan] += more
+    seconds = {plan: clock.median_s(runs[plan]) for plan in plans}
     for plan in plans:
         measured = measure_generation(
             made.job.spec, plan=plan, workload=made.job.workload, device=made.job.device, scratch=made.job.scratch
@@ -166,8 +178,9 @@ def _sweep(
             "plan": plan.to_json(),
             "peak_bytes": measured.device_peak_bytes,
             "peak_error": prediction.device_peak_bytes / measured.device_peak_bytes - 1,
-            "num_rounds": len(times[plan]),
+            "num_rounds": len(runs[plan]),
             "total_s": round(seconds[plan], 4),
+            "as_timed_s": round(statistics.median(run.seconds for run in runs[plan]), 4),
             "predicted_s": round(prediction.total_s, 4),
             "rate_error": round(seconds[plan] / prediction.total_s - 1, 4),
         }
@@ -213,24 +226,64 @@ def _candidates(
     return found
 
 
-def _race(made: _Subject, plans: Sequence[InferencePlan], *, num_rounds: int) -> dict[InferencePlan, list[float]]:
-    """Seconds of the whole workload, in turn, there and back."""
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """Of the whole workload."""
+
+    seconds: float
+    """As the clock had it."""
+    beside_ms: float
+    """The yardstick's, right before and right after it."""
+
+
+class _Clock:
+    """Times runs beside a yardstick."""
+
+    def __init__(self, device: torch.device) -> None:
+        # It says how fast the processor is; what runs on a card hardly waits for that.
+        self._yardstick = get_yardstick() if device.type == "cpu" else None
+        self._readings_ms: list[float] = []
+        self._usual_ms = 1.0
+
+    def time(self, run: Callable[[], None]) -> _Run:
+        before_ms = self._read_ms()
+        start_s = time.perf_counter()
+        run()
+        seconds = time.perf_counter() - start_s
+        return _Run(seconds=seconds, beside_ms=(before_ms + self._read_ms()) / 2)
+
+    def settle(self) -> None:
+        """What the yardstick took until now is what it usually takes: its first quartile."""
+        self._usual_ms = sorted(self._readings_ms)[len(self._readings_ms) // 4]
+
+    def median_s(self, runs: Sequence[_Run]) -> float:
+        """At the usual pace."""
+        return statistics.median(run.seconds * self._usual_ms / run.beside_ms for run in runs)
+
+    def _read_ms(self) -> float:
+        reading_ms = 1.0 if self._yardstick is None else self._yardstick.measure_ms()
+        self._readings_ms.append(reading_ms)
+        return reading_ms
+
+
+def _race(
+    made: _Subject, plans: Sequence[InferencePlan], *, num_rounds: int, clock: _Clock
+) -> dict[InferencePlan, list[_Run]]:
+    """The whole workload, in turn, there and back."""
     prompts = make_prompts(made.job.spec.vocab_size, made.job.workload)
-    times: dict[InferencePlan, list[float]] = {plan: [] for plan in plans}
+    runs: dict[InferencePlan, list[_Run]] = {plan: [] for plan in plans}
     for index in range(num_rounds):
         for plan in plans if index % 2 == 0 else list(reversed(plans)):
             contender = Ours(made.job, plan, None)
             try:
                 contender.generate(prompts[:1])
-                times[plan].append(_timed(contender, prompts, made.job.device))
+                runs[plan].append(clock.time(partial(_generate, contender, prompts, made.job.device)))
             finally:
                 contender.close()
-    return times
+    return runs
 
 
-def _timed(contender: Ours, prompts: torch.Tensor, device: torch.device) -> float:
-    start_s = time.perf_counter()
+def _generate(contender: Ours, prompts: torch.Tensor, device: torch.device) -> None:
     contender.generate(prompts)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return time.perf_counter() - start_s

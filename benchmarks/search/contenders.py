@@ -2,8 +2,11 @@
 
 Blocks recomputed are wrapped in ``torch.utils.checkpoint``, as transformers does. ``activation_memory_budget`` is torch's knob
 of what a compiled graph saves; blocks are compiled one by one, as torchtitan does, since a whole model compiled gave higher
-peaks and takes minutes. It is tried with inductor, which also fuses ops, and with ``aot_eager_decomp_partition``, which takes the
-same decision and runs the same ops as everyone else: against the latter plans are compared, against the former plans and kernels.
+peaks and takes minutes. It is tried with inductor, which also fuses ops, and op by op (as ``aot_eager_decomp_partition``), which
+takes the same decision and runs what everyone else does: against that plans are compared, against the former plans and kernels.
+
+All but those with inductor make products as the runtime does, or every plan would be ahead by what a library is; inductor runs
+as torch has it.
 """
 
 import functools
@@ -19,6 +22,7 @@ from benchmarks.alternatives import Factory, Job, Loop
 from benchmarks.search import sac
 from optimizer.models.anatomy import find_blocks
 from optimizer.runtime.meter import Meter
+from optimizer.runtime.products import interrupting, making_products
 
 PLAIN, FULL = "plain", "full recompute"
 EVERY = (2, 3, 4)
@@ -49,8 +53,10 @@ class Baseline:
 class Wrapped(Loop):
     """With some blocks' forward replaced. wrap: takes a block's index and forward; returns another, or None to leave it."""
 
-    def __init__(self, job: Job, meter: Meter | None, *, wrap: Callable[[int, Any], Any]) -> None:
-        super().__init__(job, meter)
+    def __init__(
+        self, job: Job, meter: Meter | None, *, wrap: Callable[[int, Any], Any], quick_products: bool = True
+    ) -> None:
+        super().__init__(job, meter, quick_products=quick_products)
         for index, block in enumerate(find_blocks(self.model)):
             wrapped = wrap(index, block.forward)
             if wrapped is not None:
@@ -76,7 +82,7 @@ def list_baselines(
 
 
 def _loop(job: Job, **options: Any) -> Factory:
-    return lambda meter: Loop(job, meter, **options)
+    return lambda meter: Loop(job, meter, quick_products=True, **options)
 
 
 def _every(job: Job) -> Iterator[Baseline]:
@@ -120,9 +126,11 @@ def _selective(job: Job, share: float, policy: sac.Policy) -> Baseline:
 
 
 def _checkpointed(forward: Any, **options: Any) -> Any:
+    interrupted = interrupting(forward)
+
     @functools.wraps(forward)
     def run(*args: Any, **kwargs: Any) -> Any:
-        return checkpoint(forward, *args, use_reentrant=False, **options, **kwargs)
+        return checkpoint(interrupted, *args, use_reentrant=False, **options, **kwargs)
 
     return run
 
@@ -135,7 +143,7 @@ def compiled(job: Job, backend: str, budget: float) -> Baseline:
         def wrap(index: int, forward: Any) -> Any:
             return torch.compile(forward, backend=compiler, dynamic=False)
 
-        return Wrapped(job, meter, wrap=wrap)
+        return Wrapped(job, meter, wrap=wrap, quick_products=False)
 
     is_fused = backend == "inductor"
     family = "activation_memory_budget" + (", inductor" if is_fused else "")
@@ -151,10 +159,44 @@ def _compiler(backend: str, budget: float) -> Callable[..., Any]:
 
     torch._dynamo.config.recompile_limit = _MAX_COMPILED
     torch._dynamo.config.accumulated_recompile_limit = _MAX_COMPILED
-    compile_graph = dynamo.lookup_backend(backend)
+    compile_graph = dynamo.lookup_backend(backend) if backend == "inductor" else _run_op_by_op
 
     def compiler(graph: Any, inputs: Any) -> Any:
         with settings.patch(activation_memory_budget=budget):
             return compile_graph(graph, inputs)
 
     return compiler
+
+
+def _run_op_by_op(graph: Any, inputs: Any) -> Any:
+    """What ``aot_eager_decomp_partition`` does, with products made as the runtime makes them."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch._inductor.decomposition import select_decomp_table
+
+    compile_graph: Any = aot_autograd(
+        fw_compiler=_with_quick_products,
+        bw_compiler=_with_quick_products,
+        decompositions=select_decomp_table,
+        partition_fn=partial(min_cut_rematerialization_partition, compiler="inductor"),
+    )
+    return compile_graph(graph, inputs)
+
+
+def _with_quick_products(graph: Any, inputs: Any) -> Any:
+    from torch._dynamo.backends.debugging import boxed_nop
+
+    quick = {torch.ops.aten.mm.default: _quick_mm, torch.ops.aten.addmm.default: _quick_addmm}
+    for node in graph.graph.nodes:
+        node.target = quick.get(node.target, node.target)
+    return boxed_nop(graph, inputs)
+
+
+def _quick_mm(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    with making_products(left.shape[0], *right.shape, of=left):
+        return torch.mm(left, right)
+
+
+def _quick_addmm(bias: torch.Tensor, left: torch.Tensor, right: torch.Tensor, **scales: Any) -> torch.Tensor:
+    with making_products(left.shape[0], *right.shape, of=left):
+        return torch.addmm(bias, left, right, **scales)

@@ -4,23 +4,24 @@ Products and attention go by FLOPs, at a rate that depends on how many FLOPs the
 at a rate that depends on how many there are, which decides the cache they come from. More bytes never take less time, whatever
 a noisy measurement says. Without curves it is the longer of computing and moving bytes at the flat rates.
 
-A generation's products of few rows, and its attention of one token, have curves of their own, where they were measured.
+A generation's products of few rows, and its attention of one token, have curves of their own, where they were measured. So have
+small products in fp32 where a library makes the large ones alone.
 
 An op's own dtype decides where the profile noted it, for not all that autocast runs is in its dtype; else what is computed in.
 """
 
-
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from optimizer.hardware.machine import Curve, Rates
+from optimizer.products import LEAST_FLOPS, LEAST_FLOPS_PER_BYTE
 from optimizer.profile.op_costs import ALLOCATIONS
 from optimizer.time_kinds import COMPUTE_KINDS, ComputeKind, base_name
 
 Values = NDArray[np.float64]
-
 
 _HALVES: Final = ("fp16", "bf16")
 
@@ -82,15 +83,10 @@ class OpTimes:
             return np.zeros_like(flops)
         # A step in fp16 has the profile of bf16.
         dtype = "fp16" if dtype == "bf16" and self._computes_fp16 else dtype
-        if kind == "matmul" or kind == "attention":
-            curve = self._computing_curve(kind, base_name(name), dtype or self._dtype, form)
-            decoding = self._decoding_curve(kind, base_name(name), dtype or self._dtype, form)
-            if curve is not None and decoding is not None:
-                seconds = _decoding_s(kind, flops, moved_bytes, written_bytes, curve=curve, decoding=decoding)
-            elif curve is not None:
-                seconds = seconds_by_flops(flops, moved_bytes, curve)
-            else:
-                seconds = np.maximum(flops / self._flat_flops_per_s(kind, dtype or self._dtype), flat_s)
+        if kind == "attention":
+            seconds = self._attention_s(base_name(name), dtype or self._dtype, form, flops, moved_bytes, written_bytes)
+        elif kind == "matmul":
+            seconds = self._products_s(base_name(name), dtype or self._dtype, form, flops, moved_bytes)
         else:
             curve = self._memory_curve(kind, base_name(name), dtype or self._element_dtype)
             # What gathers rows reads as much as it writes, however large the table.
@@ -118,27 +114,51 @@ class OpTimes:
         seconds = self.kernels_s(kind, name, flops=sizes[0], read_bytes=sizes[1], written_bytes=sizes[2], form=form)
         return float(seconds[0])
 
-    def _flat_flops_per_s(self, kind: ComputeKind, dtype: str) -> float:
-        table = self._rates.matmul_flops_per_s if kind == "matmul" else self._rates.attention_flops_per_s
-        return table.get(dtype, table["fp32"])
+    def _attention_s(
+        self, base: str, dtype: str, form: str, flops: Values, moved_bytes: Values, written_bytes: Values
+    ) -> Values:
+        way = "backward" if base.endswith("backward") else "forward"
+        curves, flat = self._rates.attention_curves, self._rates.attention_flops_per_s
+        curve = curves.get(f"{way} {form} {dtype}") or curves.get(f"{way} {dtype}")
+        if curve is None:
+            return self._flat_s(flat, dtype, flops, moved_bytes)
+        seconds = seconds_by_flops(flops, moved_bytes, curve)
+        token = curves.get(f"token {dtype}") if self._generates else None
+        if token is None:
+            return seconds
+        return _token_s(flops, moved_bytes, written_bytes, usual_s=seconds, curve=curve, token=token)
 
-    def _computing_curve(self, kind: ComputeKind, base: str, dtype: str, form: str) -> Curve | None:
-        if kind == "attention":
-            way = "backward" if base.endswith("backward") else "forward"
-            known = self._rates.attention_curves
-            return known.get(f"{way} {form} {dtype}") or known.get(f"{way} {dtype}")
+    def _products_s(self, base: str, dtype: str, form: str, flops: Values, moved_bytes: Values) -> Values:
+        is_batched = base in ("bmm", "baddbmm")
+        sorts = ("bmm", "mm") if is_batched else ("mm",)
+        seconds = self._by_curves(sorts, "rows" * (not is_batched), dtype, form, flops, moved_bytes)
+        if seconds is None:
+            return self._flat_s(self._rates.matmul_flops_per_s, dtype, flops, moved_bytes)
+        small_s = None if is_batched else self._by_curves(("small",), "small rows", dtype, form, flops, moved_bytes)
+        if small_s is None:
+            return seconds
+        is_small = (flops < LEAST_FLOPS) | (flops < LEAST_FLOPS_PER_BYTE * moved_bytes)
+        return np.where(is_small, small_s, seconds + self._rates.library_call_s)
+
+    def _by_curves(
+        self, sorts: Sequence[str], rows: str, dtype: str, form: str, flops: Values, moved_bytes: Values
+    ) -> Values | None:
+        """Products by the first curve that there is; in a generation, by the curve of few rows as far as it goes."""
         curves = self._rates.matmul_curves
-        sorts = ("bmm", "mm") if base in ("bmm", "baddbmm") else ("mm",)
         names = [name for sort in sorts for name in (f"{sort} {form} {dtype}", f"{sort} {dtype}")]
-        return next((curves[name] for name in names if name in curves), None)
-
-    def _decoding_curve(self, kind: ComputeKind, base: str, dtype: str, form: str) -> Curve | None:
-        """Of what has few FLOPs for each byte, in a generation."""
-        if not self._generates or base in ("bmm", "baddbmm"):
+        curve = next((curves[name] for name in names if name in curves), None)
+        if curve is None:
             return None
-        if kind == "attention":
-            return self._rates.attention_curves.get(f"token {dtype}")
-        return self._rates.matmul_curves.get(f"rows {form} {dtype}")
+        seconds = seconds_by_flops(flops, moved_bytes, curve)
+        decoding = curves.get(f"{rows} {form} {dtype}") if self._generates else None
+        if decoding is None:
+            return seconds
+        has_few = flops <= decoding[-1][0] * np.maximum(moved_bytes, 1.0)
+        return np.where(has_few, seconds_by_flops(flops, moved_bytes, decoding), seconds)
+
+    def _flat_s(self, flops_per_s: Mapping[str, float], dtype: str, flops: Values, moved_bytes: Values) -> Values:
+        rate = flops_per_s.get(dtype, flops_per_s["fp32"])
+        return np.maximum(flops / rate, moved_bytes / self._rates.memory_bytes_per_s)
 
     def _is_free(self, base: str) -> bool:
         """Whether nothing but dispatch is left of it: memory that is taken and not touched."""
@@ -163,19 +183,16 @@ def weights_python_s(rates: Rates, *, generates: bool) -> float:
     return python_s(rates, own if generates and own in rates.python_s else "weights")
 
 
-def _decoding_s(
-    kind: ComputeKind, flops: Values, moved_bytes: Values, written_bytes: Values, *, curve: Curve, decoding: Curve
+def _token_s(
+    flops: Values, moved_bytes: Values, written_bytes: Values, *, usual_s: Values, curve: Curve, token: Curve
 ) -> Values:
-    """Products by the curve of few rows as far as it goes. Attention by that of one token where it has fewer FLOPs for each byte
-    than anything on its own curve: its rate then hangs on how much of the cache is read for each query.
+    """Attention by that of one token where it has fewer FLOPs for each byte than anything on its own curve: its rate then hangs
+    on how much of the cache is read for each query.
     """
     intensity = flops / np.maximum(moved_bytes, 1.0)
-    usual_s = seconds_by_flops(flops, moved_bytes, curve)
-    if kind == "attention":
-        ratios, rates = (np.log(np.array(values)) for values in zip(*decoding, strict=True))
-        read_for_each = np.log(np.maximum(moved_bytes, 1.0) / np.maximum(written_bytes, 1.0))
-        return np.where(intensity < curve[0][0], moved_bytes / np.exp(np.interp(read_for_each, ratios, rates)), usual_s)
-    return np.where(intensity <= decoding[-1][0], seconds_by_flops(flops, moved_bytes, decoding), usual_s)
+    ratios, rates = (np.log(np.array(values)) for values in zip(*token, strict=True))
+    read_for_each = np.log(np.maximum(moved_bytes, 1.0) / np.maximum(written_bytes, 1.0))
+    return np.where(intensity < curve[0][0], moved_bytes / np.exp(np.interp(read_for_each, ratios, rates)), usual_s)
 
 
 def seconds_by_bytes(num_bytes: Values, curve: Curve) -> Values:

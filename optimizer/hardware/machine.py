@@ -49,7 +49,10 @@ class Rates:
     matmul_curves: dict[str, Curve] = field(default_factory=dict)
     """FLOPs per second by FLOPs for each byte moved, under ``mm nt fp32``, ``bmm nn bf16`` (``profile.Op.form``), and all forms
     together under ``mm fp32``; the flat rate where there is none. Of a generation's products of few rows those under ``rows nt
-    fp32`` and, of weights that come from memory, ``rows nt fp32 cold``, where there are any."""
+    fp32`` and, of weights that come from memory, ``rows nt fp32 cold``, where there are any. Where a quicker library makes the
+    large ones (``products.py``), the others under ``small nt fp32`` and ``small rows nt fp32``."""
+    library_call_s: float = 0.0
+    """What each product of that library takes beside its rate."""
     attention_curves: dict[str, Curve] = field(default_factory=dict)
     """The same under ``forward fp32``, ``backward fp32``, causal, and ``forward whole fp32``, not causal
     (``profile.op_costs.WHOLE``); longer sequences have more FLOPs for each byte. Under ``token fp32``,
@@ -131,6 +134,7 @@ class Processor(NamedTuple):
 
     num_threads: int
     packs_bf16: bool = False
+    packs_fp32: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,12 +152,14 @@ class Machine:
     num_threads: int = 1
     packs_bf16: bool = False
     """Whether products in bf16 are a library's on the CPU device, which lays matrices out in blocks first: with AVX-512."""
+    packs_fp32: bool = False
+    """The same of large products in fp32 (``products.py``): with AVX-512 on processors that are not Intel's."""
     facts: dict[str, str] = field(default_factory=dict)
     """Processor, driver and library versions; for people and records, never for decisions."""
 
     def processor_for(self, *, in_fp16: bool) -> Processor:
         """in_fp16: products are torch's own then; what has bf16's sizes elsewhere holds no buffers of the library's."""
-        return Processor(num_threads=self.num_threads, packs_bf16=self.packs_bf16 and not in_fp16)
+        return Processor(num_threads=self.num_threads, packs_bf16=self.packs_bf16 and not in_fp16, packs_fp32=self.packs_fp32)
 
     def to_json(self) -> dict[str, Any]:
         document: dict[str, Any] = to_json(self)

@@ -24,7 +24,7 @@ from optimizer.profile.sizes import Shape
 from optimizer.serialize import from_json, to_json
 from optimizer.workload import Adapter
 
-INFERENCE_PROFILE_VERSION: Final = 9
+INFERENCE_PROFILE_VERSION: Final = 10
 EMBEDDING, HEAD = "embedding", "head"
 
 
@@ -149,7 +149,7 @@ class HostAttended:
 class InferenceProfile:
     """All that planning needs to know of a model that generates."""
 
-    version: Literal[9] = INFERENCE_PROFILE_VERSION
+    version: Literal[10] = INFERENCE_PROFILE_VERSION
     model_fingerprint: str
     model_type: str
     num_blocks: int

@@ -16,7 +16,8 @@ layer norm, softmax    what they read in one piece, where it is not, as behind a
 gelu's backward        the gradient and the input once more, where only the input is in one piece: in fp32, exactly and
                        not by tanh, it is oneDNN's (Activation.cpp).
 
-products in bf16       of which only the sides are noted, for ``estimate/product_scratch.py``.
+products               in bf16, and those in fp32 that linear layers make, of which only the sides are noted, for
+                       ``estimate/product_scratch.py``.
 
 *Not modelled*: partial sums of layer norm's backward, a row for each thread; matrix products in fp16, which a library makes.
 """
@@ -40,8 +41,9 @@ _READ_IN_ONE_PIECE = {
     "_log_softmax_backward_data": 2,
 }
 """How many of the first arguments."""
-_PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "_grouped_mm": 0}
+_PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "addmm_": 1, "baddbmm": 1, "_grouped_mm": 0}
 """By how many tensors come before what is multiplied."""
+_OF_LAYERS = frozenset({"mm", "addmm", "addmm_"})
 _CONVOLUTION = "convolution"
 _CONVOLUTION_BACKWARD = "convolution_backward"
 _MANY_TAPS = 3
@@ -57,8 +59,8 @@ class Scratch(NamedTuple):
     num_bytes: int = 0
     """The same whatever the number of threads."""
     sides: tuple[int, ...] = ()
-    """Of attention: the query's length, the keys' length, the width of a head. Of a product in bf16: how many, rows, columns of
-    the first, columns of the second; of a grouped one as if one group had it all. Empty for other ops."""
+    """Of attention: the query's length, the keys' length, the width of a head. Of a product that a library may make: how many,
+    rows, columns of the first, columns of the second; of a grouped one as if one group had it all. Empty for other ops."""
     convolution: tuple[int, ...] = ()
     """As ``convolution.Convolution`` has it. Empty for other ops."""
 
@@ -81,7 +83,8 @@ def read_scratch(
         return NO_SCRATCH
     result = outputs[0]
     if base in _PRODUCTS:
-        return _product(inputs[_PRODUCTS[base] :]) if result.dtype == torch.bfloat16 else NO_SCRATCH
+        is_librarys = result.dtype == torch.bfloat16 or (result.dtype == torch.float32 and base in _OF_LAYERS)
+        return _product(inputs[_PRODUCTS[base] :]) if is_librarys else NO_SCRATCH
     if base in _ELEMENTWISE:
         return Scratch(_converted_bytes(inputs, result.dtype))
     if base in _WHOLE_IN_RESULTS_DTYPE:

@@ -28,7 +28,7 @@ from optimizer.profile.trained import FrozenBytes, Tensors
 from optimizer.serialize import from_json, to_json
 from optimizer.workload import Adapter
 
-PROFILE_VERSION: Literal[8] = 8
+PROFILE_VERSION: Literal[9] = 9
 BLOCK_CHOICES: tuple[BlockChoice, ...] = ("keep", "recompute", "selective", "offload")
 """Those traced; the other ways of offloading are priced from ``offload``: only where the bytes go differs."""
 
@@ -59,7 +59,7 @@ class Op:
     scratch_bytes: Terms = NO_TERMS
     """What the CPU's kernel holds beside them while it runs, however many threads there are (``op_scratch.py``)."""
     sides: tuple[Terms, ...] = ()
-    """Of attention and of products in bf16, as ``op_scratch.Scratch`` has them. Empty for other ops."""
+    """Of attention and of products that a library may make, as ``op_scratch.Scratch`` has them. Empty for other ops."""
     convolution: tuple[Terms, ...] = ()
     """The fields of ``convolution.Convolution``. Empty for other ops."""
     dtype: str = ""
@@ -207,7 +207,7 @@ class Profile:
     is empty.
     """
 
-    version: Literal[8] = PROFILE_VERSION
+    version: Literal[9] = PROFILE_VERSION
     model_fingerprint: str
     model_type: str
     num_blocks: int

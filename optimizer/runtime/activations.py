@@ -34,6 +34,7 @@ from optimizer.categories import Category
 from optimizer.errors import InvalidPlan
 from optimizer.plan.activations import ActivationsPlan, BlockChoice, Compression
 from optimizer.runtime.meter import Meter
+from optimizer.runtime.products import interrupting
 from optimizer.runtime.selective import make_selective_contexts
 from optimizer.runtime.tiers.copies import DeviceCopy, Layout, OffloadedCopy, typed, view_of
 from optimizer.runtime.tiers.plain_copies import PlainCopies
@@ -85,6 +86,7 @@ def _recomputing(
     """contexts: makes what is entered around the first and around the second run."""
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": True, "context_fn": contexts}
 
+    @interrupting
     @functools.wraps(forward)
     def run(*args: Any, **kwargs: Any) -> Any:
         if meter is None:

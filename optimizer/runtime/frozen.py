@@ -11,6 +11,7 @@ Stacked experts are another matter (``experts.py``).
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ from optimizer.models.anatomy import find_blocks
 from optimizer.plan.weights import FrozenFormat
 from optimizer.runtime.experts import has_stacked_experts, take_over_experts
 from optimizer.runtime.packed import PackedForm, pack_parameter, unpack
+from optimizer.runtime.products import making_products
 
 
 def freeze_base(model: nn.Module, form: FrozenFormat, *, device: torch.device | None = None) -> None:
@@ -145,10 +147,11 @@ class _Product(torch.autograd.Function):
         hidden = hidden.to(dtype)
         if bias is not None:
             bias = bias.to(dtype)
-        if not is_transposed:
-            return F.linear(hidden, weight, bias)
-        assert bias is not None  # Conv1D always has one
-        rows = torch.addmm(bias, hidden.reshape(-1, hidden.shape[-1]), weight)
+        with _making(hidden, weight):
+            if not is_transposed:
+                return F.linear(hidden, weight, bias)
+            assert bias is not None  # Conv1D always has one
+            rows = torch.addmm(bias, hidden.reshape(-1, hidden.shape[-1]), weight)
         return rows.view(*hidden.shape[:-1], weight.shape[-1])
 
     @staticmethod
@@ -157,8 +160,13 @@ class _Product(torch.autograd.Function):
             return (None,) * 7
         packed, scales = ctx.saved_tensors
         weight = unpack(packed, scales, ctx.form).to(gradient.dtype)
-        rows = gradient.reshape(-1, gradient.shape[-1]).mm(weight.t() if ctx.is_transposed else weight)
+        with _making(gradient, weight):
+            rows = gradient.reshape(-1, gradient.shape[-1]).mm(weight.t() if ctx.is_transposed else weight)
         return rows.view(*gradient.shape[:-1], rows.shape[-1]).to(ctx.hidden_dtype), *(None,) * 6
+
+
+def _making(rows: torch.Tensor, weight: torch.Tensor) -> AbstractContextManager[None]:
+    return making_products(rows.numel() // rows.shape[-1], *weight.shape, of=rows)
 
 
 def _product_dtype(hidden: torch.Tensor) -> torch.dtype:

@@ -48,6 +48,7 @@ from optimizer.runtime.kv_prefix import check_prefixes, watch_prefixes
 from optimizer.runtime.kv_workspace import KvHomes, KvWorkspace
 from optimizer.runtime.meter import Meter
 from optimizer.runtime.micro_batch import MicroBatch, Watch
+from optimizer.runtime.products import watch_products
 from optimizer.runtime.sampling import Chooser, choose_tokens
 from optimizer.runtime.tiers.tiers import Tiers
 from optimizer.runtime.turns import Turns, check_turns
@@ -135,6 +136,7 @@ class Generator:
         self._anatomy = find_anatomy(model)
         self._attention: str | None = getattr(model.config, "_attn_implementation", None)
         self._handles: list[RemovableHandle] = []
+        self._undo_products: Callable[[], None] = lambda: None
         self._counting = CountingPolicy()
         self._turns = Turns(resumed=partial(self._region, "activations"))
         if plan.num_micro_batches > 1:
@@ -161,6 +163,8 @@ class Generator:
             self._handles += self._weights.watch(self._anatomy.backbone, blocks, updates=None)
             if plan.kv_cache.prefix_tokens:
                 self._handles += watch_prefixes(blocks)
+            if device.type == "cpu":
+                self._undo_products = watch_products(model)
         except BaseException:
             self.close(keep_weights=False)
             raise
@@ -276,6 +280,7 @@ class Generator:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._undo_products()
         try:
             if keep_weights:
                 self._weights.release_all()

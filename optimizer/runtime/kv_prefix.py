@@ -140,6 +140,7 @@ class _Taker:
 def _without_queries(block: nn.Module, hidden: torch.Tensor) -> Iterator[None]:
     """Inside, projections that make queries alone give a tensor of their shape that takes no memory, with any numbers."""
     found = [module for name, module in block.named_modules() if name.rpartition(".")[2] == _QUERIES]
+    wrapped = [(module, module.forward) for module in found if "forward" in vars(module)]
     try:
         for module in found:
             width = int(module.out_features)
@@ -148,6 +149,8 @@ def _without_queries(block: nn.Module, hidden: torch.Tensor) -> Iterator[None]:
     finally:
         for module in found:
             module.__dict__.pop("forward", None)
+        for module, forward in wrapped:
+            module.forward = forward
 
 
 class PrefixKvLayer(MovedKvLayer):  # type: ignore[no-untyped-call]

@@ -23,6 +23,7 @@ from torch.autograd.function import once_differentiable
 from optimizer.errors import InvalidPlan
 from optimizer.models.anatomy import Anatomy
 from optimizer.plan.logits_and_loss import WIDE_COPY_ELEMENTS, LogitsAndLossPlan
+from optimizer.runtime.products import making_products
 
 IGNORED_LABEL = -100
 """Tokens with this label count for nothing, as in ``F.cross_entropy``."""
@@ -157,7 +158,8 @@ def _sum_chunks(head: _Head, hidden: torch.Tensor, labels: torch.Tensor, *, want
         )
         worker = _Worker(head, hidden, sums, compute=compute)
         for start, end in chunk_ranges(hidden.shape[0], head.num_chunks):
-            worker.add(hidden[start:end], labels[start:end], start=start)
+            with making_products(end - start, hidden.shape[1], head.weight.shape[0], of=hidden):
+                worker.add(hidden[start:end], labels[start:end], start=start)
     return sums
 
 

@@ -32,6 +32,7 @@ from optimizer.runtime.logits_and_loss import compute_loss
 from optimizer.runtime.meter import Meter
 from optimizer.runtime.optimizer_state import Optimizer
 from optimizer.runtime.precision import Precision
+from optimizer.runtime.products import watch_products
 from optimizer.runtime.sparse_gradients import SparseGradients, find_sparse
 from optimizer.runtime.tiers.tiers import Tiers
 from optimizer.runtime.weights import StreamedWeights
@@ -101,6 +102,7 @@ class Trainer:
             name="host-update", device=device, is_threaded=is_threaded, lanes=self.tiers.lanes
         )
         self._undo_activations: Callable[[], None] = lambda: None
+        self._undo_products: Callable[[], None] = lambda: None
         self._handles: list[RemovableHandle] = []
         self._has_failed = self._is_closed = False
         self.weights = StreamedWeights(self.tiers, plan=plan.weights)
@@ -134,6 +136,8 @@ class Trainer:
         self.assign_optimizer_state()
         self.gradients = self._make_gradients(named)
         self._handles += self.gradients.watch()
+        if self.device.type == "cpu":
+            self._undo_products = watch_products(model)
         self._undo_activations = apply_activations(blocks, plan.activations, self.tiers)
         self._handles += self.weights.watch(self.anatomy.backbone, blocks, updates=self.optimizer)
         self._handles += self.optimizer.watch(model, blocks=blocks, backbone=self.anatomy.backbone)
@@ -188,6 +192,7 @@ class Trainer:
         finally:
             self._worker.close()
             self._undo_activations()
+            self._undo_products()
             for handle in self._handles:
                 handle.remove()
             try:

@@ -1,5 +1,7 @@
 """What the benchmark of batch generation makes of its rows."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -92,3 +94,14 @@ def test_drift_is_bounded_and_may_not_grow():
     ]
     assert list(met_of(drift.summarize(rows)).values()) == [True, False, False]
     assert not any(met_of(drift.summarize([])).values())
+
+
+def test_a_run_is_divided_by_how_much_longer_than_usual_its_yardstick_took(monkeypatch):
+    readings = iter([10.0, 10.0, 20.0, 20.0, 10.0, 30.0])
+    monkeypatch.setattr(sweep, "get_yardstick", lambda: SimpleNamespace(measure_ms=lambda: next(readings)))
+    monkeypatch.setattr(sweep.time, "perf_counter", iter([0.0, 1.0, 1.0, 3.0, 3.0, 5.0]).__next__)
+    clock = sweep._Clock(torch.device("cpu"))
+    runs = [clock.time(lambda: None) for _ in range(3)]
+    clock.settle()
+    assert [run.seconds for run in runs] == [1.0, 2.0, 2.0]
+    assert [clock.median_s([run]) for run in runs] == [1.0, 1.0, 1.0]

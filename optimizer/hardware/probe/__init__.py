@@ -40,13 +40,14 @@ from optimizer.hardware.probe.links import probe_fresh_memory, probe_links, rate
 from optimizer.hardware.probe.ops import probe_ops
 from optimizer.hardware.probe.packing import probe_packing
 from optimizer.hardware.probe.passes import probe_draws, probe_passes
-from optimizer.hardware.probe.products import probe_attention, probe_matmuls
+from optimizer.hardware.probe.products import probe_attention, probe_library_call_s, probe_matmuls
 from optimizer.hardware.probe.steps import probe_steps
 from optimizer.hardware.probe.stores import Stored, faults_of, probe_disk, probe_remote
 from optimizer.hardware.probe.updates import probe_8bit_tensor_s, probe_host_update, probe_updates
 from optimizer.hardware.probe.waking import probe_wake_s
 from optimizer.heap import keep_freed_memory
 from optimizer.runtime.device import has_bf16, prepared_device, reserve_workspaces
+from optimizer.runtime.products import has_quicker_library
 
 MAX_PROBE_S = 20.0
 """Time for all measurements together; shares below. Start-up of kernels comes on top."""
@@ -97,6 +98,7 @@ def probe_machine(
         remote_free_bytes=remote.free_bytes,
         num_threads=torch.get_num_threads(),
         packs_bf16=chosen.type == "cpu" and has_library_for_bf16(),
+        packs_fp32=chosen.type == "cpu" and has_quicker_library(),
         facts=list_facts(chosen, workspace_bytes=workspace_bytes)
         | faults_of(disk=disk, remote=remote)
         | _remarks_on(disturbance),
@@ -147,6 +149,7 @@ def _measure_rates(device: torch.device, *, share_s: dict[str, float], disk: Sto
     links = watched(probe_links(device, max_s=share_s["links"]))
     steps = watched(probe_steps(device, max_s=share_s["steps"]))
     passes = watched(probe_passes(device, max_s=share_s["passes"]))
+    call_s = watched(probe_library_call_s(max_s=share_s["flat"] / 20)) if device.type == "cpu" else 0.0
     flat = Share(share_s["flat"])
     return Rates(
         matmul_flops_per_s={
@@ -167,8 +170,9 @@ def _measure_rates(device: torch.device, *, share_s: dict[str, float], disk: Sto
         remote_write_bytes_per_s=remote.write_bytes_per_s,
         remote_read_bytes_per_s=remote.read_bytes_per_s,
         remote_round_trip_s=remote.round_trip_s,
-        matmul_curves=watched(probe_matmuls(device, dtypes, max_s=share_s["matmuls"]))
-        | watched(probe_rows(device, dtypes, max_s=share_s["rows"])),
+        matmul_curves=watched(probe_matmuls(device, dtypes, max_s=share_s["matmuls"], library_call_s=call_s))
+        | watched(probe_rows(device, dtypes, max_s=share_s["rows"], library_call_s=call_s)),
+        library_call_s=call_s,
         attention_curves=watched(probe_attention(device, dtypes, max_s=share_s["attention"]))
         | watched(probe_token_attention(device, dtypes, max_s=share_s["token attention"])),
         cache_bytes=find_cache_bytes() if device.type == "cpu" else None,

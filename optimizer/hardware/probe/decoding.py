@@ -15,13 +15,17 @@ import torch
 
 from optimizer.hardware.machine import Curve
 from optimizer.hardware.probe.clock import Share, as_curve, quartile_s, random_tensor
-from optimizer.hardware.probe.products import Point
+from optimizer.hardware.probe.products import Point, without
+from optimizer.products import is_librarys
+from optimizer.runtime.products import asking_library, asks_library
 from optimizer.units import KIB, MIB
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-_ROWS = (16, 1, 64, 4)
-"""In the order in which they are worth their time."""
-_FEATURES = 512
+_SIZES = ((16, 512), (1, 512), (64, 512), (4, 512))
+"""Rows and features, in the order in which they are worth their time."""
+_LIBRARY_SIZES = ((16, 512), (4, 1024), (64, 512), (2, 1280))
+_SMALL_SIZES = ((1, 512), (4, 512), (16, 256))
+"""Where a library makes the large ones: its own, and the others."""
 _NUM_AT_ONCE = 8
 """Calls that are timed together, each of other operands."""
 _RING_BYTES = {"": 8 * MIB, " cold": 64 * MIB}
@@ -39,22 +43,38 @@ def find_cache_bytes() -> int | None:
     return max((int(text.removesuffix("K")) * KIB for text in texts if text.endswith("K")), default=None)
 
 
-def probe_rows(device: torch.device, dtypes: Mapping[str, torch.dtype], *, max_s: float) -> dict[str, Curve]:
-    """By FLOPs for each byte, under ``rows nt fp32`` and ``rows nt fp32 cold``."""
+def probe_rows(
+    device: torch.device, dtypes: Mapping[str, torch.dtype], *, max_s: float, library_call_s: float = 0.0
+) -> dict[str, Curve]:
+    """By FLOPs for each byte, under ``rows nt fp32`` and ``rows nt fp32 cold``; as ``products.probe_matmuls`` where a library is
+    asked for the large ones, and then also under ``small rows nt fp32``.
+    """
     share = Share(max_s)
     curves: dict[str, Curve] = {}
     if device.type != "cpu":
         return curves
-    sorts = [(name, suffix) for name in dtypes for suffix in _RING_BYTES]
-    for done, (name, suffix) in enumerate(sorts):
+    sorts = [
+        (name, suffix, prefix, sizes)
+        for name, dtype in dtypes.items()
+        for suffix in _RING_BYTES
+        for prefix, sizes in _sizes_of(dtype).items()
+    ]
+    for done, (name, suffix, prefix, sizes) in enumerate(sorts):
         own = Share(share.of(len(sorts) - done))
         points: list[Point] = []
-        for index, rows in enumerate(_ROWS):
+        for index, size in enumerate(sizes):
             if index and not own.left_s:
                 break
-            points.append(_time_rows(rows, dtypes[name], _RING_BYTES[suffix], max_s=own.of(len(_ROWS) - index)))
-        curves[f"rows nt {name}{suffix}"] = as_curve(points)
+            max_each_s = own.of(len(sizes) - index)
+            points.append(_time_rows(size, dtypes[name], _RING_BYTES[suffix], max_s=max_each_s, library_call_s=library_call_s))
+        curves[f"{prefix}rows nt {name}{suffix}"] = as_curve(points)
     return curves
+
+
+def _sizes_of(dtype: torch.dtype) -> dict[str, tuple[tuple[int, int], ...]]:
+    """By what their curve's name begins with."""
+    asks = asks_library(torch.empty(0, dtype=dtype))
+    return {"": _LIBRARY_SIZES, "small ": _SMALL_SIZES} if asks else {"": _SIZES}
 
 
 def probe_token_attention(device: torch.device, dtypes: Mapping[str, torch.dtype], *, max_s: float) -> dict[str, Curve]:
@@ -77,18 +97,23 @@ def probe_token_attention(device: torch.device, dtypes: Mapping[str, torch.dtype
     return curves
 
 
-def _time_rows(rows: int, dtype: torch.dtype, ring_bytes: int, *, max_s: float) -> Point:
+def _time_rows(
+    size: tuple[int, int], dtype: torch.dtype, ring_bytes: int, *, max_s: float, library_call_s: float
+) -> Point:
     device = torch.device("cpu")
-    one = random_tensor((_FEATURES, _FEATURES), device, dtype)
-    ring = cycle([one.clone() for _ in range(ring_bytes // one.nbytes)])
-    x = random_tensor((rows, _FEATURES), device, dtype)
+    rows, features = size
+    one = random_tensor((features, features), device, dtype)
+    ring = cycle([one.clone() for _ in range(max(1, ring_bytes // one.nbytes))])
+    x = random_tensor((rows, features), device, dtype)
+    is_library = asks_library(x) and is_librarys(rows, features, features)
 
     def run() -> None:
         for _ in range(_NUM_AT_ONCE):
             x @ next(ring).t()
 
-    flops = 2.0 * rows * _FEATURES * _FEATURES
-    return flops / (one.nbytes + 2 * x.nbytes), flops / (quartile_s(run, device, max_s=max_s) / _NUM_AT_ONCE)
+    flops = 2.0 * rows * features * features
+    seconds = quartile_s(asking_library()(run) if is_library else run, device, max_s=max_s) / _NUM_AT_ONCE
+    return flops / (one.nbytes + 2 * x.nbytes), flops / without(library_call_s * is_library, seconds)
 
 
 def _time_token(length: int, dtype: torch.dtype, *, max_s: float) -> Point:

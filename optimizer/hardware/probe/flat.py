@@ -10,6 +10,7 @@ import torch
 from torch.nn.functional import gelu, layer_norm, scaled_dot_product_attention
 
 from optimizer.hardware.probe.clock import quartile_s, random_tensor
+from optimizer.runtime.products import making_products
 
 _MATMUL_SHAPES = {
     "cpu": ((256, 384, 384), (512, 384, 1536), (1024, 768, 768), (512, 384, 8192)),
@@ -30,7 +31,13 @@ def probe_matmul_rate(device: torch.device, dtype: torch.dtype, *, max_s: float)
         x, weight, gradient = (
             random_tensor(size, device, dtype) for size in ((tokens, inputs), (inputs, outputs), (tokens, outputs))
         )
-        return lambda: (x @ weight, gradient @ weight.T, x.T @ gradient), 6.0 * tokens * inputs * outputs
+
+        def run() -> None:
+            with making_products(tokens, inputs, outputs, of=x):
+                for left, right in ((x, weight), (gradient, weight.T), (x.T, gradient)):
+                    left @ right
+
+        return run, 6.0 * tokens * inputs * outputs
 
     return _rate_over_shapes(_MATMUL_SHAPES[device.type], product, device, max_s=max_s)
 

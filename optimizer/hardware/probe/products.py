@@ -1,7 +1,8 @@
 """Curves of products, by shape, dtype and form, and of attention, by length, dtype and direction.
 
 Each is run as a step runs it: products in their forward and both backward forms, each form timed by itself, because where a
-processor has no instructions for a dtype one form may take ten times as long as another.
+processor has no instructions for a dtype one form may take ten times as long as another. Where a library makes the large ones
+of a dtype (``runtime/products.py``), the small ones have curves of their own, and the library's are without what each call takes.
 """
 
 from collections import deque
@@ -12,7 +13,9 @@ import torch
 
 from optimizer.hardware.machine import Curve
 from optimizer.hardware.probe.clock import Share, as_curve, quartile_s, random_tensor
+from optimizer.products import is_librarys
 from optimizer.profile.op_costs import WHOLE, count_flops
+from optimizer.runtime.products import asking_library, asks_library
 from optimizer.units import MIB
 
 _MATMUL_SHAPES = {
@@ -27,6 +30,8 @@ _MATMUL_SHAPES = {
 }  # fmt: skip
 """Tokens, inputs, outputs; in the order in which they are worth their time. Thin ones as adapters have them, both ways: which
 side is thin may decide the rate by five."""
+_SMALL_SHAPES = {"cpu": ((64, 64, 64), (512, 4, 256), (512, 256, 4), (96, 96, 96), (32, 32, 32)), "cuda": ()}
+"""The same of what a library is not asked for."""
 _BMM_SHAPES = {
     "cpu": ((24, 128, 64, 128), (8, 64, 16, 64), (16, 128, 32, 128), (24, 256, 64, 256), (4, 512, 64, 512)),
     "cuda": ((64, 512, 64, 512), (64, 128, 64, 128), (32, 1024, 64, 1024), (16, 2048, 128, 2048)),
@@ -37,6 +42,11 @@ _ATTENTION_SHAPES = {
     "cuda": ((8, 16, 1024, 64), (8, 16, 256, 64), (4, 16, 2048, 64), (2, 16, 4096, 128)),
 }
 """Batch, heads, sequence, head size."""
+_SHAPES_OF: Mapping[str, Mapping[str, tuple[tuple[int, ...], ...]]] = {
+    "mm": _MATMUL_SHAPES, "small": _SMALL_SHAPES, "bmm": _BMM_SHAPES,
+}  # fmt: skip
+_TINY_SIDE, _NUM_TINY = 24, 50
+_LEAST_SHARE = 0.25
 _RING_BYTES = {"cpu": 16 * MIB, "cuda": 512 * MIB}
 """Results that are kept while others are made, so that each is written to memory that no cache holds."""
 _WEIGHTS = {"fp32": 2}
@@ -48,20 +58,43 @@ Timed = tuple[Callable[[], object], float, float]
 """What to run, its FLOPs and its bytes."""
 
 
-def probe_matmuls(device: torch.device, dtypes: Mapping[str, torch.dtype], *, max_s: float) -> dict[str, Curve]:
+def probe_matmuls(
+    device: torch.device, dtypes: Mapping[str, torch.dtype], *, max_s: float, library_call_s: float = 0.0
+) -> dict[str, Curve]:
     """By FLOPs for each byte, under ``mm nt fp32`` and the like, and under ``mm fp32`` all forms together."""
     share = Share(max_s)
     curves: dict[str, Curve] = {}
-    sorts = [(name, sort) for name in dtypes for sort in ("mm", "bmm")]
+    librarys = {name for name, dtype in dtypes.items() if asks_library(torch.empty(0, device=device, dtype=dtype))}
+    sorts = [(name, sort) for name in dtypes for sort in ("mm", "bmm", *("small",) * (name in librarys))]
     left = sum(_WEIGHTS.get(name, 1) for name, _ in sorts)
     for name, sort in sorts:
         weight = _WEIGHTS.get(name, 1)
         own = Share(share.of(left) * weight)
         left -= weight
-        make, shapes = (_products, _MATMUL_SHAPES) if sort == "mm" else (_batched, _BMM_SHAPES)
-        for form, points in _points_by_form(shapes[device.type], make, device, dtypes[name], share=own).items():
+        make = _batched if sort == "bmm" else _products
+        shapes: Sequence[tuple[int, ...]] = _SHAPES_OF[sort][device.type]
+        is_library = sort == "mm" and name in librarys
+        if is_library:
+            shapes = [shape for shape in shapes if is_librarys(*shape)]
+        beside_s = library_call_s if is_library else 0.0
+        for form, points in _points_by_form(shapes, make, device, dtypes[name], share=own, beside_s=beside_s).items():
             curves[" ".join(part for part in (sort, form, name) if part)] = as_curve(points)
     return curves
+
+
+def probe_library_call_s(*, max_s: float) -> float:
+    """What a product of the library takes that has next to nothing to multiply; 0 where no library is asked."""
+    device = torch.device("cpu")
+    one = random_tensor((_TINY_SIDE, _TINY_SIDE), device, torch.float32)
+    if not asks_library(one):
+        return 0.0
+
+    def run() -> None:
+        for _ in range(_NUM_TINY):
+            with asking_library():
+                one @ one
+
+    return quartile_s(run, device, max_s=max_s) / _NUM_TINY
 
 
 def probe_attention(device: torch.device, dtypes: Mapping[str, torch.dtype], *, max_s: float) -> dict[str, Curve]:
@@ -93,9 +126,10 @@ def _points_by_form(
     dtype: torch.dtype,
     *,
     share: Share,
+    beside_s: float,
 ) -> dict[str, list[Point]]:
     """One point at least of each form; as many as there is time for, and none that would take all that is left. All forms
-    together have the empty name, at the shapes that all of them ran.
+    together have the empty name, at the shapes that all of them ran. beside_s: what of a call is no part of its rate.
     """
     points: dict[str, list[Point]] = {}
     together: list[Point] = []
@@ -107,7 +141,7 @@ def _points_by_form(
             known = points.setdefault(form, [])
             if known and 2 * flops / min(rate for _, rate in known) > share.left_s / len(forms):
                 continue
-            seconds.append(quartile_s(run, device, max_s=max_each_s))
+            seconds.append(without(beside_s, quartile_s(run, device, max_s=max_each_s)))
             known.append((flops / num_bytes, flops / seconds[-1]))
         if len(seconds) == len(forms):
             together.append((flops / num_bytes, len(forms) * flops / sum(seconds)))
@@ -120,11 +154,15 @@ def _products(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) 
     x, weight, gradient = (random_tensor(size, device, dtype) for size in sizes)
     flops, num_bytes = 2.0 * tokens * inputs * outputs, float(x.nbytes + weight.nbytes + gradient.nbytes)
     ring: deque[Any] = deque(maxlen=max(1, 3 * _RING_BYTES[device.type] // int(3 * num_bytes)))
-    return {
-        "nt": (lambda: ring.append(x @ weight.t()), flops, num_bytes),
-        "nn": (lambda: ring.append(gradient @ weight), flops, num_bytes),
-        "tn": (lambda: ring.append(gradient.t() @ x), flops, num_bytes),
+
+    products: dict[str, Callable[[], object]] = {
+        "nt": lambda: ring.append(x @ weight.t()),
+        "nn": lambda: ring.append(gradient @ weight),
+        "tn": lambda: ring.append(gradient.t() @ x),
     }
+    if asks_library(x) and is_librarys(*shape):
+        products = {form: asking_library()(multiply) for form, multiply in products.items()}
+    return {form: (multiply, flops, num_bytes) for form, multiply in products.items()}
 
 
 def _batched(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> dict[str, Timed]:
@@ -137,6 +175,11 @@ def _batched(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -
         "nn": (lambda: gradient @ right, flops, num_bytes),
         "tn": (lambda: gradient.transpose(1, 2) @ left, flops, num_bytes),
     }
+
+
+def without(beside_s: float, seconds: float) -> float:
+    """Of a call that takes so much in all; never less than a share of it, for both were measured."""
+    return max(seconds - beside_s, seconds * _LEAST_SHARE)
 
 
 # Attention.

@@ -268,3 +268,34 @@ def test_a_machine_stored_before_there_were_curves_loads():
 def test_a_machine_with_curves_crosses_json():
     machine = dataclasses.replace(make_cpu_machine(), rates=CURVED)
     assert Machine.from_json(machine.to_json()) == machine
+
+
+def test_large_products_are_a_librarys_where_small_ones_were_measured_apart():
+    curves = {"mm fp32": ((4.0, 4e10),), "small fp32": ((4.0, 2e10),), "bmm fp32": ((4.0, 1e10),)}
+    times = OpTimes(dataclasses.replace(FLAT, matmul_curves=curves, library_call_s=1e-5), "fp32")
+
+    def price_product(flops, *, intensity=8.0, name="aten.mm.default"):
+        return times.kernel_s("matmul", name, flops=flops, read_bytes=flops / intensity)
+
+    assert price_product(4e9) == pytest.approx(0.1 + 1e-5)
+    assert price_product(2e6) == pytest.approx(1e-4)
+    # A row: so many FLOPs that it would be the library's, were there not so many bytes.
+    assert price_product(4e9, intensity=0.5) == pytest.approx(0.2 * 4 / 0.5)
+    assert price_product(1e9, name="aten.bmm.default") == pytest.approx(0.1)
+
+
+def test_few_rows_are_a_librarys_from_the_same_size_on():
+    curves = {
+        "mm nt fp32": ((16.0, 8e10),), "small nt fp32": ((16.0, 4e10),),
+        "rows nt fp32": ((2.0, 1e10),), "small rows nt fp32": ((2.0, 5e9),),
+    }  # fmt: skip
+    rates = dataclasses.replace(FLAT, matmul_curves=curves, library_call_s=1e-5)
+    times = OpTimes(rates, "fp32", generates=True)
+
+    def price_rows(flops, intensity):
+        return times.kernel_s("matmul", "aten.mm.default", flops=flops, read_bytes=flops / intensity, form="nt")
+
+    assert price_rows(1e7, 2.0) == pytest.approx(1e-3 + 1e-5)
+    assert price_rows(1e6, 2.0) == pytest.approx(2e-4)
+    assert price_rows(8e7, 16.0) == pytest.approx(1e-3 + 1e-5)
+    assert price_rows(1e6, 16.0) == pytest.approx(1e6 / 4e10)

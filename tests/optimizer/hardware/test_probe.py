@@ -11,6 +11,7 @@ from optimizer.hardware.probe import decoding, probe_machine, steps
 from optimizer.hardware.probe.clock import as_curve
 from optimizer.hardware.probe.stores import faults_of, probe_disk, probe_remote
 from optimizer.hardware.probe.waking import alone, probe_wake_s
+from optimizer.runtime.products import has_quicker_library
 from optimizer.units import MIB
 
 
@@ -67,6 +68,15 @@ def test_attention_on_the_host_is_measured_by_how_many_queries_share_a_key(machi
     """FLOPs for each byte of keys and values: half of the queries that share a key in fp32, as many in 16 bits."""
     found = {name: tuple(intensity for intensity, _ in curve) for name, curve in machine.rates.host_attention_curves.items()}
     assert found == {"fp32": (0.5, 2.0, 4.0), "bf16": (1.0, 4.0, 8.0), "fp16": (1.0, 4.0, 8.0)}
+
+
+def test_where_a_library_makes_large_products_small_ones_have_curves_of_their_own(machine):
+    curves, is_librarys = machine.rates.matmul_curves, has_quicker_library()
+    assert machine.packs_fp32 == is_librarys
+    assert (machine.rates.library_call_s > 0) == is_librarys
+    own = {"small fp32", "small nt fp32", "small rows nt fp32", "small rows nt fp32 cold"}
+    assert (own <= set(curves)) == is_librarys
+    assert not any("small" in name and "fp32" not in name for name in curves)
 
 
 def test_points_near_each_other_become_one_of_their_mean_time_and_sizes_rise():

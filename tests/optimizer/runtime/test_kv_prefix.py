@@ -121,11 +121,13 @@ def test_queries_are_left_out_where_they_have_a_projection_of_their_own(name, nu
         handle.remove()
         args, kwargs = given[0]
         inputs = BlockInputs.of_prompt(args, kwargs, positions=Positions(meter=None), num_tokens=4)
+        forwards = [vars(module).get("forward") for module in block.modules()]
         with FlopCounterMode(display=False) as counter:
             make_again(block, args[0][:, :4], inputs, into=(into[0], into[1]))
     assert counter.get_total_flops() == num_products * 2 * (2 * 4) * 32 * 32
-    assert not any("forward" in vars(module) for module in block.modules())
+    assert [vars(module).get("forward") for module in block.modules()] == forwards
     generator.close()
+    assert not any("forward" in vars(module) for module in block.modules())
 
 
 def test_a_block_that_hands_nothing_to_a_cache_is_refused():

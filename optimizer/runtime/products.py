@@ -1,0 +1,186 @@
+"""Products in fp32 by oneDNN on the CPU device, where torch's own library leaves half of the processor unused.
+
+torch gives them to MKL, which on processors that are not Intel's does without AVX-512: half the rate or less. oneDNN has kernels
+for it, and torch one switch for whom to ask, meant for products that may be rounded to bf16 on the way. They are not where the
+processor has no tiles for bf16 (AMX); that is checked, by multiplying what such rounding would change. So sums are those of
+fp32 in another order, as between any two libraries.
+
+The switch is the whole process's, and oneDNN takes longer than MKL for small products, of which attention makes one for each
+head. So it is on only while a linear layer multiplies: in the layer's forward, and in its node of the graph, by hooks.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from optimizer.products import is_librarys
+
+_LIBRARY: Any = torch.backends.mkldnn
+_ON: Final = "bf16"
+_OFF: Final = "none"
+_OFF_ALREADY: Final = (_OFF, "ieee")
+_PRODUCTS: Final = frozenset({"MmBackward0", "AddmmBackward0"})
+_VIEWS: Final = frozenset({"ViewBackward0", "UnsafeViewBackward0"})
+_SIDE: Final = 64
+"""Of what is multiplied to see whether it is rounded."""
+_NEEDS_FP32: Final = 1 + 2.0**-12
+
+
+@functools.cache
+def has_quicker_library() -> bool:
+    """Whether this processor is one of those that MKL does not do justice to, and oneDNN keeps its fp32."""
+    backends: Any = torch.backends
+    has_both = backends.mkl.is_available() and backends.mkldnn.is_available()
+    has_tiles = torch.cpu._is_amx_tile_supported()
+    is_such = has_both and backends.cpu.get_cpu_capability() == "AVX512" and not has_tiles and not _is_intels()
+    return is_such and _keeps_fp32()
+
+
+def watch_products(model: nn.Module) -> Callable[[], None]:
+    """Have oneDNN make the large products of the model's linear layers; returns a function that ends it.
+
+    Does nothing where that is not quicker, or where the process has chosen how precisely torch multiplies fp32. A forward that
+    backward may run again (recomputation) must be wrapped in ``interrupting``.
+    """
+    if not _may_switch():
+        return lambda: None
+    watched = [module for module in model.modules() if _is_linear(module) and "forward" not in vars(module)]
+    for module in watched:
+        module.forward = _watched(module)
+
+    def undo() -> None:
+        # An error may have left it on.
+        _SWITCH.turn_off()
+        for module in watched:
+            # The wrapper is an attribute of the instance; without it the class's own method shows again.
+            del module.forward
+
+    return undo
+
+
+def interrupting(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A forward that backward runs again, while a layer's product waits for what it saved: what it runs is not that product."""
+
+    @functools.wraps(forward)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not _SWITCH.is_on:
+            return forward(*args, **kwargs)
+        _SWITCH.turn_off()
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            _SWITCH.turn_on()
+
+    return run
+
+
+@contextmanager
+def making_products(*sides: int, of: torch.Tensor) -> Iterator[None]:
+    """Around products that no linear layer makes. sides: three, in any order. of: one of the operands."""
+    if not (asks_library(of) and is_librarys(*sides)):
+        yield
+        return
+    with asking_library():
+        yield
+
+
+def asks_library(operand: torch.Tensor) -> bool:
+    """Whether large products with it are the library's."""
+    return operand.device.type == "cpu" and operand.dtype == torch.float32 and _may_switch()
+
+
+@contextmanager
+def asking_library() -> Iterator[None]:
+    """Whatever their size."""
+    _SWITCH.turn_on()
+    try:
+        yield
+    finally:
+        _SWITCH.turn_off()
+
+
+class _Switch:
+    """The process has one."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+
+    def turn_on(self, *_: Any) -> None:
+        self.is_on = True
+        _LIBRARY.matmul.fp32_precision = _ON
+
+    def turn_off(self, *_: Any) -> None:
+        self.is_on = False
+        _LIBRARY.matmul.fp32_precision = _OFF
+
+
+_SWITCH: Final = _Switch()
+
+
+def _may_switch() -> bool:
+    """Not where somebody else has."""
+    return has_quicker_library() and (_SWITCH.is_on or _LIBRARY.matmul.fp32_precision in _OFF_ALREADY)
+
+
+def _watched(module: nn.Module) -> Callable[..., Any]:
+    forward = module.forward
+    depth, columns = _sides(module)
+
+    @functools.wraps(forward)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        hidden = args[0] if args else None
+        if hidden is None or hidden.dtype is not torch.float32 or not is_librarys(hidden.numel() // depth, depth, columns):
+            return forward(*args, **kwargs)
+        _SWITCH.turn_on()
+        try:
+            result = forward(*args, **kwargs)
+        finally:
+            _SWITCH.turn_off()
+        node = result.grad_fn
+        if node is not None:
+            if node.name() in _VIEWS:
+                node = node.next_functions[0][0]
+            if node.name() in _PRODUCTS:
+                node.register_prehook(_SWITCH.turn_on)
+                node.register_hook(_SWITCH.turn_off)
+        return result
+
+    return run
+
+
+def _is_linear(module: nn.Module) -> bool:
+    return type(module) is nn.Linear or (type(module).__name__ == "Conv1D" and hasattr(module, "nf"))
+
+
+def _sides(linear: nn.Module) -> tuple[int, int]:
+    """How wide what goes in is, and what comes out."""
+    if isinstance(linear, nn.Linear):
+        return linear.in_features, linear.out_features
+    conv: Any = linear
+    depth, columns = conv.weight.shape
+    return depth, columns
+
+
+def _is_intels() -> bool:
+    try:
+        return "GenuineIntel" in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        # Not known: then nothing is changed.
+        return True
+
+
+def _keeps_fp32() -> bool:
+    one = torch.full((_SIDE, _SIDE), _NEEDS_FP32)
+    given = _LIBRARY.matmul.fp32_precision
+    _LIBRARY.matmul.fp32_precision = _ON
+    try:
+        products = (one @ one.t(), one @ one, one.t() @ one)
+    finally:
+        _LIBRARY.matmul.fp32_precision = given
+    exact = _SIDE * _NEEDS_FP32**2
+    return all(bool(torch.all((product - exact).abs() < _SIDE * 2.0**-20)) for product in products)
