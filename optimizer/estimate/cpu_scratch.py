@@ -1,7 +1,7 @@
 """What the CPU device holds beside the tensors that the runtime's meter counts, and the peak with it. Torch-free.
 
 Kernels hold scratch while they run (``profile/op_scratch.py``); attention squares of scores for each thread, in tiles;
-convolutions what ``convolution_scratch.py`` says, products in bf16 what ``product_scratch.py`` says. A block
+convolutions what ``convolution_scratch.py`` says, products that a library makes what ``product_scratch.py`` says. A block
 that will run forward again keeps the random numbers' state from its forward to the end of its backward. All of it is in
 torch's own allocations, and not in what a budget on the CPU device is enforced by: it widens the interval above the peak.
 
@@ -10,6 +10,7 @@ some processors get for fp16.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 
 from optimizer.categories import Tier
 from optimizer.estimate.convolution_scratch import hold_convolution
@@ -17,6 +18,7 @@ from optimizer.estimate.experts import GROUPED_PRODUCT
 from optimizer.estimate.product_scratch import hold_grouped_product, hold_product
 from optimizer.hardware.machine import Processor
 from optimizer.profile.convolution import Convolution
+from optimizer.profile.op_costs import ADDING
 from optimizer.profile.profile import Op
 from optimizer.profile.sizes import Shape, evaluate
 from optimizer.time_kinds import base_name
@@ -40,13 +42,24 @@ def scratch_of(op: Op, shape: Shape, *, is_half: bool, processor: Processor) -> 
         return num_bytes
     sides = [evaluate(side, shape) for side in op.sides]
     if op.kind == "matmul":
-        hold = hold_grouped_product if base_name(op.name) == GROUPED_PRODUCT else hold_product
-        return hold(sides, form=op.form, num_threads=num_threads) if processor.packs_bf16 else 0
+        return _hold_products(op, sides, num_threads) if _is_librarys(op.dtype, processor) else 0
     is_backward = "backward" in op.name
-    tiles_bytes = num_bytes + num_threads * attention_bytes(sides, is_backward=is_backward, is_half=is_half)
-    if is_backward and op.dtype == "bf16" and processor.packs_bf16:
-        tiles_bytes += _hold_tile_products(sides, num_threads)
-    return tiles_bytes
+    each_bytes = attention_bytes(sides, is_backward=is_backward, is_half=is_half)
+    if _is_librarys(op.dtype, processor):
+        each_bytes += hold_tile_products(sides, dtype=op.dtype, num_threads=num_threads, is_backward=is_backward)
+    return num_bytes + num_threads * each_bytes
+
+
+def _is_librarys(dtype: str, processor: Processor) -> bool:
+    """Whether oneDNN makes the products in it."""
+    return dtype == "bf16" and processor.packs_bf16
+
+
+def _hold_products(op: Op, sides: Sequence[int], num_threads: int) -> int:
+    name = base_name(op.name)
+    if name == GROUPED_PRODUCT:
+        return hold_grouped_product(sides, form=op.form, dtype=op.dtype, num_threads=num_threads)
+    return hold_product(sides, form=op.form, dtype=op.dtype, num_threads=num_threads, is_added=name in ADDING)
 
 
 def attention_bytes(sides: Sequence[int], *, is_backward: bool, is_half: bool) -> int:
@@ -58,20 +71,37 @@ def attention_bytes(sides: Sequence[int], *, is_backward: bool, is_half: bool) -
     return _FP32_BYTES * (scores + 2 * rows + rows * head_dim) + _HALF_BYTES * scores * is_half
 
 
+def hold_tile_products(sides: Sequence[int], *, dtype: str, num_threads: int, is_backward: bool) -> int:
+    """What a thread holds of attention with one tile: the largest of its products, in backward with the number that it is scaled
+    by. Each lays out as much as for all threads, which the library does not know to be at work.
+
+    sides: as in ``attention_bytes``. In bf16 torch itself makes those whose result is fp32: all of forward's, backward's scores.
+    """
+    query_length, keys_length, head_dim = sides
+    most_rows, most_columns, _ = _tile(sides)
+    tiles = product(_parts(query_length, most_rows), _parts(keys_length, most_columns))
+    is_added = is_backward or keys_length > most_columns
+    is_fp32 = dtype == "fp32"
+    held_bytes = 0
+    for rows, columns in tiles:
+        made = [("nn", (1, rows, columns, head_dim), is_added)] if is_fp32 or is_backward else []
+        made += [("nt", (1, rows, head_dim, columns), False)] * is_fp32
+        made += [("tn", (1, columns, rows, head_dim), True)] * is_backward
+        held = [hold_product(each, form=form, dtype=dtype, num_threads=num_threads, is_added=adds) for form, each, adds in made]
+        held_bytes = max(held_bytes, *held, 0)
+    return held_bytes + _FP32_BYTES if held_bytes and is_backward else held_bytes
+
+
+def _parts(length: int, most: int) -> set[int]:
+    """Of a length that is cut into tiles: whole ones, and what is left."""
+    return {most, length % most} - {0}
+
+
 def _tile(sides: Sequence[int]) -> tuple[int, int, int]:
     """Queries and keys that are taken at once, and the width of a head."""
     query_length, keys_length, head_dim = sides
     rows = min(query_length, next(tile for length, tile in _QUERY_TILES if query_length >= length))
     return rows, min(keys_length, _KEYS_TILE), head_dim
-
-
-def _hold_tile_products(sides: Sequence[int], num_threads: int) -> int:
-    """Of attention's backward with one tile: the larger of its two products, and the number that it is scaled by."""
-    rows, columns, head_dim = _tile(sides)
-    weights_gradient = hold_product((1, columns, rows, head_dim), form="tn", num_threads=num_threads)
-    queries_gradient = hold_product((1, rows, columns, head_dim), form="nn", num_threads=num_threads)
-    held_bytes = max(weights_gradient, queries_gradient)
-    return held_bytes + _FP32_BYTES if held_bytes else 0
 
 
 def rise_with_scratch(changes: Sequence[tuple[tuple[Tier, int, int], int]], scratch: Mapping[int, int]) -> int:
