@@ -1,7 +1,7 @@
 """What the CPU device holds beside the tensors that the runtime's meter counts, and the peak with it. Torch-free.
 
 Kernels hold scratch while they run (``profile/op_scratch.py``); attention squares of scores for each thread, in tiles;
-convolutions what ``convolution_scratch.py`` says, products in bf16 what ``product_scratch.py`` says. A block
+convolutions what ``convolution_scratch.py`` says, products that a library makes what ``product_scratch.py`` says. A block
 that will run forward again keeps the random numbers' state from its forward to the end of its backward. All of it is in
 torch's own allocations, and not in what a budget on the CPU device is enforced by: it widens the interval above the peak.
 
@@ -10,13 +10,16 @@ some processors get for fp16.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 
 from optimizer.categories import Tier
 from optimizer.estimate.convolution_scratch import hold_convolution
 from optimizer.estimate.experts import GROUPED_PRODUCT
 from optimizer.estimate.product_scratch import hold_grouped_product, hold_product
 from optimizer.hardware.machine import Processor
+from optimizer.products import is_librarys
 from optimizer.profile.convolution import Convolution
+from optimizer.profile.op_costs import ADDING
 from optimizer.profile.profile import Op
 from optimizer.profile.sizes import Shape, evaluate
 from optimizer.time_kinds import base_name
@@ -39,14 +42,22 @@ def scratch_of(op: Op, shape: Shape, *, is_half: bool, processor: Processor) -> 
     if not op.sides:
         return num_bytes
     sides = [evaluate(side, shape) for side in op.sides]
+    packs_bf16 = op.dtype == "bf16" and processor.packs_bf16
     if op.kind == "matmul":
-        hold = hold_grouped_product if base_name(op.name) == GROUPED_PRODUCT else hold_product
-        return hold(sides, form=op.form, num_threads=num_threads) if processor.packs_bf16 else 0
+        packs = packs_bf16 or (op.dtype == "fp32" and processor.packs_fp32 and is_librarys(*sides[1:]))
+        return _hold_products(op, sides, num_threads) if packs else 0
     is_backward = "backward" in op.name
-    tiles_bytes = num_bytes + num_threads * attention_bytes(sides, is_backward=is_backward, is_half=is_half)
-    if is_backward and op.dtype == "bf16" and processor.packs_bf16:
-        tiles_bytes += _hold_tile_products(sides, num_threads)
-    return tiles_bytes
+    each_bytes = attention_bytes(sides, is_backward=is_backward, is_half=is_half)
+    if is_backward and packs_bf16:
+        each_bytes += hold_tile_products(sides, num_threads=num_threads)
+    return num_bytes + num_threads * each_bytes
+
+
+def _hold_products(op: Op, sides: Sequence[int], num_threads: int) -> int:
+    name = base_name(op.name)
+    if name == GROUPED_PRODUCT:
+        return hold_grouped_product(sides, form=op.form, dtype=op.dtype, num_threads=num_threads)
+    return hold_product(sides, form=op.form, dtype=op.dtype, num_threads=num_threads, is_added=name.rstrip("_") in ADDING)
 
 
 def attention_bytes(sides: Sequence[int], *, is_backward: bool, is_half: bool) -> int:
@@ -58,20 +69,31 @@ def attention_bytes(sides: Sequence[int], *, is_backward: bool, is_half: bool) -
     return _FP32_BYTES * (scores + 2 * rows + rows * head_dim) + _HALF_BYTES * scores * is_half
 
 
+def hold_tile_products(sides: Sequence[int], *, num_threads: int) -> int:
+    """What a thread holds of attention's backward in bf16 with one tile: the larger of its two products whose result is in bf16,
+    and the number that it is scaled by. Each lays out as much as for all threads, which the library does not know to be at work.
+
+    sides: as in ``attention_bytes``.
+    """
+    query_length, keys_length, head_dim = sides
+    most_rows, most_columns, _ = _tile(sides)
+    held_bytes = 0
+    for rows, columns in product(_parts(query_length, most_rows), _parts(keys_length, most_columns)):
+        for form, each in (("nn", (1, rows, columns, head_dim)), ("tn", (1, columns, rows, head_dim))):
+            held_bytes = max(held_bytes, hold_product(each, form=form, dtype="bf16", num_threads=num_threads, is_added=True))
+    return held_bytes + _FP32_BYTES if held_bytes else 0
+
+
+def _parts(length: int, most: int) -> set[int]:
+    """Of a length that is cut into tiles: whole ones, and what is left."""
+    return {most, length % most} - {0}
+
+
 def _tile(sides: Sequence[int]) -> tuple[int, int, int]:
     """Queries and keys that are taken at once, and the width of a head."""
     query_length, keys_length, head_dim = sides
     rows = min(query_length, next(tile for length, tile in _QUERY_TILES if query_length >= length))
     return rows, min(keys_length, _KEYS_TILE), head_dim
-
-
-def _hold_tile_products(sides: Sequence[int], num_threads: int) -> int:
-    """Of attention's backward with one tile: the larger of its two products, and the number that it is scaled by."""
-    rows, columns, head_dim = _tile(sides)
-    weights_gradient = hold_product((1, columns, rows, head_dim), form="tn", num_threads=num_threads)
-    queries_gradient = hold_product((1, rows, columns, head_dim), form="nn", num_threads=num_threads)
-    held_bytes = max(weights_gradient, queries_gradient)
-    return held_bytes + _FP32_BYTES if held_bytes else 0
 
 
 def rise_with_scratch(changes: Sequence[tuple[tuple[Tier, int, int], int]], scratch: Mapping[int, int]) -> int:

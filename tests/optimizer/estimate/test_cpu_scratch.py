@@ -6,9 +6,11 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from optimizer.estimate.convolution_scratch import hold_convolution
-from optimizer.estimate.cpu_scratch import rise_with_scratch, scratch_of
+from optimizer.estimate.cpu_scratch import hold_tile_products, rise_with_scratch, scratch_of
+from optimizer.estimate.product_scratch import hold_grouped_product, hold_product
 from optimizer.hardware.machine import Processor
 from optimizer.hardware.probe.facts import has_library_for_bf16
+from optimizer.products import is_librarys
 from optimizer.profile.convolution import Convolution
 from optimizer.profile.op_costs import classify_op
 from optimizer.profile.op_layout import form_of
@@ -17,13 +19,15 @@ from optimizer.profile.profile import Op
 from optimizer.profile.sizes import NO_TERMS
 
 BF16 = torch.bfloat16
+HAS_LIBRARY_FOR_FP32 = has_library_for_bf16() and not torch.cpu._is_amx_tile_supported()
+"""Asked for products in bf16 of numbers in fp32, it makes them in fp32 where there are no tiles for bf16."""
 HAS_WIDE_BLOCKS = torch.backends.cpu.get_cpu_capability() != "AVX2"
 NOT_MODELLED = {"one channel", "16 bits", "blocks not filled", "transposed"} if HAS_WIDE_BLOCKS else set()
 
 
 def processor(num_threads):
     """This one."""
-    return Processor(num_threads, packs_bf16=has_library_for_bf16())
+    return Processor(num_threads, packs_bf16=has_library_for_bf16(), packs_fp32=True)
 
 
 def constant(value):
@@ -123,6 +127,13 @@ def _one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.fixture
+def _library_for_fp32():
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+    yield
+    torch.backends.mkldnn.matmul.fp32_precision = "none"
+
+
 @pytest.mark.parametrize("name", OPS)
 def test_an_op_holds_what_is_predicted_of_it(name):
     with Watching() as watched:
@@ -213,22 +224,34 @@ def test_single_pixels_are_the_librarys_on_more_than_one_thread():
 @pytest.mark.parametrize(("length", "head_dim"), [(24, 16), (40, 24), (200, 16), (800, 8)])
 def test_attention_holds_tiles_of_scores_for_each_thread(length, head_dim, dtype, num_threads):
     torch.set_num_threads(num_threads)
+    for is_backward, call in enumerate(attend(length, head_dim, dtype)):
+        with Watching() as watched:
+            call()
+        # Backward's sums of rows are made by each thread itself, and so are the library's products: the profiler hears of the
+        # first thread's alone.
+        heard = measure(call) + unheard(length, head_dim, dtype, is_backward=bool(is_backward)) * (num_threads - 1)
+        assert predict(watched, num_threads=num_threads) == heard
+
+
+def attend(length, head_dim, dtype):
+    """Forward and backward, with heads for three threads."""
     query, key, value = (normal(2, length, 3, head_dim, dtype=dtype).transpose(1, 2) for _ in range(3))
     forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     output, log_sums = forward(query, key, value)
     backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
     gradient = torch.ones_like(output)
-    calls = (
+    return (
         lambda: forward(query, key, value),
         lambda: backward(gradient, query, key, value, output, log_sums, 0.0, False),
     )
-    for call in calls:
-        with Watching() as watched:
-            call()
-        # Backward's sums of rows are made by each thread itself, and the profiler hears of the first thread's alone.
-        # A library's threads that share a few rows have less each than is said.
-        unheard_bytes = (4 * 256 + 4096 * has_library_for_bf16()) * (num_threads - 1)
-        assert 0 <= predict(watched, num_threads=num_threads) - measure(call) <= unheard_bytes
+
+
+def unheard(length, head_dim, dtype, *, is_backward):
+    """Of each thread but the first."""
+    rows = min(length, 256 if length >= 768 else 64 if length >= 192 else 32)
+    is_librarys = dtype == BF16 and has_library_for_bf16()
+    tiles_bytes = is_librarys * hold_tile_products((length, length, head_dim), num_threads=torch.get_num_threads())
+    return is_backward * (4 * rows + tiles_bytes)
 
 
 PRODUCTS = {
@@ -258,18 +281,48 @@ PRODUCTS = {
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_a_product_in_bf16_holds_what_is_predicted_of_it(name, form, num_threads):
     torch.set_num_threads(num_threads)
-    rows, depth, columns = PRODUCTS[name]
-    first = normal(rows, depth, dtype=BF16) if form[0] == "n" else normal(depth, rows, dtype=BF16).t()
-    second = normal(depth, columns, dtype=BF16) if form[1] == "n" else normal(columns, depth, dtype=BF16).t()
-    firsts, seconds = (torch.stack([each.t()] * 3).mT if way == "t" else torch.stack([each] * 3)
-                       for each, way in ((first, form[0]), (second, form[1])))
-    for run in (lambda: first @ second, lambda: torch.bmm(firsts, seconds)):
+    for run, _ in multiply(PRODUCTS[name], form, BF16):
         with Watching() as watched:
             run()
-        measured = measure(run)
-        # Of a depth of 1 the layout is not known, and more is said.
-        most = 1.5 if name == "outer" else 1
-        assert measured <= predict(watched, num_threads=num_threads) <= measured * most
+        assert is_held(measure(run), predict(watched, num_threads=num_threads), depth=PRODUCTS[name][1])
+
+
+@pytest.mark.skipif(not HAS_LIBRARY_FOR_FP32, reason="products in fp32 are never oneDNN's here")
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+@pytest.mark.parametrize("form", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize("name_of", PRODUCTS)
+@pytest.mark.usefixtures("_library_for_fp32")
+def test_a_product_in_fp32_holds_what_is_predicted_of_it(name_of, form, num_threads):
+    """The runtime leaves no small one to the library, and none of several."""
+    torch.set_num_threads(num_threads)
+    for run, (count, is_added) in multiply(PRODUCTS[name_of], form, torch.float32):
+        with Watching() as watched:
+            run()
+        *_, (_, _, _, seen_form) = watched.predicted
+        sides = (count, *PRODUCTS[name_of])
+        held = hold_product(sides, form=seen_form, dtype="fp32", num_threads=num_threads, is_added=is_added)
+        assert is_held(measure(run), held, depth=sides[2])
+        if count == 1:
+            assert predict(watched, num_threads=num_threads) == held * is_librarys(*sides[1:])
+
+
+def is_held(measured, predicted, *, depth):
+    """Of a depth of 1 the layout is not known, and the most is said."""
+    return measured <= predicted if depth == 1 else measured == predicted
+
+
+def multiply(sides, form, dtype):
+    """One product and several, alone and added, as calls, each with how many and whether it is added."""
+    rows, depth, columns = sides
+    first = normal(rows, depth, dtype=dtype) if form[0] == "n" else normal(depth, rows, dtype=dtype).t()
+    second = normal(depth, columns, dtype=dtype) if form[1] == "n" else normal(columns, depth, dtype=dtype).t()
+    firsts, seconds = (torch.stack([each.t()] * 3).mT if way == "t" else torch.stack([each] * 3)
+                       for each, way in ((first, form[0]), (second, form[1])))
+    bias, biases = normal(columns, dtype=dtype), normal(3, rows, columns, dtype=dtype)
+    yield lambda: torch.mm(first, second), (1, False)
+    yield lambda: torch.addmm(bias, first, second), (1, True)
+    yield lambda: torch.bmm(firsts, seconds), (3, False)
+    yield lambda: torch.baddbmm(biases, firsts, seconds), (3, True)
 
 
 def test_a_moment_has_what_came_with_the_op_and_what_goes_after_it():
@@ -299,9 +352,37 @@ def test_products_in_bf16_hold_nothing_where_no_library_makes_them():
 @pytest.mark.parametrize("num_rows", [1, 24, 100, 300, 700, 2050])
 def test_products_over_experts_hold_no_more_than_is_said_however_tokens_choose(num_rows, sizes, num_threads):
     torch.set_num_threads(num_threads)
+    for way, ends, run in multiply_groups(num_rows, sizes, BF16):
+        with Watching() as watched:
+            run()
+        assert predict(watched, num_threads=num_threads) >= measure(run), (way, ends)
+
+
+@pytest.mark.skipif(not HAS_LIBRARY_FOR_FP32, reason="products in fp32 are never oneDNN's here")
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("sizes", [(40, 24), (128, 64), (64, 320), (64, 512)])
+@pytest.mark.parametrize("num_rows", [1, 24, 300, 2050])
+@pytest.mark.usefixtures("_library_for_fp32")
+def test_products_over_experts_in_fp32_hold_no_more_than_is_said(num_rows, sizes, num_threads):
+    torch.set_num_threads(num_threads)
+    for way, ends, run in multiply_groups(num_rows, sizes, torch.float32):
+        with Watching() as watched:
+            run()
+        *_, (_, _, _, form) = watched.predicted
+        width, out = sizes
+        sides = {
+            "forward": (1, num_rows, width, out),
+            "weights behind a transpose": (1, num_rows, out, width),
+            "gradient of the weights": (1, width, num_rows, out),
+        }[way]
+        assert hold_grouped_product(sides, form=form, dtype="fp32", num_threads=num_threads) >= measure(run), (way, ends)
+
+
+def multiply_groups(num_rows, sizes, dtype):
+    """Each way, however tokens choose."""
     width, out = sizes
-    tokens, weights = normal(num_rows, width, dtype=BF16), normal(4, width, out, dtype=BF16)
-    results = normal(num_rows, out, dtype=BF16)
+    tokens, weights = normal(num_rows, width, dtype=dtype), normal(4, width, out, dtype=dtype)
+    results = normal(num_rows, out, dtype=dtype)
     ways = {
         "forward": lambda ends: torch._grouped_mm(tokens, weights, offs=ends),
         "weights behind a transpose": lambda ends: torch._grouped_mm(results, weights.mT, offs=ends),
@@ -310,6 +391,4 @@ def test_products_over_experts_hold_no_more_than_is_said_however_tokens_choose(n
     for way, run in ways.items():
         for shares in ((0.0, 0.0, 1.0), (0.1, 0.4, 0.5), (0.25, 0.5, 0.75)):
             ends = torch.tensor([*(int(share * num_rows) for share in shares), num_rows], dtype=torch.int32)
-            with Watching() as watched:
-                run(ends)
-            assert predict(watched, num_threads=num_threads) >= measure(lambda run=run, ends=ends: run(ends)), (way, shares)
+            yield way, shares, lambda run=run, ends=ends: run(ends)
