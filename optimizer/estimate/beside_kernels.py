@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from optimizer.estimate.op_times import OpTimes
 from optimizer.estimate.parts import PartName
 from optimizer.estimate.priced_ops import PricedOps
-from optimizer.estimate.waking import waking_s
+from optimizer.estimate.waking import BESIDE_KERNELS, waking_s
 from optimizer.hardware.machine import Rates
 from optimizer.plan.activations import OFFLOADING, REBUILDING
 from optimizer.profile.inference import EMBEDDING
@@ -70,10 +70,10 @@ class PartOps:
             num_forward = max(0, len(ops) - len(self.kept.ops))
             before_s[:num_forward] = forward_s
         if not isinstance(name, str) and name[0] in REBUILDING:
-            before_s[:num_forward] += rates.python_s.get(f"{name[0]} op", 0.0)
+            before_s[:num_forward] += BESIDE_KERNELS * rates.python_s.get(f"{name[0]} op", 0.0)
         before_s *= _num_dispatched(self.part, times) / max(1, len(ops))
         if not isinstance(name, str) and name[0] in OFFLOADING:
-            before_s += rates.python_s.get("offload", 0.0) * (priced.slots[ops] >= len(COMPUTE_KINDS))
+            before_s += BESIDE_KERNELS * rates.python_s.get("offload", 0.0) * (priced.slots[ops] >= len(COMPUTE_KINDS))
         seconds = waking_s(priced.shared[ops], priced.probed_seconds[ops], before_s, wake_s=rates.wake_s)
         return seconds * times.factors["dispatch"]
 

@@ -16,6 +16,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from optimizer.estimate.experts import GROUPED_PRODUCT
+from optimizer.estimate.waking import BESIDE_KERNELS
 from optimizer.hardware.machine import Curve, Rates
 from optimizer.products import LEAST_FLOPS, LEAST_FLOPS_PER_BYTE
 from optimizer.profile.op_costs import ALLOCATIONS
@@ -24,6 +26,7 @@ from optimizer.time_kinds import COMPUTE_KINDS, ComputeKind, base_name
 Values = NDArray[np.float64]
 
 _HALVES: Final = ("fp16", "bf16")
+_BATCHED: Final = ("bmm", "baddbmm")
 
 
 class OpTimes:
@@ -54,13 +57,14 @@ class OpTimes:
 
     @property
     def probed_dispatch_s(self) -> tuple[float, float]:
-        """The same, whatever finished runs say."""
+        """The same, whatever finished runs say. Of the CPU device between the kernels of a real model (``waking.py``)."""
         rates = self._rates
+        slower = BESIDE_KERNELS if rates.cache_bytes is not None and self.counts_views else 1.0
         forward = rates.op_overhead_s if rates.forward_dispatch_s is None else rates.forward_dispatch_s
         if self._generates and rates.pass_dispatch_s is not None:
             forward = rates.pass_dispatch_s
         backward = rates.op_overhead_s if rates.backward_dispatch_s is None else rates.backward_dispatch_s
-        return forward, backward
+        return forward * slower, backward * slower
 
     def python_s(self, what: str) -> float:
         return python_s(self._rates, what)
@@ -129,12 +133,16 @@ class OpTimes:
         return _token_s(flops, moved_bytes, written_bytes, usual_s=seconds, curve=curve, token=token)
 
     def _products_s(self, base: str, dtype: str, form: str, flops: Values, moved_bytes: Values) -> Values:
-        is_batched = base in ("bmm", "baddbmm")
-        sorts = ("bmm", "mm") if is_batched else ("mm",)
-        seconds = self._by_curves(sorts, "rows" * (not is_batched), dtype, form, flops, moved_bytes)
+        small_s = self._by_curves(("small",), "small rows", dtype, form, flops, moved_bytes)
+        if base in _BATCHED or (base == GROUPED_PRODUCT and small_s is not None):
+            # A library is asked for layers' products alone.
+            rows = "small rows" if base == GROUPED_PRODUCT else ""
+            seconds = self._by_curves(("bmm", "mm"), rows, dtype, form, flops, moved_bytes)
+            small_s = None
+        else:
+            seconds = self._by_curves(("mm",), "rows", dtype, form, flops, moved_bytes)
         if seconds is None:
             return self._flat_s(self._rates.matmul_flops_per_s, dtype, flops, moved_bytes)
-        small_s = None if is_batched else self._by_curves(("small",), "small rows", dtype, form, flops, moved_bytes)
         if small_s is None:
             return seconds
         is_small = (flops < LEAST_FLOPS) | (flops < LEAST_FLOPS_PER_BYTE * moved_bytes)

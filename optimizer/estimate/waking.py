@@ -33,8 +33,8 @@ ASLEEP_S: Final = 40e-6
 """After so long all are asleep and waking costs all it costs: they look for 20 us (``optimizer/threads.py``)."""
 AWAKE_S: Final = 5e-6
 """As long as nobody is; between the two in proportion, for what a mean says of gaps that scatter."""
-SLOWER: Final = 2.0
-"""What one thread does between two shared ops takes so much longer than in the probe's tiny model: Python has left the caches."""
+BESIDE_KERNELS: Final = 2.0
+"""What Python does between two ops takes so much longer than in the probe's tiny model, whose kernels leave it in the caches."""
 UNEVEN: Final = 0.09
 """Share of a shared op by which its threads end apart, for which the first waits already."""
 GRAIN_SIZE: Final = 32_768
@@ -73,12 +73,12 @@ def are_shared(
 def waking_s(shared: Flags, kernels_s: Floats, before_s: Floats, *, wake_s: float) -> float:
     """Of the ops of a part, in order, which a part like it comes before.
 
-    before_s: what one thread does before each of them: its dispatch, and Python.
+    before_s: what one thread does before each of them: its dispatch, and Python, as between the kernels of a real model.
     """
     at = np.flatnonzero(shared)
     if not len(at):
         return 0.0
-    alone_s = np.cumsum(SLOWER * before_s + np.where(shared, 0.0, kernels_s))
+    alone_s = np.cumsum(before_s + np.where(shared, 0.0, kernels_s))
     since_s = np.diff(alone_s[at], prepend=alone_s[at[-1]] - alone_s[-1]) + UNEVEN * np.roll(kernels_s[at], 1)
     return float(_asleep(since_s).sum()) * wake_s
 
@@ -88,7 +88,7 @@ def wakings_s(num_ops: int, rates: Rates, *, after_s: float, kind: str = "hooks"
     if not num_ops or not rates.wake_s:
         return 0.0
     factor = rates.time_factors.get(kind, 1.0)
-    return num_ops * float(_asleep(np.array(SLOWER * after_s))) * rates.wake_s * factor
+    return num_ops * float(_asleep(np.array(BESIDE_KERNELS * after_s))) * rates.wake_s * factor
 
 
 def count_shared(num_elements: Iterable[int]) -> int:

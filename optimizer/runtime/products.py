@@ -25,7 +25,8 @@ _ON: Final = "bf16"
 _OFF: Final = "none"
 _OFF_ALREADY: Final = (_OFF, "ieee")
 _PRODUCTS: Final = frozenset({"MmBackward0", "AddmmBackward0"})
-_VIEWS: Final = frozenset({"ViewBackward0", "UnsafeViewBackward0"})
+_AFTER_PRODUCTS: Final = frozenset({"ViewBackward0", "UnsafeViewBackward0", "AddBackward0"})
+"""How a layer may end: its rows laid out as they came, a bias added."""
 _SIDE: Final = 64
 """Of what is multiplied to see whether it is rounded."""
 _NEEDS_FP32: Final = 1 + 2.0**-12
@@ -143,9 +144,9 @@ def _watched(module: nn.Module) -> Callable[..., Any]:
             _SWITCH.turn_off()
         node = result.grad_fn
         if node is not None:
-            if node.name() in _VIEWS:
+            while node is not None and node.name() in _AFTER_PRODUCTS:
                 node = node.next_functions[0][0]
-            if node.name() in _PRODUCTS:
+            if node is not None and node.name() in _PRODUCTS:
                 node.register_prehook(_SWITCH.turn_on)
                 node.register_hook(_SWITCH.turn_off)
         return result
@@ -154,7 +155,10 @@ def _watched(module: nn.Module) -> Callable[..., Any]:
 
 
 def _is_linear(module: nn.Module) -> bool:
-    return type(module) is nn.Linear or (type(module).__name__ == "Conv1D" and hasattr(module, "nf"))
+    """With a matrix that is multiplied as it is, not packed; models have linear layers of their own classes."""
+    if isinstance(module, nn.Linear):
+        return module.weight.shape == (module.out_features, module.in_features)
+    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
 
 
 def _sides(linear: nn.Module) -> tuple[int, int]:

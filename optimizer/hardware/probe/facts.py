@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from optimizer.hardware.machine import Device
+from optimizer.runtime.products import has_quicker_library
 
 
 def describe_device(device: torch.device, *, host_bytes: int, workspace_bytes: int) -> Device:
@@ -43,6 +44,8 @@ def list_facts(device: torch.device, *, workspace_bytes: int) -> dict[str, str]:
         "torch": torch.__version__,
         "threads": str(torch.get_num_threads()),
     }
+    if device.type == "cpu" and has_quicker_library():
+        facts["large products in fp32"] = "oneDNN"
     if device.type == "cuda":
         free_bytes, total_bytes = torch.cuda.mem_get_info(device)
         facts |= {

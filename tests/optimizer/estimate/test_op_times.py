@@ -299,3 +299,18 @@ def test_few_rows_are_a_librarys_from_the_same_size_on():
     assert price_rows(1e6, 2.0) == pytest.approx(2e-4)
     assert price_rows(8e7, 16.0) == pytest.approx(1e-3 + 1e-5)
     assert price_rows(1e6, 16.0) == pytest.approx(1e6 / 4e10)
+
+
+def test_grouped_products_are_none_of_the_librarys():
+    curves = {"mm fp32": ((4.0, 4e10),), "small fp32": ((4.0, 2e10),), "bmm fp32": ((4.0, 1e10),)}
+    times = OpTimes(dataclasses.replace(FLAT, matmul_curves=curves, library_call_s=1e-5), "fp32")
+    assert times.kernel_s("matmul", "aten._grouped_mm.default", flops=1e9, read_bytes=1e8) == pytest.approx(0.1)
+    del curves["small fp32"]
+    times = OpTimes(dataclasses.replace(FLAT, matmul_curves=curves), "fp32")
+    assert times.kernel_s("matmul", "aten._grouped_mm.default", flops=1e9, read_bytes=1e8) == pytest.approx(0.025)
+
+
+def test_python_between_the_kernels_of_a_real_model_takes_longer_than_in_the_probe():
+    on_processor = dataclasses.replace(CURVED, cache_bytes=1 << 25)
+    assert OpTimes(on_processor, "fp32").dispatch_s == pytest.approx((60e-6, 40e-6))
+    assert OpTimes(CURVED, "fp32").dispatch_s == pytest.approx((30e-6, 20e-6))

@@ -9,8 +9,8 @@ from optimizer.estimate.training import estimate_training
 from optimizer.estimate.waking import (
     ASLEEP_S,
     AWAKE_S,
+    BESIDE_KERNELS,
     GRAIN_SIZE,
-    SLOWER,
     UNEVEN,
     are_shared,
     count_shared,
@@ -70,7 +70,7 @@ def test_products_are_shared_but_the_smallest_and_those_of_one_row():
 def wait(*gaps_s, shared=None, kernel_s=0.0):
     """gaps_s: as they are in a real model."""
     flags = np.ones(len(gaps_s), dtype=bool) if shared is None else np.array(shared)
-    return waking_s(flags, np.full(len(gaps_s), kernel_s), np.array(gaps_s) / SLOWER, wake_s=WAKE_S)
+    return waking_s(flags, np.full(len(gaps_s), kernel_s), np.array(gaps_s), wake_s=WAKE_S)
 
 
 def test_who_comes_soon_after_the_last_shared_op_wakes_nobody_and_who_comes_late_wakes_all():
@@ -100,7 +100,7 @@ def test_tensors_that_come_and_go_wake_where_they_are_large_and_python_lies_betw
     assert count_shared((GRAIN_SIZE, GRAIN_SIZE - 1, 2 * GRAIN_SIZE)) == 2
     assert wakings_s(4, rates, after_s=ASLEEP_S) == pytest.approx(4 * WAKE_S * 2)
     assert wakings_s(4, rates, after_s=ASLEEP_S, kind="host") == pytest.approx(4 * WAKE_S * 3)
-    assert wakings_s(4, rates, after_s=AWAKE_S / SLOWER) == 0.0
+    assert wakings_s(4, rates, after_s=AWAKE_S / BESIDE_KERNELS) == 0.0
     assert wakings_s(4, machine.rates, after_s=ASLEEP_S) == 0.0
 
 

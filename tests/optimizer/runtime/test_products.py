@@ -61,6 +61,28 @@ def test_a_layer_asks_in_forward_and_in_backward(asked, bias, shape):
     assert not asked
 
 
+class Own(nn.Linear):
+    """As models have them that add the bias by themselves."""
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden @ self.weight.T + self.bias
+
+
+def test_a_layer_of_a_models_own_class_asks_too(asked):
+    layer = Own(SIDE, SIDE)
+    undo = watch_products(layer)
+    layer(torch.randn(2, SIDE, SIDE)).sum().backward()
+    undo()
+    assert asked == [True, False, True, False, False]
+
+
+def test_a_layer_whose_matrix_is_packed_does_not(asked):
+    layer = nn.Linear(SIDE, SIDE)
+    layer.weight = nn.Parameter(torch.zeros(SIDE * SIDE // 2, 1))
+    watch_products(layer)()
+    assert "forward" not in vars(layer)
+
+
 def test_what_is_small_or_no_layers_is_torchs_own(asked):
     seen: list[tuple[str, bool]] = []
     model = nn.Sequential(nn.Linear(SIDE, SIDE), Noting(seen), nn.Linear(SIDE, 8), nn.Linear(8, 8))
