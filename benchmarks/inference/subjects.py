@@ -47,6 +47,8 @@ class Setup:
     """Other models, whose runs correct the probed machine."""
     probe_s: float = 12.0
     num_rounds: int = 3
+    num_swept_rounds: int = 6
+    """Of every plan of a sweep: of three, each of a second, a median may be a third off."""
     num_plans: int = 10
     """Of each sweep."""
 
@@ -91,6 +93,7 @@ def quick_setup() -> Setup:
         ),
         probe_s=3.0,
         num_rounds=1,
+        num_swept_rounds=1,
         num_plans=4,
     )
 
@@ -114,6 +117,7 @@ def cuda_setup(*, quick: bool) -> Setup:
             ),
         ),
         num_rounds=1,
+        num_swept_rounds=1,
     )
 
 

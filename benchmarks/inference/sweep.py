@@ -2,7 +2,7 @@
 
 Beside the chosen plan run those predicted fastest after it, the baselines that fit, and plans drawn by chance, all of them
 predicted within three times of it. The machine was probed, and corrected by runs of another model. All plans run in turn, there
-and back; then, three times as often, those that could be the fastest. Times are medians over all rounds.
+and back; then, twice as often again, those that could be the fastest. Times are medians over all rounds.
 
 The machine's pace changes by a quarter within minutes, and a run takes a second. So on the CPU device each run's time is divided
 by the pace in that moment: how long a yardstick took right before and right after it, over how long it usually took while other
@@ -49,7 +49,7 @@ WITHIN = 3.0
 _NEAR = 1.3
 """Times the quickest so far: who is within it after the first rounds runs in the others too. Runs of a second scatter by a
 fifth."""
-_MORE_ROUNDS = 3
+_MORE_ROUNDS = 2
 PEAK_GOAL, RATE_GOAL, REGRET_GOAL = 0.02, 0.15, 0.05
 _REPRESENTATIONS = ("fp32",)
 
@@ -80,7 +80,7 @@ def measure(options: Options) -> Iterator[Row]:
             made = _make(subject, machine, options, scratch)
             for share in SHARES[: 1 if options.quick else None]:
                 yield from _sweep(
-                    subject.name, made, calibration, share, chance, setup.num_plans, setup.num_rounds, clock
+                    subject.name, made, calibration, share, chance, setup.num_plans, setup.num_swept_rounds, clock
                 )
                 clear()
 

@@ -12,6 +12,8 @@ BEHIND_GOAL = 1.03
 WON_BACK_GOAL = 0.60
 BELOW = "all, below"
 """Of points under budgets for which deciding about blocks is not enough: full recompute does not fit there, and is no measure."""
+_NEAR = 0.02
+"""What medians of some dozen pairs scatter by."""
 NUM_PICKED = 2
 """Of the baselines that fit: the race that ranks them is short, so that the second may be the fastest."""
 
@@ -77,6 +79,11 @@ def compare(point: Row, times: Mapping[str, Sequence[float]], rivals: Sequence[R
         **_against("best", [rival.name for rival in fitting if not rival.is_fused], ours, times),
         **_against("fused", [rival.name for rival in fitting if rival.is_fused], ours, times),
     }
+
+
+def is_near_goal(compared: Row) -> bool:
+    """Whether so few rounds cannot tell on which side of the goal a point is; those on either side run again, for longer."""
+    return any(abs(compared.get(name, 0.0) - BEHIND_GOAL) <= _NEAR for name in ("over_best", "over_fused"))
 
 
 def _against(label: str, names: Sequence[str], ours: Sequence[float], times: Mapping[str, Sequence[float]]) -> Row:

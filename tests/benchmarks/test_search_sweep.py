@@ -27,6 +27,7 @@ from benchmarks.search.sweep_summary import (
     Rival,
     compare,
     group_races,
+    is_near_goal,
     pick_rivals,
     spread_budgets,
     summarize,
@@ -90,6 +91,13 @@ def test_a_plan_is_compared_with_the_fastest_of_its_race_that_fits() -> None:
     assert (row["best"], row["over_best"]) == ("every other", 1.1)
     assert (row["fused"], row["over_fused"]) == ("compiled", round(11 / 9, 4))
     assert (row["over_plain"], row["full_over_plain"], row["ms"]) == (1.1, 1.3, 11.0)
+
+
+def test_what_is_near_the_goal_on_either_side_runs_again() -> None:
+    assert is_near_goal({"over_best": 1.012})
+    assert is_near_goal({"over_best": 0.9, "over_fused": 1.049})
+    assert not is_near_goal({"over_best": 1.06, "over_fused": 1.0})
+    assert not is_near_goal({"best": None})
 
 
 def test_races_run_as_one_while_there_is_room() -> None:
