@@ -32,6 +32,7 @@ ALLOWED_VARIABLES = (
     "CUBLAS_WORKSPACE_CONFIG",
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
+    "HEADROOM_FP32_PRODUCTS",
     "HEADROOM_NUM_THREADS",
     # Of a store that lends its memory to jobs; not the service's own, which no job may know.
     "HEADROOM_REMOTE_URL",

@@ -10,6 +10,7 @@ head. So it is on only while a linear layer multiplies: in the layer's forward, 
 """
 
 import functools
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,8 +23,9 @@ from optimizer.products import is_librarys
 
 _LIBRARY: Any = torch.backends.mkldnn
 _ON: Final = "bf16"
-_OFF: Final = "none"
-_OFF_ALREADY: Final = (_OFF, "ieee")
+_OFF: Final = ("none", "ieee")
+_SETTING: Final = "HEADROOM_FP32_PRODUCTS"
+"""``torch`` leaves all to torch."""
 _PRODUCTS: Final = frozenset({"MmBackward0", "AddmmBackward0"})
 _AFTER_PRODUCTS: Final = frozenset({"ViewBackward0", "UnsafeViewBackward0", "AddBackward0"})
 """How a layer may end: its rows laid out as they came, a bias added."""
@@ -39,7 +41,7 @@ def has_quicker_library() -> bool:
     has_both = backends.mkl.is_available() and backends.mkldnn.is_available()
     has_tiles = torch.cpu._is_amx_tile_supported()
     is_such = has_both and backends.cpu.get_cpu_capability() == "AVX512" and not has_tiles and not _is_intels()
-    return is_such and _keeps_fp32()
+    return is_such and os.environ.get(_SETTING) != "torch" and _keeps_fp32()
 
 
 def watch_products(model: nn.Module) -> Callable[[], None]:
@@ -110,6 +112,8 @@ class _Switch:
 
     def __init__(self) -> None:
         self.is_on = False
+        self.off = _OFF[0]
+        """As it was found."""
 
     def turn_on(self, *_: Any) -> None:
         self.is_on = True
@@ -117,7 +121,7 @@ class _Switch:
 
     def turn_off(self, *_: Any) -> None:
         self.is_on = False
-        _LIBRARY.matmul.fp32_precision = _OFF
+        _LIBRARY.matmul.fp32_precision = self.off
 
 
 _SWITCH: Final = _Switch()
@@ -125,7 +129,14 @@ _SWITCH: Final = _Switch()
 
 def _may_switch() -> bool:
     """Not where somebody else has."""
-    return has_quicker_library() and (_SWITCH.is_on or _LIBRARY.matmul.fp32_precision in _OFF_ALREADY)
+    if not has_quicker_library():
+        return False
+    if not _SWITCH.is_on:
+        found = _LIBRARY.matmul.fp32_precision
+        if found not in _OFF:
+            return False
+        _SWITCH.off = found
+    return True
 
 
 def _watched(module: nn.Module) -> Callable[..., Any]:

@@ -148,6 +148,25 @@ def test_who_chose_for_the_process_is_left_alone(asked):
     assert not asked
 
 
+@pytest.mark.parametrize("found", ["none", "ieee"])
+def test_the_switch_goes_back_to_what_it_was(asked, found):
+    torch.backends.mkldnn.matmul.fp32_precision = found
+    try:
+        layer = nn.Linear(SIDE, SIDE)
+        undo = watch_products(layer)
+        layer(torch.randn(SIDE, SIDE))
+        undo()
+        assert asked[0]
+        assert torch.backends.mkldnn.matmul.fp32_precision == found
+    finally:
+        torch.backends.mkldnn.matmul.fp32_precision = "none"
+
+
+def test_all_can_be_left_to_torch(monkeypatch):
+    monkeypatch.setenv("HEADROOM_FP32_PRODUCTS", "torch")
+    assert not products.has_quicker_library.__wrapped__()
+
+
 def test_the_rule_is_the_same_whichever_way_round():
     sides = (16, 300, 512)
     assert all(is_librarys(*turned) for turned in permutations(sides))
