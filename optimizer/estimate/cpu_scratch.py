@@ -44,8 +44,10 @@ def scratch_of(op: Op, shape: Shape, *, is_half: bool, processor: Processor) -> 
     sides = [evaluate(side, shape) for side in op.sides]
     packs_bf16 = op.dtype == "bf16" and processor.packs_bf16
     if op.kind == "matmul":
-        packs = packs_bf16 or (op.dtype == "fp32" and processor.packs_fp32 and is_librarys(*sides[1:]))
-        return _hold_products(op, sides, num_threads) if packs else 0
+        name = base_name(op.name)
+        if name != GROUPED_PRODUCT:
+            return made_product_bytes(sides, op.form, dtype=op.dtype, is_added=name.rstrip("_") in ADDING, processor=processor)
+        return hold_grouped_product(sides, form=op.form, dtype=op.dtype, num_threads=num_threads) if packs_bf16 else 0
     is_backward = "backward" in op.name
     each_bytes = attention_bytes(sides, is_backward=is_backward, is_half=is_half)
     if is_backward and packs_bf16:
@@ -53,11 +55,12 @@ def scratch_of(op: Op, shape: Shape, *, is_half: bool, processor: Processor) -> 
     return num_bytes + num_threads * each_bytes
 
 
-def _hold_products(op: Op, sides: Sequence[int], num_threads: int) -> int:
-    name = base_name(op.name)
-    if name == GROUPED_PRODUCT:
-        return hold_grouped_product(sides, form=op.form, dtype=op.dtype, num_threads=num_threads)
-    return hold_product(sides, form=op.form, dtype=op.dtype, num_threads=num_threads, is_added=name.rstrip("_") in ADDING)
+def made_product_bytes(sides: Sequence[int], form: str, *, dtype: str, is_added: bool, processor: Processor) -> int:
+    """Held while the runtime multiplies, by whichever library makes such a product here. sides, form: as of ``hold_product``."""
+    is_packed = processor.packs_fp32 and is_librarys(*sides[1:]) if dtype == "fp32" else dtype == "bf16" and processor.packs_bf16
+    if not is_packed:
+        return 0
+    return hold_product(sides, form=form, dtype=dtype, num_threads=processor.num_threads, is_added=is_added)
 
 
 def attention_bytes(sides: Sequence[int], *, is_backward: bool, is_half: bool) -> int:

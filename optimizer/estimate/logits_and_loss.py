@@ -8,15 +8,16 @@ the traced ones. Every tensor counts, small ones too, so that the bytes are the 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from optimizer.categories import CATEGORIES, Category
 from optimizer.estimate.compiled import CompiledShape
+from optimizer.estimate.cpu_scratch import made_product_bytes
 from optimizer.estimate.op_times import OpTimes
 from optimizer.estimate.parts import PartBytes, PartTime
-from optimizer.hardware.machine import Machine
+from optimizer.hardware.machine import Machine, Processor
 from optimizer.plan.logits_and_loss import WIDE_COPY_ELEMENTS
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Op, Part, Profile
@@ -83,12 +84,32 @@ class Head:
         return self.width * self.vocabulary
 
 
+class Product(NamedTuple):
+    """One of a chunk's, at the moment when it is made."""
+
+    level_bytes: int
+    """Above the part's start."""
+    sides: tuple[int, int, int]
+    form: str
+    dtype: str
+    is_added: bool
+
+    def allocated_bytes(self, processor: Processor) -> int:
+        """Above the part's start, with what is held while it is made."""
+        sides = (1, *self.sides)
+        return self.level_bytes + made_product_bytes(
+            sides, self.form, dtype=self.dtype, is_added=self.is_added, processor=processor
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class ChunkedHead:
     """Prices of the three parts that replace the traced ones of the same names."""
 
     changes: dict[str, tuple[ByteChange, ...]]
     """By HEAD_PARTS; in order, all on the device."""
+    products: tuple["Product", ...]
+    """Of the forward, which makes every product."""
     bytes: dict[str, PartBytes]
     time: dict[str, PartTime]
     loss_bytes: int
@@ -105,8 +126,9 @@ def estimate_chunked_head(profile: Profile, compiled: CompiledShape, *, plan: Pl
         # A plain module's loss is the caller's, which nobody can cut.
         return None
     head = read_head(profile, compiled, weight_element_bytes=plan.weights.bytes_per_element)
+    forward = list_forward(head, num_chunks)
     changes: dict[str, tuple[ByteChange, ...]] = {
-        "head": tuple(list_forward(head, num_chunks)),
+        "head": tuple(forward.changes),
         "head_backward_first": tuple(list_backward(head, adds=False)),
         "head_backward_accumulate": tuple(list_backward(head, adds=True)),
     }
@@ -114,6 +136,7 @@ def estimate_chunked_head(profile: Profile, compiled: CompiledShape, *, plan: Pl
     runs_ahead = machine.device.kind == "cuda"
     return ChunkedHead(
         changes=changes,
+        products=tuple(forward.products),
         bytes={name: _sum_changes(found) for name, found in changes.items()},
         time={
             "head": _forward_time(head, num_chunks, times, runs_ahead=runs_ahead),
@@ -183,6 +206,7 @@ class _Ledger:
 
     def __init__(self) -> None:
         self.changes: list[ByteChange] = []
+        self.products: list[Product] = []
         self._live: dict[str, int] = {}
 
     def take(self, **sizes: int) -> None:
@@ -198,6 +222,12 @@ class _Ledger:
             if num_bytes:
                 self.changes.append(("logits_and_loss", -num_bytes))
 
+    def multiply(self, head: Head, *sides: int, form: str, is_added: bool = False) -> None:
+        level_bytes = sum(num_bytes for _, num_bytes in self.changes)
+        dtype = "bf16" if head.product_bytes == _BF16_BYTES else "fp32"
+        rows, depth, columns = sides
+        self.products.append(Product(level_bytes, (rows, depth, columns), form, dtype, is_added))
+
     def free_since(self, mark: set[str]) -> None:
         self.free(*(name for name in list(self._live) if name not in mark))
 
@@ -205,7 +235,7 @@ class _Ledger:
         return set(self._live)
 
 
-def list_forward(head: Head, num_chunks: int) -> list[ByteChange]:
+def list_forward(head: Head, num_chunks: int) -> _Ledger:
     length = chunk_length(head.num_tokens, num_chunks)
     wide = head.wide_bytes
     ledger = _Ledger()
@@ -220,7 +250,7 @@ def list_forward(head: Head, num_chunks: int) -> list[ByteChange]:
     ledger.changes.append(("activations", -head.hidden_bytes))
     ledger.take(divided_loss=wide)
     ledger.free("loss")
-    return ledger.changes
+    return ledger
 
 
 def list_evaluation(head: Head, num_chunks: int) -> list[ByteChange]:
@@ -264,13 +294,17 @@ def _new_spare_elements(head: Head, logits: int) -> int:
     return min(max(logits, head.width), head.weight_elements)
 
 
+def _share_elements(head: Head, logits: int) -> int:
+    """Of the weight's gradient, that a buffer has room for at once."""
+    found = _found_spare_elements(head, logits)
+    return found if found >= head.width else _new_spare_elements(head, logits)
+
+
 def _wide_share_bytes(head: Head, logits: int) -> int:
     """Of the copy by which the CPU adds a share to the sum; a card adds without one."""
     if not head.rounds_shares:
         return 0
-    found = _found_spare_elements(head, logits)
-    share = found if found >= head.width else _new_spare_elements(head, logits)
-    num_rows = min(share // head.width, head.vocabulary, max(1, WIDE_COPY_ELEMENTS // head.width))
+    num_rows = min(_share_elements(head, logits) // head.width, head.vocabulary, max(1, WIDE_COPY_ELEMENTS // head.width))
     return num_rows * head.width * head.wide_bytes
 
 
@@ -280,6 +314,7 @@ def _run_chunk(ledger: _Ledger, head: Head, length: int, *, makes_gradients: boo
     is_narrow = logit < wide
     hidden_bytes = length * head.width * head.product_bytes
     ledger.take(hidden=hidden_bytes * head.is_autocast)
+    ledger.multiply(head, length, head.width, head.vocabulary, form="nt", is_added=head.has_bias)
     inside = ledger.mark()
     ledger.take(counts=length, labels=length * _LABEL_BYTES, target=length * logit)
     if is_narrow:
@@ -301,7 +336,12 @@ def _run_chunk(ledger: _Ledger, head: Head, length: int, *, makes_gradients: boo
     ledger.take(at_label=length * logit, ones=length * logit)
     ledger.free_since(inside)
     ledger.take(hidden_share=hidden_bytes * head.is_autocast)
+    ledger.multiply(head, length, head.vocabulary, head.width, form="nn")
     ledger.free("hidden_share")
+    if head.trains_weight:
+        logits = length * head.vocabulary
+        num_rows = min(_share_elements(head, logits) // head.width, head.vocabulary) if head.rounds_shares else head.vocabulary
+        ledger.multiply(head, num_rows, length, head.width, form="tn", is_added=not head.rounds_shares)
     ledger.take(wide_share=_wide_share_bytes(head, length * head.vocabulary))
     ledger.free("wide_share")
     ledger.take(bias_share=head.vocabulary * wide * head.trains_bias)

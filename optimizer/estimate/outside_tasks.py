@@ -6,7 +6,7 @@ from typing import Final
 
 from optimizer.categories import CATEGORIES
 from optimizer.estimate.compiled import Move, drop_gradients
-from optimizer.estimate.logits_and_loss import estimate_chunked_head
+from optimizer.estimate.logits_and_loss import Product, estimate_chunked_head
 from optimizer.estimate.part_prices import PartPrices, with_gradients
 from optimizer.estimate.parts import Change, sum_changes
 from optimizer.estimate.tasks import Task, add_legs, as_moves
@@ -78,7 +78,8 @@ class OutsideTasks:
             if dropped is not None:
                 changes = list(drop_gradients(changes, dropped, region=_LOGITS))
                 part_bytes = sum_changes(changes)
-            moves, allocated_rise = partial(as_moves, changes), None
+            moves = partial(as_moves, changes)
+            allocated_rise = partial(_highest_product, head.products) if part == "head" else None
         else:
             time = prices.time(part)
             part_bytes = compiled.part_bytes(part, dropped=dropped)
@@ -100,3 +101,7 @@ class OutsideTasks:
             moves=moves,
             allocated_rise=allocated_rise,
         )
+
+
+def _highest_product(products: Sequence[Product], processor: Processor) -> int:
+    return max(product.allocated_bytes(processor) for product in products)

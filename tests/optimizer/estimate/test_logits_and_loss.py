@@ -7,6 +7,7 @@ import pytest
 from optimizer.estimate.compiled import compile_shape
 from optimizer.estimate.logits_and_loss import HEAD_PARTS, estimate_chunked_head, list_backward, list_forward, read_head
 from optimizer.estimate.training import estimate_training
+from optimizer.hardware.machine import Processor
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
@@ -102,7 +103,7 @@ def test_bytes_of_forward_and_backward_are_those_that_the_meter_counts(plain_hea
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=head.is_autocast):
             # As the runtime's step does, which divides the loss by the number of micro-batches.
             loss = chunked_cross_entropy(hidden, weight, labels, **options) / 1
-        forward = list_forward(head, num_chunks)
+        forward = list_forward(head, num_chunks).changes
         top, net = highest([change for change in forward if change[0] == "logits_and_loss"])
         assert meter.peak().device_bytes - start_bytes == top
         assert meter.device_bytes - start_bytes == net
@@ -141,3 +142,16 @@ def test_every_head_part_has_a_price_and_backward_without_a_gradient_leaves_one(
     found = price(profile, machine, make_plan(4))
     assert set(found.bytes) == set(found.time) == set(HEAD_PARTS)
     assert all(time.compute_ms > 0 for time in found.time.values())
+
+
+@pytest.mark.parametrize(("dtype_bytes", "packs"), [(4, {"packs_fp32": True}), (2, {"packs_bf16": True})])
+def test_what_a_library_lays_out_for_a_chunks_products_comes_on_top(plain_head, dtype_bytes, packs):
+    sizes = dict.fromkeys(("product_bytes", "hidden_element_bytes", "weight_element_bytes"), dtype_bytes)
+    head = dataclasses.replace(plain_head, num_tokens=512, width=128, vocabulary=512, has_bias=False, **sizes)
+    products = list_forward(head, 2).products
+    assert [(product.form, product.sides) for product in products] == [
+        ("nt", (256, 128, 512)), ("nn", (256, 512, 128)), ("tn", (512, 256, 128)),
+    ]  # fmt: skip
+    assert products[-1].is_added == (dtype_bytes == 4)
+    for product in products:
+        assert product.allocated_bytes(Processor(2)) == product.level_bytes < product.allocated_bytes(Processor(2, **packs))
