@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from optimizer.errors import NoFeasiblePlan
+from optimizer.estimate.inference_floor import Floors
 from optimizer.search.inference.candidates import MAX_EVERY, list_batches
 from optimizer.search.inference.search import search_inference
 from optimizer.search.inference.smallest import explain_nothing_fits
@@ -76,6 +78,25 @@ def test_more_memory_is_never_worse(seed, objective):
         if found is not None:
             values.append(value_of(larger, found.plan, larger.price(found.plan))[0])
     assert values == sorted(values, reverse=True)
+
+
+@pytest.mark.parametrize(("gain", "size"), [(1e-6, 24), (1e-2, 31)])
+def test_sequences_are_spread_evenly_where_prices_see_no_difference(gain, size):
+    problem = make_problem(0, num_sequences=48)
+
+    def price(plan):
+        bytes_ = 10 * plan.batch_size
+        return replace(
+            problem.price(plan), total_s=1 - gain * plan.batch_size, device_peak_bytes=bytes_, device_peak_high_bytes=bytes_
+        )
+
+    def floors(plan, sizes, micro_batches):
+        return Floors(*np.zeros((7, len(micro_batches), len(sizes))))
+
+    goal = replace(problem.goal, objective="throughput", device_budget_bytes=310)
+    found = solve(Book(problem=replace(problem, goal=goal, price=price, floors=floors)), patience=WITHOUT_END)
+    assert found.plan.batch_size == size
+    assert found.bound == 1 - gain * 31
 
 
 def test_the_same_problem_gives_the_same_plan():
