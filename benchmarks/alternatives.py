@@ -25,7 +25,9 @@ from optimizer.models.build import build_model
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
+from optimizer.runtime.capped_attention import lighten_capped_attention
 from optimizer.runtime.meter import Meter
+from optimizer.runtime.norms import lighten_norms
 from optimizer.runtime.prepare import build_prepared, prepare_model
 from optimizer.runtime.products import watch_products
 from optimizer.runtime.step import Trainer
@@ -113,8 +115,11 @@ class Loop:
         offloads: bool = False,
         saves_on_cpu: bool = False,
         quick_products: bool = False,
+        light_layers: bool = False,
     ) -> None:
-        """quick_products: made as the runtime makes them (``runtime/products.py``), where torch's own way is slower."""
+        """quick_products: made as the runtime makes them (``runtime/products.py``), where torch's own way is slower.
+        light_layers: norms and capped scores save what the runtime's do.
+        """
         self.model = job.build(WeightsPlan())
         if checkpointing:
             enable_checkpointing(self.model, offloads=offloads)
@@ -128,7 +133,11 @@ class Loop:
                 # Elsewhere counted when they are copied there, as the runtime's are everywhere.
                 for tensor in (tensor for batch in self.batches for tensor in batch):
                     meter.assign(tensor, "temporaries")
-        self._undo_products = watch_products(self.model) if quick_products and job.device.type == "cpu" else lambda: None
+        self._undo: list[Callable[[], None]] = []
+        if light_layers:
+            self._undo += [lighten_norms(self.model), lighten_capped_attention(self.model)]
+        if quick_products and job.device.type == "cpu":
+            self._undo.append(watch_products(self.model))
         self.optimizer = self.make_optimizer()
 
     def make_optimizer(self) -> Any:
@@ -157,7 +166,8 @@ class Loop:
         return nullcontext()
 
     def close(self) -> None:
-        self._undo_products()
+        while self._undo:
+            self._undo.pop()()
 
     def _accumulate(self) -> float:
         total = 0.0

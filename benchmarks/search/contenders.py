@@ -5,8 +5,8 @@ of what a compiled graph saves; blocks are compiled one by one, as torchtitan do
 peaks and takes minutes. It is tried with inductor, which also fuses ops, and op by op (as ``aot_eager_decomp_partition``), which
 takes the same decision and runs what everyone else does: against that plans are compared, against the former plans and kernels.
 
-All but those with inductor make products as the runtime does, or every plan would be ahead by what a library is; inductor runs
-as torch has it.
+All but those with inductor make products as the runtime does, or every plan would be ahead by what a library is, and loops of
+ours run its norms and its capped scores; inductor, and policies of single ops, run the model as transformers has it.
 """
 
 import functools
@@ -54,9 +54,9 @@ class Wrapped(Loop):
     """With some blocks' forward replaced. wrap: takes a block's index and forward; returns another, or None to leave it."""
 
     def __init__(
-        self, job: Job, meter: Meter | None, *, wrap: Callable[[int, Any], Any], quick_products: bool = True
+        self, job: Job, meter: Meter | None, *, wrap: Callable[[int, Any], Any], **options: bool
     ) -> None:
-        super().__init__(job, meter, quick_products=quick_products)
+        super().__init__(job, meter, **options)
         for index, block in enumerate(find_blocks(self.model)):
             wrapped = wrap(index, block.forward)
             if wrapped is not None:
@@ -82,7 +82,7 @@ def list_baselines(
 
 
 def _loop(job: Job, **options: Any) -> Factory:
-    return lambda meter: Loop(job, meter, quick_products=True, **options)
+    return lambda meter: Loop(job, meter, quick_products=True, light_layers=True, **options)
 
 
 def _every(job: Job) -> Iterator[Baseline]:
@@ -111,7 +111,7 @@ def _checkpointing(job: Job, is_recomputed: Callable[[int], bool]) -> Factory:
     def wrap(index: int, forward: Any) -> Any:
         return _checkpointed(forward) if is_recomputed(index) else None
 
-    return lambda meter: Wrapped(job, meter, wrap=wrap)
+    return lambda meter: Wrapped(job, meter, wrap=wrap, quick_products=True, light_layers=True)
 
 
 def _selective(job: Job, share: float, policy: sac.Policy) -> Baseline:
@@ -122,7 +122,9 @@ def _selective(job: Job, share: float, policy: sac.Policy) -> Baseline:
         return _checkpointed(forward, context_fn=partial(sac.selective_contexts, policy.names[index], saves))
 
     name = f"sac_milp {share:.2f}"
-    return Baseline(name=name, family="sac_milp", make=lambda meter: Wrapped(job, meter, wrap=wrap), knob=share)
+    return Baseline(
+        name=name, family="sac_milp", make=lambda meter: Wrapped(job, meter, wrap=wrap, quick_products=True), knob=share
+    )
 
 
 def _checkpointed(forward: Any, **options: Any) -> Any:
@@ -143,7 +145,7 @@ def compiled(job: Job, backend: str, budget: float) -> Baseline:
         def wrap(index: int, forward: Any) -> Any:
             return torch.compile(forward, backend=compiler, dynamic=False)
 
-        return Wrapped(job, meter, wrap=wrap, quick_products=False)
+        return Wrapped(job, meter, wrap=wrap)
 
     is_fused = backend == "inductor"
     family = "activation_memory_budget" + (", inductor" if is_fused else "")

@@ -28,7 +28,7 @@ from optimizer.profile.trained import FrozenBytes, Tensors
 from optimizer.serialize import from_json, to_json
 from optimizer.workload import Adapter
 
-PROFILE_VERSION: Literal[9] = 9
+PROFILE_VERSION: Literal[10] = 10
 BLOCK_CHOICES: tuple[BlockChoice, ...] = ("keep", "recompute", "selective", "offload")
 """Those traced; the other ways of offloading are priced from ``offload``: only where the bytes go differs."""
 
@@ -207,7 +207,7 @@ class Profile:
     is empty.
     """
 
-    version: Literal[9] = PROFILE_VERSION
+    version: Literal[10] = PROFILE_VERSION
     model_fingerprint: str
     model_type: str
     num_blocks: int

@@ -26,10 +26,12 @@ from optimizer.errors import LossNotFinite
 from optimizer.models.anatomy import Anatomy, find_anatomy
 from optimizer.plan.plan import Plan
 from optimizer.runtime.activations import apply_activations
+from optimizer.runtime.capped_attention import lighten_capped_attention
 from optimizer.runtime.gradients import ConsumedGradients, Gradients, HostGradients
 from optimizer.runtime.homes import HomeTensor
 from optimizer.runtime.logits_and_loss import compute_loss
 from optimizer.runtime.meter import Meter
+from optimizer.runtime.norms import lighten_norms
 from optimizer.runtime.optimizer_state import Optimizer
 from optimizer.runtime.precision import Precision
 from optimizer.runtime.products import watch_products
@@ -101,8 +103,8 @@ class Trainer:
         self._worker = Worker(
             name="host-update", device=device, is_threaded=is_threaded, lanes=self.tiers.lanes
         )
-        self._undo_activations: Callable[[], None] = lambda: None
-        self._undo_products: Callable[[], None] = lambda: None
+        self._undo: list[Callable[[], None]] = []
+        """What takes the plan's and the runtime's own forwards off the model's modules."""
         self._handles: list[RemovableHandle] = []
         self._has_failed = self._is_closed = False
         self.weights = StreamedWeights(self.tiers, plan=plan.weights)
@@ -136,9 +138,10 @@ class Trainer:
         self.assign_optimizer_state()
         self.gradients = self._make_gradients(named)
         self._handles += self.gradients.watch()
+        self._undo += [lighten_norms(model), lighten_capped_attention(model)]
         if self.device.type == "cpu":
-            self._undo_products = watch_products(model)
-        self._undo_activations = apply_activations(blocks, plan.activations, self.tiers)
+            self._undo.append(watch_products(model))
+        self._undo.append(apply_activations(blocks, plan.activations, self.tiers))
         self._handles += self.weights.watch(self.anatomy.backbone, blocks, updates=self.optimizer)
         self._handles += self.optimizer.watch(model, blocks=blocks, backbone=self.anatomy.backbone)
 
@@ -191,8 +194,8 @@ class Trainer:
                 self.join()
         finally:
             self._worker.close()
-            self._undo_activations()
-            self._undo_products()
+            while self._undo:
+                self._undo.pop()()
             for handle in self._handles:
                 handle.remove()
             try:

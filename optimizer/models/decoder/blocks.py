@@ -26,7 +26,7 @@ class KvCache(Protocol):
 class RMSNorm(nn.Module):
     """Root mean square norm, computed in fp32 (Zhang and Sennrich, arXiv 1910.07467)."""
 
-    def __init__(self, size: int, *, eps: float, dtype: torch.dtype) -> None:
+    def __init__(self, size: int, *, eps: float, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size, dtype=dtype))
         self.eps = eps
