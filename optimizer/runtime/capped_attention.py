@@ -1,8 +1,9 @@
-"""Attention whose scores are capped (Gemma 2), with what lies between its two products as one node of the graph.
+"""Attention whose scores are capped (Gemma 2) as one node of the graph.
 
 No fused kernel caps scores, so transformers runs six ops over them, each with a tensor of its own: scores for every pair of
-tokens of every head. Between the same two products here the same ops write over one another where autograd needs no copy, in
-forward and in backward. The numbers are the same to the bit.
+tokens of every head. Here constant factors go to queries and gradients, which are small; what is left are three passes over
+scores forward and two backward, where the chain has six and five. Heads that share keys are rows of one product, in place of
+copies of the keys. The numbers are the chain's but for the order of roundings.
 """
 
 import sys
@@ -45,46 +46,72 @@ def _attend(
     scaling: float | None = None,
     softcap: float | None = None,
     **others: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """As transformers calls attention. query: [batch, heads, length, channels]."""
-    models: Any = sys.modules[type(module).__module__]
-    given: Any = module
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """As transformers calls attention. query: [batch, heads, length, channels]; of keys and values there may be fewer heads."""
     is_watched = torch.is_grad_enabled() and not torch.is_autocast_enabled(query.device.type)
-    if not is_watched or softcap is None or scaling is None:
-        result: tuple[torch.Tensor, torch.Tensor] = models.eager_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, softcap=softcap, **others
-        )
-        return result
-    keys = models.repeat_kv(key, given.num_key_value_groups)
-    values = models.repeat_kv(value, given.num_key_value_groups)
-    shares: torch.Tensor = _Shares.apply(  # type: ignore[no-untyped-call]
-        torch.matmul(query, keys.transpose(2, 3)), attention_mask, scaling, softcap
+    if is_watched and softcap is not None and scaling is not None and attention_mask is not None and not dropout:
+        return _CappedAttention.apply(query, key, value, attention_mask, scaling, softcap), None  # type: ignore[no-untyped-call]
+    models: Any = sys.modules[type(module).__module__]
+    result: tuple[torch.Tensor, torch.Tensor] = models.eager_attention_forward(
+        module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, softcap=softcap, **others
     )
-    shares = nn.functional.dropout(shares, p=dropout, training=module.training)
-    return torch.matmul(shares, values).transpose(1, 2).contiguous(), shares
+    return result
 
 
-class _Shares(torch.autograd.Function):
-    """From products of queries and keys to what each key's value counts."""
+class _CappedAttention(torch.autograd.Function):
+    """softmax(cap tanh(scaling q k' / cap) + mask) v."""
 
     @staticmethod
-    def forward(ctx: Any, scores: torch.Tensor, mask: torch.Tensor | None, scaling: float, cap: float) -> torch.Tensor:
-        """scores: [batch, heads, queries, keys]. mask: added to them."""
-        # The products' own tensor is not written to: selective recomputation keeps it.
-        capped = (scores * scaling).div_(cap).tanh_()
-        masked = capped * cap
-        if mask is not None:
-            masked = masked + mask if mask.dtype != masked.dtype else masked.add_(mask)
+    def forward(
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor,
+        scaling: float,
+        cap: float,
+    ) -> torch.Tensor:
+        """query: [batch, heads, length, channels]. key, value: [batch, key heads, keys, channels]. mask: added to scores, which
+        it broadcasts to. Returns [batch, length, heads, channels].
+        """
+        batch, heads, length, _ = query.shape
+        groups = batch * key.shape[1]
+        queries = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        queries = torch.mul(query, scaling / cap, out=queries).view(groups, -1, query.shape[-1])
+        keys, values = key.reshape(groups, *key.shape[2:]), value.reshape(groups, *value.shape[2:])
+        capped = torch.bmm(queries, keys.transpose(1, 2)).tanh()
+        masked = torch.add(mask, capped.view(batch, heads, length, -1), alpha=cap)
         exact = torch.softmax(masked, dim=-1, dtype=torch.float32)
-        ctx.save_for_backward(capped, exact)
+        del masked
+        ctx.save_for_backward(queries, keys, values, capped, exact)
         ctx.factors = scaling, cap
-        return exact.to(scores.dtype)
+        shares = exact.to(query.dtype).view(capped.shape)
+        result = torch.bmm(shares, values).view(batch, heads, length, -1)
+        return result.transpose(1, 2).contiguous()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        capped, exact = ctx.saved_tensors
+        queries, keys, values, capped, exact = ctx.saved_tensors
         scaling, cap = ctx.factors
-        masked = torch._softmax_backward_data(gradient.float(), exact, -1, torch.float32).to(capped.dtype)
-        del gradient, exact
-        scores = torch.ops.aten.tanh_backward(masked.mul_(cap), capped)
-        return scores.div_(cap).mul_(scaling), None, None, None
+        batch, heads, length, num_keys = exact.shape
+        groups = keys.shape[0]
+        gradient = gradient.transpose(1, 2).reshape(groups, -1, values.shape[-1])
+        of_values = torch.bmm(exact.to(queries.dtype).view(capped.shape).transpose(1, 2), gradient)
+        of_shares = torch.bmm(gradient, values.transpose(1, 2)).view(exact.shape).float()
+        del gradient
+        of_masked = torch._softmax_backward_data(of_shares, exact, -1, torch.float32)
+        del of_shares, exact
+        # Of scores over the cap; what is missing are factors, which queries' and keys' gradients are given.
+        of_scores = torch.ops.aten.tanh_backward(of_masked.to(capped.dtype).view(capped.shape), capped)
+        del of_masked, capped
+        of_queries = torch.bmm(of_scores, keys).mul_(scaling).view(batch, heads, length, -1)
+        of_keys = torch.bmm(of_scores.transpose(1, 2), queries).mul_(cap)
+        key_heads = groups // batch
+        return (
+            of_queries,
+            of_keys.view(batch, key_heads, num_keys, -1),
+            of_values.view(batch, key_heads, num_keys, -1),
+            None,
+            None,
+            None,
+        )

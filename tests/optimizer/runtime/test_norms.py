@@ -1,45 +1,21 @@
-"""RMS norms and capped scores with one node of the graph each: the same bits, and less that is saved."""
-
-from collections.abc import Iterator
-from contextlib import contextmanager
+"""RMS norms with one node of the graph each: the same bits, and less that is saved."""
 
 import pytest
 import torch
 from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from optimizer.models.build import build_model
 from optimizer.models.spec import read_model_spec
-from optimizer.runtime.capped_attention import lighten_capped_attention
 from optimizer.runtime.norms import _form_of_class, lighten_norms
-from optimizer.runtime.products import watch_products
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
-from tests.optimizer.runtime.tiny import make_spec
+from tests.optimizer.runtime.saved import counting_saved
 
 WITH_NORMS = (
     "llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3_text", "granite", "olmo2", "mixtral", "qwen3_moe",
     "headroom_decoder",
 )  # fmt: skip
 IDS = torch.arange(24).view(2, 12) % 29
-
-
-@contextmanager
-def counting_saved() -> Iterator[list[int]]:
-    """Bytes of the storages that autograd saves, each once."""
-    sizes: dict[int, int] = {}
-    kept = []
-    total = [0]
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        kept.append(tensor)  # so that no address is used again
-        sizes[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
-        yield total
-    total[0] = sum(sizes.values())
 
 
 def run_step(model: nn.Module) -> tuple[torch.Tensor, dict[str, torch.Tensor], int]:
@@ -149,37 +125,3 @@ def test_norms_of_no_known_form_are_left_alone():
     lighten_norms(model)
     assert all("forward" not in vars(module) for module in model)
     assert _form_of_class(SquaredRMSNorm) is None
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_capped_scores_have_the_same_bits(dtype):
-    model = build_model(make_spec("gemma2"), dtype=dtype)
-    undo_products = watch_products(model)
-    plain = run_step(model)
-    undo = lighten_capped_attention(model)
-    assert model.config._attn_implementation != "eager"
-    light = run_step(model)
-    undo()
-    undo_products()
-    assert_equal(light, plain)
-    assert light[2] <= plain[2]
-    assert model.config._attn_implementation == "eager"
-
-
-def test_capped_scores_under_autocast_and_without_autograd_are_the_models_own():
-    model = build_model(make_spec("gemma2"))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        plain = run_step(model)
-    with torch.no_grad():
-        without = model(input_ids=IDS).logits
-    lighten_capped_attention(model)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert_equal(run_step(model), plain)
-    with torch.no_grad():
-        assert torch.equal(model(input_ids=IDS).logits, without)
-
-
-def test_models_that_cap_nothing_are_left_alone():
-    model = build_model(make_spec("llama"))
-    lighten_capped_attention(model)
-    assert model.config._attn_implementation == "sdpa"
