@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from optimizer.models.soft_cap import soften
+
 AtHidden = Callable[[torch.Tensor], None]
 """Called with the last hidden state as soon as it is there."""
 
@@ -96,7 +98,7 @@ class Anatomy:
         """
         assert self.head is not None
         logits: torch.Tensor = self.head(result)
-        return logits if self.soft_cap is None else torch.tanh(logits / self.soft_cap) * self.soft_cap
+        return logits if self.soft_cap is None else soften(logits, self.soft_cap)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
