@@ -25,9 +25,8 @@ from optimizer.models.build import build_model
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
-from optimizer.runtime.capped_attention import lighten_capped_attention
+from optimizer.runtime.light_layers import lighten_layers
 from optimizer.runtime.meter import Meter
-from optimizer.runtime.norms import lighten_norms
 from optimizer.runtime.prepare import build_prepared, prepare_model
 from optimizer.runtime.products import watch_products
 from optimizer.runtime.step import Trainer
@@ -135,7 +134,7 @@ class Loop:
                     meter.assign(tensor, "temporaries")
         self._undo: list[Callable[[], None]] = []
         if light_layers:
-            self._undo += [lighten_norms(self.model), lighten_capped_attention(self.model)]
+            self._undo.append(lighten_layers(self.model))
         if quick_products and job.device.type == "cpu":
             self._undo.append(watch_products(self.model))
         self.optimizer = self.make_optimizer()

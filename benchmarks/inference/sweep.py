@@ -1,8 +1,9 @@
 """Plans at a budget, run for real: how far off the estimates are, and how much slower the chosen plan is than the best of them.
 
 Beside the chosen plan run those predicted fastest after it, the baselines that fit, and plans drawn by chance, all of them
-predicted within three times of it. The machine was probed, and corrected by runs of another model. All plans run in turn, there
-and back; then, twice as often again, those that could be the fastest. Times are medians over all rounds.
+predicted within three times of it. The machine was probed, and corrected by runs of another model, some of them with the disk.
+All plans run in turn, there and back; then, twice as often again, those that could be the fastest. Times are medians over all
+rounds.
 
 The machine's pace changes by a quarter within minutes, and a run takes a second. So on the CPU device each run's time is divided
 by the pace in that moment: how long a yardstick took right before and right after it, over how long it usually took while other
@@ -126,12 +127,36 @@ def _calibrate(
     for subject in subjects:
         made = _make(subject, machine, options, scratch)
         plans = _candidates(made, budget_bytes=weight_bytes(made.profile), calibration=None, chance=chance, count=num_plans)
+        plans += _on_disk(made, chance)
         finished += [(made, plan, runs) for plan, runs in _race(made, plans, num_rounds=2, clock=clock).items()]
     clock.settle()
     return fit_calibration(
         timed_run(made.estimate(plan, None), made.job.workload, total_ms=clock.median_s(runs) * 1000)
         for made, plan, runs in finished
     )
+
+
+def _on_disk(made: _Subject, chance: random.Random) -> list[InferencePlan]:
+    """One that reads its weights from there and one that keeps its cache there, which drawn plans may lack: what the disk's lane
+    takes is learnt from runs that use it, and the kernel's page cache has a say in that.
+    """
+    everywhere = InferenceGoal(device_budget_bytes=2 * weight_bytes(made.profile))
+    problem = inference_problem(made.profile, workload=made.job.workload, goal=everywhere, machine=made.machine)
+    arrangements = list_arrangements(problem)
+    found = []
+    for is_there in (_has_weights_on_disk, _has_cache_on_disk):
+        drawn = [replace(plan, batch_size=made.job.workload.num_sequences) for plan in arrangements if is_there(plan)]
+        chance.shuffle(drawn)
+        found += [plan for plan in drawn if problem.permits(plan) and problem.fits(problem.price(plan))][:1]
+    return found
+
+
+def _has_weights_on_disk(plan: InferencePlan) -> bool:
+    return plan.weights.place == "disk" and plan.kv_cache.place == "device"
+
+
+def _has_cache_on_disk(plan: InferencePlan) -> bool:
+    return plan.weights.place == "device" and plan.kv_cache.place == "disk"
 
 
 def timed_run(prediction: InferencePrediction, workload: InferenceWorkload, *, total_ms: float) -> TimedRun:

@@ -1,10 +1,13 @@
-"""Profiles of published models, each traced once, as far as its rows need it. Training profiles are kept on disk."""
+"""Profiles of published models, each traced once, as far as its rows need it: with the models' own layers, as the programs that
+were measured ran them. Training profiles are kept on disk.
+"""
 
 from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks.published.generations import PublishedGeneration
 from benchmarks.published.rows import PublishedRow
+from optimizer.light_layers import own_layers
 from optimizer.profile.extent import Extent, extent_of_plans
 from optimizer.profile.inference import InferenceProfile
 from optimizer.profile.inference_trace import profile_inference
@@ -31,7 +34,8 @@ class Profiles:
     def training(self, row: PublishedRow) -> Profile:
         if self._training is None or self._training[0] != row.shape_key:
             extent = self._extents.get(row.shape_key) or _extent_of(row)
-            profile = obtain_profile(row.spec(), adapter=row.workload().adapter, extent=extent, folder=self._folder)
+            with own_layers():
+                profile = obtain_profile(row.spec(), adapter=row.workload().adapter, extent=extent, folder=self._folder)
             self._training = (row.shape_key, profile)
         return self._training[1]
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from optimizer.errors import InvalidModel
+from optimizer.light_layers import are_layers_light
 from optimizer.profile.inference import INFERENCE_PROFILE_VERSION, InferenceProfile
 from optimizer.profile.profile import PROFILE_VERSION, Profile
 
@@ -107,7 +108,8 @@ def _inference_path(fingerprint: str, representations: Sequence[str], folder: Pa
 
 
 def _path_of(what: str, folder: Path | None, *, profile_version: int = PROFILE_VERSION) -> Path:
-    facts = [what, profile_version, [_version_of(package) for package in _TRACED_PACKAGES], _program_stamp()]
+    versions = [_version_of(package) for package in _TRACED_PACKAGES]
+    facts = [what, profile_version, are_layers_light(), versions, _program_stamp()]
     name = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:40]
     return (folder or profiles_folder()) / f"{name}{_SUFFIX}"
 

@@ -26,12 +26,11 @@ from optimizer.errors import LossNotFinite
 from optimizer.models.anatomy import Anatomy, find_anatomy
 from optimizer.plan.plan import Plan
 from optimizer.runtime.activations import apply_activations
-from optimizer.runtime.capped_attention import lighten_capped_attention
 from optimizer.runtime.gradients import ConsumedGradients, Gradients, HostGradients
 from optimizer.runtime.homes import HomeTensor
+from optimizer.runtime.light_layers import lighten_layers
 from optimizer.runtime.logits_and_loss import compute_loss
 from optimizer.runtime.meter import Meter
-from optimizer.runtime.norms import lighten_norms
 from optimizer.runtime.optimizer_state import Optimizer
 from optimizer.runtime.precision import Precision
 from optimizer.runtime.products import watch_products
@@ -138,7 +137,7 @@ class Trainer:
         self.assign_optimizer_state()
         self.gradients = self._make_gradients(named)
         self._handles += self.gradients.watch()
-        self._undo += [lighten_norms(model), lighten_capped_attention(model)]
+        self._undo.append(lighten_layers(model))
         if self.device.type == "cpu":
             self._undo.append(watch_products(model))
         self._undo.append(apply_activations(blocks, plan.activations, self.tiers))

@@ -1,0 +1,28 @@
+"""Whether training runs norms and soft caps lighter than the models' own code does (``docs/decisions/0035``). Torch-free."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+SETTING: Final = "HEADROOM_LAYERS"
+OWN: Final = "own"
+"""The models' own code runs, as other programs run it."""
+
+
+def are_layers_light() -> bool:
+    return os.environ.get(SETTING) != OWN
+
+
+@contextmanager
+def own_layers() -> Iterator[None]:
+    """For what is traced or run inside, in this process and those it starts: what other programs hold."""
+    before = os.environ.get(SETTING)
+    os.environ[SETTING] = OWN
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[SETTING]
+        else:
+            os.environ[SETTING] = before
