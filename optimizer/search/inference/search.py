@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from math import inf
 from typing import Any
 
 from optimizer.estimate.inference import estimate_inference
@@ -27,7 +28,7 @@ from optimizer.search.inference.pins import check_generation_pins
 from optimizer.search.inference.problem import InferenceProblem, PricedInferencePlan
 from optimizer.search.inference.reasons import explain_choice
 from optimizer.search.inference.smallest import explain_nothing_fits, find_smallest
-from optimizer.search.inference.solve import Book, Solution, solve
+from optimizer.search.inference.solve import Book, Solution, solve, spread_evenly
 from optimizer.search.room import ACCEPTED, Found, find_room
 from optimizer.serialize import to_json
 from optimizer.workload import InferenceGoal, InferenceWorkload, Technique
@@ -158,8 +159,10 @@ def search_inference(
     solution = solve(book)
     if solution is None:
         raise explain_nothing_fits(problem)
-    chosen, solution = _first_on_the_card(problem, solution)
     baselines = price_inference_baselines(Book(problem=problem), weights=weights)
+    quickest_s = min((each.prediction.total_s for each in baselines.values() if each.verdict in ACCEPTED), default=inf)
+    solution = replace(solution, plan=spread_evenly(book, solution.plan, at_most_s=quickest_s))
+    chosen, solution = _first_on_the_card(problem, solution)
     return InferenceSearchResult(
         chosen=chosen,
         baselines=baselines,
@@ -173,10 +176,11 @@ def search_inference(
 def find_best_generation(problem: InferenceProblem) -> PricedInferencePlan:
     """The best plan alone. Raises NoFeasiblePlan, and InvalidPlan for pins that none can keep."""
     check_generation_pins(problem)
-    solution = solve(Book(problem=problem))
+    book = Book(problem=problem)
+    solution = solve(book)
     if solution is None:
         raise explain_nothing_fits(problem)
-    return _first_on_the_card(problem, solution)[0]
+    return _first_on_the_card(problem, replace(solution, plan=spread_evenly(book, solution.plan)))[0]
 
 
 def _first_on_the_card(problem: InferenceProblem, found: Solution) -> tuple[PricedInferencePlan, Solution]:

@@ -97,22 +97,23 @@ def solve(book: Book, *, patience: int = PATIENCE) -> Solution | None:
         left = _offer(book, candidates, patience)
     if book.best is None:
         return None
-    bound = _bound(book, book.best[0][0], left, candidates)
-    return Solution(plan=_evened(book, book.best[1]), bound=bound)
+    return Solution(plan=book.best[1], bound=_bound(book, book.best[0][0], left, candidates))
 
 
-def _evened(book: Book, best: InferencePlan) -> InferencePlan:
-    """With its sequences spread evenly over as many micro-batches, where prices see no difference: less memory, and no small last
-    one. Only the time of all is looked at, so of other goals the best stays.
+def spread_evenly(book: Book, best: InferencePlan, *, at_most_s: float = inf) -> InferencePlan:
+    """The plan with its sequences spread evenly over as many micro-batches, where that is as good as settled: it takes less
+    memory, and rates are measured at few sizes, between which a small last micro-batch looks cheaper than it is.
+
+    at_most_s: what others take, which it must not exceed. Only the time of all is looked at; for other goals the best stays.
     """
     problem = book.problem
     if problem.goal.objective != "throughput" or problem.goal.pins.batch_size is not None or not problem.workload.is_even:
         return best
     num_sequences = problem.workload.num_sequences
-    evened = replace(best, batch_size=-(-num_sequences // -(-num_sequences // best.batch_size)))
-    before, after = book.price(best), book.price(evened)
-    is_as_quick = after.total_s <= before.total_s * (1 + ROUGH)
-    return evened if is_as_quick and problem.fits(after) else best
+    spread = replace(best, batch_size=-(-num_sequences // -(-num_sequences // best.batch_size)))
+    before, after = book.price(best), book.price(spread)
+    is_settled = after.total_s <= min(before.total_s * (1 + SETTLED), at_most_s)
+    return spread if is_settled and problem.fits(after) else best
 
 
 def _offer(book: Book, candidates: Candidates, patience: int) -> float | None:

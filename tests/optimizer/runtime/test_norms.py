@@ -7,6 +7,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from optimizer.models.build import build_model
 from optimizer.models.spec import read_model_spec
+from optimizer.runtime.device import prepared_device
 from optimizer.runtime.norms import _form_of_class, lighten_norms
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 from tests.optimizer.runtime.saved import counting_saved
@@ -20,21 +21,24 @@ IDS = torch.arange(24).view(2, 12) % 29
 
 def run_step(model: nn.Module) -> tuple[torch.Tensor, dict[str, torch.Tensor], int]:
     """Logits, gradients, bytes saved."""
+    ids = IDS.to(next(model.parameters()).device)
     with counting_saved() as saved:
-        logits = model(input_ids=IDS).logits
+        logits = model(input_ids=ids).logits
     logits.float().square().mean().backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
     model.zero_grad(set_to_none=True)
     return logits.detach(), gradients, saved[0]
 
 
-def perturb(model: nn.Module) -> None:
-    """Weights of norms begin as ones or zeros, which would hide what is done with them."""
+def build(name: str, dtype: torch.dtype, *, device: str = "cpu") -> nn.Module:
+    """Weights of norms begin as ones or zeros, which would hide what is done with them: these are others."""
+    model = build_model(read_model_spec(SMALL_CONFIGS[name]), dtype=dtype)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator).to(parameter.dtype))
+    return model.to(device)
 
 
 def assert_equal(found, expected) -> None:
@@ -47,8 +51,7 @@ def assert_equal(found, expected) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", WITH_NORMS)
 def test_results_and_gradients_have_the_same_bits_and_less_is_saved(name, dtype):
-    model = build_model(read_model_spec(SMALL_CONFIGS[name]), dtype=dtype)
-    perturb(model)
+    model = build(name, dtype)
     plain = run_step(model)
     undo = lighten_norms(model)
     light = run_step(model)
@@ -56,6 +59,19 @@ def test_results_and_gradients_have_the_same_bits_and_less_is_saved(name, dtype)
     assert_equal(light, plain)
     assert light[2] < plain[2]
     assert run_step(model)[2] == plain[2]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "olmo2"])
+def test_on_a_card_they_do_too(name, dtype):
+    with prepared_device(torch.device("cuda:0")):
+        model = build(name, dtype, device="cuda:0")
+        plain = run_step(model)
+        lighten_norms(model)
+        light = run_step(model)
+    assert_equal(light, plain)
+    assert light[2] < plain[2]
 
 
 def test_rows_in_16_bits_are_saved_once_and_not_in_fp32():

@@ -1,6 +1,7 @@
 """The solver finds what enumeration finds, whatever the goal, and more memory is never worse."""
 
 from dataclasses import replace
+from math import inf
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from optimizer.estimate.inference_floor import Floors
 from optimizer.search.inference.candidates import MAX_EVERY, list_batches
 from optimizer.search.inference.search import search_inference
 from optimizer.search.inference.smallest import explain_nothing_fits
-from optimizer.search.inference.solve import SETTLED, Book, solve, value_of
+from optimizer.search.inference.solve import SETTLED, Book, solve, spread_evenly, value_of
 from tests.optimizer.search.inference.synthetic import OBJECTIVES, list_every_plan, make_problem
 
 NUM_PROBLEMS = 300
@@ -80,8 +81,10 @@ def test_more_memory_is_never_worse(seed, objective):
     assert values == sorted(values, reverse=True)
 
 
-@pytest.mark.parametrize(("gain", "size"), [(1e-6, 24), (1e-2, 31)])
-def test_sequences_are_spread_evenly_where_prices_see_no_difference(gain, size):
+@pytest.mark.parametrize(
+    ("gain", "at_most", "size"), [(1e-6, inf, 24), (1e-3, inf, 24), (1e-3, 1 - 31e-3, 31), (1e-2, inf, 31)]
+)
+def test_sequences_are_spread_evenly_where_little_is_lost(gain, at_most, size):
     problem = make_problem(0, num_sequences=48)
 
     def price(plan):
@@ -94,9 +97,13 @@ def test_sequences_are_spread_evenly_where_prices_see_no_difference(gain, size):
         return Floors(*np.zeros((7, len(micro_batches), len(sizes))))
 
     goal = replace(problem.goal, objective="throughput", device_budget_bytes=310)
-    found = solve(Book(problem=replace(problem, goal=goal, price=price, floors=floors)), patience=WITHOUT_END)
-    assert found.plan.batch_size == size
+    book = Book(problem=replace(problem, goal=goal, price=price, floors=floors))
+    found = solve(book, patience=WITHOUT_END)
     assert found.bound == 1 - gain * 31
+    assert spread_evenly(book, found.plan, at_most_s=at_most).batch_size == size
+    with_pin = replace(goal, pins=replace(goal.pins, batch_size=31))
+    pinned = Book(problem=replace(book.problem, goal=with_pin))
+    assert spread_evenly(pinned, found.plan).batch_size == 31
 
 
 def test_the_same_problem_gives_the_same_plan():
