@@ -5,8 +5,9 @@ of what a compiled graph saves; blocks are compiled one by one, as torchtitan do
 peaks and takes minutes. It is tried with inductor, which also fuses ops, and op by op (as ``aot_eager_decomp_partition``), which
 takes the same decision and runs what everyone else does: against that plans are compared, against the former plans and kernels.
 
-All but those with inductor make products as the runtime does, or every plan would be ahead by what a library is, and loops of
-ours run its norms and its capped scores; inductor, and policies of single ops, run the model as transformers has it.
+All but those with inductor make products as the runtime does, or every plan would be ahead by what a library is. Plain loops,
+recomputed blocks and ``save_on_cpu`` run its light layers too; policies of single ops and what is compiled run the model as
+transformers has it.
 """
 
 import functools

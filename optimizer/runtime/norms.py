@@ -74,7 +74,7 @@ class _Norm(torch.autograd.Function):
         weight: [width].
         """
         rows = hidden.float()
-        scale = torch.rsqrt(rows.pow(2).mean(-1, keepdim=True) + eps)
+        scale = _scale_of(rows, eps)
         ctx.save_for_backward(hidden, weight, scale)
         ctx.form = form
         return _multiplied(rows * scale, weight, form, hidden.dtype)
@@ -137,9 +137,10 @@ def _form_of_class(kind: Callable[..., nn.Module]) -> _Form | None:
     with _disable_current_modes(), torch.device("cpu"), torch.no_grad():
         try:
             module = kind(_WIDTH, eps=1e-3)
-        except TypeError:
+            return next((form for form in _FORMS if _is_of(module, form)), None)
+        except (AttributeError, RuntimeError, TypeError, ValueError):
+            # Made from something else than a width, or given something else than rows.
             return None
-        return next((form for form in _FORMS if _is_of(module, form)), None)
 
 
 def _is_of(module: nn.Module, form: _Form) -> bool:
@@ -150,13 +151,14 @@ def _is_of(module: nn.Module, form: _Form) -> bool:
     for dtype in _DTYPES:
         module.to(dtype)
         for given in (rows.to(other) for other in _DTYPES):
-            chain = _multiplied(_normalized(given, _eps_of(module)), weight, form, given.dtype)
+            wide = given.float()
+            chain = _multiplied(wide * _scale_of(wide, _eps_of(module)), weight, form, given.dtype)
             found = module(given)
             if found.dtype != chain.dtype or not torch.equal(found, chain):
                 return False
     return True
 
 
-def _normalized(hidden: torch.Tensor, eps: float) -> torch.Tensor:
-    rows = hidden.float()
-    return rows * torch.rsqrt(rows.pow(2).mean(-1, keepdim=True) + eps)
+def _scale_of(rows: torch.Tensor, eps: float) -> torch.Tensor:
+    """Of each row in fp32, one over its root mean square."""
+    return torch.rsqrt(rows.pow(2).mean(-1, keepdim=True) + eps)
