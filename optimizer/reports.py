@@ -47,6 +47,11 @@ def report_machine(machine: Machine) -> str:
             for kind, rate in rates.optimizer_elements_per_s.items()
         ),
         *_store_rows("disk", rates.disk_write_bytes_per_s, rates.disk_read_bytes_per_s, machine.disk_free_bytes),
+        *(
+            [("disk, from the page cache", f"{format_bytes(round(rates.disk_cached_read_bytes_per_s))}/s read")]
+            if rates.disk_cached_read_bytes_per_s is not None
+            else []
+        ),
         *_store_rows(
             "remote store", rates.remote_write_bytes_per_s, rates.remote_read_bytes_per_s, machine.remote_free_bytes
         ),

@@ -16,6 +16,7 @@ from optimizer.estimate.inference_pass import PASS_KINDS, GenerationPass, times_
 from optimizer.estimate.inference_prediction import DecodePoint, InferencePrediction
 from optimizer.estimate.kv_cache import sum_homes
 from optimizer.estimate.kv_prefix import find_prefix_conflict
+from optimizer.estimate.page_cache import is_disk_in_memory, reading_disk
 from optimizer.estimate.parts import Bytes
 from optimizer.estimate.prediction import LANES, TimelinePoint
 from optimizer.estimate.simulate import Simulation
@@ -53,8 +54,8 @@ def estimate_inference(
     conflict = find_prefix_conflict(profile, plan)
     if conflict is not None:
         raise conflict
-    machine = calibrated_machine(machine, calibration)
     passes = plan.list_passes(workload)
+    machine = _as_it_reads(calibrated_machine(machine, calibration), profile, plan, [shape for shape, _ in passes])
     priced: dict[int, GenerationPass] = {}
     for index in _choose_passes([shape for shape, _ in passes]):
         like = next(iter(priced.values()), None)
@@ -62,6 +63,13 @@ def estimate_inference(
             profile, plan, workload, machine, micro_batches=passes[index][0], like=like, is_rough=not in_detail
         )
     return _predict(priced, passes, spread=read_spread(calibration), in_detail=in_detail)
+
+
+def _as_it_reads(machine: Machine, profile: InferenceProfile, plan: InferencePlan, passes: Sequence[PassShape]) -> Machine:
+    """With its rate of the disk as the plan reads it, if it does."""
+    if "disk" not in (plan.weights.place, plan.kv_cache.place):
+        return machine
+    return reading_disk(machine, is_in_memory=is_disk_in_memory(profile, plan, machine, passes=passes))
 
 
 # Several passes.

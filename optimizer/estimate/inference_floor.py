@@ -21,11 +21,12 @@ from optimizer.estimate.inference_splits import Floats, Splits, Way
 from optimizer.estimate.kv_floor import KvFloor, KvFloors, LaneTimes
 from optimizer.estimate.kv_prefix_floor import PrefixFloors, list_prefix_lengths
 from optimizer.estimate.many_shapes import ManyShapes
+from optimizer.estimate.page_cache import is_disk_in_memory, reading_disk
 from optimizer.estimate.sampling import draw_bytes, draw_time
 from optimizer.estimate.stores import STORE_LANES, read_ms
 from optimizer.estimate.streaming import streaming_python_ms
 from optimizer.estimate.training import MEMORY_MARGIN
-from optimizer.hardware.machine import Machine
+from optimizer.hardware.machine import Machine, Rates
 from optimizer.packing import STAGING_BYTES
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.kv_cache import AttentionPlace
@@ -93,8 +94,9 @@ class InferenceFloors:
         split = self._split_of(way)
         prefill = self._prefill(weights, way, are_cold)
         model = _Model(prefill, self._decode(weights, way, plan.kv_cache.attention, are_cold))
-        kept = self._kept(way).of(weights.dtype, plan.kv_cache)
-        streamed = self._streamed(plan)
+        is_in_memory = is_disk_in_memory(self._profile, plan, self._machine)
+        kept = self._kept(way, is_in_memory).of(weights.dtype, plan.kv_cache)
+        streamed = self._streamed(plan, reading_disk(self._machine, is_in_memory=is_in_memory).rates)
         at_first, later = (
             LaneTimes(
                 split.counts @ (phase.compute_ms + kv.compute_ms) + runs * streamed.compute_ms,
@@ -123,7 +125,9 @@ class InferenceFloors:
         """Of the best length. floors, prefill, decode: as if all keys and values were kept."""
         cache, weights = plan.kv_cache, WeightsPlan(dtype=plan.weights.dtype, frozen=plan.weights.frozen)
         are_cold = are_weights_cold(self._profile, plan.weights, self._machine)
-        prefix = self._prefix(weights, Way(plan.prefill_tokens, plan.drops_ended), cache.prefix_tokens, are_cold)
+        way = Way(plan.prefill_tokens, plan.drops_ended)
+        is_in_memory = is_disk_in_memory(self._profile, plan, self._machine)
+        prefix = self._prefix(weights, way, cache.prefix_tokens, are_cold, is_in_memory)
         best = prefix.best(prefill, decode, without_s=floors.total_s, place=cache.place, together=self._together)
         return floors._replace(
             total_s=best.total_s,
@@ -135,10 +139,12 @@ class InferenceFloors:
             prefix_tokens=best.num_tokens,
         )
 
-    def _make_prefix(self, weights: WeightsPlan, way: Way, longest: int, are_cold: bool) -> PrefixFloors:  # noqa: FBT001
+    def _make_prefix(
+        self, weights: WeightsPlan, way: Way, longest: int, are_cold: bool, is_in_memory: bool  # noqa: FBT001
+    ) -> PrefixFloors:
         is_held = self._held_prefix is not None
         lengths = (longest,) if is_held else (0, *list_prefix_lengths(longest))
-        machine = reading_weights(self._machine, are_cold=are_cold)
+        machine = reading_disk(reading_weights(self._machine, are_cold=are_cold), is_in_memory=is_in_memory)
         return PrefixFloors(self._profile, weights, machine, self._split_of(way), lengths=lengths)
 
     # Time.
@@ -158,11 +164,11 @@ class InferenceFloors:
             return compute_ms + copy_ms + disk_ms + network_ms
         return np.maximum(np.maximum(compute_ms, copy_ms), np.maximum(disk_ms, network_ms))
 
-    def _streamed(self, plan: InferencePlan) -> "_Lanes":
+    def _streamed(self, plan: InferencePlan, rates: Rates) -> "_Lanes":
         """Of one step, what weights that come take."""
         if plan.weights.place == "device":
             return _Lanes(0.0, 0.0, 0.0, 0.0)
-        held, rates = self._profile.weight_bytes(plan.weights.representation), self._machine.rates
+        held = self._profile.weight_bytes(plan.weights.representation)
         tensors = [size for kind in self._profile.block_kinds for size in held.tensors[kind]]
         return _Lanes(
             streaming_python_ms(tensors, plan.weights, rates, generates=True),
@@ -176,8 +182,9 @@ class InferenceFloors:
     def _make_split(self, way: Way) -> Splits:
         return Splits.of(self._workload, self._sizes, self._micro_batches, way)
 
-    def _make_kept(self, way: Way) -> KvFloors:
-        return KvFloors(self._profile, self._machine, self._split_of(way).shapes)
+    def _make_kept(self, way: Way, is_in_memory: bool) -> KvFloors:  # noqa: FBT001
+        machine = reading_disk(self._machine, is_in_memory=is_in_memory)
+        return KvFloors(self._profile, machine, self._split_of(way).shapes)
 
     def _make_prefill(self, weights: WeightsPlan, way: Way, are_cold: bool) -> "_Phase":  # noqa: FBT001
         machine = reading_weights(self._machine, are_cold=are_cold)

@@ -16,7 +16,7 @@ from optimizer.categories import Link
 from optimizer.estimate.host_attention import HostAttentionCosts
 from optimizer.estimate.kv_packing import KvOp, estimate_ops_s, list_copy_ops, list_pack_ops, list_unpack_ops
 from optimizer.estimate.kv_prefix import PrefixCosts
-from optimizer.estimate.op_times import OpTimes, python_s
+from optimizer.estimate.op_times import OpTimes, keys_and_values_python_s
 from optimizer.estimate.parts import PartTime
 from optimizer.estimate.stores import STORE_LANES, STORE_LINKS, reach_ms, read_ms, write_ms
 from optimizer.estimate.tasks import Task, add_legs, moved_bytes, single
@@ -313,7 +313,8 @@ class KvCosts:
             if phase == "decode" and layout.is_packed and layout.num_packed(num_seen):
                 pack = estimate_ops_s(list_pack_ops(layout, 1), self._times)
                 kernels_s, beside_s = kernels_s + pack[0] / KV_BLOCK_TOKENS, beside_s + pack[1] / KV_BLOCK_TOKENS
-            moving_s = python_s(self._rates, "keys and values") if self._home_of(layout) else 0.0
+            is_stored = self._plan.place in STORE_LANES
+            moving_s = keys_and_values_python_s(self._rates, is_stored=is_stored) if self._home_of(layout) else 0.0
             self._known[key] = PartTime.spent(
                 quantization=kernels_s * 1000, dispatch=beside_s * 1000, hooks=moving_s * 1000
             )

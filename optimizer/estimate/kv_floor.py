@@ -14,7 +14,7 @@ import numpy as np
 from optimizer.estimate.few_points import spread, sum_shares
 from optimizer.estimate.inference_splits import Floats
 from optimizer.estimate.kv_cache import KvCosts
-from optimizer.estimate.op_times import python_s
+from optimizer.estimate.op_times import keys_and_values_python_s
 from optimizer.estimate.stores import STORE_LANES, read_ms
 from optimizer.hardware.machine import Machine
 from optimizer.plan.inference import InferencePlan
@@ -89,7 +89,7 @@ class KvFloors:
         """
         if cache.place == "device" or cache.attention == "host":
             return np.zeros(len(self._shapes)), np.zeros(len(self._shapes))
-        step_ms = python_s(self._machine.rates, "keys and values") * 1000
+        step_ms = keys_and_values_python_s(self._machine.rates, is_stored=cache.place in STORE_LANES) * 1000
 
         def time(few: Sequence[MicroBatchShape]) -> list[tuple[float, ...]]:
             return [

@@ -185,10 +185,16 @@ def python_s(rates: Rates, what: str) -> float:
     return rates.python_s.get(what, 0.0) * rates.time_factors.get("hooks", 1.0)
 
 
-def weights_python_s(rates: Rates, *, generates: bool) -> float:
-    """Of each tensor of weights that comes: a generation has its own where it was measured."""
-    own = "weights of a pass"
-    return python_s(rates, own if generates and own in rates.python_s else "weights")
+def weights_python_s(rates: Rates, *, generates: bool, is_stored: bool) -> float:
+    """Of each tensor of weights that comes: a generation has its own where it was measured. is_stored: from beyond the host."""
+    own = ("stored weights",) * is_stored + ("weights of a pass",)
+    return python_s(rates, next((name for name in own if generates and name in rates.python_s), "weights"))
+
+
+def keys_and_values_python_s(rates: Rates, *, is_stored: bool) -> float:
+    """Of a block's that come and go. is_stored: as for weights."""
+    own = "stored keys and values"
+    return python_s(rates, own if is_stored and own in rates.python_s else "keys and values")
 
 
 def _token_s(

@@ -11,7 +11,7 @@ from optimizer.categories import CATEGORIES, Link
 from optimizer.estimate.op_times import weights_python_s
 from optimizer.estimate.parts import Change, PartTime
 from optimizer.estimate.prediction import LANES
-from optimizer.estimate.stores import read_ms
+from optimizer.estimate.stores import STORE_LANES, read_ms
 from optimizer.estimate.tasks import Task, add_legs, as_moves, moved_bytes, single
 from optimizer.estimate.transfers import Legs, Transfer
 from optimizer.estimate.waking import count_shared, wakings_s
@@ -83,7 +83,7 @@ def streaming_python_ms(
     tensors: Sequence[int], plan: WeightsPlan, rates: Rates, *, generates: bool = False
 ) -> float:
     """Of weights that come, beside their copies. tensors: bytes of each."""
-    each_s = weights_python_s(rates, generates=generates)
+    each_s = weights_python_s(rates, generates=generates, is_stored=plan.place in STORE_LANES)
     num_shared = count_shared(num_bytes // plan.bytes_per_element for num_bytes in tensors)
     return (len(tensors) * each_s + wakings_s(num_shared, rates, after_s=each_s)) * 1000
 

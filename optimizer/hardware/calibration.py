@@ -238,6 +238,7 @@ def calibrated_rates(rates: Rates, factors: Mapping[str, float]) -> Rates:
         },
         disk_write_bytes_per_s=slower(rates.disk_write_bytes_per_s, "disk"),
         disk_read_bytes_per_s=slower(rates.disk_read_bytes_per_s, "disk"),
+        disk_cached_read_bytes_per_s=slower(rates.disk_cached_read_bytes_per_s, "disk"),
         remote_write_bytes_per_s=slower(rates.remote_write_bytes_per_s, "network"),
         remote_read_bytes_per_s=slower(rates.remote_read_bytes_per_s, "network"),
         remote_round_trip_s=(rates.remote_round_trip_s or 0.0) * factors.get("network", 1.0) or None,

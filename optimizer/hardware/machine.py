@@ -39,8 +39,11 @@ class Rates:
     host_optimizer_elements_per_s: float | None = None
     """AdamW with 32-bit state on the host; None where unknown."""
     disk_write_bytes_per_s: float | None = None
-    """Sequential, of the disk that holds the scratch folder; None where unknown, as are the next three."""
+    """Sequential, of the disk that holds the scratch folder; None where unknown, as are the next four."""
     disk_read_bytes_per_s: float | None = None
+    """Past the system's page cache."""
+    disk_cached_read_bytes_per_s: float | None = None
+    """Of what the page cache holds."""
     remote_write_bytes_per_s: float | None = None
     """To the store of the remote tier."""
     remote_read_bytes_per_s: float | None = None
@@ -78,7 +81,8 @@ class Rates:
     again, ``offload`` for a copy, ``step`` once, ``micro-batch`` and ``token`` (of a generation) for a run through the model,
     for each tensor one of ``update many``, ``update one``, ``gradients`` (on the host), ``state`` (there too), ``state at
     home`` (of weights that stream), beside it ``update 8-bit`` of states in 8 bits, ``weights`` for each time that a tensor of
-    a block comes (``weights of a pass`` in a generation), and ``keys and values`` for each time that a block's come and go."""
+    a block comes (``weights of a pass`` in a generation), and ``keys and values`` for each time that a block's come and go; of
+    a generation whose own are in a store beyond the host ``stored weights`` and ``stored keys and values``."""
     cache_bytes: int | None = None
     """The processor's largest cache, which weights read in turn do not stay in if they are more; None where it is not known."""
     wake_s: float = 0.0
@@ -103,6 +107,11 @@ class Rates:
         """The same for passes whose weights come from memory each time."""
         cold = {name.removesuffix(_COLD): curve for name, curve in self.matmul_curves.items() if name.endswith(_COLD)}
         return replace(self, matmul_curves={**self.matmul_curves, **cold})
+
+    @cached_property
+    def with_page_cache(self) -> "Rates":
+        """The same for what is read from the disk's page cache."""
+        return replace(self, disk_read_bytes_per_s=self.disk_cached_read_bytes_per_s or self.disk_read_bytes_per_s)
 
     @cached_property
     def corrected(self) -> dict[tuple[tuple[str, float], ...], "Rates"]:

@@ -4,8 +4,9 @@ What disturbs a run only makes it longer, so a low quantile is nearer to what th
 would be the luck of one run. Finished runs say how much is disturbed in practice (``calibration.py``).
 """
 
+import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from statistics import fmean, harmonic_mean
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from optimizer.hardware.machine import Curve
 
 MAX_REPEATS = 15
+_MAX_DRAWN = 1 << 17
 _NEAR = 1.15
 """Sizes nearer than this are one point of a curve."""
 now_s: Callable[[], float] = time.perf_counter
@@ -61,9 +63,25 @@ class Share:
 
 
 def random_tensor(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """From its own generator, so that the process's random state stays as it was."""
+    """From its own generator, so that the process's random state stays as it was. Large ones repeat: drawing would take longer
+    than what is timed.
+    """
     generator = torch.Generator(device).manual_seed(0)
-    return torch.randn(shape, generator=generator, device=device).to(dtype)
+    num_elements = math.prod(shape)
+    drawn = torch.randn(min(num_elements, _MAX_DRAWN), generator=generator, device=device).to(dtype)
+    return drawn.repeat(-(-num_elements // _MAX_DRAWN))[:num_elements].view(shape)
+
+
+def better_of(visits: Iterable[Mapping[str, Curve]]) -> dict[str, Curve]:
+    """Of curves that were measured more than once the better rate of each point: what disturbs a machine lasts longer than the
+    repeats of one size.
+    """
+    points: dict[str, dict[float, float]] = {}
+    for visit in visits:
+        for name, curve in visit.items():
+            known = points.setdefault(name, {})
+            known.update({size: max(rate, known.get(size, 0.0)) for size, rate in curve})
+    return {name: tuple(sorted(known.items())) for name, known in points.items()}
 
 
 def as_curve(points: Iterable[tuple[float, float]]) -> Curve:

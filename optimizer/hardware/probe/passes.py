@@ -3,8 +3,10 @@
 Not counted by the meter, as ``steps.py``'s steps are not. And what it takes to draw a token, which hangs on the vocabulary alone.
 """
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,34 +38,47 @@ class PassCosts:
     """Of each op, views included: what more blocks take longer, over their ops."""
     python_s: dict[str, float]
     """``token`` for each forward pass, beside its ops; of what comes and goes (``Rates.python_s``) what the same generation takes
-    longer with it on the host."""
+    longer with it on the host, and on the disk."""
 
 
-def probe_passes(device: torch.device, *, max_s: float) -> PassCosts:
-    """Of the least of a few passes, taken in turn."""
+def probe_passes(device: torch.device, *, scratch: Path | None, max_s: float) -> PassCosts:
+    """Of the least of a few passes, taken in turn. scratch: None where there is no disk."""
     share = clock.Share(max_s)
-    streamed = InferencePlan(weights=WeightsPlan(place="host"))
-    plans = (InferencePlan(), InferencePlan(), InferencePlan(kv_cache=KvCachePlan(place="host")), streamed)
-    sizes = (*_NUM_BLOCKS, *_NUM_BLOCKS[-1:] * 2)
-    generations = [_Generation(num_blocks, plan, device) for num_blocks, plan in zip(sizes, plans, strict=True)]
-    try:
+    away = {
+        "keys and values": InferencePlan(kv_cache=KvCachePlan(place="host")),
+        "weights of a pass": InferencePlan(weights=WeightsPlan(place="host")),
+    }
+    if scratch is not None:
+        away |= {
+            "stored keys and values": InferencePlan(kv_cache=KvCachePlan(place="disk")),
+            "stored weights": InferencePlan(weights=WeightsPlan(place="disk")),
+        }
+    plans = (*(InferencePlan() for _ in _NUM_BLOCKS), *away.values())
+    sizes = (*_NUM_BLOCKS, *_NUM_BLOCKS[-1:] * len(away))
+    with ExitStack() as stack:
+        generations = [
+            stack.enter_context(_Generation(num_blocks, plan, device, scratch))
+            for num_blocks, plan in zip(sizes, plans, strict=True)
+        ]
         counted = [generation.count_ops() for generation in generations]
         times: list[list[float]] = []
         with alone(device):
             while not times or (share.left_s and len(times) < _MAX_PASSES):
                 times.append([generation.run() for generation in generations])
-    finally:
-        for generation in generations:
-            generation.generator.close(keep_weights=False)
-    few_s, many_s, moved_s, streamed_s = (min(column) for column in zip(*times, strict=True))
-    few, many, _, coming = counted
+    few_s, many_s, *away_s = (min(column) for column in zip(*times, strict=True))
+    few, many, *coming = counted
     dispatch_s = max(many_s - few_s, many_s / 20) / (many.num_ops - few.num_ops)
+    num_turns = _NUM_BLOCKS[-1] * _NUM_NEW_TOKENS
+    num_comings = [
+        max(1, count.num_copies - many.num_copies) if plan.weights.place != "device" else num_turns
+        for plan, count in zip(away.values(), coming, strict=True)
+    ]
     return PassCosts(
         dispatch_s=dispatch_s,
-        python_s={
-            "token": max(0.0, few_s - few.num_ops * dispatch_s) / _NUM_NEW_TOKENS,
-            "keys and values": max(0.0, moved_s - many_s) / (_NUM_BLOCKS[-1] * _NUM_NEW_TOKENS),
-            "weights of a pass": max(0.0, streamed_s - many_s) / max(1, coming.num_copies - many.num_copies),
+        python_s={"token": max(0.0, few_s - few.num_ops * dispatch_s) / _NUM_NEW_TOKENS}
+        | {
+            what: max(0.0, seconds - many_s) / number
+            for what, seconds, number in zip(away, away_s, num_comings, strict=True)
         },
     )
 
@@ -86,14 +101,20 @@ def probe_draws(device: torch.device, *, max_s: float) -> dict[str, Curve]:
 
 
 class _Generation:
-    def __init__(self, num_blocks: int, plan: InferencePlan, device: torch.device) -> None:
+    def __init__(self, num_blocks: int, plan: InferencePlan, device: torch.device, scratch: Path | None) -> None:
         model = build_for_inference(tiny_spec(num_blocks), weights=plan.weights, device=device)
-        self.generator = Generator(model, plan=plan, device=device)
+        self._generator = Generator(model, plan=plan, device=device, scratch=scratch)
         self._prompts = torch.zeros((1, _PROMPT_LENGTH), dtype=torch.long)
+
+    def __enter__(self) -> "_Generation":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._generator.close(keep_weights=False)
 
     def run(self) -> float:
         begin_s = clock.now_s()
-        self.generator.generate(self._prompts, num_new_tokens=_NUM_NEW_TOKENS)
+        self._generator.generate(self._prompts, num_new_tokens=_NUM_NEW_TOKENS)
         return clock.now_s() - begin_s
 
     def count_ops(self) -> "_Counter":

@@ -1,12 +1,12 @@
 """Rates of the disk and of the remote store, written and read as the runtime does: to the store itself and from it, past the page
-cache, which what does not fit in memory cannot count on.
+cache, which what does not fit in memory cannot count on; and what the page cache gives where it does.
 """
 
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from optimizer.errors import DiskFull, HeadroomError
@@ -17,6 +17,8 @@ from optimizer.runtime.tiers.remote import RemoteStore, remote_url
 from optimizer.runtime.tiers.stores import Store
 
 _STORED_BYTES = 4 * SLAB_BYTES
+_CACHED_BYTES = 32 * SLAB_BYTES
+"""More than a processor's caches hold."""
 _FEW_BYTES = 64
 _REMOTE_TIMEOUT_S = 2.0
 
@@ -27,6 +29,8 @@ class Stored:
 
     write_bytes_per_s: float | None = None
     read_bytes_per_s: float | None = None
+    cached_read_bytes_per_s: float | None = None
+    """Of what the page cache holds."""
     round_trip_s: float | None = None
     free_bytes: int = 0
     fault: str = ""
@@ -39,7 +43,8 @@ def probe_disk(folder: Path, *, max_s: float) -> Stored:
         store = DiskStore(folder)
         with _closing(store):
             free_bytes = shutil.disk_usage(folder).free
-            return _store_rates(store, store.flush, max_s=max_s, free_bytes=free_bytes)
+            found = _store_rates(store, store.flush, max_s=max_s * 3 / 4, free_bytes=free_bytes)
+            return replace(found, cached_read_bytes_per_s=_cached_rate(store, max_s=max_s / 4))
     except (OSError, DiskFull) as error:
         return Stored(fault=str(error))
 
@@ -76,6 +81,21 @@ def _store_rates(store: Store, flush: Callable[[], None], *, max_s: float, free_
     return Stored(
         write_bytes_per_s=rates[0], read_bytes_per_s=rates[1], round_trip_s=round_trip_s, free_bytes=free_bytes
     )
+
+
+def _cached_rate(store: DiskStore, *, max_s: float) -> float:
+    """Of what was just written and not been forgotten."""
+    place = store.take(_CACHED_BYTES)
+    data = memoryview(bytearray(SLAB_BYTES))
+    starts = range(0, _CACHED_BYTES, SLAB_BYTES)
+    for start in starts:
+        store.write(place, data, offset=start)
+
+    def read() -> None:
+        for start in starts:
+            store.read(place, data, offset=start)
+
+    return _CACHED_BYTES / _quartile_s(read, max_s=max_s)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import torch
 from optimizer.errors import InvalidInput
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.probe import decoding, probe_machine, steps
-from optimizer.hardware.probe.clock import as_curve
+from optimizer.hardware.probe.clock import as_curve, better_of, random_tensor
 from optimizer.hardware.probe.stores import faults_of, probe_disk, probe_remote
 from optimizer.hardware.probe.waking import alone, probe_wake_s
 from optimizer.runtime.products import has_quicker_library
@@ -56,7 +56,7 @@ def test_curves_dispatch_and_fresh_memory_are_measured_and_possible(machine):
     assert 1e-7 < rates.backward_dispatch_s < 1e-2
     assert 1e-7 < rates.forward_dispatch_s < 1e-2
     each = {"update many", "update one", "gradients", "state", "state at home", "update 8-bit", "weights"}
-    of_passes = {"token", "weights of a pass", "keys and values"}
+    of_passes = {"token", "weights of a pass", "keys and values", "stored weights", "stored keys and values"}
     assert set(rates.python_s) == {"recompute op", "selective op", "offload", "micro-batch", "step", *each, *of_passes}
     assert 1e-7 < rates.pass_dispatch_s < 1e-2
     assert set(rates.packing_curves) == {f"{way} {form}" for way in ("pack", "unpack") for form in ("bf16", "int8")}
@@ -83,6 +83,18 @@ def test_points_near_each_other_become_one_of_their_mean_time_and_sizes_rise():
     assert as_curve([(100.0, 8.0), (10.0, 2.0), (10.5, 6.0)]) == ((10.25, 3.0), (100.0, 8.0))
 
 
+def test_of_two_visits_the_better_rate_of_each_point_counts():
+    first = {"mm": ((1.0, 5.0), (2.0, 9.0)), "bmm": ((1.0, 3.0),)}
+    second = {"mm": ((1.0, 7.0), (2.0, 2.0), (4.0, 8.0))}
+    assert better_of([first, second]) == {"mm": ((1.0, 7.0), (2.0, 9.0), (4.0, 8.0)), "bmm": ((1.0, 3.0),)}
+
+
+def test_large_tensors_repeat_what_was_drawn():
+    drawn = random_tensor((3, 1 << 17), torch.device("cpu"), torch.float32)
+    assert torch.equal(drawn[0], drawn[2])
+    assert drawn.std() == pytest.approx(1, rel=0.02)
+
+
 def test_8_bit_state_is_measured_where_bitsandbytes_is(machine):
     has_it = importlib.util.find_spec("bitsandbytes") is not None
     assert set(machine.rates.optimizer_elements_per_s) == ({"adamw_32", "adamw_8"} if has_it else {"adamw_32"})
@@ -107,6 +119,7 @@ def test_the_hosts_optimizer_is_the_cpu_devices_own(machine):
 def test_the_disk_of_the_scratch_folder_is_measured_and_left_as_it_was(machine, tmp_path):
     assert 1e6 < machine.rates.disk_write_bytes_per_s < 1e12
     assert 1e6 < machine.rates.disk_read_bytes_per_s < 1e12
+    assert 1e6 < machine.rates.disk_cached_read_bytes_per_s < 1e12
     assert machine.disk_free_bytes > 0
     probe_disk(tmp_path, max_s=0.01)
     assert list(tmp_path.iterdir()) == []

@@ -34,7 +34,9 @@ def profile():
 @pytest.fixture(scope="module")
 def disk_machine():
     machine = make_cpu_machine()
-    rates = replace(machine.rates, disk_write_bytes_per_s=1e8, disk_read_bytes_per_s=2e8)
+    rates = replace(
+        machine.rates, disk_write_bytes_per_s=1e8, disk_read_bytes_per_s=2e8, disk_cached_read_bytes_per_s=5e8
+    )
     return replace(machine, rates=rates, disk_free_bytes=2**30)
 
 
@@ -169,15 +171,21 @@ def with_decoding(machine):
         matmul_curves={"mm fp32": ((1.0, 1e10),), "rows nt fp32": ((0.5, 1e9),), "rows nt fp32 cold": ((0.5, 1e8),)},
         attention_curves={"forward fp32": ((4.0, 1e10),), "token fp32": ((10.0, 2e9), (1000.0, 8e9))},
         op_curves={"draw": ((1e3, 1e6),)},
-        python_s={"keys and values": 1e-4},
+        python_s={"keys and values": 1e-4, "stored keys and values": 3e-4},
     )
     return replace(machine, rates=rates)
 
 
+def with_little_memory(machine):
+    """Of which the page cache holds what some batches keep on the disk."""
+    return replace(machine, host_memory_bytes=60_000)
+
+
 @pytest.mark.parametrize("workload", WORKLOADS, ids=["even", "mixed", "uneven"])
-@pytest.mark.parametrize("gpu", [None, "decoding", "RTX 4090"])
+@pytest.mark.parametrize("gpu", [None, "decoding", "little memory", "RTX 4090"])
 def test_the_estimator_is_as_the_solver_takes_it_to_be(profile, disk_machine, gpu, workload):
-    machine = {None: disk_machine, "decoding": with_decoding(disk_machine)}.get(gpu)
+    known = {"decoding": with_decoding(disk_machine), "little memory": with_little_memory(disk_machine)}
+    machine = disk_machine if gpu is None else known.get(gpu)
     machine = machine or replace(table_machine(gpu), disk_free_bytes=2**30)
     goal = InferenceGoal(device_budget_bytes=2**33, allow_lossy=True)
     problem = inference_problem(profile, workload=workload, goal=goal, machine=machine)
