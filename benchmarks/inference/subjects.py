@@ -47,8 +47,8 @@ class Setup:
     """Other models, whose runs correct the probed machine."""
     probe_s: float = 12.0
     num_rounds: int = 3
-    num_swept_rounds: int = 6
-    """Of every plan of a sweep: of three, each of a second, a median may be a third off."""
+    num_swept_rounds: int = 3
+    """Of every plan of a sweep, each timed twice: of three times, each of a second, a median may be a third off."""
     num_plans: int = 10
     """Of each sweep."""
 
@@ -60,6 +60,17 @@ def _subject(
         prompt_length=prompt_length, num_new_tokens=num_new_tokens, num_sequences=num_sequences
     )
     return Subject(name=name, spec=read_model_spec(config), workload=workload, num_larger=num_larger)
+
+
+REFERENCE = _subject(
+    "reference",
+    rotary("mistral", 512, 8, 1024, num_attention_heads=8, num_key_value_heads=4),
+    prompt_length=24,
+    num_new_tokens=6,
+    num_sequences=32,
+    num_larger=32,
+)
+"""Some tenths of a second on two cores, of weights that no cache of theirs holds."""
 
 
 def full_setup() -> Setup:
@@ -78,6 +89,14 @@ def full_setup() -> Setup:
         calibration_subjects=(
             _subject(
                 "qwen2", rotary("qwen2", 256, 6, 2048), prompt_length=48, num_new_tokens=48, num_sequences=64, num_larger=32
+            ),
+            _subject(
+                "mistral",
+                rotary("mistral", 512, 8, 4096, num_attention_heads=8, num_key_value_heads=4),
+                prompt_length=24,
+                num_new_tokens=96,
+                num_sequences=64,
+                num_larger=64,
             ),
         ),
     )

@@ -1,13 +1,15 @@
 """Plans at a budget, run for real: how far off the estimates are, and how much slower the chosen plan is than the best of them.
 
 Beside the chosen plan run those predicted fastest after it, the baselines that fit, and plans drawn by chance, all of them
-predicted within three times of it. The machine was probed, and corrected by runs of another model, some of them with the disk.
-All plans run in turn, there and back; then, twice as often again, those that could be the fastest. Times are medians over all
-rounds.
+predicted within three times of it. The machine was probed, and corrected by runs of other models, some of them with the disk.
+All plans run in turn, there and back; then, twice as often again, those that could be the fastest. Each time a plan's turn comes
+it runs once untimed: libraries prepare kernels for shapes that they have not seen, and memory and files are new, which a job of
+many passes meets in the first of them. Times are medians over all rounds.
 
-The machine's pace changes by a quarter within minutes, and a run takes a second. So on the CPU device each run's time is divided
-by the pace in that moment: how long a yardstick took right before and right after it, over how long it usually took while other
-models' runs calibrated the machine (``_Clock``). The same pace divides every run. Rows also have the time as the clock had it.
+The machine's pace changes by a quarter within minutes, of memory more than of arithmetic, and a run takes a second. So on the CPU
+device each run's time is divided by the pace in that moment: how long a small generation, always the same, took right before and
+right after it, over how long it usually took while other models' runs calibrated the machine (``_Clock``). The same pace divides
+every run. Rows also have the time as the clock had it.
 """
 
 import random
@@ -23,11 +25,10 @@ from typing import Any
 import torch
 
 from benchmarks.inference.alternatives import Job, Ours
-from benchmarks.inference.subjects import Subject, setup_of, wanted_of
+from benchmarks.inference.subjects import REFERENCE, Subject, setup_of, wanted_of
 from benchmarks.inference.throughput import weight_bytes
 from benchmarks.parts import Options, Part
 from benchmarks.record import Row, clear, goal
-from benchmarks.yardstick import get_yardstick
 from optimizer.errors import NoFeasiblePlan
 from optimizer.estimate.inference import estimate_inference
 from optimizer.estimate.inference_prediction import InferencePrediction
@@ -35,6 +36,8 @@ from optimizer.hardware.calibration import TimedRun, fit_calibration
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.probe import probe_machine
 from optimizer.plan.inference import InferencePlan
+from optimizer.plan.kv_cache import KvCachePlan
+from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.inference import InferenceProfile
 from optimizer.profile.inference_trace import profile_inference
 from optimizer.runtime.measure_inference import make_prompts, measure_generation
@@ -51,8 +54,11 @@ _NEAR = 1.3
 """Times the quickest so far: who is within it after the first rounds runs in the others too. Runs of a second scatter by a
 fifth."""
 _MORE_ROUNDS = 2
+_NUM_REPEATS = 2
 PEAK_GOAL, RATE_GOAL, REGRET_GOAL = 0.02, 0.15, 0.05
 _REPRESENTATIONS = ("fp32",)
+_REFERENCE_PLAN = InferencePlan(weights=WeightsPlan(place="host"), kv_cache=KvCachePlan(place="host"), batch_size=16)
+"""All kinds of work that plans without the disk differ in."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +79,7 @@ def measure(options: Options) -> Iterator[Row]:
     setup = setup_of(options)
     chance = random.Random(options.seed)
     machine = probe_machine(device=str(options.device), max_s=setup.probe_s)
-    clock = _Clock(options.device)
-    with tempfile.TemporaryDirectory(prefix="headroom-") as folder:
+    with tempfile.TemporaryDirectory(prefix="headroom-") as folder, _Clock(options.device, Path(folder)) as clock:
         scratch = Path(folder)
         calibration = _calibrate(setup.calibration_subjects, machine, options, scratch, chance, setup.num_plans, clock)
         for subject in wanted_of(setup.subjects, options):
@@ -257,52 +262,69 @@ class _Run:
 
     seconds: float
     """As the clock had it."""
-    beside_ms: float
-    """The yardstick's, right before and right after it."""
+    beside_s: float
+    """The reference's, right before and right after it."""
 
 
 class _Clock:
-    """Times runs beside a yardstick."""
+    """Times runs beside a small generation that is always the same."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, scratch: Path) -> None:
+        job = Job(spec=REFERENCE.spec, workload=REFERENCE.workload, device=device, scratch=scratch)
         # It says how fast the processor is; what runs on a card hardly waits for that.
-        self._yardstick = get_yardstick() if device.type == "cpu" else None
-        self._readings_ms: list[float] = []
-        self._usual_ms = 1.0
+        self._reference = Ours(job, _REFERENCE_PLAN, None) if device.type == "cpu" else None
+        self._prompts = make_prompts(job.spec.vocab_size, job.workload)
+        self._readings_s: list[float] = []
+        self._usual_s = 1.0
+
+    def __enter__(self) -> "_Clock":
+        self._read_s()
+        self._readings_s.clear()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._reference is not None:
+            self._reference.close()
 
     def time(self, run: Callable[[], None]) -> _Run:
-        before_ms = self._read_ms()
-        start_s = time.perf_counter()
-        run()
-        seconds = time.perf_counter() - start_s
-        return _Run(seconds=seconds, beside_ms=(before_ms + self._read_ms()) / 2)
+        before_s = self._read_s()
+        seconds = _seconds_of(run)
+        return _Run(seconds=seconds, beside_s=(before_s + self._read_s()) / 2)
 
     def settle(self) -> None:
-        """What the yardstick took until now is what it usually takes: its first quartile."""
-        self._usual_ms = sorted(self._readings_ms)[len(self._readings_ms) // 4]
+        """What the reference took until now is what it usually takes: the median."""
+        self._usual_s = statistics.median(self._readings_s)
 
     def median_s(self, runs: Sequence[_Run]) -> float:
         """At the usual pace."""
-        return statistics.median(run.seconds * self._usual_ms / run.beside_ms for run in runs)
+        return statistics.median(run.seconds * self._usual_s / run.beside_s for run in runs)
 
-    def _read_ms(self) -> float:
-        reading_ms = 1.0 if self._yardstick is None else self._yardstick.measure_ms()
-        self._readings_ms.append(reading_ms)
-        return reading_ms
+    def _read_s(self) -> float:
+        reference = self._reference
+        reading_s = 1.0 if reference is None else _seconds_of(lambda: reference.generate(self._prompts))
+        self._readings_s.append(reading_s)
+        return reading_s
+
+
+def _seconds_of(run: Callable[[], object]) -> float:
+    start_s = time.perf_counter()
+    run()
+    return time.perf_counter() - start_s
 
 
 def _race(
     made: _Subject, plans: Sequence[InferencePlan], *, num_rounds: int, clock: _Clock
 ) -> dict[InferencePlan, list[_Run]]:
-    """The whole workload, in turn, there and back."""
+    """The whole workload, in turn, there and back; twice each time, after once untimed."""
     prompts = make_prompts(made.job.spec.vocab_size, made.job.workload)
     runs: dict[InferencePlan, list[_Run]] = {plan: [] for plan in plans}
     for index in range(num_rounds):
         for plan in plans if index % 2 == 0 else list(reversed(plans)):
             contender = Ours(made.job, plan, None)
             try:
-                contender.generate(prompts[:1])
-                runs[plan].append(clock.time(partial(_generate, contender, prompts, made.job.device)))
+                generate = partial(_generate, contender, prompts, made.job.device)
+                generate()
+                runs[plan] += [clock.time(generate) for _ in range(_NUM_REPEATS)]
             finally:
                 contender.close()
     return runs

@@ -96,12 +96,29 @@ def test_drift_is_bounded_and_may_not_grow():
     assert not any(met_of(drift.summarize([])).values())
 
 
-def test_a_run_is_divided_by_how_much_longer_than_usual_its_yardstick_took(monkeypatch):
-    readings = iter([10.0, 10.0, 20.0, 20.0, 10.0, 30.0])
-    monkeypatch.setattr(sweep, "get_yardstick", lambda: SimpleNamespace(measure_ms=lambda: next(readings)))
-    monkeypatch.setattr(sweep.time, "perf_counter", iter([0.0, 1.0, 1.0, 3.0, 3.0, 5.0]).__next__)
-    clock = sweep._Clock(torch.device("cpu"))
-    runs = [clock.time(lambda: None) for _ in range(3)]
-    clock.settle()
-    assert [run.seconds for run in runs] == [1.0, 2.0, 2.0]
-    assert [clock.median_s([run]) for run in runs] == [1.0, 1.0, 1.0]
+def test_a_run_is_divided_by_how_much_longer_than_usual_a_generation_beside_it_took(monkeypatch, tmp_path):
+    now_s = 0.0
+
+    def take(seconds):
+        nonlocal now_s
+        now_s += seconds
+
+    readings = iter([50.0, 10.0, 10.0, 20.0, 20.0, 10.0, 30.0, 10.0, 10.0])
+    closed = []
+    reference = SimpleNamespace(generate=lambda prompts: take(next(readings)), close=lambda: closed.append(True))
+    monkeypatch.setattr(sweep, "Ours", lambda job, plan, meter: reference)
+    monkeypatch.setattr(sweep.time, "perf_counter", lambda: now_s)
+    with sweep._Clock(torch.device("cpu"), tmp_path) as clock:
+        runs = [clock.time(lambda seconds=seconds: take(seconds)) for seconds in (1.0, 2.0, 2.0, 1.0)]
+        clock.settle()
+        assert [run.seconds for run in runs] == [1.0, 2.0, 2.0, 1.0]
+        assert [clock.median_s([run]) for run in runs] == [1.0, 1.0, 1.0, 1.0]
+    assert closed
+
+
+def test_on_a_card_a_run_is_timed_by_itself(tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep, "Ours", None)
+    with sweep._Clock(torch.device("cuda"), tmp_path) as clock:
+        run = clock.time(lambda: None)
+        clock.settle()
+        assert clock.median_s([run]) == run.seconds
