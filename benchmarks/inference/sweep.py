@@ -286,10 +286,15 @@ class _Clock:
         if self._reference is not None:
             self._reference.close()
 
-    def time(self, run: Callable[[], None]) -> _Run:
+    def time(self, run: Callable[[], None], *, num_times: int) -> list[_Run]:
+        """One after the other, with the reference before, between and after."""
+        runs: list[_Run] = []
         before_s = self._read_s()
-        seconds = _seconds_of(run)
-        return _Run(seconds=seconds, beside_s=(before_s + self._read_s()) / 2)
+        for _ in range(num_times):
+            seconds, after_s = _seconds_of(run), self._read_s()
+            runs.append(_Run(seconds=seconds, beside_s=(before_s + after_s) / 2))
+            before_s = after_s
+        return runs
 
     def settle(self) -> None:
         """What the reference took until now is what it usually takes: the median."""
@@ -324,7 +329,7 @@ def _race(
             try:
                 generate = partial(_generate, contender, prompts, made.job.device)
                 generate()
-                runs[plan] += [clock.time(generate) for _ in range(_NUM_REPEATS)]
+                runs[plan] += clock.time(generate, num_times=_NUM_REPEATS)
             finally:
                 contender.close()
     return runs

@@ -103,13 +103,14 @@ def test_a_run_is_divided_by_how_much_longer_than_usual_a_generation_beside_it_t
         nonlocal now_s
         now_s += seconds
 
-    readings = iter([50.0, 10.0, 10.0, 20.0, 20.0, 10.0, 30.0, 10.0, 10.0])
+    readings = iter([50.0, 10.0, 10.0, 30.0, 10.0, 10.0])
+    durations = iter([1.0, 2.0, 2.0, 1.0])
     closed = []
     reference = SimpleNamespace(generate=lambda prompts: take(next(readings)), close=lambda: closed.append(True))
     monkeypatch.setattr(sweep, "Ours", lambda job, plan, meter: reference)
     monkeypatch.setattr(sweep.time, "perf_counter", lambda: now_s)
     with sweep._Clock(torch.device("cpu"), tmp_path) as clock:
-        runs = [clock.time(lambda seconds=seconds: take(seconds)) for seconds in (1.0, 2.0, 2.0, 1.0)]
+        runs = clock.time(lambda: take(next(durations)), num_times=4)
         clock.settle()
         assert [run.seconds for run in runs] == [1.0, 2.0, 2.0, 1.0]
         assert [clock.median_s([run]) for run in runs] == [1.0, 1.0, 1.0, 1.0]
@@ -119,6 +120,6 @@ def test_a_run_is_divided_by_how_much_longer_than_usual_a_generation_beside_it_t
 def test_on_a_card_a_run_is_timed_by_itself(tmp_path, monkeypatch):
     monkeypatch.setattr(sweep, "Ours", None)
     with sweep._Clock(torch.device("cuda"), tmp_path) as clock:
-        run = clock.time(lambda: None)
+        runs = clock.time(lambda: None, num_times=1)
         clock.settle()
-        assert clock.median_s([run]) == run.seconds
+        assert clock.median_s(runs) == runs[0].seconds
