@@ -55,6 +55,7 @@ _NEAR = 1.3
 fifth."""
 _MORE_ROUNDS = 2
 _NUM_REPEATS = 2
+"""Timed runs of a plan each time that its turn comes."""
 PEAK_GOAL, RATE_GOAL, REGRET_GOAL = 0.02, 0.15, 0.05
 _REPRESENTATIONS = ("fp32",)
 _REFERENCE_PLAN = InferencePlan(weights=WeightsPlan(place="host"), kv_cache=KvCachePlan(place="host"), batch_size=16)

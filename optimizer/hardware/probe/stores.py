@@ -83,9 +83,12 @@ def _store_rates(store: Store, flush: Callable[[], None], *, max_s: float, free_
     )
 
 
-def _cached_rate(store: DiskStore, *, max_s: float) -> float:
-    """Of what was just written and not been forgotten."""
-    place = store.take(_CACHED_BYTES)
+def _cached_rate(store: DiskStore, *, max_s: float) -> float | None:
+    """Of what was just written and has not been forgotten; None where the disk has no room for so much."""
+    try:
+        place = store.take(_CACHED_BYTES)
+    except DiskFull:
+        return None
     data = memoryview(bytearray(SLAB_BYTES))
     starts = range(0, _CACHED_BYTES, SLAB_BYTES)
     for start in starts:

@@ -38,17 +38,21 @@ def machine_of(host_bytes: int, **rates: object) -> Machine:
     return replace(machine, host_memory_bytes=host_bytes, disk_free_bytes=GIB, rates=replace(machine.rates, **(disk | rates)))
 
 
-def predict(profile, plan, machine, calibration=None):
-    return estimate_inference(profile, plan=plan, workload=WORKLOAD, machine=machine, calibration=calibration)
+def predict(profile, plan, machine):
+    return estimate_inference(profile, plan=plan, workload=WORKLOAD, machine=machine)
+
+
+def weights_bytes_of(profile):
+    """Of all blocks, which is what streams."""
+    by_block = profile.weight_bytes("fp32").by_block
+    return sum(by_block[kind] for kind in profile.block_kinds)
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=["weights", "cache", "both", "weights on the host"])
 def test_what_has_room_in_memory_beside_what_is_on_the_host_is_read_from_there(profile, plan):
     roomy = predict(profile, plan, machine_of(GIB))
-    # The host's part of a plan with a store is weights, and the slabs on their way, which the page cache is not in the way of.
-    away_bytes = roomy.disk_peak_bytes
-    if plan.weights.place == "host":
-        away_bytes += sum(profile.weight_bytes("fp32").by_block[kind] for kind in profile.block_kinds)
+    # Not the host's peak, which holds the staging of a store as well.
+    away_bytes = roomy.disk_peak_bytes + (weights_bytes_of(profile) if plan.weights.place == "host" else 0)
     enough, too_little = (predict(profile, plan, machine_of(room)) for room in (away_bytes, away_bytes - 1))
     assert enough.lane_busy_ms["disk"] == roomy.lane_busy_ms["disk"]
     read_bytes = roomy.copied_bytes_per_pass["disk_to_host"]
@@ -71,7 +75,7 @@ def test_a_plan_without_the_disk_takes_as_long_with_any_memory(profile):
 def test_it_may_be_in_memory_as_long_as_the_weights_alone_are(profile):
     """What is asked before batches are known."""
     plan = PLANS[2]
-    weights_bytes = sum(profile.weight_bytes("fp32").by_block[kind] for kind in profile.block_kinds)
+    weights_bytes = weights_bytes_of(profile)
     passes = [shape for shape, _ in plan.list_passes(WORKLOAD)]
     assert is_disk_in_memory(profile, plan, machine_of(weights_bytes))
     assert not is_disk_in_memory(profile, plan, machine_of(weights_bytes), passes=passes)

@@ -7,7 +7,7 @@ import torch
 
 from optimizer.errors import InvalidInput
 from optimizer.hardware.machine import Machine
-from optimizer.hardware.probe import decoding, probe_machine, steps
+from optimizer.hardware.probe import decoding, probe_machine, steps, stores
 from optimizer.hardware.probe.clock import as_curve, better_of, random_tensor
 from optimizer.hardware.probe.stores import faults_of, probe_disk, probe_remote
 from optimizer.hardware.probe.waking import alone, probe_wake_s
@@ -130,6 +130,16 @@ def test_a_folder_that_cannot_be_used_means_no_disk_tier_and_says_why(tmp_path):
     found = probe_disk(tmp_path / "file", max_s=0.01)
     assert (found.free_bytes, found.write_bytes_per_s) == (0, None)
     assert "file" in faults_of(disk=found)["disk"]
+
+
+def test_a_disk_with_little_room_is_a_tier_still(monkeypatch, tmp_path):
+    """Of less than it takes to measure the page cache."""
+    monkeypatch.setattr(stores, "_CACHED_BYTES", 2**62)
+    found = probe_disk(tmp_path, max_s=0.01)
+    assert found.cached_read_bytes_per_s is None
+    assert found.read_bytes_per_s
+    assert found.free_bytes > 0
+    assert not found.fault
 
 
 def test_a_remote_store_is_measured_where_one_is_configured(remote):
