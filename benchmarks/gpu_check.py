@@ -26,7 +26,8 @@ import torch
 from torch import nn
 
 from benchmarks.record import failure
-from optimizer.errors import NoFeasiblePlan, OutOfDeviceMemory
+from optimizer.base.errors import NoFeasiblePlan, OutOfDeviceMemory
+from optimizer.base.units import GIB, format_bytes
 from optimizer.hardware.cuda_facts import find_workspaces
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.probe import probe_machine
@@ -47,7 +48,6 @@ from optimizer.runtime.step import Trainer
 from optimizer.runtime.weights import torch_dtype
 from optimizer.search.problem import PricedPlan
 from optimizer.search.search import SearchResult, search_plans
-from optimizer.units import GIB, format_bytes
 from optimizer.workload import UNLIMITED_BYTES, Goal, TrainingWorkload
 
 CARDS_GIB = (8, 12, 16, 24)

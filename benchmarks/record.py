@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optimizer.units import format_bytes
+from optimizer.base.units import format_bytes
 
 if TYPE_CHECKING:
     import torch

@@ -12,13 +12,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from optimizer.base.errors import HeadroomError
+from optimizer.base.threads import sleep_while_waiting
 from optimizer.cli_estimate import add_estimate_command
 from optimizer.cli_options import write_json
 from optimizer.cli_plan import add_plan_command
-from optimizer.errors import HeadroomError
 from optimizer.estimating import read_model
 from optimizer.reports import report_machine, report_profile
-from optimizer.threads import sleep_while_waiting
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -3,7 +3,7 @@
 import argparse
 from dataclasses import replace
 
-from optimizer.errors import InvalidInput
+from optimizer.base.errors import InvalidInput
 from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import Adapter
 

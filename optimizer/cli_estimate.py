@@ -5,6 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from optimizer.base.errors import InvalidInput
+from optimizer.base.serialize import to_json
 from optimizer.cli_adapters import add_adapter_options, pack_frozen
 from optimizer.cli_generation import add_generation_options, asks_for_generation, run_generation_estimate
 from optimizer.cli_options import (
@@ -19,7 +21,6 @@ from optimizer.cli_options import (
     read_profile,
     read_workload,
 )
-from optimizer.errors import InvalidInput
 from optimizer.estimating import estimate_model, estimate_profiled
 from optimizer.estimating_padded import estimate_padded_model, read_lengths
 from optimizer.hardware.machine import Machine
@@ -27,7 +28,6 @@ from optimizer.hardware.prices import price_run, read_prices
 from optimizer.plan.weights import WeightsPlan
 from optimizer.reports_estimate import report_costs, report_estimate, report_padded
 from optimizer.search.baselines import BASELINES
-from optimizer.serialize import to_json
 from optimizer.workload import LOSSY, Goal, TrainingWorkload
 
 _DTYPES: dict[str, WeightsPlan] = {

@@ -5,8 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
+from optimizer.base.errors import InvalidInput
+from optimizer.base.serialize import to_json
 from optimizer.cli_progress import ProgressLine
-from optimizer.errors import InvalidInput
 from optimizer.estimating import BEST, read_config, read_json, read_model
 from optimizer.estimating_generation import check_plan_label, estimate_generation
 from optimizer.hardware.machine import Machine
@@ -21,7 +22,6 @@ from optimizer.reports_generation import report_generation, report_generation_co
 from optimizer.reports_plan import report_cards
 from optimizer.search.cards import Order
 from optimizer.search.inference.baselines import INFERENCE_BASELINES
-from optimizer.serialize import to_json
 from optimizer.workload import LOSSY, Goal, InferenceGoal, InferenceObjective, InferenceWorkload, Technique
 
 

@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 from typing import Any, get_args
 
+from optimizer.base.errors import InvalidInput
+from optimizer.base.threads import sleep_while_waiting
+from optimizer.base.units import parse_bytes
 from optimizer.cli_adapters import read_adapter
-from optimizer.errors import InvalidInput
 from optimizer.estimating import BEST, is_there, read_json
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.machine import Machine
@@ -15,8 +17,6 @@ from optimizer.plan.pins import Pins
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
 from optimizer.search.baselines import BASELINES
-from optimizer.threads import sleep_while_waiting
-from optimizer.units import parse_bytes
 from optimizer.workload import UNLIMITED_BYTES, Goal, Loss, Objective, OptimizerName, TrainingWorkload
 
 

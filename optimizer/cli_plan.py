@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 from typing import Any, get_args
 
+from optimizer.base.errors import InvalidInput, NoFeasiblePlan
+from optimizer.base.serialize import to_json
 from optimizer.cli_adapters import add_adapter_options
 from optimizer.cli_generation import (
     add_generation_options,
@@ -26,7 +28,6 @@ from optimizer.cli_options import (
     read_workload,
 )
 from optimizer.cli_progress import ProgressLine
-from optimizer.errors import InvalidInput, NoFeasiblePlan
 from optimizer.estimating import BEST
 from optimizer.hardware.machine import Machine
 from optimizer.plan.generation_knobs import generation_knobs, read_generation_pins
@@ -45,7 +46,6 @@ from optimizer.search.baselines import BASELINES
 from optimizer.search.cards import Order
 from optimizer.search.inference.baselines import INFERENCE_BASELINES
 from optimizer.search.objectives import Answer
-from optimizer.serialize import to_json
 from optimizer.techniques import TECHNIQUE_LABELS
 from optimizer.workload import Goal, Loss, Objective, TrainingWorkload
 

@@ -11,7 +11,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-from optimizer.errors import InvalidInput, InvalidModel, NoFeasiblePlan
+from optimizer.base.errors import InvalidInput, InvalidModel, NoFeasiblePlan
+from optimizer.base.serialize import shown, to_json
 from optimizer.estimate.explanation import Explanation, explain_prediction
 from optimizer.estimate.prediction import Prediction
 from optimizer.hardware.devices import table_machine
@@ -30,7 +31,6 @@ from optimizer.search.core import search
 from optimizer.search.knobs import Knob, list_knobs
 from optimizer.search.problem import PricedPlan, SearchProblem, divisors
 from optimizer.search.search import training_problem
-from optimizer.serialize import shown, to_json
 from optimizer.workload import Goal, TrainingWorkload
 
 BEST = "best"

@@ -10,7 +10,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
-from optimizer.errors import InvalidInput, NoFeasiblePlan
+from optimizer.base.errors import InvalidInput, NoFeasiblePlan
+from optimizer.base.serialize import to_json
 from optimizer.estimate.explanation import Explanation
 from optimizer.estimate.inference_explanation import explain_generation
 from optimizer.estimate.inference_prediction import InferencePrediction
@@ -28,7 +29,6 @@ from optimizer.search.inference.baselines import INFERENCE_BASELINES, price_infe
 from optimizer.search.inference.problem import InferenceProblem, PricedInferencePlan
 from optimizer.search.inference.search import inference_problem, search_inference
 from optimizer.search.inference.solve import Book
-from optimizer.serialize import to_json
 from optimizer.workload import InferenceGoal, InferenceWorkload
 
 _PACKED: Final[tuple[FrozenFormat, ...]] = ("int8", "int4", "nf4")

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from optimizer.base.errors import InvalidDataset, InvalidInput
+from optimizer.base.serialize import to_json
 from optimizer.data.lengths import Lengths
-from optimizer.errors import InvalidDataset, InvalidInput
 from optimizer.estimate.padded import PaddedPrediction, estimate_padded
 from optimizer.estimate.prediction import Verdict
 from optimizer.estimating import BEST, baseline_plan, read_model, read_text
@@ -23,7 +24,6 @@ from optimizer.profile.extent import Extent, traced_representation
 from optimizer.profile.obtain import obtain_profile
 from optimizer.profile.profile import BLOCK_CHOICES, Profile
 from optimizer.search.search import training_problem
-from optimizer.serialize import to_json
 from optimizer.workload import Goal, TrainingWorkload
 
 MAX_LENGTHS_BYTES = 64_000_000

@@ -5,8 +5,8 @@ moved in place of keys and values only where they weigh less: with as many heads
 grouped queries mostly more. Then they also fit where keys and values of the same tokens will be, and need no room of their own.
 """
 
-from optimizer.errors import InvalidPlan
-from optimizer.units import format_bytes
+from optimizer.base.errors import InvalidPlan
+from optimizer.base.units import format_bytes
 
 SHORTEST_PREFIX = 2
 """A product of one row runs by other kernels."""

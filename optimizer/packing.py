@@ -7,8 +7,8 @@ int8 follows Dettmers et al., 8-bit Optimizers via Block-wise Quantization (arXi
 
 from typing import Final
 
+from optimizer.base.units import KIB, MIB
 from optimizer.plan.activations import Compression
-from optimizer.units import KIB, MIB
 
 SCALE_BLOCK_ELEMENTS: Final = 256
 """Elements that share one fp32 scale on an int8 trip."""

@@ -4,12 +4,12 @@ a pipe."""
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from optimizer.categories import CATEGORIES, CATEGORY_LABELS
+from optimizer.base.categories import CATEGORIES, CATEGORY_LABELS
+from optimizer.base.units import format_bytes
 from optimizer.estimate.prediction import Prediction
 from optimizer.hardware.machine import DISTURBED, Machine
 from optimizer.profile.profile import Profile
 from optimizer.search.problem import PricedPlan
-from optimizer.units import format_bytes
 from optimizer.workload import TrainingWorkload
 
 WIDTH = 100

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
-from optimizer.categories import CATEGORY_LABELS
+from optimizer.base.categories import CATEGORY_LABELS
 from optimizer.reports import WIDTH, format_bullets, size_or_dash
 from optimizer.search.compare import BytesAtPeak
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from optimizer.categories import CATEGORY_LABELS
+from optimizer.base.categories import CATEGORY_LABELS
+from optimizer.base.units import format_bytes
 from optimizer.estimate.explanation import Explanation
 from optimizer.estimate.prediction import CardMemory, Prediction
 from optimizer.estimating import Estimate
@@ -22,7 +23,6 @@ from optimizer.reports import (
 )
 from optimizer.search.knobs import Knob
 from optimizer.time_kinds import PRODUCTS
-from optimizer.units import format_bytes
 
 _CHART_COLUMNS = 72
 _CHART_ROWS = 8

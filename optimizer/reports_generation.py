@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from optimizer.base.units import format_bytes, format_duration
 from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.estimating_generation import GenerationEstimate
 from optimizer.hardware.machine import DISTURBED, Machine
@@ -13,7 +14,6 @@ from optimizer.search.inference.compare import GenerationComparison
 from optimizer.search.inference.frontier import inference_label
 from optimizer.search.inference.problem import PricedInferencePlan
 from optimizer.search.inference.search import InferenceSearchResult
-from optimizer.units import format_bytes, format_duration
 from optimizer.workload import InferenceGoal, InferenceWorkload
 
 _NOTHING = 1e-9

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from optimizer.base.units import format_bytes, format_duration
 from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.estimate.prediction import Prediction
 from optimizer.hardware.machine import Machine
@@ -22,7 +23,6 @@ from optimizer.search.compare import Comparison
 from optimizer.search.core import SearchResult
 from optimizer.search.frontier import plan_label
 from optimizer.search.objectives import Answer
-from optimizer.units import format_bytes, format_duration
 
 _OBJECTIVES = {
     "fastest_step": "the fastest step",

@@ -4,8 +4,8 @@ import math
 import reprlib
 from dataclasses import dataclass
 
-from optimizer.errors import InvalidWorkload
-from optimizer.serialize import shown
+from optimizer.base.errors import InvalidWorkload
+from optimizer.base.serialize import shown
 
 _MAX_STOP_TOKENS = 1024
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, get_args
 
-from optimizer.errors import InvalidWorkload
+from optimizer.base.errors import InvalidWorkload
+from optimizer.base.serialize import shown
 from optimizer.plan.generation_pins import GenerationPins
 from optimizer.plan.pin_table import shown_pin
 from optimizer.plan.pins import Pins
-from optimizer.serialize import shown
 
 Technique = Literal[
     "recompute",

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from optimizer.heap import MALLOC_SETTINGS
-from optimizer.threads import WAIT_POLICY, wait_policy
+from optimizer.base.heap import MALLOC_SETTINGS
+from optimizer.base.threads import WAIT_POLICY, wait_policy
 
 ALLOWED_VARIABLES = (
     "PATH",

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from optimizer.errors import HeadroomError
-from optimizer.units import format_bytes, format_duration
+from optimizer.base.errors import HeadroomError
+from optimizer.base.units import format_bytes, format_duration
 from worker import cli_access, cli_catalog, cli_plans, cli_records, stack
 from worker.client import HeadroomClient
 from worker.client.types import Job

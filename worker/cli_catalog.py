@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from optimizer.units import format_bytes
+from optimizer.base.units import format_bytes
 from worker.client import HeadroomClient
 from worker.client.types import Device, Machine, MachineDetails, Model, ModelDetails, Within
 from worker.submit import DATASET_SUFFIXES, UsageError

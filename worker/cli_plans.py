@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from optimizer.units import format_bytes, format_duration
+from optimizer.base.units import format_bytes, format_duration
 from worker.cli_catalog import Connect, Subparsers, size
 from worker.client import ApiProblem, HeadroomClient, Row
 from worker.client.types import Offer

@@ -6,8 +6,8 @@ import json
 import sys
 from collections.abc import Callable
 
-from optimizer.categories import CATEGORIES
-from optimizer.units import format_bytes
+from optimizer.base.categories import CATEGORIES
+from optimizer.base.units import format_bytes
 from worker.cli_catalog import Connect, Subparsers
 from worker.client import HeadroomClient
 from worker.tables import print_table

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from optimizer.units import format_bytes, format_duration
+from optimizer.base.units import format_bytes, format_duration
 from worker.client.types import Comparison
 from worker.tables import print_table
 

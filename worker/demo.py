@@ -17,8 +17,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from optimizer.errors import HeadroomError
-from optimizer.units import TIB, format_bytes, format_duration
+from optimizer.base.errors import HeadroomError
+from optimizer.base.units import TIB, format_bytes, format_duration
 from worker.client import HeadroomClient, Row
 from worker.client.types import Job
 from worker.stack_home import PROGRAM_FOLDER, Stack

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from optimizer.units import parse_bytes
+from optimizer.base.units import parse_bytes
 from worker.client import HeadroomClient, Row
 from worker.submit import UsageError, connect, download_artifacts, follow_to_end, submit_job, verdict_of
 

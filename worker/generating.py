@@ -13,12 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+from optimizer.base.serialize import from_json, to_json
 from optimizer.data.prompt_tokens import LineTokens, PromptTokenizer, length_problem
 from optimizer.data.prompts import read_prompts
 from optimizer.data.stop_texts import StopWatch, cut_at_stop
 from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan.inference import InferencePlan
-from optimizer.serialize import from_json, to_json
 from optimizer.workload import GenerationWorkload, InferenceGoal
 from worker.answers import answer, refusal
 from worker.reporter import Reporter

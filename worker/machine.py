@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optimizer.errors import InvalidInput
+from optimizer.base.errors import InvalidInput
 from optimizer.hardware.machine import Machine
 from worker.gpu import card_names, visible_card
 

@@ -12,10 +12,10 @@ def profile_to_file(
 
     adapter: a workload's; the profile is then of the model with these adapters. generates: of a model that generates instead.
     """
+    from optimizer.base.serialize import from_json
     from optimizer.models.spec import read_model_spec
     from optimizer.profile.inference_trace import profile_inference
     from optimizer.profile.trace import profile_model
-    from optimizer.serialize import from_json
     from optimizer.workload import Adapter
 
     spec = read_model_spec(config)

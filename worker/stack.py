@@ -21,7 +21,7 @@ from typing import Any
 
 import httpx
 
-from optimizer.units import format_duration
+from optimizer.base.units import format_duration
 from worker.stack_home import PROGRAM_FOLDER, Stack, StackError, check_port, prepare_home, write_private
 from worker.stack_supervisor import services_of
 

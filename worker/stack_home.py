@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from optimizer.errors import HeadroomError
-from optimizer.units import GIB, format_bytes
+from optimizer.base.errors import HeadroomError
+from optimizer.base.units import GIB, format_bytes
 
 PROGRAM_FOLDER = Path(__file__).resolve().parent.parent
 HOST = "127.0.0.1"

@@ -11,8 +11,8 @@ import httpx
 import yaml
 from rich.console import Console
 
-from optimizer.errors import HeadroomError
-from optimizer.units import format_bytes, parse_bytes
+from optimizer.base.errors import HeadroomError
+from optimizer.base.units import format_bytes, parse_bytes
 from worker import stack
 from worker.client import ApiProblem, HeadroomClient, Row
 from worker.client.types import Job, Offer

@@ -13,8 +13,8 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from optimizer.categories import CATEGORIES, CATEGORY_LABELS, Category
-from optimizer.units import format_bytes, format_duration
+from optimizer.base.categories import CATEGORIES, CATEGORY_LABELS, Category
+from optimizer.base.units import format_bytes, format_duration
 from worker.client import Row, StreamEvent
 
 CATEGORY_COLOURS: dict[Category, str] = {

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from optimizer.base.serialize import from_json
 from optimizer.data.tokens import tokenize_dataset
 from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan.plan import Plan
-from optimizer.serialize import from_json
 from optimizer.workload import Goal, TrainingWorkload
 from worker.reporter import Reporter
 

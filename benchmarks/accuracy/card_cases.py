@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from benchmarks.accuracy.cases import is_held_back
 from benchmarks.accuracy.techniques import merge_changes
 from benchmarks.training.plans import make_plan
+from optimizer.base.units import GIB
 from optimizer.models.presets import PRESETS
 from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan.plan import Plan
-from optimizer.units import GIB
 from optimizer.workload import TrainingWorkload
 
 DEADLINE_S = 380.0

@@ -25,7 +25,8 @@ from benchmarks.alternatives import Job
 from benchmarks.journal import Journal
 from benchmarks.record import Row, clear
 from benchmarks.training.plans import describe
-from optimizer.errors import HeadroomError, OutOfDeviceMemory
+from optimizer.base.errors import HeadroomError, OutOfDeviceMemory
+from optimizer.base.units import MIB
 from optimizer.estimate.prediction import Prediction
 from optimizer.estimate.process import add_memory
 from optimizer.estimate.training import estimate_training
@@ -39,7 +40,6 @@ from optimizer.runtime.device import prepared_device, reserve_workspaces
 from optimizer.runtime.measure import make_synthetic_batches
 from optimizer.runtime.meter import Meter
 from optimizer.runtime.step import Trainer
-from optimizer.units import MIB
 
 NUM_STEPS = 3
 """That count, after the first."""

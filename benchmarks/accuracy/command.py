@@ -32,10 +32,10 @@ from benchmarks.journal import Journal
 from benchmarks.record import Row, describe_machine
 from benchmarks.remote_store import remote_store
 from benchmarks.yardstick import get_yardstick
+from optimizer.base.units import format_bytes
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.probe import probe_machine
 from optimizer.runtime.train import set_num_threads
-from optimizer.units import format_bytes
 from optimizer.workload import InferenceWorkload
 
 PARTS = ("memory", "estimators", "time")

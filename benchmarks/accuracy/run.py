@@ -22,7 +22,7 @@ from benchmarks.accuracy.meter import AllocationProfile, HostMarkingMeter, Profi
 from benchmarks.accuracy.techniques import REMOTE
 from benchmarks.record import Row
 from benchmarks.yardstick import get_yardstick
-from optimizer.errors import OutOfDeviceMemory
+from optimizer.base.errors import OutOfDeviceMemory
 from optimizer.estimate.inference import estimate_inference
 from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.estimate.prediction import Prediction

@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.accuracy.configs import SHAPES, Shape, make_config
 from benchmarks.training.plans import make_plan_of
-from optimizer.errors import InvalidPlan
+from optimizer.base.errors import InvalidPlan
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.plan import Plan
 from optimizer.workload import Adapter, TrainingWorkload

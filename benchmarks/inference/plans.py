@@ -15,7 +15,7 @@ from benchmarks.accuracy.configs import MODELS, SHAPES, WITHOUT_CACHE, make_conf
 from benchmarks.parts import Options, Part
 from benchmarks.record import Row, clear, goal
 from benchmarks.remote_store import remote_store
-from optimizer.errors import HeadroomError, OutOfDeviceMemory
+from optimizer.base.errors import HeadroomError, OutOfDeviceMemory
 from optimizer.estimate.inference import estimate_inference
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.probe import probe_machine

@@ -29,7 +29,7 @@ from benchmarks.inference.subjects import REFERENCE, Subject, setup_of, wanted_o
 from benchmarks.inference.throughput import weight_bytes
 from benchmarks.parts import Options, Part
 from benchmarks.record import Row, clear, goal
-from optimizer.errors import NoFeasiblePlan
+from optimizer.base.errors import NoFeasiblePlan
 from optimizer.estimate.inference import estimate_inference
 from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.hardware.calibration import TimedRun, fit_calibration

@@ -20,7 +20,7 @@ from benchmarks.live.opening import measure_comparing, measure_opening
 from benchmarks.live.service import LiveService
 from benchmarks.live.viewers import measure_viewers
 from benchmarks.record import Record, Row, describe_machine, goal
-from optimizer.units import MIB
+from optimizer.base.units import MIB
 
 Part = Callable[[LiveService, bool], Row]
 PARTS: dict[str, Part] = {

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import httpx
 
-from optimizer.errors import HeadroomError
+from optimizer.base.errors import HeadroomError
 from worker.stack import run_manage
 from worker.stack_home import HOST, PROGRAM_FOLDER, Stack, prepare_home
 from worker.stack_supervisor import services_of

@@ -25,7 +25,8 @@ from benchmarks.published.models import PublishedModel
 from benchmarks.published.profiles import Profiles
 from benchmarks.published.rows import GB, PublishedRow, read_rows
 from benchmarks.record import Record, Row, goal
-from optimizer.errors import HeadroomError
+from optimizer.base.errors import HeadroomError
+from optimizer.base.units import GIB
 from optimizer.estimate.inference import estimate_inference
 from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.estimate.prediction import Prediction
@@ -34,7 +35,6 @@ from optimizer.estimate.training import estimate_training
 from optimizer.hardware.devices import table_machine
 from optimizer.profile.inference import InferenceProfile
 from optimizer.profile.profile import Profile
-from optimizer.units import GIB
 
 Figure = tuple[str, float, tuple[float, float, float]]
 """Its name, what was published, and what is estimated with the interval's ends."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from benchmarks.published.models import PublishedModel, read_table
-from optimizer.errors import InvalidInput
+from optimizer.base.errors import InvalidInput
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan

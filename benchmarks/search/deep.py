@@ -4,11 +4,11 @@ from dataclasses import replace
 from typing import Literal
 
 from benchmarks.search.profiles import llama_70b_profile, with_depth
+from optimizer.base.units import GIB
 from optimizer.hardware.devices import table_machine
 from optimizer.search.core import SearchResult
 from optimizer.search.problem import SearchProblem
 from optimizer.search.search import training_problem
-from optimizer.units import GIB
 from optimizer.workload import Goal, TrainingWorkload
 
 CARD = "RTX 4090"

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Literal, get_args
 
-from optimizer.errors import InvalidPlan
+from optimizer.base.errors import InvalidPlan
 from optimizer.plan.activations import Compression
 from optimizer.plan.gradients import GradientsChoice
 from optimizer.plan.optimizer_state import StatePlace

@@ -10,7 +10,7 @@ from benchmarks.parts import Options, Part
 from benchmarks.record import Row, goal
 from benchmarks.search.deep import deep_problem, rounded_gap
 from benchmarks.search.knob import knob_rows
-from optimizer.errors import NoFeasiblePlan
+from optimizer.base.errors import NoFeasiblePlan
 from optimizer.search.arrangements import keep_everything
 from optimizer.search.core import search
 from optimizer.search.problem import SearchProblem, Setting

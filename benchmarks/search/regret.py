@@ -21,7 +21,7 @@ from benchmarks.search.subjects import Subject, gpt2, opt, rotary, setup_for, su
 from benchmarks.search.sweep import BLOCKS_ONLY
 from benchmarks.search.sweep_summary import ratio
 from benchmarks.training.plans import describe
-from optimizer.errors import HeadroomError, InvalidPlan
+from optimizer.base.errors import HeadroomError, InvalidPlan
 from optimizer.plan.plan import Plan
 from optimizer.profile.obtain import obtain_profile
 from optimizer.runtime.device import prepared_device

@@ -16,7 +16,7 @@ from benchmarks.record import Row, goal
 from benchmarks.search.every import every_plan
 from benchmarks.search.profiles import tiny_profile, with_depth
 from benchmarks.search.synthetic import synthetic_problem
-from optimizer.errors import NoFeasiblePlan
+from optimizer.base.errors import NoFeasiblePlan
 from optimizer.estimate.prediction import Prediction
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.machine import Machine

@@ -47,7 +47,7 @@ from benchmarks.search.sweep_summary import (
     summarize,
 )
 from benchmarks.training.plans import describe
-from optimizer.errors import HeadroomError
+from optimizer.base.errors import HeadroomError
 from optimizer.plan.plan import Plan
 from optimizer.profile.obtain import obtain_profile
 from optimizer.profile.profile import Profile

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.record import Row
 from benchmarks.search.sweep_summary import BELOW, by_model, won_back
-from optimizer.units import format_bytes
+from optimizer.base.units import format_bytes
 
 _POINTS = (
     "budget", "of plain", "peak", "plan", "over plain", "full recompute", "best that fits", "ours over it", "fused", "over it",

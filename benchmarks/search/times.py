@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.parts import Options, Part
 from benchmarks.record import Row, goal
 from benchmarks.search.deep import deep_problem, rounded_gap
-from optimizer.errors import NoFeasiblePlan
+from optimizer.base.errors import NoFeasiblePlan
 from optimizer.estimate.prediction import Prediction
 from optimizer.plan.plan import Plan
 from optimizer.search.arrangements import keep_everything

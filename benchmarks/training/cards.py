@@ -18,7 +18,8 @@ import torch
 
 from benchmarks.alternatives import Contender, DoesNotRun, Factory, Job, Ours, list_alternatives
 from benchmarks.record import Record, Row, clear, goal
-from optimizer.errors import HeadroomError
+from optimizer.base.errors import HeadroomError
+from optimizer.base.units import GIB, format_bytes
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.probe import probe_machine
 from optimizer.models.presets import PRESETS
@@ -34,7 +35,6 @@ from optimizer.profile.trace import profile_model
 from optimizer.runtime.device import prepared_device
 from optimizer.runtime.meter import Meter
 from optimizer.search.search import search_plans
-from optimizer.units import GIB, format_bytes
 from optimizer.workload import Adapter, Goal, TrainingWorkload
 
 DEADLINE_S = 420.0

@@ -28,7 +28,7 @@ from benchmarks.record import Record, Row, clear, describe_machine, failure, goa
 from benchmarks.training.cards import measure_cards, summarize_cards
 from benchmarks.training.head import HeadShape, head_rows
 from benchmarks.training.plans import TECHNIQUES, describe, make_plan
-from optimizer.errors import HeadroomError, NoFeasiblePlan
+from optimizer.base.errors import HeadroomError, NoFeasiblePlan
 from optimizer.estimate.training import estimate_training
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.probe import probe_machine

@@ -11,8 +11,8 @@ Nothing is padded, chats included, so every batch is flat: the first is as large
 import numpy as np
 from numpy.typing import NDArray
 
+from optimizer.base.errors import InvalidDataset
 from optimizer.data.token_file import TokenFile
-from optimizer.errors import InvalidDataset
 
 IntArray = NDArray[np.int64]
 

@@ -12,8 +12,8 @@ from jinja2 import TemplateError
 from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from optimizer.base.errors import InvalidModel
 from optimizer.data.documents import Message
-from optimizer.errors import InvalidModel
 
 MAX_TEMPLATE_BYTES = 64 * 1024
 MAX_OUTPUT_CHARACTERS = 4_000_000

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from optimizer.errors import InvalidModel
+from optimizer.base.errors import InvalidModel
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from optimizer.errors import InvalidDataset
+from optimizer.base.errors import InvalidDataset
 
 DatasetFormat = Literal["txt", "jsonl", "parquet"]
 FORMATS: tuple[DatasetFormat, ...] = ("txt", "jsonl", "parquet")

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from optimizer.base.errors import InvalidDataset
+from optimizer.base.serialize import to_json
+from optimizer.base.units import GIB
 from optimizer.data.documents import FORMATS, DatasetFormat, Document, read_documents
 from optimizer.data.texts import Texts
-from optimizer.errors import InvalidDataset
-from optimizer.serialize import to_json
-from optimizer.units import GIB
 
 MAX_PREVIEW_CHARACTERS = 600
 

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from optimizer.base.errors import HeadroomError, InvalidDataset
+from optimizer.base.serialize import to_json
+from optimizer.base.units import GIB
 from optimizer.data.inspect import MAX_PREVIEW_CHARACTERS, limit_process
 from optimizer.data.prompt_tokens import PromptTokenizer, count_tokens
 from optimizer.data.prompts import PromptLine, read_prompts
 from optimizer.data.texts import Texts
-from optimizer.errors import HeadroomError, InvalidDataset
-from optimizer.serialize import to_json
-from optimizer.units import GIB
 
 MAX_PROBLEMS = 50
 MAX_NAMES = 20

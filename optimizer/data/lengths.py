@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from optimizer.base.errors import InvalidDataset
+from optimizer.base.serialize import shown
 from optimizer.data.batches import shuffled
-from optimizer.errors import InvalidDataset
-from optimizer.serialize import shown
 
 IntArray = NDArray[np.int64]
 

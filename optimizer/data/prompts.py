@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from optimizer.base.errors import InvalidDataset, InvalidWorkload
+from optimizer.base.serialize import from_json
 from optimizer.data.documents import MAX_DEPTH, Message, is_shallow, read_lines
-from optimizer.errors import InvalidDataset, InvalidWorkload
-from optimizer.serialize import from_json
 from optimizer.workload import GenerationWorkload
 
 CHAT_URL: Final = "/v1/chat/completions"

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.errors import InvalidDataset
-from optimizer.serialize import from_json, to_json
+from optimizer.base.errors import InvalidDataset
+from optimizer.base.serialize import from_json, to_json
 
 MANIFEST_FILE = "manifest.json"
 TOKENS_FILE = "tokens.bin"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from optimizer.base.errors import InvalidModel
 from optimizer.data.bundled import TOKENIZER_FILE
-from optimizer.errors import InvalidModel
 
 MAX_TOKENIZER_BYTES = 50_000_000
 MAX_VOCAB_SIZE = 1_048_576

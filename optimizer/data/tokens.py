@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
+from optimizer.base.errors import DiskFull, InvalidDataset
 from optimizer.data.chat import DEFAULT_CHAT_TEMPLATE, ChatTemplate
 from optimizer.data.documents import DatasetFormat, Document, read_documents
 from optimizer.data.token_file import FORMAT_VERSION, TOKENS_FILE, TokenFile, TokenManifest, write_manifest
 from optimizer.data.tokenizer import LoadedTokenizer, encode, load_tokenizer
-from optimizer.errors import DiskFull, InvalidDataset
 
 __all__ = ["TokenFile", "tokenize_dataset"]
 

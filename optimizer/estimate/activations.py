@@ -17,7 +17,7 @@ from typing import Final
 
 import numpy as np
 
-from optimizer.categories import Link, Tier
+from optimizer.base.categories import Link, Tier
 from optimizer.estimate.op_times import seconds_by_bytes
 from optimizer.estimate.stores import STORE_LINKS, read_ms, write_ms
 from optimizer.hardware.machine import Rates

@@ -11,7 +11,7 @@ which are alike, at most ``MAX_LATER`` are.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from optimizer.categories import CATEGORIES, Category
+from optimizer.base.categories import CATEGORIES, Category
 from optimizer.estimate.allocator import Request
 from optimizer.estimate.compiled import FROM_PROLOGUE, Move
 from optimizer.estimate.on_cuda import CudaMoves

@@ -15,9 +15,9 @@ from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from optimizer.base.units import MIB
 from optimizer.estimate.allocator_blocks import ADDRESS_BITS, Block, Pool
 from optimizer.estimate.allocator_growth import ADDRESS_SPACE_BYTES, find_start, map_pages, open_segment, unmap_pages
-from optimizer.units import MIB
 
 MIN_BLOCK_BYTES: Final = 512
 SMALL_REQUEST_BYTES: Final = MIB

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import Final
 
-from optimizer.categories import CATEGORIES, Tier
+from optimizer.base.categories import CATEGORIES, Tier
 from optimizer.estimate.activations import trip_of
 from optimizer.estimate.part_prices import PartPrices, with_gradients
 from optimizer.estimate.parts import PartName, PartTime

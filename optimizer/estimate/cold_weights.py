@@ -3,10 +3,10 @@
 from dataclasses import replace
 from typing import Final
 
+from optimizer.base.units import MIB
 from optimizer.hardware.machine import Machine
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.inference import InferenceProfile
-from optimizer.units import MIB
 
 _USUAL_CACHE_BYTES: Final = 32 * MIB
 """Of a processor that does not tell."""

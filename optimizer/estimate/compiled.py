@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 
-from optimizer.categories import CATEGORIES, Category, Link, Tier
+from optimizer.base.categories import CATEGORIES, Category, Link, Tier
 from optimizer.estimate.activations import (
     TRACED_TRIP,
     TracedCopy,

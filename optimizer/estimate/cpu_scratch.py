@@ -12,7 +12,7 @@ some processors get for fp16.
 from collections.abc import Mapping, Sequence
 from itertools import product
 
-from optimizer.categories import Tier
+from optimizer.base.categories import Tier
 from optimizer.estimate.convolution_scratch import hold_convolution
 from optimizer.estimate.experts import GROUPED_PRODUCT
 from optimizer.estimate.product_scratch import hold_grouped_product, hold_product

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from optimizer.categories import CATEGORIES, Category
+from optimizer.base.categories import CATEGORIES, Category
+from optimizer.base.serialize import to_json
 from optimizer.estimate.prediction import Prediction
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
-from optimizer.serialize import to_json
 from optimizer.workload import TrainingWorkload
 
 

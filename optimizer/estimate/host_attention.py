@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from optimizer.categories import Link
+from optimizer.base.categories import Link
 from optimizer.estimate.op_times import OpTimes, seconds_by_flops
 from optimizer.estimate.optimizer_state import host_bytes_per_s
 from optimizer.estimate.tasks import NO_TIME, Task, add_legs, moved_bytes, single

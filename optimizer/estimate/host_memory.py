@@ -7,10 +7,10 @@ up to a power of two; slabs and staging are powers of two already. On the CPU de
 *Not modelled*: the interpreter and its libraries (1 to 3 GB with torch and CUDA), batches read ahead, the page cache.
 """
 
+from optimizer.base.intervals import ByteInterval, exactly
 from optimizer.estimate.prediction import Prediction
 from optimizer.estimate.training import LaidOut
 from optimizer.hardware.machine import Machine
-from optimizer.intervals import ByteInterval, exactly
 from optimizer.packing import ARENA_SLAB_BYTES
 from optimizer.plan.plan import Plan
 from optimizer.workload import TrainingWorkload

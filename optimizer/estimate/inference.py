@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.categories import CATEGORIES, Link
+from optimizer.base.categories import CATEGORIES, Link
 from optimizer.estimate.inference_pass import PASS_KINDS, GenerationPass, times_of
 from optimizer.estimate.inference_prediction import DecodePoint, InferencePrediction
 from optimizer.estimate.kv_cache import sum_homes

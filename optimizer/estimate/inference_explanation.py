@@ -1,6 +1,6 @@
 """A generation's prediction explained, as ``explanation.py`` does for training. Torch-free."""
 
-from optimizer.categories import CATEGORIES, Category
+from optimizer.base.categories import CATEGORIES, Category
 from optimizer.estimate.explanation import CategoryAtPeak, Explanation, list_lanes
 from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.plan.inference import InferencePlan

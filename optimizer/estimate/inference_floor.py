@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.categories import TIERS
+from optimizer.base.categories import TIERS
 from optimizer.estimate.cold_weights import are_weights_cold, reading_weights
 from optimizer.estimate.few_points import spread, sum_shares
 from optimizer.estimate.inference_splits import Floats, Splits, Way

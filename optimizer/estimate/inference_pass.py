@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.categories import Link
+from optimizer.base.categories import Link
 from optimizer.estimate.inference_layout import PassLayout, Placed, named, phase_of
 from optimizer.estimate.kv_cache import add_copies
 from optimizer.estimate.parts import Bytes

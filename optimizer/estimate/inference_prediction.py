@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
+from optimizer.base.serialize import from_json, to_json
 from optimizer.estimate.prediction import CardMemory, TimelinePoint, Verdict, judge
-from optimizer.serialize import from_json, to_json
 
 
 @dataclass(frozen=True, kw_only=True)

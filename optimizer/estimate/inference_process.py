@@ -10,6 +10,7 @@ makes any that grow with the cache.
 from collections.abc import Sequence
 from dataclasses import replace
 
+from optimizer.base.intervals import ByteInterval, exactly
 from optimizer.estimate.allocations import Allocations, list_pass_allocations
 from optimizer.estimate.depth import keep_blocks, list_alike
 from optimizer.estimate.host_memory import PAGE_BYTES
@@ -18,7 +19,6 @@ from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.estimate.on_cuda import CudaMoves
 from optimizer.estimate.process import Layout, Replayed, allocator_settings, card_memory, replay_layouts
 from optimizer.hardware.machine import Machine
-from optimizer.intervals import ByteInterval, exactly
 from optimizer.plan.inference import InferencePlan
 from optimizer.profile.inference import InferenceProfile, Phase
 from optimizer.workload import InferenceWorkload

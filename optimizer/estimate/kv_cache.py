@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from functools import cached_property
 from typing import Final, NamedTuple
 
-from optimizer.categories import Link
+from optimizer.base.categories import Link
 from optimizer.estimate.host_attention import HostAttentionCosts
 from optimizer.estimate.kv_packing import KvOp, estimate_ops_s, list_copy_ops, list_pack_ops, list_unpack_ops
 from optimizer.estimate.kv_prefix import PrefixCosts

@@ -7,8 +7,8 @@ made of them; after that the rest of its cache must be there. *Not modelled*: co
 from collections.abc import Sequence
 from functools import cached_property
 
-from optimizer.categories import Link
-from optimizer.errors import InvalidPlan
+from optimizer.base.categories import Link
+from optimizer.base.errors import InvalidPlan
 from optimizer.estimate.compiled import CompiledShape, compile_shape
 from optimizer.estimate.stores import STORE_LINKS
 from optimizer.estimate.tasks import Task, add_legs

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from optimizer.categories import CATEGORIES, Category
+from optimizer.base.categories import CATEGORIES, Category
 from optimizer.estimate.compiled import CompiledShape
 from optimizer.estimate.cpu_scratch import made_product_bytes
 from optimizer.estimate.op_times import OpTimes

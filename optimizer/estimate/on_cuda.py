@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
-from optimizer.categories import CATEGORIES
+from optimizer.base.categories import CATEGORIES
 from optimizer.estimate.compiled import Move
 from optimizer.estimate.kernel_scratch import scratch_bytes
 from optimizer.estimate.tasks import Task, list_moves

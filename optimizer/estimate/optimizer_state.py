@@ -11,7 +11,7 @@ from functools import cached_property, partial
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.categories import Link
+from optimizer.base.categories import Link
 from optimizer.estimate.moments import TABLES_BYTES, Moments
 from optimizer.estimate.stores import assumed_rate
 from optimizer.estimate.tensors import TensorList

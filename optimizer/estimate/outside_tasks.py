@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from optimizer.categories import CATEGORIES
+from optimizer.base.categories import CATEGORIES
 from optimizer.estimate.compiled import Move, drop_gradients
 from optimizer.estimate.logits_and_loss import Product, estimate_chunked_head
 from optimizer.estimate.part_prices import PartPrices, with_gradients

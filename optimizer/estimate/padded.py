@@ -11,8 +11,8 @@ step is taken to be as large as the largest.
 import math
 from dataclasses import dataclass, replace
 
+from optimizer.base.errors import InvalidPlan
 from optimizer.data.lengths import Lengths, PaddedBatch, Padding, list_batches
-from optimizer.errors import InvalidPlan
 from optimizer.estimate.batch import inputs_pile_up
 from optimizer.estimate.prediction import Prediction, StagePeak, Verdict
 from optimizer.estimate.training import estimate_training

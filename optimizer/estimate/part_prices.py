@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from functools import cached_property
 
-from optimizer.categories import Link
+from optimizer.base.categories import Link
 from optimizer.estimate.activations import Trip
 from optimizer.estimate.compiled import CompiledShape, Dropped
 from optimizer.estimate.gradients import find_dropped, gradient_python_s

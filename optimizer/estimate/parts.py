@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.categories import CATEGORIES, Tier
+from optimizer.base.categories import CATEGORIES, Tier
 from optimizer.estimate.prediction import LANES
 from optimizer.plan.activations import BlockChoice
 from optimizer.time_kinds import COMPUTE_KINDS

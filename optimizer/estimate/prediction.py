@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from optimizer.categories import LANES as LANES
-from optimizer.categories import Category
-from optimizer.categories import Lane as Lane
-from optimizer.intervals import ByteInterval
-from optimizer.serialize import from_json, to_json
+from optimizer.base.categories import LANES as LANES
+from optimizer.base.categories import Category
+from optimizer.base.categories import Lane as Lane
+from optimizer.base.intervals import ByteInterval
+from optimizer.base.serialize import from_json, to_json
 
 Verdict = Literal["fits", "tight", "does_not_fit", "unknown"]
 

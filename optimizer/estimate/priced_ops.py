@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.categories import CATEGORIES, Tier
+from optimizer.base.categories import CATEGORIES, Tier
 from optimizer.estimate.experts import unread_bytes
 from optimizer.estimate.op_times import OpTimes
 from optimizer.estimate.waking import are_shared

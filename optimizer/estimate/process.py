@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
-from optimizer.categories import CATEGORIES, CATEGORY_LABELS, Category
+from optimizer.base.categories import CATEGORIES, CATEGORY_LABELS, Category
+from optimizer.base.intervals import ByteInterval
+from optimizer.base.units import MIB
 from optimizer.estimate.allocations import Allocations, Held
 from optimizer.estimate.allocator import AllocatorSettings, Replay, replay
 from optimizer.estimate.depth import Cut, carry_on, cut_short
@@ -20,11 +22,9 @@ from optimizer.estimate.prediction import CardMemory, Contributor, MemoryPart, P
 from optimizer.estimate.training import lay_out, list_training_allocations
 from optimizer.hardware.cuda_facts import ContextSize, find_context, find_workspaces
 from optimizer.hardware.machine import Device, Machine
-from optimizer.intervals import ByteInterval
 from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
-from optimizer.units import MIB
 from optimizer.workload import TrainingWorkload
 
 REPLAY_SHARE = 0.03

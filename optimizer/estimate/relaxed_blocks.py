@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.categories import CATEGORIES
+from optimizer.base.categories import CATEGORIES
 from optimizer.estimate.activations import TRACED_TRIP, trip_of
 from optimizer.estimate.part_prices import PartPrices
 from optimizer.estimate.parts import PartName

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.categories import CATEGORIES
+from optimizer.base.categories import CATEGORIES
 from optimizer.estimate.outside_tasks import OutsideTasks
 from optimizer.estimate.part_prices import PartPrices
 from optimizer.estimate.tasks import Task

@@ -7,7 +7,7 @@ from itertools import accumulate
 from operator import add, attrgetter
 from typing import Final, NamedTuple
 
-from optimizer.categories import Link
+from optimizer.base.categories import Link
 from optimizer.estimate.compiled import NO_COPIES
 from optimizer.estimate.parts import Bytes
 from optimizer.estimate.tasks import NUM_BEYOND, Task

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import Final
 
-from optimizer.categories import CATEGORIES, Category
+from optimizer.base.categories import CATEGORIES, Category
 from optimizer.estimate.batch import estimate_input_bytes, inputs_pile_up
 from optimizer.estimate.block_tasks import BlockTasks
 from optimizer.estimate.compiled import CompiledShape, Move

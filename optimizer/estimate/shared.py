@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from optimizer.categories import CATEGORIES
+from optimizer.base.categories import CATEGORIES
 from optimizer.estimate.compiled import FROM_PROLOGUE, CompiledShape, Move
 from optimizer.plan.activations import BlockChoice
 

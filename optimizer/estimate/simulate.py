@@ -12,13 +12,13 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.categories import CATEGORIES, Link
+from optimizer.base.categories import CATEGORIES, Link
+from optimizer.base.heap import KEPT_BYTES
 from optimizer.estimate.clock import Timing, time_step
 from optimizer.estimate.parts import Bytes
 from optimizer.estimate.prediction import LANES, Lane
 from optimizer.estimate.runs import Run, Schedule
 from optimizer.estimate.tasks import NUM_BEYOND, Task
-from optimizer.heap import KEPT_BYTES
 from optimizer.time_kinds import COMPUTE_KINDS
 
 

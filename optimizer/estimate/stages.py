@@ -16,7 +16,7 @@ from functools import partial
 
 import numpy as np
 
-from optimizer.categories import CATEGORIES
+from optimizer.base.categories import CATEGORIES
 from optimizer.estimate.batch import estimate_input_bytes, inputs_pile_up
 from optimizer.estimate.compiled import CompiledShape
 from optimizer.estimate.logits_and_loss import list_evaluation, read_head

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final, Literal
 
-from optimizer.categories import Lane, Link
+from optimizer.base.categories import Lane, Link
 from optimizer.hardware.machine import Rates
 from optimizer.packing import SLAB_BYTES
 

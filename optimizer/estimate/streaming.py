@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.categories import CATEGORIES, Link
+from optimizer.base.categories import CATEGORIES, Link
 from optimizer.estimate.op_times import weights_python_s
 from optimizer.estimate.parts import Change, PartTime
 from optimizer.estimate.prediction import LANES

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from optimizer.categories import CATEGORIES, Category, Link
+from optimizer.base.categories import CATEGORIES, Category, Link
 from optimizer.estimate.compiled import NO_COPIES, Move
 from optimizer.estimate.parts import Bytes, Change, PartBytes, PartTime
 from optimizer.estimate.prediction import Lane

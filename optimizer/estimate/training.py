@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from optimizer.categories import CATEGORIES
+from optimizer.base.categories import CATEGORIES
 from optimizer.estimate.allocations import Allocations, list_allocations
 from optimizer.estimate.on_cuda import CudaMoves
 from optimizer.estimate.parts import Bytes

@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from optimizer.categories import CATEGORIES
+from optimizer.base.categories import CATEGORIES
 from optimizer.estimate.compiled import Move
 from optimizer.estimate.gradients import (
     estimate_clip_bytes,

@@ -11,9 +11,9 @@ Source: torch, ``aten/src/ATen/cuda/CublasHandlePool.cpp``; forum thread 178671 
 
 from dataclasses import dataclass
 
+from optimizer.base.intervals import ByteInterval, exactly
+from optimizer.base.units import MIB
 from optimizer.hardware.machine import Device
-from optimizer.intervals import ByteInterval, exactly
-from optimizer.units import MIB
 
 WORKSPACE_BYTES = 32 * MIB
 """Of one handle, as the runtime configures it: eight buffers of 4 MiB."""

@@ -8,7 +8,7 @@ Where the two part, a brochure's figure with 2:4 sparsity, another card's bandwi
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from optimizer.units import GIB, MIB
+from optimizer.base.units import GIB, MIB
 
 PCIE_BYTES_PER_S_PER_LANE = {3: 0.985e9, 4: 1.969e9, 5: 3.938e9}
 """Each way, after line coding (PCI-SIG)."""

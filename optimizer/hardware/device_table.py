@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from optimizer.errors import InvalidInput
+from optimizer.base.errors import InvalidInput
+from optimizer.base.serialize import from_json
+from optimizer.base.units import GIB, MIB
 from optimizer.hardware.device_spec import PCIE_BYTES_PER_S_PER_LANE, DeviceSpec, Efficiency
-from optimizer.serialize import from_json
-from optimizer.units import GIB, MIB
 
 TABLE = Path(__file__).with_name("devices.toml")
 

@@ -8,13 +8,13 @@ published for few generations and assumed for the rest; a probe or a finished ru
 
 from dataclasses import replace
 
-from optimizer.errors import InvalidInput
+from optimizer.base.errors import InvalidInput
+from optimizer.base.serialize import shown
+from optimizer.base.units import GIB, MIB
 from optimizer.hardware.cuda_facts import bytes_beside_tensors
 from optimizer.hardware.device_spec import DeviceSpec
 from optimizer.hardware.device_table import read_devices
 from optimizer.hardware.machine import Device, Machine, Rates
-from optimizer.serialize import shown
-from optimizer.units import GIB, MIB
 
 OP_OVERHEAD_S = 8e-6
 """One kernel launched by eager PyTorch, dispatch included."""

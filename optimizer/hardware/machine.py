@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
-from optimizer.errors import InvalidInput
-from optimizer.serialize import from_json, shown, to_json
+from optimizer.base.errors import InvalidInput
+from optimizer.base.serialize import from_json, shown, to_json
 
 RateSource = Literal["measured", "table"]
 DISTURBED = "disturbed"

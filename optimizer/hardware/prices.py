@@ -16,10 +16,10 @@ from datetime import date
 from pathlib import Path
 from typing import Any, Literal
 
-from optimizer.errors import InvalidInput
+from optimizer.base.errors import InvalidInput
+from optimizer.base.serialize import from_json
 from optimizer.hardware.device_spec import DeviceSpec
 from optimizer.hardware.devices import find_device
-from optimizer.serialize import from_json
 
 PACKAGE_FILE = Path(__file__).with_name("prices.toml")
 FILE_VARIABLE = "HEADROOM_PRICES"

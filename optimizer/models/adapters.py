@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from optimizer.errors import InvalidWorkload, MissingExtra
+from optimizer.base.errors import InvalidWorkload, MissingExtra
+from optimizer.base.optional import without_advice
 from optimizer.models.anatomy import find_blocks
 from optimizer.models.targets import dropout_on_experts
-from optimizer.optional import without_advice
 from optimizer.workload import Adapter
 
 ADAPTER_NAME = "default"

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from optimizer.errors import InvalidModel, UnsupportedModelType
+from optimizer.base.errors import InvalidModel, UnsupportedModelType
 from optimizer.models.anatomy import find_blocks
 from optimizer.models.build import build_model, go_offline
 from optimizer.models.refusal import refusal, shown

@@ -20,8 +20,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn
 
+from optimizer.base.errors import DiskFull
 from optimizer.data.tokenizer import load_tokenizer
-from optimizer.errors import DiskFull
 from optimizer.models.adapters import adapter_config, adapter_file_name
 from optimizer.models.spec import ModelSpec
 from optimizer.models.tensor_files import TensorEntry, write_tensors

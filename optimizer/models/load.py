@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from optimizer.errors import InvalidModel
+from optimizer.base.errors import InvalidModel
 from optimizer.models.weights import check_weights
 
 _SAVED_BUFFERS = re.compile(r"(^|\.)(attn\.(bias|masked_bias)|rotary_emb\.inv_freq)$")

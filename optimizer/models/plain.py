@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from optimizer.errors import InvalidModel
+from optimizer.base.errors import InvalidModel
 from optimizer.models.anatomy import Anatomy, AtHidden, Loss, hidden_state_of
 
 Inputs = torch.Tensor | tuple[torch.Tensor, ...]

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from optimizer.errors import InvalidModel
+from optimizer.base.errors import InvalidModel
 
 MAX_SHOWN_CHARACTERS = 80
 

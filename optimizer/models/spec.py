@@ -14,7 +14,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from optimizer.errors import InvalidModel, UnsupportedModelType
+from optimizer.base.errors import InvalidModel, UnsupportedModelType
 from optimizer.models.decoder.config import DECODER_TYPE, finish_decoder_config
 from optimizer.models.parameters import count_parameters
 from optimizer.models.refusal import refusal, shown

@@ -3,7 +3,7 @@
 A test compares the names with the built modules of every type.
 """
 
-from optimizer.errors import InvalidWorkload
+from optimizer.base.errors import InvalidWorkload
 from optimizer.workload import Adapter
 
 _GATED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

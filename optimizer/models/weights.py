@@ -13,7 +13,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from optimizer.errors import InvalidModel
+from optimizer.base.errors import InvalidModel
 
 MAX_HEADER_BYTES = 16 * 10**6
 MAX_METADATA_BYTES = 64 * 1024

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from optimizer.errors import InvalidPlan
+from optimizer.base.errors import InvalidPlan
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Final, Protocol
 
+from optimizer.base.units import format_bytes
 from optimizer.plan.activations import BlockChoice
 from optimizer.plan.plan import Plan
-from optimizer.units import format_bytes
 from optimizer.workload import Technique
 
 _VERBS: Final[dict[BlockChoice, tuple[str, str]]] = {

@@ -6,8 +6,8 @@ Predictions are taken by shape (``GenerationCosts``), not by type: plan knows no
 from collections.abc import Iterator, Mapping
 from typing import Final, Protocol
 
+from optimizer.base.units import format_bytes
 from optimizer.plan.inference import InferencePlan
-from optimizer.units import format_bytes
 from optimizer.workload import InferenceWorkload
 
 _MOVES: Final = {

@@ -10,10 +10,10 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from optimizer.errors import InvalidInput, InvalidPlan, InvalidWorkload
+from optimizer.base.errors import InvalidInput, InvalidPlan, InvalidWorkload
+from optimizer.base.serialize import from_json
 from optimizer.plan.generation_pins import NO_LIMIT, GenerationPins
 from optimizer.plan.inference import InferencePlan
-from optimizer.serialize import from_json
 
 _NO_KNOBS: Final = frozenset({"version", "weights.autocast"})
 """What a plan says that is nobody's to choose: autocast is of training."""

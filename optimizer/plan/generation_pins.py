@@ -9,7 +9,7 @@ from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
-from optimizer.errors import InvalidPlan, InvalidWorkload
+from optimizer.base.errors import InvalidPlan, InvalidWorkload
 from optimizer.plan.kv_cache import AttentionPlace, KvDtype, KvPlace
 from optimizer.plan.pin_table import PinTable
 from optimizer.plan.pins import AllocatorPins

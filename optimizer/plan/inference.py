@@ -8,12 +8,12 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from optimizer.errors import InvalidPlan, InvalidWorkload
+from optimizer.base.errors import InvalidPlan, InvalidWorkload
+from optimizer.base.serialize import from_json, to_json
 from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.passes import PassShape, list_passes
 from optimizer.plan.weights import WeightsPlan
-from optimizer.serialize import from_json, to_json
 from optimizer.workload import InferenceWorkload
 
 INFERENCE_PLAN_VERSION: Final = 1

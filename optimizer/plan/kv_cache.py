@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from optimizer.errors import InvalidPlan
+from optimizer.base.errors import InvalidPlan
 
 KvDtype = Literal["same", "int8", "int4"]
 KvPlace = Literal["device", "host", "disk", "remote"]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from optimizer.errors import InvalidPlan
+from optimizer.base.errors import InvalidPlan
 
 MAX_CHUNKS = 4096
 WIDE_COPY_ELEMENTS = 65_536

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from optimizer.errors import InvalidPlan
+from optimizer.base.errors import InvalidPlan
 
 QUANTIZATION_BLOCK_ELEMENTS = 256
 """Elements that share one fp32 scale in 8-bit state (Dettmers et al., 8-bit Optimizers via Block-wise Quantization)."""

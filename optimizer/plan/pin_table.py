@@ -5,7 +5,7 @@ import typing
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from optimizer.serialize import to_json
+from optimizer.base.serialize import to_json
 
 if TYPE_CHECKING:
     from optimizer.workload import Technique

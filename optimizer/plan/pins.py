@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from optimizer.errors import InvalidWorkload
+from optimizer.base.errors import InvalidWorkload
+from optimizer.base.serialize import from_json, to_json
 from optimizer.plan.activations import OFFLOADING, BlockChoice, Compression
 from optimizer.plan.gradients import GradientsChoice
 from optimizer.plan.optimizer_state import StatePlace
 from optimizer.plan.pin_table import PinTable, kinds_of_pins
 from optimizer.plan.weights import Autocast, FrozenFormat, WeightsDtype, WeightsPlace
-from optimizer.serialize import from_json, to_json
 
 if TYPE_CHECKING:
     from optimizer.plan.plan import Plan

@@ -9,7 +9,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from optimizer.errors import InvalidPlan
+from optimizer.base.errors import InvalidPlan
+from optimizer.base.serialize import from_json, to_json
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.batch import BatchPlan
@@ -17,7 +18,6 @@ from optimizer.plan.gradients import GradientsPlan
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.weights import WeightsPlan
-from optimizer.serialize import from_json, to_json
 from optimizer.workload import TrainingWorkload
 
 PLAN_VERSION: Final = 2

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from optimizer.errors import InvalidPlan
+from optimizer.base.errors import InvalidPlan
 
 WeightsDtype = Literal["fp32", "bf16", "fp16"]
 Autocast = Literal["off", "bf16", "fp16"]

@@ -8,7 +8,7 @@ which ``Hold`` says.
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from optimizer.errors import InvalidModel
+from optimizer.base.errors import InvalidModel
 from optimizer.plan.activations import BlockChoice
 from optimizer.profile.cutting import Raw, RawPart, Storage, cut
 from optimizer.profile.events import Event, Trace

@@ -10,7 +10,7 @@ import json
 import sys
 from typing import Any
 
-from optimizer.errors import HeadroomError, InvalidModel, InvalidPlan, InvalidWorkload
+from optimizer.base.errors import HeadroomError, InvalidModel, InvalidPlan, InvalidWorkload
 from optimizer.profile.lean import import_lean
 
 LEAN_OPTION = "--lean"
@@ -52,10 +52,10 @@ def _answer(*, is_lean: bool) -> dict[str, Any]:
 def _trace() -> dict[str, Any]:
     import torch
 
+    from optimizer.base.serialize import from_json
     from optimizer.models.any_spec import read_any_spec
     from optimizer.profile.extent import Extent
     from optimizer.profile.trace import profile_model
-    from optimizer.serialize import from_json
     from optimizer.workload import Adapter
 
     torch.set_num_threads(1)

@@ -6,7 +6,7 @@ What several blocks share (``sharing.py``) is left out of the changes and listed
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from optimizer.categories import Category, Tier
+from optimizer.base.categories import Category, Tier
 from optimizer.profile.events import Allocated, Began, Event, Freed, Moved, Ran, Viewed
 from optimizer.profile.sharing import PROLOGUE, Birth, Births, PartKey
 

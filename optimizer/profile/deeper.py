@@ -7,7 +7,7 @@ one); depths differ by whole periods. What is made of it prices as the trace of 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from optimizer.errors import InvalidModel
+from optimizer.base.errors import InvalidModel
 from optimizer.profile.profile import Profile
 
 _ENDS = 2

@@ -7,7 +7,7 @@ numbered, and nothing is noted of them.
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from optimizer.categories import Category, Tier
+from optimizer.base.categories import Category, Tier
 from optimizer.profile.profile import OpKind
 
 

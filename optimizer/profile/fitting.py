@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from optimizer.categories import Category, Tier
-from optimizer.errors import InvalidModel
+from optimizer.base.categories import Category, Tier
+from optimizer.base.errors import InvalidModel
 from optimizer.profile.cutting import Raw, RawChange, RawPart, Storage
 from optimizer.profile.events import Ran
 from optimizer.profile.profile import Change, Op

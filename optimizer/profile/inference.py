@@ -15,13 +15,13 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from optimizer.errors import InvalidModel, InvalidPlan, InvalidWorkload
+from optimizer.base.errors import InvalidModel, InvalidPlan, InvalidWorkload
+from optimizer.base.serialize import from_json, to_json
 from optimizer.kv_prefix import can_rebuild
 from optimizer.plan.kv_cache import AttentionPlace
 from optimizer.profile.extent import traced_representation
 from optimizer.profile.profile import Change, Op, Part, Regime, not_profiled, profile_fingerprint
 from optimizer.profile.sizes import Shape
-from optimizer.serialize import from_json, to_json
 from optimizer.workload import Adapter
 
 INFERENCE_PROFILE_VERSION: Final = 10

@@ -16,7 +16,7 @@ from typing import Literal, get_args
 import torch
 from torch import nn
 
-from optimizer.errors import InvalidModel
+from optimizer.base.errors import InvalidModel
 from optimizer.models.anatomy import find_blocks
 from optimizer.models.build import build_model
 from optimizer.models.decoder.config import DECODER_TYPE

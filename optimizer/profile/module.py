@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from optimizer.errors import HeadroomError, InvalidModel
+from optimizer.base.errors import HeadroomError, InvalidModel
 from optimizer.models.anatomy import Loss
 from optimizer.models.plain import Inputs, PlainAnatomy, check_trains_all, plain_anatomy
 from optimizer.plan.activations import BlockChoice

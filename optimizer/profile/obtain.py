@@ -13,7 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from optimizer.errors import HeadroomError, ProfilingFailed
+from optimizer.base.errors import HeadroomError, ProfilingFailed
+from optimizer.base.serialize import to_json
 from optimizer.models.spec import ModelSpec
 from optimizer.profile.extent import EVERYTHING, Extent
 from optimizer.profile.inference import InferenceProfile
@@ -25,7 +26,6 @@ from optimizer.profile.kept import (
 )
 from optimizer.profile.merge import merge_profiles
 from optimizer.profile.profile import BLOCK_CHOICES, Profile, profile_fingerprint
-from optimizer.serialize import to_json
 from optimizer.workload import Adapter
 
 _ROOT = Path(__file__).parents[2]
@@ -168,7 +168,7 @@ def _ask(child: _Child, request: dict[str, Any]) -> Any:
 
 
 def _read_error(document: dict[str, Any]) -> HeadroomError:
-    # Only what optimizer/errors.py defines: the service has kinds of its own under some of these codes.
+    # Only what optimizer/base/errors.py defines: the service has kinds of its own under some of these codes.
     kinds = {kind.code: kind for kind in _subclasses(HeadroomError) if kind.__module__ == HeadroomError.__module__}
     kind = kinds.get(document["code"], HeadroomError)
     error = kind.__new__(kind)

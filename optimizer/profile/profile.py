@@ -19,13 +19,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from optimizer.categories import Category, Tier
-from optimizer.errors import InvalidModel, InvalidPlan, InvalidWorkload, NotProfiled
+from optimizer.base.categories import Category, Tier
+from optimizer.base.errors import InvalidModel, InvalidPlan, InvalidWorkload, NotProfiled
+from optimizer.base.serialize import from_json, to_json
 from optimizer.plan.activations import BlockChoice
 from optimizer.profile.extent import Extent, traced_choice, traced_representation
 from optimizer.profile.sizes import NO_TERMS, Shape, Terms
 from optimizer.profile.trained import FrozenBytes, Tensors
-from optimizer.serialize import from_json, to_json
 from optimizer.workload import Adapter
 
 PROFILE_VERSION: Literal[10] = 10

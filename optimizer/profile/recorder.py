@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from optimizer.categories import CATEGORIES, Tier
-from optimizer.errors import InvalidModel
+from optimizer.base.categories import CATEGORIES, Tier
+from optimizer.base.errors import InvalidModel
 from optimizer.profile.dataless import Ops, OpTraits, tensors_in, without_devices
 from optimizer.profile.events import Allocated, Began, Event, Freed, Moved, Ran, Viewed
 from optimizer.profile.op_costs import classify_op, count_flops

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from optimizer.errors import InvalidModel
+from optimizer.base.errors import InvalidModel
 from optimizer.models.anatomy import find_blocks
 from optimizer.profile.trained import FrozenBytes, Tensors, TensorSize
 from optimizer.runtime.sparse_gradients import find_sparse

@@ -18,7 +18,7 @@ from typing import get_args
 import torch
 from torch import nn
 
-from optimizer.errors import HeadroomError, InvalidModel
+from optimizer.base.errors import HeadroomError, InvalidModel
 from optimizer.models.anatomy import find_anatomy
 from optimizer.models.build import build_model
 from optimizer.models.spec import ModelSpec

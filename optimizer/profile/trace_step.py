@@ -13,7 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
-from optimizer.errors import InvalidModel
+from optimizer.base.errors import InvalidModel
 from optimizer.models.anatomy import Anatomy, find_blocks
 from optimizer.plan.activations import ActivationsPlan, BlockChoice
 from optimizer.plan.batch import BatchPlan

@@ -30,8 +30,8 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
-from optimizer.categories import Category
-from optimizer.errors import InvalidPlan
+from optimizer.base.categories import Category
+from optimizer.base.errors import InvalidPlan
 from optimizer.plan.activations import ActivationsPlan, BlockChoice, Compression
 from optimizer.runtime.meter import Meter
 from optimizer.runtime.products import interrupting

@@ -5,7 +5,7 @@ import os
 
 import torch
 
-from optimizer.heap import give_freed_memory_back, keep_freed_memory
+from optimizer.base.heap import give_freed_memory_back, keep_freed_memory
 from optimizer.plan.allocator import AllocatorPlan
 
 _SETTINGS = "PYTORCH_ALLOC_CONF"

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from optimizer.errors import InvalidPlan
+from optimizer.base.errors import InvalidPlan
 from optimizer.models.anatomy import Anatomy
 from optimizer.plan.plan import Plan
 from optimizer.runtime.allocator import apply_allocator

@@ -8,8 +8,8 @@ import re
 
 import torch
 
+from optimizer.base.units import KIB, MIB
 from optimizer.runtime.device import reserve_workspaces
-from optimizer.units import KIB, MIB
 
 ALLOCATOR_SLACK_BYTES = 256 * MIB
 ALLOCATOR_SLACK_SHARE = 0.125

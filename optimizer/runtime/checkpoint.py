@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from optimizer.errors import CheckpointInvalid, DiskFull, InvalidInput
+from optimizer.base.errors import CheckpointInvalid, DiskFull, InvalidInput
+from optimizer.base.serialize import from_json, to_json
+from optimizer.base.units import MIB, format_bytes
 from optimizer.models.tensor_files import TensorEntry, write_tensors
 from optimizer.runtime.homes import HomeTensor
-from optimizer.serialize import from_json, to_json
-from optimizer.units import MIB, format_bytes
 
 CHECKPOINTS_FOLDER = "checkpoints"
 NUM_KEPT = 3

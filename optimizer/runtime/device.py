@@ -19,7 +19,7 @@ import torch
 import torch.utils.deterministic
 from torch.nn import functional
 
-from optimizer.errors import InvalidPlan
+from optimizer.base.errors import InvalidPlan
 from optimizer.plan.weights import WeightsPlan
 
 _CUBLAS_WORKSPACES = ":4096:8"

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from optimizer.errors import InvalidWorkload
+from optimizer.base.errors import InvalidWorkload
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.passes import PassShape, arrange_passes

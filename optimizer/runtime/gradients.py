@@ -30,7 +30,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from optimizer.errors import LossNotFinite
+from optimizer.base.errors import LossNotFinite
 from optimizer.runtime.homes import on_host
 from optimizer.runtime.sparse_gradients import SparseGradients
 from optimizer.runtime.tiers.copies import Copy

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from optimizer.errors import InvalidPlan
+from optimizer.base.errors import InvalidPlan
 from optimizer.runtime.apply import Applied
 
 _STATE_KEY = "headroom"

@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from optimizer.categories import Category, Tier
+from optimizer.base.categories import Category, Tier
 from optimizer.runtime.tiers.copies import Copy
 from optimizer.runtime.tiers.tiers import Tiers
 from optimizer.runtime.tiers.transfers import StoredBuffer

@@ -33,7 +33,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from optimizer.categories import Category
+from optimizer.base.categories import Category
 from optimizer.models.anatomy import find_anatomy
 from optimizer.models.build import build_model, load_weights
 from optimizer.models.spec import ModelSpec

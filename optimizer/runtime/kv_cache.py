@@ -20,7 +20,7 @@ from typing import Any
 from torch import nn
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from optimizer.errors import InvalidModel
+from optimizer.base.errors import InvalidModel
 from optimizer.models.anatomy import WholeAnatomy, find_anatomy
 from optimizer.models.decoder.config import DECODER_TYPE
 from optimizer.plan.kv_cache import KvCachePlan

@@ -24,7 +24,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 from transformers.cache_utils import Cache
 
-from optimizer.errors import InvalidModel, InvalidPlan
+from optimizer.base.errors import InvalidModel, InvalidPlan
 from optimizer.kv_packing import KvLayout, KvShape
 from optimizer.kv_prefix import can_rebuild, count_rebuilt, refusal
 from optimizer.runtime.kv_placed import MovedKvLayer

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from optimizer.categories import Lane
+from optimizer.base.categories import Lane
 
 MAX_SPANS = 300
 """Told of one step; neighbours on a lane become one until there are no more."""

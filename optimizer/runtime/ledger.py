@@ -8,7 +8,7 @@ import weakref
 
 import torch
 
-from optimizer.categories import CATEGORIES, Tier
+from optimizer.base.categories import CATEGORIES, Tier
 from optimizer.runtime.timeline import MAX_TIMELINE_POINTS, TimelinePoint, cut_timeline
 
 NUM_CATEGORIES = len(CATEGORIES)

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
-from optimizer.errors import InvalidPlan
+from optimizer.base.errors import InvalidPlan
 from optimizer.models.anatomy import Anatomy
 from optimizer.plan.logits_and_loss import WIDE_COPY_ELEMENTS, LogitsAndLossPlan
 from optimizer.runtime.products import making_products

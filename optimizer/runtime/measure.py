@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from optimizer.categories import Link
+from optimizer.base.categories import Link
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.plan import Plan
 from optimizer.runtime.device import check_dtype, prepared_device

@@ -41,8 +41,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
-from optimizer.categories import CATEGORIES, Category, Tier
-from optimizer.errors import OutOfDeviceMemory, OutOfHostMemory
+from optimizer.base.categories import CATEGORIES, Category, Tier
+from optimizer.base.errors import OutOfDeviceMemory, OutOfHostMemory
 from optimizer.plan.optimizer_state import update_scratch_bytes
 from optimizer.runtime.block_marks import watch_blocks
 from optimizer.runtime.card import Card, requested_in

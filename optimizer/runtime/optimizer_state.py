@@ -29,7 +29,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from optimizer.errors import CheckpointInvalid
+from optimizer.base.errors import CheckpointInvalid
 from optimizer.plan.optimizer_state import MIN_8BIT_ELEMENTS, OptimizerStatePlan, split_state
 from optimizer.runtime.gradients import HostGradients
 from optimizer.runtime.homes import Home, HomeTensor

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from optimizer.optional import load_bitsandbytes
+from optimizer.base.optional import load_bitsandbytes
 from optimizer.plan.weights import FrozenFormat
 
 NF4_BLOCK_ELEMENTS = 64

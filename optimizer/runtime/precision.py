@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 
-from optimizer.errors import CheckpointInvalid, LossNotFinite
+from optimizer.base.errors import CheckpointInvalid, LossNotFinite
 from optimizer.plan.weights import WeightsPlan
 
 INITIAL_SCALE: Final = 2.0**16

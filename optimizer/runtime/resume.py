@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from optimizer.errors import CheckpointInvalid
+from optimizer.base.errors import CheckpointInvalid
 from optimizer.runtime.checkpoint import Checkpoint, TensorGroups
 from optimizer.runtime.step import Trainer
 

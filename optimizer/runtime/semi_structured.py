@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from optimizer.errors import InvalidPlan
+from optimizer.base.errors import InvalidPlan
 
 MIN_CAPABILITY = (8, 0)
 _GROUP = 4

@@ -34,7 +34,7 @@ from torch import nn
 from torch.optim.adamw import adamw
 from torch.utils.hooks import RemovableHandle
 
-from optimizer.errors import CheckpointInvalid
+from optimizer.base.errors import CheckpointInvalid
 from optimizer.runtime.meter import Meter
 from optimizer.workload import TrainingWorkload
 

@@ -21,8 +21,8 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from optimizer.categories import Category
-from optimizer.errors import LossNotFinite
+from optimizer.base.categories import Category
+from optimizer.base.errors import LossNotFinite
 from optimizer.models.anatomy import Anatomy, find_anatomy
 from optimizer.plan.plan import Plan
 from optimizer.runtime.activations import apply_activations

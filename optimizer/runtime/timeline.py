@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable, Sequence
 
-from optimizer.categories import CATEGORIES
+from optimizer.base.categories import CATEGORIES
 
 MAX_TIMELINE_POINTS = 200
 

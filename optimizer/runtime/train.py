@@ -20,6 +20,8 @@ from typing import Any, Literal
 
 import torch
 
+from optimizer.base.serialize import to_json
+from optimizer.base.units import format_bytes
 from optimizer.data.batches import Batches
 from optimizer.data.token_file import TokenFile
 from optimizer.models.spec import ModelSpec
@@ -37,8 +39,6 @@ from optimizer.runtime.prepare import build_prepared
 from optimizer.runtime.resume import export_trainer, import_trainer
 from optimizer.runtime.step import StepResult, Trainer
 from optimizer.runtime.telemetry import StepWatch
-from optimizer.serialize import to_json
-from optimizer.units import format_bytes
 from optimizer.workload import Goal, TrainingWorkload
 
 Report = Callable[[dict[str, Any]], None]

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from optimizer.errors import MissingExtra
+from optimizer.base.errors import MissingExtra
 
 
 class Turns:

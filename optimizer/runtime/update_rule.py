@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from optimizer.optional import load_bitsandbytes
+from optimizer.base.optional import load_bitsandbytes
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.workload import TrainingWorkload
 

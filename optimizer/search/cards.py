@@ -4,7 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from optimizer.errors import InvalidInput, NoFeasiblePlan
+from optimizer.base.errors import InvalidInput, NoFeasiblePlan
+from optimizer.base.serialize import to_json
+from optimizer.base.units import format_bytes
 from optimizer.hardware.devices import known_devices, table_machine
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.prices import Cost, PriceList, price_run
@@ -12,8 +14,6 @@ from optimizer.search.core import find_chosen
 from optimizer.search.frontier import plan_label
 from optimizer.search.inference.problem import PricedInferencePlan
 from optimizer.search.problem import PricedPlan, SearchProblem
-from optimizer.serialize import to_json
-from optimizer.units import format_bytes
 from optimizer.workload import Goal, TrainingWorkload
 
 Order = Literal["speed", "money"]

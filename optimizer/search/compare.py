@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from optimizer.categories import CATEGORIES, Category
+from optimizer.base.categories import CATEGORIES, Category
+from optimizer.base.serialize import to_json
 from optimizer.plan.diff import Cell, Difference, diff_plans, different_cells
 from optimizer.plan.pins import Pins
 from optimizer.plan.plan import Plan
 from optimizer.search.problem import PricedPlan, SearchProblem
-from optimizer.serialize import to_json
 
 
 @dataclass(frozen=True, kw_only=True)

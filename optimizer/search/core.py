@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from optimizer.errors import NoFeasiblePlan
+from optimizer.base.errors import NoFeasiblePlan
+from optimizer.base.serialize import to_json
+from optimizer.base.units import format_bytes
 from optimizer.estimate.prediction import Prediction
 from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.explain import explain_plan
@@ -26,8 +28,6 @@ from optimizer.search.smallest import explain_infeasible, find_smallest, price_f
 from optimizer.search.solve import solve
 from optimizer.search.verify import VerificationFailed, verify_plan
 from optimizer.search.worth import LeftOut, list_left_out, price_without
-from optimizer.serialize import to_json
-from optimizer.units import format_bytes
 
 _ROUNDING = 1e-8
 """Share by which a bound may be lower because sums of floats are."""

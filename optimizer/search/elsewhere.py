@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from optimizer.errors import InvalidInput, NoFeasiblePlan
+from optimizer.base.errors import InvalidInput, NoFeasiblePlan
+from optimizer.base.serialize import to_json
+from optimizer.base.units import format_bytes
 from optimizer.hardware.devices import known_devices, table_machine
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.prices import PriceList
@@ -18,8 +20,6 @@ from optimizer.profile.profile import Profile
 from optimizer.search.pricebook import PriceBook
 from optimizer.search.problem import PricedPlan, SearchProblem, divisors
 from optimizer.search.smallest import price_floor
-from optimizer.serialize import to_json
-from optimizer.units import format_bytes
 from optimizer.workload import Adapter, Goal, TrainingWorkload
 
 Pose = Callable[[Profile, TrainingWorkload, Goal, Machine], SearchProblem]

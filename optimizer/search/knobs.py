@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
-from optimizer.errors import InvalidPlan
+from optimizer.base.errors import InvalidPlan
+from optimizer.base.serialize import to_json
 from optimizer.estimate.prediction import Prediction, Verdict
 from optimizer.plan.activations import BlockChoice, Compression
 from optimizer.plan.plan import Plan
@@ -17,7 +18,6 @@ from optimizer.plan.weights import FrozenFormat
 from optimizer.search.arrangements import PerBlock
 from optimizer.search.levers import TOKENS_PER_CHUNK
 from optimizer.search.problem import SearchProblem, Setting, divisors, techniques_of
-from optimizer.serialize import to_json
 from optimizer.workload import Technique
 
 _BLOCKS: tuple[tuple[BlockChoice, Technique, str], ...] = (

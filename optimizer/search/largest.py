@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import cache
 
-from optimizer.errors import NoFeasiblePlan
+from optimizer.base.errors import NoFeasiblePlan
 from optimizer.search.core import find_best, first_on_the_card
 from optimizer.search.pins import check_pins
 from optimizer.search.pricebook import PriceBook

@@ -11,7 +11,7 @@ chunks, compressed copies, farther tiers than the host. ``follows`` says whether
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from optimizer.categories import CATEGORIES
+from optimizer.base.categories import CATEGORIES
 from optimizer.estimate.prediction import Prediction
 from optimizer.hardware.machine import Machine
 from optimizer.plan.plan import Plan

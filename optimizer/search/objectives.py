@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 from math import lcm
 from typing import Any, Literal
 
-from optimizer.categories import Tier
-from optimizer.errors import InvalidWorkload, NoFeasiblePlan
+from optimizer.base.categories import Tier
+from optimizer.base.errors import InvalidWorkload, NoFeasiblePlan
+from optimizer.base.serialize import to_json
+from optimizer.base.units import format_bytes
 from optimizer.profile.deeper import depth_period, with_depth
 from optimizer.profile.profile import Profile
 from optimizer.search.core import SearchResult, search
@@ -18,8 +20,6 @@ from optimizer.search.pins import check_pins
 from optimizer.search.pricebook import PriceBook
 from optimizer.search.problem import SearchProblem
 from optimizer.search.smallest import smallest_found
-from optimizer.serialize import to_json
-from optimizer.units import format_bytes
 from optimizer.workload import Objective, TrainingWorkload
 
 Pose = Callable[[Profile, TrainingWorkload], SearchProblem]

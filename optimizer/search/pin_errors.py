@@ -1,8 +1,8 @@
 """What is said of pins that no plan can keep, of training and of generations alike."""
 
-from optimizer.errors import InvalidPlan
+from optimizer.base.errors import InvalidPlan
+from optimizer.base.units import format_bytes
 from optimizer.plan.pin_table import PinTable, listed_pins
-from optimizer.units import format_bytes
 
 
 def refuse_pin(path: str, value: object, why: str) -> InvalidPlan:

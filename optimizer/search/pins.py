@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any, get_args
 
-from optimizer.errors import InvalidPlan
+from optimizer.base.errors import InvalidPlan
 from optimizer.plan.gradients import GradientsChoice
 from optimizer.plan.optimizer_state import StatePlace
 from optimizer.plan.pin_table import shown_pin

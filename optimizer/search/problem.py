@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final, Literal, Protocol, get_args
 
-from optimizer.errors import InvalidPlan
+from optimizer.base.errors import InvalidPlan
+from optimizer.base.serialize import to_json
 from optimizer.estimate.prediction import Prediction, Verdict
 from optimizer.estimate.relaxation import Relaxation
 from optimizer.estimate.relaxed_blocks import Form
@@ -23,7 +24,6 @@ from optimizer.plan.pins import Pins
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import Autocast, FrozenFormat, WeightsDtype, WeightsPlace, WeightsPlan
 from optimizer.search.arrangements import PerBlock, keep_everything
-from optimizer.serialize import to_json
 from optimizer.workload import Goal, Technique, TrainingWorkload
 
 Price = Callable[[Plan], Prediction]

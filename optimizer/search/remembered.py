@@ -7,9 +7,9 @@ would be found again, to the byte.
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from optimizer.base.recent import Recent
 from optimizer.estimate.prediction import Prediction
 from optimizer.plan.plan import Plan
-from optimizer.recent import Recent
 from optimizer.search.objectives import Answer
 from optimizer.search.problem import PricedPlan, SearchProblem
 from optimizer.workload import TrainingWorkload

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from optimizer.errors import NoFeasiblePlan
+from optimizer.base.errors import NoFeasiblePlan
+from optimizer.base.units import format_bytes
 from optimizer.estimate.prediction import Prediction
 from optimizer.plan.plan import Plan
 from optimizer.search.exhaustive import price_all
@@ -14,7 +15,6 @@ from optimizer.search.pricebook import PriceBook
 from optimizer.search.problem import SearchProblem, Setting
 from optimizer.search.solve import price_lightest, solve
 from optimizer.techniques import TECHNIQUE_LABELS
-from optimizer.units import format_bytes
 
 MAX_TIGHTENINGS = 4
 """Searches below the smallest peak found so far; each has found a smaller one where it is not the last."""

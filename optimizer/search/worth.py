@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from optimizer.errors import InvalidPlan
+from optimizer.base.errors import InvalidPlan
+from optimizer.base.serialize import to_json
 from optimizer.estimate.prediction import Prediction
 from optimizer.plan.activations import OFFLOADING, BlockChoice
 from optimizer.plan.explain import describe_left_out, describe_move_or_rebuild
@@ -12,7 +13,6 @@ from optimizer.plan.plan import Plan
 from optimizer.search.arrangements import PerBlock
 from optimizer.search.knobs import list_knobs
 from optimizer.search.problem import SearchProblem, Setting, techniques_of
-from optimizer.serialize import to_json
 from optimizer.workload import Technique
 
 MIN_SHARE = 0.01

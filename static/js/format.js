@@ -1,4 +1,4 @@
-// Numbers as people read them; the same rules as optimizer/units.py.
+// Numbers as people read them; the same rules as optimizer/base/units.py.
 
 const UNITS = [["TiB", 1024 ** 4], ["GiB", 1024 ** 3], ["MiB", 1024 ** 2], ["KiB", 1024]];
 

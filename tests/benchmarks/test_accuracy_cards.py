@@ -10,8 +10,8 @@ from benchmarks.accuracy.card_cases import cuda_cards, small_cards
 from benchmarks.accuracy.card_summary import summarize_cards
 from benchmarks.accuracy.cards import measure_cards
 from benchmarks.journal import Journal
+from optimizer.base.units import GIB, MIB
 from optimizer.models.spec import read_model_spec
-from optimizer.units import GIB, MIB
 
 CPU = torch.device("cpu")
 SPEC = read_model_spec(

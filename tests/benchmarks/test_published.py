@@ -12,7 +12,7 @@ from benchmarks.published.models import write_table
 from benchmarks.published.profiles import Profiles
 from benchmarks.published.rows import ROWS_FILE, PublishedRow, read_rows, select_runs
 from benchmarks.record import Row
-from optimizer.errors import InvalidInput
+from optimizer.base.errors import InvalidInput
 from optimizer.hardware.devices import find_device
 
 ROWS = read_rows()

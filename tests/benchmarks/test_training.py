@@ -14,7 +14,7 @@ from benchmarks.training import cards as training_cards
 from benchmarks.training import command as training
 from benchmarks.training.head import HeadShape
 from benchmarks.training.plans import describe, make_plan
-from optimizer.errors import InvalidModel
+from optimizer.base.errors import InvalidModel
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.trace import profile_model

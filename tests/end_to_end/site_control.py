@@ -237,8 +237,8 @@ def succeed(*, job_id):
 
 
 def run_out_of_memory(*, job_id):
-    from optimizer.errors import OutOfDeviceMemory
-    from optimizer.units import MIB
+    from optimizer.base.errors import OutOfDeviceMemory
+    from optimizer.base.units import MIB
     from tests.webapp.pages import rows
     from webapp.jobs.actions import finish_attempt
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from optimizer.base.errors import HeadroomError, InvalidModel
 from optimizer.cli import main
-from optimizer.errors import HeadroomError, InvalidModel
 from optimizer.estimating import estimate_model, estimate_profiled, read_model
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.machine import Machine

@@ -8,6 +8,7 @@ from typing import get_args
 
 import pytest
 
+from optimizer.base.units import format_bytes
 from optimizer.cli import main
 from optimizer.estimate.training import estimate_training
 from optimizer.hardware.devices import table_machine
@@ -17,7 +18,6 @@ from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
 from optimizer.search.baselines import BASELINES
 from optimizer.search.problem import techniques_of
-from optimizer.units import format_bytes
 from optimizer.workload import LOSSY, Technique, TrainingWorkload
 from tests import llama
 

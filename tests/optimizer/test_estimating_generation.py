@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from optimizer.base.errors import InvalidInput, InvalidModel, InvalidPlan, InvalidWorkload, NoFeasiblePlan
 from optimizer.cli import main
-from optimizer.errors import InvalidInput, InvalidModel, InvalidPlan, InvalidWorkload, NoFeasiblePlan
 from optimizer.estimating_generation import estimate_generation, needed_representations
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.inference import InferencePlan

@@ -5,9 +5,9 @@ import random
 
 import pytest
 
+from optimizer.base.errors import InvalidInput
 from optimizer.cli import main
 from optimizer.data.lengths import Lengths
-from optimizer.errors import InvalidInput
 from optimizer.estimating_padded import estimate_padded_model, read_lengths
 from optimizer.workload import TrainingWorkload
 

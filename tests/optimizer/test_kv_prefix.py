@@ -2,7 +2,7 @@
 
 import pytest
 
-from optimizer.errors import InvalidPlan
+from optimizer.base.errors import InvalidPlan
 from optimizer.kv_packing import KvLayout, KvShape
 from optimizer.kv_prefix import can_rebuild, count_rebuilt, refusal
 

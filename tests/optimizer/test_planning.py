@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from optimizer.errors import InvalidInput, InvalidPlan, InvalidWorkload, NoFeasiblePlan
+from optimizer.base.errors import InvalidInput, InvalidPlan, InvalidWorkload, NoFeasiblePlan
+from optimizer.base.units import MIB
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.prices import PriceList, Rental
 from optimizer.models.spec import read_model_spec
@@ -15,7 +16,6 @@ from optimizer.profile.extent import Extent
 from optimizer.profile.trace import profile_model
 from optimizer.search.problem import Setting
 from optimizer.search.search import search_plans, training_problem
-from optimizer.units import MIB
 from optimizer.workload import Goal, TrainingWorkload
 from tests import llama
 from tests.optimizer.machines import make_cpu_machine

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from optimizer.base.errors import InvalidInput
+from optimizer.base.units import GIB
 from optimizer.cli import main
-from optimizer.errors import InvalidInput
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.prices import read_prices
 from optimizer.models.spec import read_model_spec
@@ -13,7 +14,6 @@ from optimizer.plan.generation_knobs import read_generation_pins
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.planning_generation import compare_model_generations, plan_generation, rank_model_cards_to_generate
-from optimizer.units import GIB
 from optimizer.workload import InferenceGoal, InferenceWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 

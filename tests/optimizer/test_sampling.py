@@ -2,7 +2,7 @@
 
 import pytest
 
-from optimizer.errors import InvalidWorkload
+from optimizer.base.errors import InvalidWorkload
 from optimizer.sampling import Sampling
 
 

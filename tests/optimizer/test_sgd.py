@@ -6,7 +6,7 @@ import functools
 import pytest
 import torch
 
-from optimizer.errors import InvalidPlan, InvalidWorkload
+from optimizer.base.errors import InvalidPlan, InvalidWorkload
 from optimizer.estimate.training import estimate_training
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.optimizer_state import OptimizerStatePlan

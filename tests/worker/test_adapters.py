@@ -6,6 +6,7 @@ import subprocess
 import pytest
 from safetensors.torch import load_file
 
+from optimizer.base.serialize import to_json
 from optimizer.estimate.training import estimate_training
 from optimizer.hardware.machine import Machine
 from optimizer.plan.activations import ActivationsPlan
@@ -13,7 +14,6 @@ from optimizer.plan.batch import BatchPlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.profile import Profile
-from optimizer.serialize import to_json
 from optimizer.workload import Adapter, Goal, TrainingWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 from tests.optimizer.runtime.tiny import write_tokenizer

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.threads import WAIT_POLICY
+from optimizer.base.threads import WAIT_POLICY
 from tests.worker.processes import is_alive, wait_for
 from worker.child import ALLOWED_VARIABLES, Child, DeviceLock, child_environment, isolated_command
 from worker.pipe import PipeReader

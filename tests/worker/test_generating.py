@@ -7,8 +7,10 @@ import sys
 
 import pytest
 
+from optimizer.base.errors import NoFeasiblePlan
+from optimizer.base.serialize import from_json, to_json
+from optimizer.base.units import MIB
 from optimizer.data.prompt_tokens import PromptTokenizer
-from optimizer.errors import NoFeasiblePlan
 from optimizer.estimate.inference import estimate_inference
 from optimizer.hardware.machine import Machine
 from optimizer.models.spec import read_model_spec
@@ -16,8 +18,6 @@ from optimizer.plan.inference import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.passes_run import TimedPass
 from optimizer.search.inference.search import search_inference_plans
-from optimizer.serialize import from_json, to_json
-from optimizer.units import MIB
 from optimizer.workload import GenerationWorkload, InferenceGoal
 from tests.valkey import Valkey
 from tests.webapp.conftest import MACHINE_DOCUMENT

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from optimizer.errors import (
+from optimizer.base.errors import (
     DiskFull,
     HeadroomError,
     InvalidDataset,

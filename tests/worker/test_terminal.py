@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from optimizer.categories import CATEGORIES
+from optimizer.base.categories import CATEGORIES
 from worker.client import StreamEvent
 from worker.terminal import (
     CATEGORY_COLOURS,

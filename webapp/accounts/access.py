@@ -12,7 +12,7 @@ from django.contrib.auth.models import User
 from django.db.models import Model as DjangoModel
 from django.db.models import Q, QuerySet
 
-from optimizer.errors import InvalidInput
+from optimizer.base.errors import InvalidInput
 from webapp.accounts.errors import Forbidden
 from webapp.accounts.models import Membership, Project, Role, Scope
 

@@ -4,7 +4,7 @@ HeadroomError
 └── Forbidden   the API answers 403, with what is missing and who can allow it
 """
 
-from optimizer.errors import HeadroomError
+from optimizer.base.errors import HeadroomError
 
 
 class Forbidden(HeadroomError):

@@ -16,7 +16,7 @@ from django.contrib.auth.models import User
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from optimizer.errors import InvalidInput
+from optimizer.base.errors import InvalidInput
 from webapp.accounts.access import Acting, act_as
 from webapp.accounts.models import ApiToken, Project, Scope
 

@@ -11,7 +11,7 @@ from django.http.multipartparser import MultiPartParserError
 from ninja import NinjaAPI
 from ninja.errors import AuthenticationError, HttpError, Throttled, ValidationError
 
-from optimizer.errors import HeadroomError
+from optimizer.base.errors import HeadroomError
 from webapp.accounts import routes as account_routes
 from webapp.api import (
     catalog_routes,

@@ -8,7 +8,7 @@ from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from ninja import Body, Query, Router, Schema
 from pydantic import Field
 
-from optimizer.errors import InvalidInput
+from optimizer.base.errors import InvalidInput
 from webapp.accounts.audit import note_target
 from webapp.api.catalog_routes import ModelRow
 from webapp.api.idempotency import idempotent, remember

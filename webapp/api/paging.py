@@ -8,7 +8,7 @@ from django.db.models import Model as DjangoModel
 from django.db.models import QuerySet
 from django.http import HttpRequest
 
-from optimizer.errors import InvalidInput
+from optimizer.base.errors import InvalidInput
 
 DEFAULT_PAGE_SIZE = 50
 MAX_PAGE_SIZE = 200

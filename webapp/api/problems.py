@@ -7,7 +7,7 @@ from typing import Any
 
 from django.http import HttpResponse
 
-from optimizer.errors import DiskFull, HeadroomError, InvalidInput, NoFeasiblePlan, PlanStale
+from optimizer.base.errors import DiskFull, HeadroomError, InvalidInput, NoFeasiblePlan, PlanStale
 from webapp.accounts.errors import Forbidden
 from webapp.catalog.errors import CatalogConflict
 from webapp.jobs.errors import JobConflict

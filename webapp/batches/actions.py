@@ -16,8 +16,8 @@ from django.db.models import QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
 
+from optimizer.base.errors import HeadroomError, InvalidInput
 from optimizer.data.prompts import ENVELOPE_PROBLEMS, URLS
-from optimizer.errors import HeadroomError, InvalidInput
 from webapp.accounts.access import act_in, project_of_job
 from webapp.batches.answers import RequestRefused
 from webapp.batches.models import OPEN_STATUSES, Batch, BatchFile, Status

@@ -4,7 +4,7 @@ from typing import Any
 
 from django.http import HttpResponse, JsonResponse
 
-from optimizer.errors import DiskFull, HeadroomError, InvalidInput
+from optimizer.base.errors import DiskFull, HeadroomError, InvalidInput
 from webapp.accounts.errors import Forbidden
 from webapp.jobs.errors import JobConflict
 

@@ -11,7 +11,7 @@ from django.views.decorators.csrf import csrf_exempt
 from ninja import NinjaAPI
 from ninja.errors import AuthenticationError, HttpError, ValidationError
 
-from optimizer.errors import HeadroomError
+from optimizer.base.errors import HeadroomError
 from webapp.api.auth import TokenOrSession
 from webapp.api.parsing import JsonParser
 from webapp.batches.answers import answer_of, error_answer, not_found, unauthorized

@@ -9,10 +9,10 @@ from typing import Any
 import yaml
 from django.conf import settings
 
+from optimizer.base.units import parse_bytes
 from optimizer.data.bundled import TEXT_FILE, TOKENIZER_FILE
 from optimizer.data.inspect import inspect_dataset
 from optimizer.models.presets import PRESETS, Preset
-from optimizer.units import parse_bytes
 from webapp.catalog.models import Dataset, Model
 from webapp.ids import new_model_id
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from optimizer.errors import HeadroomError, InvalidModel
+from optimizer.base.errors import HeadroomError, InvalidModel
 from optimizer.models.weights import check_weights
 
 MAX_TOKENIZER_BYTES = 50 * 10**6

@@ -5,9 +5,9 @@ from typing import Any
 
 from django.utils import timezone
 
+from optimizer.base.serialize import to_json
 from optimizer.models.spec import read_model_spec
 from optimizer.models.structure import describe_structure
-from optimizer.serialize import to_json
 from webapp.catalog.actions import files_bytes
 from webapp.catalog.models import Dataset, Machine, Model
 from webapp.catalog.queries import profile_states

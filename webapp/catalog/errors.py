@@ -6,7 +6,7 @@ HeadroomError
     └── WrongOffset       a piece does not begin where the file ends
 """
 
-from optimizer.errors import HeadroomError
+from optimizer.base.errors import HeadroomError
 
 
 class CatalogConflict(HeadroomError):

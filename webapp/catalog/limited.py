@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from optimizer.errors import InvalidInput
-from optimizer.units import GIB
+from optimizer.base.errors import InvalidInput
+from optimizer.base.units import GIB
 
 _PROGRAM_ROOT = Path(__file__).resolve().parent.parent.parent
 # -I drops the working directory from the path; it is appended, so nothing in it can stand in for the standard library

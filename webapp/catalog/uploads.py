@@ -21,7 +21,7 @@ from django.contrib.auth.models import User
 from django.core.files.uploadedfile import UploadedFile
 from django.utils import timezone
 
-from optimizer.errors import DiskFull, InvalidInput
+from optimizer.base.errors import DiskFull, InvalidInput
 from webapp.accounts.access import act_in, require_role
 from webapp.accounts.models import Role
 from webapp.catalog.actions import DatasetPurpose, checked_name, create_dataset, create_model

@@ -14,7 +14,7 @@ from django.db import transaction
 from django.db.models import Case, F, Q, When
 from django.db.models.functions import Coalesce, Now
 
-from optimizer.errors import InvalidInput
+from optimizer.base.errors import InvalidInput
 from webapp.accounts.models import Project
 from webapp.catalog.models import Dataset, Machine, Model
 from webapp.jobs.claiming import claim_job

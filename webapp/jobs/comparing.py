@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from optimizer.errors import HeadroomError, InvalidInput
+from optimizer.base.errors import HeadroomError, InvalidInput
 from optimizer.plan.diff import different_cells
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.plan import Plan

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from optimizer.errors import HeadroomError
+from optimizer.base.errors import HeadroomError
 from optimizer.hardware.machine import Machine as MachineSpec
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.plan import Plan

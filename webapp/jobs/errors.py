@@ -8,7 +8,7 @@ HeadroomError
     └── PlanDoesNotFit the plan was priced over its budget, and the caller did not insist
 """
 
-from optimizer.errors import HeadroomError
+from optimizer.base.errors import HeadroomError
 
 
 class JobConflict(HeadroomError):

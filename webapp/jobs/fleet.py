@@ -12,7 +12,7 @@ from django.db.models import F, FloatField, Max
 from django.db.models.fields.json import KeyTextTransform
 from django.db.models.functions import Cast
 
-from optimizer.serialize import to_json
+from optimizer.base.serialize import to_json
 from webapp.catalog.documents import machine_documents
 from webapp.catalog.models import Machine
 from webapp.jobs.documents import iso

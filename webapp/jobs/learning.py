@@ -3,13 +3,13 @@
 import logging
 from typing import Any
 
-from optimizer.errors import HeadroomError
+from optimizer.base.errors import HeadroomError
+from optimizer.base.serialize import from_json
 from optimizer.estimate.prediction import Prediction
 from optimizer.hardware.calibration import TimedRun, learn_generation, update_calibration
 from optimizer.hardware.machine import Machine as MachineSpec
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.passes_run import MAX_TIMED, TimedPass
-from optimizer.serialize import from_json
 from webapp.catalog.models import Machine
 from webapp.jobs.models import Attempt, Kind
 

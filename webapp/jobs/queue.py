@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from django.utils import timezone
 
-from optimizer.units import format_bytes, format_duration
+from optimizer.base.units import format_bytes, format_duration
 from webapp.catalog.documents import ONLINE_WITHIN
 from webapp.catalog.models import Machine
 from webapp.jobs.claiming import free_bytes

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from django.db.models import QuerySet
 
-from optimizer.errors import InvalidInput, InvalidModel, InvalidWorkload
+from optimizer.base.errors import InvalidInput, InvalidModel, InvalidWorkload
+from optimizer.base.serialize import from_json, shown, to_json
+from optimizer.base.units import parse_bytes
 from optimizer.models.spec import read_model_spec
 from optimizer.models.targets import check_targets
 from optimizer.profile.profile import profile_fingerprint
-from optimizer.serialize import from_json, shown, to_json
-from optimizer.units import parse_bytes
 from optimizer.workload import Adapter, Export, Goal, InferenceGoal, InferenceWorkload, TrainingWorkload
 from webapp.catalog.models import Dataset, Model
 from webapp.catalog.queries import datasets_visible_to, models_visible_to

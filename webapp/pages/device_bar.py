@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from optimizer.units import format_bytes
+from optimizer.base.units import format_bytes
 from webapp.jobs.fleet import Accuracy, Holder, Occupancy, Within
 from webapp.pages.presentation import Segment, StackedBar, bar_percent, stacked_bar
 

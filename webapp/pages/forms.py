@@ -8,7 +8,7 @@ from typing import Any
 
 from django import forms
 
-from optimizer.serialize import to_json
+from optimizer.base.serialize import to_json
 from optimizer.techniques import TECHNIQUE_GROUPS, TECHNIQUE_LABELS
 from optimizer.workload import Adapter, TrainingWorkload
 from webapp.catalog.models import Dataset, Model

@@ -9,7 +9,7 @@ from typing import Any
 
 from django.utils import timezone
 
-from optimizer.units import format_bytes, format_duration
+from optimizer.base.units import format_bytes, format_duration
 from webapp.jobs.models import LIVE_STATES, Job, Kind, State
 from webapp.pages.next_steps import NAMES, NextStep, edit_url, next_steps
 from webapp.pages.presentation import StackedBar, eta_words, signed_error, stacked_bar

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 from django.urls import reverse
 
-from optimizer.units import MIB
+from optimizer.base.units import MIB
 from webapp.jobs.models import Job, Kind, Reason
 from webapp.pages.work_form import exact_bytes
 

@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Final
 
 from django import forms
 
-from optimizer.categories import CATEGORY_LABELS
-from optimizer.errors import InvalidInput
+from optimizer.base.categories import CATEGORY_LABELS
+from optimizer.base.errors import InvalidInput
 from optimizer.plan.generation_knobs import (
     change_generation,
     generation_knobs,

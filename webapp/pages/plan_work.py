@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from optimizer.errors import HeadroomError, NoFeasiblePlan
+from optimizer.base.errors import HeadroomError, NoFeasiblePlan
 from optimizer.plan.diff import Difference, diff_plans
 from optimizer.plan.generation_knobs import change_generation, pins_of_generation_change, read_generation_change
 from optimizer.plan.inference import InferencePlan

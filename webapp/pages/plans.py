@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-from optimizer.categories import CATEGORIES, CATEGORY_LABELS
+from optimizer.base.categories import CATEGORIES, CATEGORY_LABELS
+from optimizer.base.units import format_bytes, format_duration
 from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.estimate.prediction import Prediction
 from optimizer.plan.generation_knobs import generation_knobs, written_knobs
 from optimizer.plan.inference import InferencePlan
-from optimizer.units import format_bytes, format_duration
 from webapp.pages.presentation import CategoryRow, plan_rows, step_words
 from webapp.pages.pricing import batch_words
 

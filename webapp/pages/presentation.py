@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from optimizer.categories import CATEGORIES, CATEGORY_LABELS
+from optimizer.base.categories import CATEGORIES, CATEGORY_LABELS
+from optimizer.base.units import format_bytes, format_duration
 from optimizer.plan.activations import BlockChoice
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.plan import Plan
-from optimizer.units import format_bytes, format_duration
 
 BLOCK_CHOICES = {
     "keep": ("K", "kept on the device"),

@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 from django.utils import timezone
 
-from optimizer.categories import CATEGORIES, CATEGORY_LABELS
-from optimizer.errors import HeadroomError, NoFeasiblePlan
+from optimizer.base.categories import CATEGORIES, CATEGORY_LABELS
+from optimizer.base.errors import HeadroomError, NoFeasiblePlan
+from optimizer.base.units import MIB, format_bytes
 from optimizer.estimate.prediction import Prediction
 from optimizer.hardware.devices import find_device
 from optimizer.plan.plan import Plan
-from optimizer.units import MIB, format_bytes
 from webapp.catalog.models import Profile
 from webapp.jobs.generation_spec import GenerateSpec, read_job_spec
 from webapp.jobs.spec import JobSpec

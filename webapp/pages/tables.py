@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from optimizer.categories import CATEGORIES, CATEGORY_LABELS, LANES, LINKS
+from optimizer.base.categories import CATEGORIES, CATEGORY_LABELS, LANES, LINKS
 from webapp.jobs.models import Job, Kind
 
 SHOWN_ROWS = 500

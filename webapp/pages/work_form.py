@@ -12,9 +12,9 @@ from django import forms
 from django.db.models import Model as Row
 from django.http import QueryDict
 
-from optimizer.errors import HeadroomError
+from optimizer.base.errors import HeadroomError
+from optimizer.base.units import format_bytes, parse_bytes
 from optimizer.techniques import TECHNIQUE_GROUPS, TECHNIQUE_LABELS
-from optimizer.units import format_bytes, parse_bytes
 from optimizer.workload import Technique
 
 FORM_ID = "job-form"

@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from optimizer.base.recent import Recent
 from optimizer.hardware.devices import known_devices
-from optimizer.recent import Recent
 from optimizer.workload import UNLIMITED_BYTES
 from webapp.planning.generation_searches import GenerationQuestion
 from webapp.planning.searches import TrainingQuestion

@@ -6,7 +6,7 @@ A model that was never profiled is asked of a worker, as a spec's is (``profiles
 from dataclasses import dataclass
 from typing import Any
 
-from optimizer.errors import InvalidInput
+from optimizer.base.errors import InvalidInput
 from optimizer.hardware.machine import Machine as MachineSpec
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.plan import Plan

@@ -7,11 +7,11 @@ price grows with the number of lengths; what is then shown is priced with the le
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from optimizer.errors import NoFeasiblePlan
+from optimizer.base.errors import NoFeasiblePlan
+from optimizer.base.recent import Recent
 from optimizer.hardware.machine import Machine as MachineSpec
 from optimizer.plan.inference import InferencePlan
 from optimizer.profile.inference import InferenceProfile
-from optimizer.recent import Recent
 from optimizer.workload import InferenceGoal, InferenceWorkload
 from webapp.planning.searches import NothingFits
 

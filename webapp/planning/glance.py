@@ -6,7 +6,7 @@ A few prices, so it is there at once. What fits here fits; a search may find a f
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from optimizer.errors import HeadroomError
+from optimizer.base.errors import HeadroomError
 from optimizer.plan.plan import Plan
 from webapp.catalog.models import Machine
 from webapp.catalog.queries import machines_visible_to

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from optimizer.categories import Category
+from optimizer.base.categories import Category
 from optimizer.plan.pins import pins_of_change
 from optimizer.plan.plan import Plan
 from optimizer.workload import Technique

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Literal
 
-from optimizer.errors import InvalidInput, PlanStale
+from optimizer.base.errors import InvalidInput, PlanStale
+from optimizer.base.serialize import to_json
 from optimizer.plan.plan import PLAN_VERSION
 from optimizer.search.problem import PricedPlan
-from optimizer.serialize import to_json
 from webapp.catalog.models import Machine, Profile
 from webapp.jobs.generation_spec import GenerateSpec
 from webapp.jobs.models import PlanOffer

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import transaction
 
-from optimizer.errors import InvalidWorkload, NoFeasiblePlan
+from optimizer.base.errors import InvalidWorkload, NoFeasiblePlan
 from optimizer.hardware.machine import Machine as MachineSpec
 from optimizer.plan.explain import explain_plan
 from optimizer.search.problem import PricedPlan

@@ -11,7 +11,8 @@ from django.db import transaction
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from optimizer.errors import HeadroomError
+from optimizer.base.errors import HeadroomError
+from optimizer.base.serialize import to_json
 from optimizer.profile.inference import (
     INFERENCE_PROFILE_VERSION,
     InferenceProfile,
@@ -20,7 +21,6 @@ from optimizer.profile.inference import (
 )
 from optimizer.profile.profile import PROFILE_VERSION, profile_fingerprint
 from optimizer.profile.profile import Profile as ModelProfile
-from optimizer.serialize import to_json
 from optimizer.workload import Adapter, Goal, TrainingWorkload
 from webapp.catalog.models import Model, Profile
 from webapp.jobs.actions import create_job

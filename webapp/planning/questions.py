@@ -6,13 +6,13 @@ Torch-free; nothing is kept. A model that was never profiled is asked of a worke
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from optimizer.errors import InvalidPlan
+from optimizer.base.errors import InvalidPlan
+from optimizer.base.serialize import from_json, to_json
 from optimizer.hardware.devices import known_devices
 from optimizer.plan.generation_knobs import change_generation
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.pins import Pins
 from optimizer.plan.plan import Plan
-from optimizer.serialize import from_json, to_json
 from optimizer.workload import UNLIMITED_BYTES, Goal, TrainingWorkload
 from webapp.catalog.models import Model
 from webapp.catalog.queries import models_visible_to

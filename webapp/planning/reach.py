@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from optimizer.errors import HeadroomError, NoFeasiblePlan
+from optimizer.base.errors import HeadroomError, NoFeasiblePlan
 from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.estimate.prediction import Prediction
 from optimizer.models.spec import read_model_spec

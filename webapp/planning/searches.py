@@ -8,10 +8,10 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from optimizer.errors import NoFeasiblePlan
+from optimizer.base.errors import NoFeasiblePlan
+from optimizer.base.recent import Recent
 from optimizer.hardware.machine import Machine as MachineSpec
 from optimizer.profile.profile import Profile as ModelProfile
-from optimizer.recent import Recent
 from optimizer.workload import Goal, TrainingWorkload
 
 if TYPE_CHECKING:

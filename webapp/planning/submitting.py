@@ -5,8 +5,8 @@ from typing import Any
 
 from django.db import transaction
 
-from optimizer.errors import NoFeasiblePlan
-from optimizer.units import format_bytes
+from optimizer.base.errors import NoFeasiblePlan
+from optimizer.base.units import format_bytes
 from webapp.accounts.access import project_of_job
 from webapp.jobs.actions import create_job
 from webapp.jobs.errors import JobConflict, PlanDoesNotFit

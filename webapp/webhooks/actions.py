@@ -9,7 +9,7 @@ from django.db.models import F
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from optimizer.errors import InvalidInput
+from optimizer.base.errors import InvalidInput
 from webapp.accounts.models import Project
 from webapp.webhooks.models import EVENTS, TEST_EVENT, Delivery, Webhook
 from webapp.webhooks.signing import secret_of

@@ -14,7 +14,7 @@ import httpx
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from optimizer.errors import InvalidInput
+from optimizer.base.errors import InvalidInput
 from webapp.jobs.moves import from_now
 from webapp.webhooks.models import Delivery, State, Webhook
 from webapp.webhooks.signing import signed_headers

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from django.conf import settings
 
-from optimizer.errors import InvalidInput
+from optimizer.base.errors import InvalidInput
 
 MAX_URL_CHARACTERS = 500
 Resolve = Callable[[str, int], Sequence[str]]

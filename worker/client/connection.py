@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import httpx
 
-from optimizer.errors import HeadroomError
+from optimizer.base.errors import HeadroomError
 
 Row = dict[str, Any]
 

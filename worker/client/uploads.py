@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from optimizer.errors import HeadroomError
+from optimizer.base.errors import HeadroomError
 from worker.client import types
 from worker.client.connection import Connection, Row, in_path
 

@@ -24,7 +24,8 @@ from typing import TypeVar
 
 import torch
 
-from optimizer.errors import InvalidInput
+from optimizer.base.errors import InvalidInput
+from optimizer.base.heap import keep_freed_memory
 from optimizer.hardware.machine import DISTURBED, Curve, Machine, Rates
 from optimizer.hardware.memory import available_memory_bytes
 from optimizer.hardware.probe.clock import Share, better_of
@@ -47,7 +48,6 @@ from optimizer.hardware.probe.steps import probe_steps
 from optimizer.hardware.probe.stores import Stored, faults_of, probe_disk, probe_remote
 from optimizer.hardware.probe.updates import probe_8bit_tensor_s, probe_host_update, probe_updates
 from optimizer.hardware.probe.waking import probe_wake_s
-from optimizer.heap import keep_freed_memory
 from optimizer.runtime.device import has_bf16, prepared_device, reserve_workspaces
 from optimizer.runtime.products import has_quicker_library
 

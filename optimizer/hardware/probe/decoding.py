@@ -13,12 +13,12 @@ from pathlib import Path
 
 import torch
 
+from optimizer.base.units import KIB, MIB
 from optimizer.hardware.machine import Curve
 from optimizer.hardware.probe.clock import Share, as_curve, quartile_s, random_tensor
 from optimizer.hardware.probe.products import Point, without
 from optimizer.products import is_librarys
 from optimizer.runtime.products import asking_library, asks_library
-from optimizer.units import KIB, MIB
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _SIZES = ((16, 512), (1, 512), (64, 512), (4, 512))

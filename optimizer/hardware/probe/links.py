@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from optimizer.base.units import MIB
 from optimizer.hardware.probe.clock import MAX_REPEATS, Share, quartile_s, random_tensor
-from optimizer.units import MIB
 
 _COPY_BYTES = {"cpu": 2 * MIB, "cuda": 256 * MIB}
 _NUM_COPIES = 16

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from optimizer.errors import DiskFull, HeadroomError
+from optimizer.base.errors import DiskFull, HeadroomError
 from optimizer.hardware.probe.clock import MAX_REPEATS
 from optimizer.packing import SLAB_BYTES
 from optimizer.runtime.tiers.disk import DiskStore

@@ -14,10 +14,10 @@ import weakref
 from pathlib import Path
 from typing import ClassVar
 
-from optimizer.categories import Lane, Link, Tier
-from optimizer.errors import DiskFull
+from optimizer.base.categories import Lane, Link, Tier
+from optimizer.base.errors import DiskFull
+from optimizer.base.units import MIB, format_bytes
 from optimizer.runtime.tiers.stores import Place, Room
-from optimizer.units import MIB, format_bytes
 
 GROWTH_BYTES = 64 * MIB
 _ALIGNMENT_BYTES = 4096

@@ -4,7 +4,7 @@ import tempfile
 from pathlib import Path
 from typing import Literal
 
-from optimizer.errors import RemoteStoreLost
+from optimizer.base.errors import RemoteStoreLost
 from optimizer.runtime.tiers.disk import DiskStore
 from optimizer.runtime.tiers.remote import URL_VARIABLE, RemoteStore, remote_url
 from optimizer.runtime.tiers.stores import Store

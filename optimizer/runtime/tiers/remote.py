@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
-from optimizer.categories import Lane, Link, Tier
-from optimizer.errors import HeadroomError, InvalidInput, MissingExtra, RemoteStoreFull, RemoteStoreLost
+from optimizer.base.categories import Lane, Link, Tier
+from optimizer.base.errors import HeadroomError, InvalidInput, MissingExtra, RemoteStoreFull, RemoteStoreLost
+from optimizer.base.units import KIB, MIB, format_bytes
 from optimizer.runtime.tiers.stores import Place, Room
-from optimizer.units import KIB, MIB, format_bytes
 
 URL_VARIABLE = "HEADROOM_REMOTE_URL"
 VALUE_BYTES = 2 * MIB

@@ -6,7 +6,7 @@
 import threading
 from typing import ClassVar, Protocol
 
-from optimizer.categories import Lane, Link, Tier
+from optimizer.base.categories import Lane, Link, Tier
 
 
 class Place:

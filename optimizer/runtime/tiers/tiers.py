@@ -27,8 +27,8 @@ from typing import Literal
 
 import torch
 
-from optimizer.categories import LINKS, Category, Link
-from optimizer.errors import OutOfHostMemory
+from optimizer.base.categories import LINKS, Category, Link
+from optimizer.base.errors import OutOfHostMemory
 from optimizer.packing import STAGING_BYTES
 from optimizer.plan.activations import Compression
 from optimizer.runtime.lanes import LaneClock

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from optimizer.categories import Link
+from optimizer.base.categories import Link
 from optimizer.packing import SLAB_BYTES
 from optimizer.runtime.lanes import LaneClock
 from optimizer.runtime.tiers.compression import Packing, Unit

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from optimizer.categories import CATEGORIES
+from optimizer.base.categories import CATEGORIES
+from optimizer.base.serialize import to_json
 from optimizer.plan.diff import Difference, diff_plans
 from optimizer.plan.generation_knobs import change_generation, generation_knobs, knob_value
 from optimizer.plan.inference import InferencePlan
 from optimizer.search.compare import BytesAtPeak
 from optimizer.search.inference.problem import InferenceProblem, PricedInferencePlan
-from optimizer.serialize import to_json
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from optimizer.errors import InvalidPlan
+from optimizer.base.errors import InvalidPlan
+from optimizer.base.serialize import to_json
 from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.estimate.prediction import Verdict
 from optimizer.plan.generation_knobs import generation_knobs, knob_value, with_knob
 from optimizer.plan.generation_pins import techniques_of
 from optimizer.plan.inference import InferencePlan
 from optimizer.search.inference.problem import InferenceProblem
-from optimizer.serialize import to_json
 
 _OF_THE_PROCESS: Final = "allocator."
 """Changes nothing of the tensors, which alone are priced here."""

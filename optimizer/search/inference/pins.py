@@ -1,6 +1,6 @@
 """Whether any plan can keep what a generation's goal pins; and if none can, why. Asked once, before a search."""
 
-from optimizer.errors import InvalidPlan
+from optimizer.base.errors import InvalidPlan
 from optimizer.plan.generation_knobs import change_generation
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.pin_table import shown_pin

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from optimizer.errors import InvalidPlan
+from optimizer.base.errors import InvalidPlan
+from optimizer.base.serialize import to_json
 from optimizer.estimate.inference_floor import Floors
 from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.estimate.prediction import Verdict
 from optimizer.plan.generation_pins import techniques_of
 from optimizer.plan.inference import InferencePlan
-from optimizer.serialize import to_json
 from optimizer.techniques import TECHNIQUE_LABELS
 from optimizer.workload import InferenceGoal, InferenceWorkload, Technique
 

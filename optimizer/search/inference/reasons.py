@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from optimizer.base.units import format_bytes
 from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.hardware.machine import Machine
 from optimizer.kv_prefix import SHORTEST_PREFIX
@@ -12,7 +13,6 @@ from optimizer.plan.inference import InferencePlan
 from optimizer.profile.inference import InferenceProfile
 from optimizer.search.inference.problem import InferenceProblem, PricedInferencePlan
 from optimizer.search.inference.solve import largest_of
-from optimizer.units import format_bytes
 from optimizer.workload import Technique
 
 

@@ -10,6 +10,7 @@ from functools import cache, partial
 from math import inf
 from typing import Any
 
+from optimizer.base.serialize import to_json
 from optimizer.estimate.inference import estimate_inference
 from optimizer.estimate.inference_floor import Floors, InferenceFloors
 from optimizer.estimate.inference_prediction import InferencePrediction
@@ -30,7 +31,6 @@ from optimizer.search.inference.reasons import explain_choice
 from optimizer.search.inference.smallest import explain_nothing_fits, find_smallest
 from optimizer.search.inference.solve import Book, Solution, solve, spread_evenly
 from optimizer.search.room import ACCEPTED, Found, find_room
-from optimizer.serialize import to_json
 from optimizer.workload import InferenceGoal, InferenceWorkload, Technique
 
 _MAX_LENGTHS = 3

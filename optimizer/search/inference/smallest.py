@@ -3,14 +3,14 @@
 from dataclasses import replace
 from math import inf
 
-from optimizer.errors import NoFeasiblePlan
+from optimizer.base.errors import NoFeasiblePlan
+from optimizer.base.units import format_bytes
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.pin_table import shown_pin
 from optimizer.search.inference.levers import list_families
 from optimizer.search.inference.problem import InferenceProblem
 from optimizer.search.pin_errors import no_room_elsewhere
 from optimizer.techniques import TECHNIQUE_LABELS
-from optimizer.units import format_bytes
 
 
 def explain_nothing_fits(problem: InferenceProblem) -> NoFeasiblePlan:

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from optimizer.base.errors import InvalidDataset
 from optimizer.data.batches import Batches, shuffled
 from optimizer.data.bundled import TEXT_FILE
 from optimizer.data.token_file import TokenFile, TokenManifest, write_manifest
 from optimizer.data.tokens import tokenize_dataset
-from optimizer.errors import InvalidDataset
 
 
 def _token_file(folder: Path, num_tokens: int) -> TokenFile:

@@ -2,8 +2,8 @@
 
 import pytest
 
+from optimizer.base.errors import InvalidModel
 from optimizer.data.chat import DEFAULT_CHAT_TEMPLATE, ChatTemplate
-from optimizer.errors import InvalidModel
 
 MESSAGES = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "there"}]
 

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
+from optimizer.base.errors import InvalidDataset
 from optimizer.data import documents
 from optimizer.data.documents import read_documents
-from optimizer.errors import InvalidDataset
 
 Write = Callable[[bytes | str], Path]
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from optimizer.base.errors import InvalidDataset
 from optimizer.data.bundled import TEXT_FILE
 from optimizer.data.inspect import inspect_dataset
-from optimizer.errors import InvalidDataset
 
 
 def _run(path: Path, format: str, *options: str) -> tuple[int, dict[str, Any]]:

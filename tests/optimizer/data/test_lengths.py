@@ -4,8 +4,8 @@ import random
 import numpy as np
 import pytest
 
+from optimizer.base.errors import InvalidDataset
 from optimizer.data.lengths import Lengths, Padding, epoch_order, list_batches
-from optimizer.errors import InvalidDataset
 
 
 def draw_lengths(num=37, *, seed=3, high=90):

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
+from optimizer.base.errors import InvalidDataset, InvalidModel
 from optimizer.data.chat_facts import ChatFacts, read_chat_facts
 from optimizer.data.inspect_prompts import inspect_prompts, main
 from optimizer.data.prompt_tokens import PromptTokenizer, count_tokens, length_problem
 from optimizer.data.prompts import read_prompts
-from optimizer.errors import InvalidDataset, InvalidModel
 from optimizer.workload import GenerationWorkload
 
 CHAT = "/v1/chat/completions"

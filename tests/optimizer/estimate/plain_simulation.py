@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from optimizer.categories import CATEGORIES
+from optimizer.base.categories import CATEGORIES
 from optimizer.estimate.transfers import BESIDE
 
 

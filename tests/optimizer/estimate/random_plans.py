@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from optimizer.errors import InvalidPlan
+from optimizer.base.errors import InvalidPlan
 from optimizer.hardware.devices import table_machine
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from optimizer.categories import CATEGORIES
+from optimizer.base.categories import CATEGORIES
 from optimizer.estimate.activations import (
     TracedCopy,
     Trip,

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from benchmarks.reserved import draw_plan, log_steps, predict_steps, replay_scaled
+from optimizer.base.units import MIB
 from optimizer.estimate.allocations import MAX_LATER
 from optimizer.estimate.training import estimate_training, list_training_allocations
 from optimizer.plan.activations import ActivationsPlan
@@ -13,7 +14,6 @@ from optimizer.plan.gradients import GradientsPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
-from optimizer.units import MIB
 from optimizer.workload import TrainingWorkload
 
 PLANS = {

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
+from optimizer.base.units import MIB
 from optimizer.estimate.allocator import AllocatorSettings, CachingAllocator, CapReached, replay
-from optimizer.units import MIB
 
 
 def reserve(*sizes, **settings):

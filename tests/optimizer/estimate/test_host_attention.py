@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from optimizer.errors import InvalidPlan
+from optimizer.base.errors import InvalidPlan
 from optimizer.estimate.host_attention import ASSUMED_SHARES
 from optimizer.estimate.inference import estimate_inference
 from optimizer.estimate.inference_process import list_generation_allocations

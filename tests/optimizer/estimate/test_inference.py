@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from optimizer.errors import InvalidPlan, InvalidWorkload
+from optimizer.base.errors import InvalidPlan, InvalidWorkload
 from optimizer.estimate.inference import estimate_inference
 from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.estimate.kv_cache import list_kv_bytes

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from optimizer.errors import InvalidPlan
+from optimizer.base.errors import InvalidPlan
 from optimizer.estimate.inference import estimate_inference
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.inference import InferencePlan

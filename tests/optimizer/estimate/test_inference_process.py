@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from optimizer.base.units import MIB
 from optimizer.estimate.inference import estimate_inference
 from optimizer.estimate.inference_process import add_generation_memory, list_generation_allocations
 from optimizer.hardware.devices import table_machine
@@ -11,7 +12,6 @@ from optimizer.models.spec import read_model_spec
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.inference_trace import profile_inference
-from optimizer.units import MIB
 from optimizer.workload import InferenceWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 

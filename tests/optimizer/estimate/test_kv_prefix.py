@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 
-from optimizer.errors import InvalidPlan
+from optimizer.base.errors import InvalidPlan
 from optimizer.estimate.inference import estimate_inference
 from optimizer.estimate.inference_process import add_generation_memory, list_generation_allocations
 from optimizer.hardware.devices import table_machine

@@ -5,11 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
+from optimizer.base.heap import KEPT_BYTES
 from optimizer.estimate.op_times import OpTimes, seconds_by_bytes, seconds_by_flops
 from optimizer.estimate.simulate import estimate_fresh_ms
 from optimizer.estimate.training import estimate_training
 from optimizer.hardware.machine import Machine
-from optimizer.heap import KEPT_BYTES
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.plan import Plan

@@ -5,8 +5,8 @@ import random
 import pytest
 import torch
 
+from optimizer.base.errors import InvalidPlan
 from optimizer.data.lengths import Lengths, Padding, epoch_order, list_batches
-from optimizer.errors import InvalidPlan
 from optimizer.estimate.padded import estimate_padded
 from optimizer.models.build import build_model
 from optimizer.models.spec import read_model_spec

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from optimizer.base.units import GIB
 from optimizer.estimate.inference import estimate_inference
 from optimizer.estimate.page_cache import is_disk_in_memory
 from optimizer.hardware.calibration import calibrated_rates
@@ -13,7 +14,6 @@ from optimizer.plan.inference import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.inference_trace import profile_inference
-from optimizer.units import GIB
 from optimizer.workload import InferenceWorkload
 from tests.optimizer.machines import make_cpu_machine
 from tests.optimizer.models.small_configs import SMALL_CONFIGS

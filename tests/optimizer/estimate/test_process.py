@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from optimizer.base.intervals import ByteInterval, exactly, sum_intervals
+from optimizer.base.units import GIB, MIB
 from optimizer.estimate.depth import cut_short
 from optimizer.estimate.process import add_memory
 from optimizer.estimate.training import estimate_training
 from optimizer.hardware.cuda_facts import CONTEXT_SIZES, find_context, find_workspaces
 from optimizer.hardware.devices import known_devices, table_machine
-from optimizer.intervals import ByteInterval, exactly, sum_intervals
 from optimizer.packing import ARENA_SLAB_BYTES
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.allocator import AllocatorPlan
@@ -18,7 +19,6 @@ from optimizer.plan.gradients import GradientsPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
-from optimizer.units import GIB, MIB
 from optimizer.workload import TrainingWorkload
 
 WORKLOAD = TrainingWorkload(sequence_length=24, global_batch_size=2)

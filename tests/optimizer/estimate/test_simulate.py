@@ -5,14 +5,14 @@ from dataclasses import fields
 
 import pytest
 
-from optimizer.categories import CATEGORIES
+from optimizer.base.categories import CATEGORIES
+from optimizer.base.serialize import to_json
 from optimizer.estimate.prediction import DETAILS, Prediction
 from optimizer.estimate.simulate import simulate
 from optimizer.estimate.training import estimate_training, lay_out
 from optimizer.models.spec import read_model_spec
 from optimizer.profile.profile import Profile
 from optimizer.profile.trace import profile_model
-from optimizer.serialize import to_json
 from tests.optimizer.estimate import plain_simulation
 from tests.optimizer.estimate.random_plans import draw_cases, machines
 from tests.optimizer.models.small_configs import SMALL_CONFIGS

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from optimizer.errors import InvalidPlan
+from optimizer.base.errors import InvalidPlan
 from optimizer.estimate.training import estimate_training
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from optimizer.errors import InvalidPlan, InvalidWorkload
+from optimizer.base.errors import InvalidPlan, InvalidWorkload
 from optimizer.estimate.training import MAX_TIMELINE_POINTS, estimate_training
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from optimizer.errors import InvalidInput
+from optimizer.base.errors import InvalidInput
+from optimizer.base.units import GIB, MIB
 from optimizer.hardware.device_spec import DeviceSpec, find_faults
 from optimizer.hardware.device_table import TABLE, parse_devices, read_devices
-from optimizer.units import GIB, MIB
 
 DEVICES = read_devices()
 PRINTED_WITH_SPARSITY_TFLOPS = {

@@ -2,11 +2,11 @@
 
 import pytest
 
-from optimizer.errors import InvalidInput
+from optimizer.base.errors import InvalidInput
+from optimizer.base.units import GIB
 from optimizer.hardware.cuda_facts import CONTEXT_SIZES, NUM_HANDLES, WORKSPACE_BYTES
 from optimizer.hardware.devices import find_device, known_devices, products_efficiency, table_machine
 from optimizer.hardware.machine import Machine
-from optimizer.units import GIB
 
 
 @pytest.mark.parametrize("name", ["RTX 4090", "rtx4090", "NVIDIA GeForce RTX 4090", "rtx-4090"])

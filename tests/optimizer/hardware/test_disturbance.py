@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from optimizer.errors import InvalidInput
+from optimizer.base.errors import InvalidInput
 from optimizer.estimate.time_interval import time_interval
 from optimizer.hardware.calibration import Spread
 from optimizer.hardware.machine import DISTURBED, Machine

@@ -2,7 +2,7 @@
 
 import pytest
 
-from optimizer.errors import InvalidInput
+from optimizer.base.errors import InvalidInput
 from optimizer.hardware.devices import find_device
 from optimizer.hardware.prices import (
     Electricity,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from peft.tuners.lora import LoraLayer
 
-from optimizer.errors import InvalidWorkload, MissingExtra
+from optimizer.base.errors import InvalidWorkload, MissingExtra
 from optimizer.models.adapters import add_adapter, attach_adapters, base_name, has_adapters, list_sites
 from optimizer.models.anatomy import find_anatomy, find_blocks
 from optimizer.models.build import build_model

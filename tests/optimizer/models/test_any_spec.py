@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from optimizer.errors import InvalidModel, UnsupportedModelType
+from optimizer.base.errors import InvalidModel, UnsupportedModelType
 from optimizer.estimate.training import estimate_training
 from optimizer.models.any_spec import read_any_spec
 from optimizer.models.spec import read_model_spec

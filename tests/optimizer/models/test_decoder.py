@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from optimizer.errors import InvalidModel
+from optimizer.base.errors import InvalidModel
 from optimizer.models.adapters import attach_adapters, list_sites
 from optimizer.models.anatomy import find_anatomy, find_blocks
 from optimizer.models.build import build_model, load_model

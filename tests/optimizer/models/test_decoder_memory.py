@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 import torch
 
-from optimizer.errors import InvalidModel, InvalidWorkload
+from optimizer.base.errors import InvalidModel, InvalidWorkload
 from optimizer.estimate.training import estimate_training
 from optimizer.models.build import build_model
 from optimizer.models.decoder.config import block_kinds, with_block_kinds

@@ -9,8 +9,8 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from optimizer.base.errors import InvalidModel
 from optimizer.data.bundled import TOKENIZER_FILE
-from optimizer.errors import InvalidModel
 from optimizer.models.build import build_model
 from optimizer.models.export import export_model
 from optimizer.models.spec import read_model_spec

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from optimizer.errors import InvalidModel
+from optimizer.base.errors import InvalidModel
 from optimizer.models.build import build_model, load_weights
 from optimizer.models.spec import read_model_spec
 from tests.optimizer.models.small_configs import PUBLISHED_TYPES, SMALL_CONFIGS

@@ -2,7 +2,7 @@
 
 import pytest
 
-from optimizer.errors import InvalidModel
+from optimizer.base.errors import InvalidModel
 from optimizer.models.spec import read_model_spec
 from optimizer.models.unread import describe_unread
 from tests.optimizer.models.small_configs import SMALL_CONFIGS

@@ -2,10 +2,10 @@
 
 from types import SimpleNamespace
 
+from optimizer.base.units import GIB, MIB
 from optimizer.plan.explain_inference import explain_inference_plan
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.weights import WeightsPlan
-from optimizer.units import GIB, MIB
 from optimizer.workload import InferenceWorkload
 
 WORKLOAD = InferenceWorkload(prompt_length=512, num_new_tokens=128, num_sequences=10)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from optimizer.errors import InvalidPlan
+from optimizer.base.errors import InvalidPlan
 from optimizer.plan.generation_knobs import (
     change_generation,
     generation_knobs,

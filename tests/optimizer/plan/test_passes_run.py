@@ -1,8 +1,8 @@
 """What passes came to, summed up by their shapes."""
 
+from optimizer.base.serialize import from_json, to_json
 from optimizer.plan.passes import MicroBatchShape
 from optimizer.plan.passes_run import MAX_TIMED, TimedPass, sum_passes
-from optimizer.serialize import from_json, to_json
 
 
 def shape(batch_size, **changes):

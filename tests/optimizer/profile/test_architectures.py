@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from optimizer.errors import InvalidPlan
+from optimizer.base.errors import InvalidPlan
 from optimizer.estimate.training import estimate_training
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.activations import ActivationsPlan

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from optimizer.errors import InvalidPlan, InvalidWorkload, NotProfiled
+from optimizer.base.errors import InvalidPlan, InvalidWorkload, NotProfiled
 from optimizer.estimate.training import estimate_training
 from optimizer.hardware.devices import table_machine
 from optimizer.models.spec import read_model_spec

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from optimizer.errors import InvalidModel
+from optimizer.base.errors import InvalidModel
 from optimizer.estimate.training import estimate_training
 from optimizer.models.plain import plain_anatomy
 from optimizer.plan.activations import ActivationsPlan

@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
-from optimizer.errors import HeadroomError, InvalidModel, InvalidWorkload, ProfilingFailed
+from optimizer.base.errors import HeadroomError, InvalidModel, InvalidWorkload, ProfilingFailed
+from optimizer.base.serialize import to_json
 from optimizer.models.spec import read_model_spec
 from optimizer.profile import kept, obtain
 from optimizer.profile.extent import EVERYTHING, Extent
 from optimizer.profile.kept import keep_profile, profiles_folder, read_kept_profile
 from optimizer.profile.obtain import ProfileSource, obtain_profile
 from optimizer.profile.profile import Profile
-from optimizer.serialize import to_json
 from optimizer.workload import Adapter
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 from tests.optimizer.profile.conftest import LLAMA

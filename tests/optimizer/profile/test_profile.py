@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from optimizer.errors import InvalidModel
+from optimizer.base.errors import InvalidModel
 from optimizer.profile.profile import PROFILE_VERSION, Profile
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from optimizer.errors import InvalidModel
+from optimizer.base.errors import InvalidModel
 from optimizer.profile.ranges import plan_ranges
 
 

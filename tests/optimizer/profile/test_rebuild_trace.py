@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from optimizer.errors import InvalidModel
+from optimizer.base.errors import InvalidModel
 from optimizer.estimate.compiled import compile_shape
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.weights import WeightsPlan

@@ -4,7 +4,8 @@ import gc
 import pytest
 import torch
 
-from optimizer.errors import DiskFull, InvalidPlan, RemoteStoreFull, RemoteStoreLost
+from optimizer.base.errors import DiskFull, InvalidPlan, RemoteStoreFull, RemoteStoreLost
+from optimizer.base.units import KIB
 from optimizer.models.anatomy import find_blocks
 from optimizer.models.build import build_model
 from optimizer.plan.activations import ActivationsPlan
@@ -13,7 +14,6 @@ from optimizer.runtime.measure import make_synthetic_batches
 from optimizer.runtime.meter import Meter
 from optimizer.runtime.step import Trainer
 from optimizer.runtime.tiers.tiers import Tiers
-from optimizer.units import KIB
 from tests.optimizer.runtime.tiers.test_disk import largest_file
 from tests.optimizer.runtime.tiny import NUM_BLOCKS, make_plan, make_spec, make_workload
 from tests.valkey import Valkey

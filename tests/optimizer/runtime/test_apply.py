@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from optimizer.errors import InvalidPlan, LossNotFinite, OutOfDeviceMemory
+from optimizer.base.errors import InvalidPlan, LossNotFinite, OutOfDeviceMemory
 from optimizer.models.build import build_model
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.runtime.apply import apply

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from optimizer.errors import CheckpointInvalid, DiskFull
+from optimizer.base.errors import CheckpointInvalid, DiskFull
 from optimizer.runtime.checkpoint import find_resumable, list_checkpoints, read_checkpoint, write_checkpoint
 
 

@@ -9,7 +9,8 @@ import gc
 import pytest
 import torch
 
-from optimizer.errors import OutOfDeviceMemory
+from optimizer.base.errors import OutOfDeviceMemory
+from optimizer.base.units import MIB
 from optimizer.hardware.probe import probe_machine
 from optimizer.models.build import build_model
 from optimizer.models.spec import read_model_spec
@@ -21,7 +22,6 @@ from optimizer.runtime.step import Trainer
 from optimizer.runtime.tiers.tiers import Tiers
 from optimizer.runtime.train import TrainingRun, train
 from optimizer.runtime.weights import torch_dtype
-from optimizer.units import MIB
 from optimizer.workload import Goal
 from tests.optimizer.runtime.tiny import CONFIGS, make_plan, make_spec, make_workload, write_token_file, write_tokenizer
 

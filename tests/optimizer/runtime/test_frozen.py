@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from optimizer.errors import MissingExtra
+from optimizer.base.errors import MissingExtra
 from optimizer.models.adapters import attach_adapters, base_name
 from optimizer.models.anatomy import find_anatomy, find_blocks
 from optimizer.models.build import build_model

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from optimizer.errors import InvalidWorkload, OutOfDeviceMemory
+from optimizer.base.errors import InvalidWorkload, OutOfDeviceMemory
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan

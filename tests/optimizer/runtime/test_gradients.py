@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from optimizer.categories import CATEGORIES
+from optimizer.base.categories import CATEGORIES
 from optimizer.runtime.gradients import Gradients, HostGradients
 from optimizer.runtime.measure import make_synthetic_batches
 from optimizer.runtime.meter import Meter

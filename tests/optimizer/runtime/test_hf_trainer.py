@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import Trainer, TrainingArguments
 
-from optimizer.errors import InvalidPlan
+from optimizer.base.errors import InvalidPlan
 from optimizer.models.build import build_model
 from optimizer.runtime.apply import apply
 from optimizer.runtime.hf_trainer import PlanCallback, PlanOptimizer

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from optimizer.errors import OutOfDeviceMemory
+from optimizer.base.errors import OutOfDeviceMemory
 from optimizer.models.build import build_model
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.inference import InferencePlan

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from optimizer.errors import InvalidModel
+from optimizer.base.errors import InvalidModel
 from optimizer.models.build import build_model
 from optimizer.models.spec import read_model_spec
 from optimizer.runtime.kv_cache import KvCache, find_windows

@@ -5,7 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import optimizer.host_attention as sizes
-from optimizer.errors import InvalidModel, OutOfHostMemory
+from optimizer.base.errors import InvalidModel, OutOfHostMemory
 from optimizer.models.build import build_model
 from optimizer.models.elsewhere import attend_of, set_attend
 from optimizer.models.spec import read_model_spec

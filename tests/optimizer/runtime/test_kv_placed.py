@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from optimizer.errors import InvalidPlan
+from optimizer.base.errors import InvalidPlan
 from optimizer.kv_packing import KV_BLOCK_TOKENS
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.runtime.kv_cache import KvCache, chain

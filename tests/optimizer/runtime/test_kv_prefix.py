@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from optimizer.errors import InvalidModel, InvalidPlan, OutOfHostMemory
+from optimizer.base.errors import InvalidModel, InvalidPlan, OutOfHostMemory
 from optimizer.models.anatomy import find_blocks
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan

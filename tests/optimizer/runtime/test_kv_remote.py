@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from optimizer.errors import RemoteStoreFull, RemoteStoreLost
+from optimizer.base.errors import RemoteStoreFull, RemoteStoreLost
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan

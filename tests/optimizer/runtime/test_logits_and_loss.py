@@ -5,14 +5,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from optimizer.errors import InvalidPlan
+from optimizer.base.errors import InvalidPlan
 from optimizer.models.anatomy import find_anatomy
 from optimizer.models.build import build_model
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.runtime.logits_and_loss import chunk_ranges, chunked_cross_entropy, compute_loss
 from optimizer.runtime.meter import Meter
-
-from .tiny import make_spec
+from tests.optimizer.runtime.tiny import make_spec
 
 NUM_TOKENS, WIDTH, VOCABULARY = 37, 24, 101
 RELATIVE_BOUND = {torch.float64: 1e-14, torch.float32: 2e-6, torch.bfloat16: 1.2e-2, torch.float16: 2e-3}

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from optimizer.errors import OutOfDeviceMemory, OutOfHostMemory
+from optimizer.base.errors import OutOfDeviceMemory, OutOfHostMemory
 from optimizer.models.build import build_model
 from optimizer.runtime.measure import make_synthetic_batches, measure_step
 from optimizer.runtime.meter import Meter

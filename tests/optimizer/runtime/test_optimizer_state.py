@@ -3,7 +3,7 @@ import sys
 import pytest
 import torch
 
-from optimizer.errors import CheckpointInvalid, MissingExtra
+from optimizer.base.errors import CheckpointInvalid, MissingExtra
 from optimizer.plan.optimizer_state import QUANTIZATION_BLOCK_ELEMENTS, OptimizerStatePlan, update_scratch_bytes
 from optimizer.runtime import adamw_8bit
 from optimizer.runtime.gradients import Gradients

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from optimizer.errors import CheckpointInvalid, LossNotFinite
+from optimizer.base.errors import CheckpointInvalid, LossNotFinite
 from optimizer.models.build import build_model
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.measure import make_synthetic_batches

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from optimizer.errors import InvalidPlan
+from optimizer.base.errors import InvalidPlan
 from optimizer.runtime.semi_structured import make_reference, make_semi_structured, prune_2_to_4
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from optimizer.errors import CheckpointInvalid, InvalidModel, InvalidPlan
+from optimizer.base.errors import CheckpointInvalid, InvalidModel, InvalidPlan
 from optimizer.models.build import build_model
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.activations import ActivationsPlan

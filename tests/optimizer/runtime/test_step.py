@@ -6,8 +6,8 @@ import itertools
 import pytest
 import torch
 
-from optimizer.categories import CATEGORIES
-from optimizer.errors import DiskFull, LossNotFinite, OutOfDeviceMemory, OutOfHostMemory
+from optimizer.base.categories import CATEGORIES
+from optimizer.base.errors import DiskFull, LossNotFinite, OutOfDeviceMemory, OutOfHostMemory
 from optimizer.models.build import build_model
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.activations import ActivationsPlan

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from optimizer.errors import DiskFull, LossNotFinite, OutOfDeviceMemory
+from optimizer.base.errors import DiskFull, LossNotFinite, OutOfDeviceMemory
 from optimizer.runtime.checkpoint import find_resumable
 from optimizer.runtime.train import TrainingRun, train
 from optimizer.workload import Goal

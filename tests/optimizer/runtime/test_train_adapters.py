@@ -6,7 +6,7 @@ import json
 import pytest
 from safetensors.torch import load_file
 
-from optimizer.errors import CheckpointInvalid
+from optimizer.base.errors import CheckpointInvalid
 from optimizer.plan.gradients import GradientsPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.weights import WeightsPlan

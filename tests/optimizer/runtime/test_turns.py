@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from optimizer.errors import MissingExtra
+from optimizer.base.errors import MissingExtra
 from optimizer.plan.inference import InferencePlan
 from optimizer.runtime.inference import Generator
 from optimizer.runtime.turns import Turns

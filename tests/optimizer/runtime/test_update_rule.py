@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from optimizer.errors import CheckpointInvalid
+from optimizer.base.errors import CheckpointInvalid
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.runtime import homes, host_update
 from optimizer.runtime.host_update import HostState, UpdateFacts

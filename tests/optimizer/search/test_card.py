@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from optimizer.errors import NoFeasiblePlan
+from optimizer.base.errors import NoFeasiblePlan
+from optimizer.base.units import GIB
 from optimizer.hardware.devices import table_machine
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.pins import AllocatorPins, Pins
 from optimizer.profile.trace import profile_model
 from optimizer.search.search import search_plans
-from optimizer.units import GIB
 from optimizer.workload import Goal, TrainingWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.search.synthetic import MIB, synthetic_problem
-from optimizer.errors import NoFeasiblePlan
+from optimizer.base.errors import NoFeasiblePlan
+from optimizer.base.units import parse_bytes
 from optimizer.search.core import search
-from optimizer.units import parse_bytes
 from optimizer.workload import Goal
 
 

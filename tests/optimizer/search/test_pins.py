@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.search.every import every_plan
 from benchmarks.search.synthetic import synthetic_problem
-from optimizer.errors import InvalidPlan, InvalidWorkload, NoFeasiblePlan
+from optimizer.base.errors import InvalidPlan, InvalidWorkload, NoFeasiblePlan
 from optimizer.plan.pins import Pins, list_knobs_to_pin, read_pins
 from optimizer.plan.plan import Plan
 from optimizer.search.core import search

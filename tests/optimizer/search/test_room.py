@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from optimizer.base.intervals import ByteInterval
 from optimizer.estimate.prediction import CardMemory, Verdict
-from optimizer.intervals import ByteInterval
 from optimizer.search.room import Found, find_room
 
 CARD_BYTES = 10_000

@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 
 from benchmarks.search.every import every_plan
-from optimizer.errors import NoFeasiblePlan
+from optimizer.base.errors import NoFeasiblePlan
 from optimizer.hardware.devices import table_machine
 from optimizer.search.baselines import price_baselines
 from optimizer.search.core import search

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.search.every import every_plan
 from benchmarks.search.synthetic import synthetic_problem
-from optimizer.errors import NoFeasiblePlan
+from optimizer.base.errors import NoFeasiblePlan
 from optimizer.search.core import search
 from optimizer.search.problem import SearchProblem, Setting, techniques_of
 from optimizer.workload import Adapter, Technique

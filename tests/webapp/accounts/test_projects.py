@@ -6,7 +6,7 @@ from django.db import connection
 from django.db.migrations.executor import MigrationExecutor
 from django.test import Client
 
-from optimizer.errors import InvalidInput
+from optimizer.base.errors import InvalidInput
 from tests.webapp.conftest import make_person, make_spec, make_text, make_tiny_model
 from webapp.accounts.access import Acting, act_as, act_in, acting_of, project_of_job
 from webapp.accounts.errors import Forbidden

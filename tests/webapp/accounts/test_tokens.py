@@ -7,7 +7,7 @@ from django.contrib.auth import authenticate
 from django.test import RequestFactory
 from django.utils import timezone
 
-from optimizer.errors import InvalidInput
+from optimizer.base.errors import InvalidInput
 from webapp.accounts.models import ApiToken
 from webapp.accounts.queries import tokens_visible_to
 from webapp.accounts.tokens import create_token, find_token_user, revoke_token

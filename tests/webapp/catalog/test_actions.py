@@ -6,8 +6,8 @@ import struct
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 
+from optimizer.base.errors import InvalidDataset, InvalidInput, InvalidModel, UnsupportedModelType
 from optimizer.data.bundled import TOKENIZER_FILE
-from optimizer.errors import InvalidDataset, InvalidInput, InvalidModel, UnsupportedModelType
 from tests.webapp.conftest import TINY_CONFIG, make_text, make_tiny_model
 from webapp.catalog.actions import create_dataset, create_model, heartbeat_machine, register_machine
 from webapp.catalog.limited import run_limited

@@ -3,7 +3,7 @@
 import pytest
 from django.utils import timezone
 
-from optimizer.serialize import to_json
+from optimizer.base.serialize import to_json
 from tests.webapp.jobs.attempts import DONE, DRAINED, failed, reread, run
 from webapp.jobs.actions import (
     claim_job,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from optimizer.errors import InvalidInput
+from optimizer.base.errors import InvalidInput
 from optimizer.estimate.training import estimate_training
 from optimizer.hardware.machine import Machine
 from optimizer.plan.plan import Plan

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from optimizer.errors import InvalidInput
+from optimizer.base.errors import InvalidInput
 from tests.webapp.conftest import make_bench
 from webapp.catalog.models import Machine
 from webapp.jobs.actions import claim_job, pause_job, set_priority

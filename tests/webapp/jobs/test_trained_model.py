@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from optimizer.errors import InvalidInput
+from optimizer.base.errors import InvalidInput
 from tests.webapp.conftest import make_spec, make_tiny_model
 from tests.webapp.exported import ADAPTER, CONFIG, MODEL, leave, weights_file
 from tests.webapp.generation import make_generate_spec, make_prompts

@@ -8,6 +8,8 @@ from typing import Any
 from django.contrib.auth.models import User
 from django.utils import timezone
 
+from optimizer.base.serialize import to_json
+from optimizer.base.units import GIB, MIB
 from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.estimate.prediction import Prediction, TimelinePoint
 from optimizer.hardware.machine import Device, Machine, Rates
@@ -18,8 +20,6 @@ from optimizer.plan.inference import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
-from optimizer.serialize import to_json
-from optimizer.units import GIB, MIB
 from optimizer.workload import GenerationWorkload, Goal, InferenceGoal, TrainingWorkload
 from webapp.catalog.models import Dataset, Model
 from webapp.catalog.models import Machine as MachineRow

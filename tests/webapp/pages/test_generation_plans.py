@@ -7,10 +7,10 @@ from urllib.parse import parse_qsl, urlparse
 import pytest
 from django.urls import reverse
 
+from optimizer.base.recent import Recent
 from optimizer.hardware.devices import table_machine
 from optimizer.plan.generation_knobs import generation_knobs, written_knobs
 from optimizer.plan.inference import InferencePlan
-from optimizer.recent import Recent
 from webapp.catalog.actions import register_machine
 from webapp.catalog.models import Profile
 from webapp.jobs.models import Job, PlanOffer

@@ -2,7 +2,7 @@
 
 from typing import get_args
 
-from optimizer.categories import CATEGORY_LABELS, LANES, TIERS
+from optimizer.base.categories import CATEGORY_LABELS, LANES, TIERS
 from optimizer.estimate.prediction import Verdict
 from optimizer.time_kinds import KINDS
 from webapp.jobs.models import State

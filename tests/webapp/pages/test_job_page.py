@@ -6,8 +6,8 @@ import io
 import pytest
 from django.urls import reverse
 
-from optimizer.errors import OutOfDeviceMemory
-from optimizer.units import MIB
+from optimizer.base.errors import OutOfDeviceMemory
+from optimizer.base.units import MIB
 from tests.webapp.pages import rows
 from webapp.accounts.projects import set_member
 from webapp.jobs.actions import finish_attempt, record_checkpoint, record_progress, record_samples

@@ -4,8 +4,8 @@ import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.urls import reverse
 
-from optimizer.errors import NoFeasiblePlan
-from optimizer.units import MIB
+from optimizer.base.errors import NoFeasiblePlan
+from optimizer.base.units import MIB
 from tests.webapp.pages import rows
 from webapp.catalog.models import Dataset, Model
 from webapp.jobs.models import Job, PlanOffer

@@ -4,7 +4,8 @@ from typing import get_args
 
 import pytest
 
-from optimizer.categories import CATEGORIES
+from optimizer.base.categories import CATEGORIES
+from optimizer.base.units import MIB
 from optimizer.plan.activations import ActivationsPlan, BlockChoice
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.gradients import GradientsPlan
@@ -16,7 +17,6 @@ from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.search.inference.problem import techniques_of
 from optimizer.techniques import TECHNIQUE_GROUPS, TECHNIQUE_LABELS
-from optimizer.units import MIB
 from optimizer.workload import Technique
 from tests.webapp.pages import rows
 from webapp.pages.forms import JobForm

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from optimizer.errors import InvalidWorkload
+from optimizer.base.errors import InvalidWorkload
 from optimizer.profile.profile import profile_fingerprint
 from optimizer.workload import Adapter, Export
 from tests.webapp.conftest import make_spec

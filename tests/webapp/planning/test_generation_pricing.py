@@ -2,7 +2,8 @@
 
 import pytest
 
-from optimizer.errors import InvalidInput, NoFeasiblePlan, PlanStale
+from optimizer.base.errors import InvalidInput, NoFeasiblePlan, PlanStale
+from optimizer.base.serialize import to_json
 from optimizer.estimate.inference import estimate_inference
 from optimizer.estimate.inference_runs import price_run
 from optimizer.hardware.calibration import of_generations
@@ -12,7 +13,6 @@ from optimizer.plan.passes import MicroBatchShape
 from optimizer.plan.passes_run import TimedPass
 from optimizer.profile.inference import InferenceProfile
 from optimizer.search.inference.baselines import INFERENCE_BASELINES
-from optimizer.serialize import to_json
 from optimizer.workload import GenerationWorkload
 from tests.webapp.generation import make_generate_spec, make_prompts, make_writer
 from webapp.catalog.models import Profile, PromptTokens

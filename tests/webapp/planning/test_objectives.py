@@ -2,7 +2,7 @@
 
 import pytest
 
-from optimizer.errors import InvalidWorkload
+from optimizer.base.errors import InvalidWorkload
 from optimizer.hardware.devices import table_machine
 from tests.webapp.conftest import make_spec
 from webapp.catalog.actions import register_machine

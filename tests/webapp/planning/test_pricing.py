@@ -7,7 +7,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.utils import timezone
 
-from optimizer.errors import InvalidInput, NoFeasiblePlan, PlanStale
+from optimizer.base.errors import InvalidInput, NoFeasiblePlan, PlanStale
 from optimizer.estimate.training import estimate_training
 from optimizer.hardware.machine import Machine as MachineSpec
 from optimizer.plan.plan import Plan

@@ -2,7 +2,7 @@
 
 import pytest
 
-from optimizer.errors import InvalidInput
+from optimizer.base.errors import InvalidInput
 from webapp.webhooks.targets import check_url, find_target, resolve_host
 
 PUBLIC = ("93.184.215.14",)

@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from optimizer.errors import InvalidInput
+from optimizer.base.errors import InvalidInput
 from tests.webapp.webhooks.receiver import Receiver
 from webapp.jobs.actions import cancel_job, claim_job, record_started
 from webapp.webhooks import sending

@@ -14,9 +14,9 @@ from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from optimizer.categories import CATEGORY_LABELS
+from optimizer.base.categories import CATEGORY_LABELS
+from optimizer.base.units import format_bytes, format_duration
 from optimizer.hardware.prices import Cost
-from optimizer.units import format_bytes, format_duration
 from webapp.pages.baseline_words import BASELINE_WORDS
 from webapp.pages.presentation import step_words
 from webapp.pages.work_form import form_query

@@ -8,7 +8,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from optimizer.errors import HeadroomError
+from optimizer.base.errors import HeadroomError
 from optimizer.models.spec import read_model_spec
 from optimizer.models.structure import describe_structure
 from webapp.accounts.audit import note_target

@@ -9,7 +9,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_GET
 
-from optimizer.errors import InvalidInput
+from optimizer.base.errors import InvalidInput
 from webapp.jobs.comparing import MAX_JOBS, MIN_JOBS, Comparison, Outcome, compare_jobs, read_jobs
 from webapp.jobs.models import Job, Kind
 

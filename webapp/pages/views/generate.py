@@ -7,7 +7,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, QueryDict
 from django.views.decorators.http import require_http_methods, require_POST
 
-from optimizer.errors import HeadroomError
+from optimizer.base.errors import HeadroomError
 from webapp.accounts.audit import note_target
 from webapp.catalog.actions import create_dataset
 from webapp.catalog.models import Model

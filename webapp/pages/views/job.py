@@ -16,8 +16,9 @@ from django.template.loader import render_to_string
 from django.urls import reverse
 from django.views.decorators.http import require_GET, require_POST
 
-from optimizer.categories import CATEGORIES, CATEGORY_LABELS
-from optimizer.errors import HeadroomError
+from optimizer.base.categories import CATEGORIES, CATEGORY_LABELS
+from optimizer.base.errors import HeadroomError
+from optimizer.base.units import format_bytes
 from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.estimate.prediction import Prediction
 from optimizer.models.spec import read_model_spec
@@ -25,7 +26,6 @@ from optimizer.plan.explain import explain_plan
 from optimizer.plan.explain_inference import explain_inference_plan
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.plan import Plan
-from optimizer.units import format_bytes
 from webapp.accounts.audit import note_target
 from webapp.catalog.errors import ModelExists
 from webapp.catalog.queries import models_visible_to

@@ -6,7 +6,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods, require_POST
 
-from optimizer.errors import InvalidInput
+from optimizer.base.errors import InvalidInput
 from webapp.accounts.audit import note_target
 from webapp.accounts.projects import ACCOUNT_ROLES, account_role, create_account, set_account_role, set_active
 from webapp.pages.access_forms import AccountForm

@@ -19,7 +19,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_GET
 
-from optimizer.errors import HeadroomError, InvalidInput, NoFeasiblePlan
+from optimizer.base.errors import HeadroomError, InvalidInput, NoFeasiblePlan
 from optimizer.hardware.devices import known_devices
 from optimizer.profile.inference import traced_fingerprint
 from webapp.catalog.models import Profile

@@ -6,7 +6,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_GET, require_POST
 
-from optimizer.errors import HeadroomError
+from optimizer.base.errors import HeadroomError
 from webapp.accounts.access import is_service_admin
 from webapp.jobs.actions import pause_job, resume_job, set_priority
 from webapp.jobs.queries import jobs_visible_to

@@ -11,7 +11,7 @@ from django.http import HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import redirect, render
 from django.urls import reverse
 
-from optimizer.errors import HeadroomError
+from optimizer.base.errors import HeadroomError
 from webapp.catalog.models import Model
 from webapp.jobs.errors import PlanDoesNotFit
 from webapp.jobs.models import Kind, PlanOffer

@@ -4,10 +4,10 @@ import resource
 import pytest
 import torch
 
-from optimizer.errors import DiskFull
+from optimizer.base.errors import DiskFull
+from optimizer.base.units import KIB, MIB
 from optimizer.runtime.tiers.disk import DiskStore
 from optimizer.runtime.tiers.tiers import Tiers
-from optimizer.units import KIB, MIB
 
 CPU = torch.device("cpu")
 

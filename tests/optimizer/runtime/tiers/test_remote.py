@@ -3,10 +3,10 @@ import sys
 import pytest
 import torch
 
-from optimizer.errors import InvalidInput, MissingExtra, RemoteStoreFull, RemoteStoreLost
+from optimizer.base.errors import InvalidInput, MissingExtra, RemoteStoreFull, RemoteStoreLost
+from optimizer.base.units import MIB
 from optimizer.runtime.tiers.remote import EXPIRY_S, VALUE_BYTES, RemoteStore
 from optimizer.runtime.tiers.tiers import Tiers
-from optimizer.units import MIB
 from tests.valkey import Valkey
 
 CPU = torch.device("cpu")

@@ -4,7 +4,8 @@ import random
 import pytest
 import torch
 
-from optimizer.errors import DiskFull
+from optimizer.base.errors import DiskFull
+from optimizer.base.units import MIB
 from optimizer.models.anatomy import find_blocks
 from optimizer.models.build import build_model
 from optimizer.packing import STAGING_BYTES, scratch_bytes
@@ -14,7 +15,6 @@ from optimizer.runtime.meter import Meter
 from optimizer.runtime.tiers.host_memory import HostArena, Staging
 from optimizer.runtime.tiers.opened import OpenStores
 from optimizer.runtime.tiers.tiers import Tiers
-from optimizer.units import MIB
 from tests.optimizer.runtime.tiers.test_disk import largest_file
 from tests.optimizer.runtime.tiny import make_spec
 

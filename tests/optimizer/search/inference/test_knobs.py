@@ -2,7 +2,7 @@
 
 import pytest
 
-from optimizer.errors import InvalidInput, InvalidPlan, NoFeasiblePlan
+from optimizer.base.errors import InvalidInput, InvalidPlan, NoFeasiblePlan
 from optimizer.hardware.devices import table_machine
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.generation_pins import techniques_of

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from optimizer.errors import HeadroomError, InvalidPlan, InvalidWorkload, NoFeasiblePlan
+from optimizer.base.errors import HeadroomError, InvalidPlan, InvalidWorkload, NoFeasiblePlan
+from optimizer.base.serialize import from_json, to_json
 from optimizer.estimate.inference import estimate_inference
 from optimizer.hardware.devices import table_machine
 from optimizer.models.spec import read_model_spec
@@ -26,7 +27,6 @@ from optimizer.search.inference.levers import list_arrangements
 from optimizer.search.inference.pins import check_generation_pins
 from optimizer.search.inference.search import find_best_generation, inference_problem, search_inference
 from optimizer.search.inference.solve import Book, solve, value_of
-from optimizer.serialize import from_json, to_json
 from optimizer.workload import InferenceGoal, InferenceWorkload
 from tests.optimizer.machines import make_cpu_machine
 from tests.optimizer.models.small_configs import SMALL_CONFIGS

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from optimizer.errors import InvalidPlan
+from optimizer.base.errors import InvalidPlan
 from optimizer.estimate.inference import estimate_inference
 from optimizer.hardware.devices import table_machine
 from optimizer.models.spec import read_model_spec

@@ -6,7 +6,7 @@ from math import inf
 import numpy as np
 import pytest
 
-from optimizer.errors import NoFeasiblePlan
+from optimizer.base.errors import NoFeasiblePlan
 from optimizer.estimate.inference_floor import Floors
 from optimizer.search.inference.candidates import MAX_EVERY, list_batches
 from optimizer.search.inference.search import search_inference

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from optimizer.recent import Recent
+from optimizer.base.recent import Recent
 
 
 def test_what_was_asked_for_longest_ago_makes_room():

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from optimizer.errors import MissingExtra
-from optimizer.optional import load_bitsandbytes, without_advice
+from optimizer.base.errors import MissingExtra
+from optimizer.base.optional import load_bitsandbytes, without_advice
 
 ADVISES = "bitsandbytes.backends.cpu.ops"
 

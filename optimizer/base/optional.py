@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from optimizer.errors import MissingExtra
+from optimizer.base.errors import MissingExtra
 
 _BITSANDBYTES = "bitsandbytes"
 _ADVISES = "bitsandbytes.backends.cpu.ops"

@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from optimizer.heap import MALLOC_SETTINGS, give_freed_memory_back, keep_freed_memory
+from optimizer.base.heap import MALLOC_SETTINGS, give_freed_memory_back, keep_freed_memory
 
 COUNT_FAULTS = """\
 import resource
 import torch
-from optimizer.heap import keep_freed_memory
+from optimizer.base.heap import keep_freed_memory
 
 keep_freed_memory()
 
@@ -40,6 +40,6 @@ def test_later_steps_touch_the_same_pages_again(given, is_kept):
 
 
 def test_where_the_c_library_knows_no_settings_nothing_is_set(monkeypatch):
-    monkeypatch.setattr("optimizer.heap.ctypes.CDLL", lambda name: object())
+    monkeypatch.setattr("optimizer.base.heap.ctypes.CDLL", lambda name: object())
     keep_freed_memory()
     give_freed_memory_back()

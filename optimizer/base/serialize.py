@@ -13,7 +13,7 @@ import types
 import typing
 from typing import Any, TypeVar
 
-from optimizer.errors import InvalidInput
+from optimizer.base.errors import InvalidInput
 
 T = TypeVar("T")
 _KINDS: dict[Any, str] = {int: "an integer", float: "a number", str: "a text", bool: "true or false"}

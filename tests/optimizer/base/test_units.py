@@ -2,7 +2,7 @@
 
 import pytest
 
-from optimizer.units import parse_bytes
+from optimizer.base.units import parse_bytes
 
 
 @pytest.mark.parametrize(

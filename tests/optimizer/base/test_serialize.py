@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from optimizer.errors import InvalidInput
-from optimizer.serialize import from_json
+from optimizer.base.errors import InvalidInput
+from optimizer.base.serialize import from_json
 from optimizer.workload import TrainingWorkload
 
 _DEEP: list = []

@@ -28,7 +28,7 @@ and a ``hint`` (what to do). The message says what was asked, what was found, an
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from optimizer.units import format_bytes
+from optimizer.base.units import format_bytes
 
 
 class HeadroomError(Exception):

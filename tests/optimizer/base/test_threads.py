@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from optimizer.threads import WAIT_POLICY, sleep_while_waiting
+from optimizer.base.threads import WAIT_POLICY, sleep_while_waiting
 
 ASK_OPENMP = """\
-from optimizer.threads import sleep_while_waiting
+from optimizer.base.threads import sleep_while_waiting
 sleep_while_waiting()
 import torch
 torch.ones(1 << 20).sum()
