@@ -189,8 +189,8 @@ class _Requests(Sequence["Request"]):
 
 
 def _request(work: _Work, each: LineTokens) -> "Request":
+    from optimizer.formats.sampling import Sampling
     from optimizer.runtime.generation_run import Request
-    from optimizer.sampling import Sampling
 
     workload = each.line.workload(work.workload)
     sampling = Sampling(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks.published.generations import PublishedGeneration
 from benchmarks.published.rows import PublishedRow
-from optimizer.light_layers import own_layers
+from optimizer.formats.stock_layers import own_layers
 from optimizer.profile.extent import Extent, extent_of_plans
 from optimizer.profile.inference import InferenceProfile
 from optimizer.profile.inference_trace import profile_inference

@@ -20,8 +20,8 @@ import numpy as np
 from optimizer.base.categories import Link, Tier
 from optimizer.estimate.op_times import seconds_by_bytes
 from optimizer.estimate.stores import STORE_LINKS, read_ms, write_ms
+from optimizer.formats.transfer_sizes import FLOAT_BYTES, STAGING_BYTES, chunk_elements, packed_bytes, scratch_bytes
 from optimizer.hardware.machine import Rates
-from optimizer.packing import FLOAT_BYTES, STAGING_BYTES, chunk_elements, packed_bytes, scratch_bytes
 from optimizer.plan.activations import ActivationsPlan, BlockChoice, Compression
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import OpKind

@@ -20,7 +20,7 @@ from optimizer.estimate.runs import Schedule
 from optimizer.estimate.simulate import Resident
 from optimizer.estimate.tasks import Task, list_moves
 from optimizer.estimate.tensors import TensorList
-from optimizer.packing import chunk_elements
+from optimizer.formats.transfer_sizes import chunk_elements
 from optimizer.plan.plan import Plan
 
 MAX_LATER = 2

@@ -16,8 +16,8 @@ from optimizer.base.categories import Tier
 from optimizer.estimate.convolution_scratch import hold_convolution
 from optimizer.estimate.experts import GROUPED_PRODUCT
 from optimizer.estimate.product_scratch import hold_grouped_product, hold_product
+from optimizer.formats.matmul_dispatch import is_librarys
 from optimizer.hardware.machine import Processor
-from optimizer.products import is_librarys
 from optimizer.profile.convolution import Convolution
 from optimizer.profile.op_costs import ADDING
 from optimizer.profile.profile import Op

@@ -15,9 +15,9 @@ from optimizer.estimate.op_times import OpTimes, seconds_by_flops
 from optimizer.estimate.optimizer_state import host_bytes_per_s
 from optimizer.estimate.tasks import NO_TIME, Task, add_legs, moved_bytes, single
 from optimizer.estimate.transfers import Legs, Transfer
+from optimizer.formats.host_attention import HostAttention
+from optimizer.formats.kv_packing import KvLayout
 from optimizer.hardware.machine import Machine
-from optimizer.host_attention import HostAttention
-from optimizer.kv_packing import KvLayout
 from optimizer.profile.inference import HostAttended
 
 ASSUMED_SHARES: Final = {"fp32": 0.4, "bf16": 0.15, "fp16": 0.15}

@@ -26,8 +26,8 @@ from optimizer.estimate.sampling import draw_bytes, draw_time
 from optimizer.estimate.stores import STORE_LANES, read_ms
 from optimizer.estimate.streaming import streaming_python_ms
 from optimizer.estimate.training import MEMORY_MARGIN
+from optimizer.formats.transfer_sizes import STAGING_BYTES
 from optimizer.hardware.machine import Machine, Rates
-from optimizer.packing import STAGING_BYTES
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.kv_cache import AttentionPlace
 from optimizer.plan.passes import MicroBatchShape

@@ -23,8 +23,8 @@ from optimizer.estimate.simulate import Resident, Simulation, simulate
 from optimizer.estimate.stores import STORE_LANES
 from optimizer.estimate.tasks import Task, move_task, single
 from optimizer.estimate.unmetered import estimate_allocated_peak
+from optimizer.formats.transfer_sizes import STAGING_BYTES
 from optimizer.hardware.machine import Machine
-from optimizer.packing import STAGING_BYTES
 from optimizer.plan.inference import PREFILL, InferencePlan, decode_phase
 from optimizer.plan.passes import PassShape
 from optimizer.profile.inference import InferenceProfile

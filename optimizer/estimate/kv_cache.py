@@ -21,8 +21,8 @@ from optimizer.estimate.parts import PartTime
 from optimizer.estimate.stores import STORE_LANES, STORE_LINKS, reach_ms, read_ms, write_ms
 from optimizer.estimate.tasks import Task, add_legs, moved_bytes, single
 from optimizer.estimate.transfers import Legs, Transfer
+from optimizer.formats.kv_packing import KV_BLOCK_TOKENS, KvLayout, KvShape
 from optimizer.hardware.machine import Machine
-from optimizer.kv_packing import KV_BLOCK_TOKENS, KvLayout, KvShape
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.passes import MicroBatchShape
 from optimizer.profile.inference import InferenceProfile

@@ -8,7 +8,7 @@ from math import prod
 from typing import NamedTuple
 
 from optimizer.estimate.op_times import OpTimes
-from optimizer.kv_packing import KV_BLOCK_TOKENS, PACKED_AT_ONCE, WIDE_BYTES, KvLayout, PackedHalf
+from optimizer.formats.kv_packing import KV_BLOCK_TOKENS, PACKED_AT_ONCE, WIDE_BYTES, KvLayout, PackedHalf
 from optimizer.time_kinds import kind_of
 
 

@@ -13,9 +13,9 @@ from optimizer.estimate.compiled import CompiledShape, compile_shape
 from optimizer.estimate.stores import STORE_LINKS
 from optimizer.estimate.tasks import Task, add_legs
 from optimizer.estimate.transfers import Legs, Transfer
+from optimizer.formats.kv_packing import KvLayout
+from optimizer.formats.kv_prefix import count_rebuilt, refusal
 from optimizer.hardware.machine import Machine
-from optimizer.kv_packing import KvLayout
-from optimizer.kv_prefix import count_rebuilt, refusal
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.passes import MicroBatchShape
 from optimizer.profile.inference import EMBEDDING, InferenceProfile, block_part

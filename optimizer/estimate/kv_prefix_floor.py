@@ -14,8 +14,8 @@ import numpy as np
 from optimizer.estimate.inference_splits import Floats, Splits
 from optimizer.estimate.many_shapes import ManyShapes
 from optimizer.estimate.stores import STORE_LANES, read_ms
+from optimizer.formats.kv_prefix import SHORTEST_PREFIX, count_rebuilt
 from optimizer.hardware.machine import Machine
-from optimizer.kv_prefix import SHORTEST_PREFIX, count_rebuilt
 from optimizer.plan.kv_cache import KvPlace
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.inference import InferenceProfile

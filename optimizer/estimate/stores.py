@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Final, Literal
 
 from optimizer.base.categories import Lane, Link
+from optimizer.formats.transfer_sizes import SLAB_BYTES
 from optimizer.hardware.machine import Rates
-from optimizer.packing import SLAB_BYTES
 
 StorePlace = Literal["disk", "remote"]
 ASSUMED_BYTES_PER_S: Final[Mapping[str, float]] = {"disk": 5e8, "remote": 1e8}

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from optimizer.light_layers import are_layers_light
+from optimizer.formats.stock_layers import are_layers_light
 
 
 def soften(logits: torch.Tensor, cap: float) -> torch.Tensor:

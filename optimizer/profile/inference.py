@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 
 from optimizer.base.errors import InvalidModel, InvalidPlan, InvalidWorkload
 from optimizer.base.serialize import from_json, to_json
-from optimizer.kv_prefix import can_rebuild
+from optimizer.formats.kv_prefix import can_rebuild
 from optimizer.plan.kv_cache import AttentionPlace
 from optimizer.profile.extent import traced_representation
 from optimizer.profile.profile import Change, Op, Part, Regime, not_profiled, profile_fingerprint

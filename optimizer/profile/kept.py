@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from optimizer.base.errors import InvalidModel
-from optimizer.light_layers import are_layers_light
+from optimizer.formats.stock_layers import are_layers_light
 from optimizer.profile.inference import INFERENCE_PROFILE_VERSION, InferenceProfile
 from optimizer.profile.profile import PROFILE_VERSION, Profile
 

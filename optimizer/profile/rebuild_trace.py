@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from optimizer.kv_prefix import SHORTEST_PREFIX, can_rebuild
+from optimizer.formats.kv_prefix import SHORTEST_PREFIX, can_rebuild
 from optimizer.models.anatomy import find_blocks
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.inference import InferencePlan, head_of

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from optimizer.base.errors import InvalidWorkload
+from optimizer.formats.sampling import Sampling
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.passes import PassShape, arrange_passes
@@ -23,7 +24,6 @@ from optimizer.runtime.inference import Generator, PassTimes, build_for_inferenc
 from optimizer.runtime.lanes import lane_fields
 from optimizer.runtime.meter import Meter
 from optimizer.runtime.micro_batch import FinishReason, MicroBatch, Watch
-from optimizer.sampling import Sampling
 
 Sample = Mapping[str, Any]
 """``prompts_done``, ``num_prompts``, ``num_new_tokens`` and ``tokens_per_s`` (since the start), ``prefill_ms`` and ``decode_ms``

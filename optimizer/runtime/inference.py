@@ -34,6 +34,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from optimizer.base.categories import Category
+from optimizer.formats.sampling import Sampling
 from optimizer.models.anatomy import find_anatomy
 from optimizer.models.build import build_model, load_weights
 from optimizer.models.spec import ModelSpec
@@ -53,7 +54,6 @@ from optimizer.runtime.sampling import Chooser, choose_tokens
 from optimizer.runtime.tiers.tiers import Tiers
 from optimizer.runtime.turns import Turns, check_turns
 from optimizer.runtime.weights import StreamedWeights, torch_dtype
-from optimizer.sampling import Sampling
 
 
 def build_for_inference(

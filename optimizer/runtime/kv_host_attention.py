@@ -21,7 +21,7 @@ from typing import Any, Final
 import torch
 
 from optimizer.base.errors import InvalidModel
-from optimizer.host_attention import HostAttention
+from optimizer.formats.host_attention import HostAttention
 from optimizer.models.decoder.blocks import Block
 from optimizer.models.elsewhere import attend_of, set_attend
 from optimizer.runtime.kv_placed import MovedKvLayer

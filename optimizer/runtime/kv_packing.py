@@ -1,4 +1,4 @@
-"""Packs keys and values into records and unpacks them; what a record is, ``optimizer/kv_packing.py`` says.
+"""Packs keys and values into records and unpacks them; what a record is, ``optimizer/formats/kv_packing.py`` says.
 
 Nothing is allocated: results go where they belong, and what is computed in between goes to memory that is lent. A record is
 written once, from the tokens themselves, and read as often as attention asks: no error grows.
@@ -12,7 +12,7 @@ from math import prod
 
 import torch
 
-from optimizer.kv_packing import KV_BLOCK_TOKENS, PACKED_AT_ONCE, WIDE_BYTES, KvLayout, PackedHalf
+from optimizer.formats.kv_packing import KV_BLOCK_TOKENS, PACKED_AT_ONCE, WIDE_BYTES, KvLayout, PackedHalf
 
 _LARGEST_INT8 = 127
 _LARGEST_INT4 = 15

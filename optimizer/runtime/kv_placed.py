@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from optimizer.kv_packing import KV_BLOCK_TOKENS, KvLayout, KvShape
+from optimizer.formats.kv_packing import KV_BLOCK_TOKENS, KvLayout, KvShape
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.runtime.homes import Home
 from optimizer.runtime.kv_layer import KvLayer

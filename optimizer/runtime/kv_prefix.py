@@ -25,8 +25,8 @@ from torch.utils.hooks import RemovableHandle
 from transformers.cache_utils import Cache
 
 from optimizer.base.errors import InvalidModel, InvalidPlan
-from optimizer.kv_packing import KvLayout, KvShape
-from optimizer.kv_prefix import can_rebuild, count_rebuilt, refusal
+from optimizer.formats.kv_packing import KvLayout, KvShape
+from optimizer.formats.kv_prefix import can_rebuild, count_rebuilt, refusal
 from optimizer.runtime.kv_placed import MovedKvLayer
 from optimizer.runtime.meter import Meter
 

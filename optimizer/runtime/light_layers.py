@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from optimizer.light_layers import are_layers_light
+from optimizer.formats.stock_layers import are_layers_light
 from optimizer.runtime.capped_attention import lighten_capped_attention
 from optimizer.runtime.norms import lighten_norms
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from optimizer.formats.sampling import Sampling
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.passes import arrange_passes
@@ -18,7 +19,6 @@ from optimizer.runtime.inference import Generator, build_for_inference
 from optimizer.runtime.meter import Meter
 from optimizer.runtime.micro_batch import MicroBatch
 from optimizer.runtime.timeline import TimelinePoint
-from optimizer.sampling import Sampling
 from optimizer.workload import InferenceWorkload
 
 

@@ -11,10 +11,10 @@ from typing import Literal
 
 import torch
 
+from optimizer.formats.sampling import Sampling
 from optimizer.plan.passes import MicroBatchShape, may_leave, shape_of
 from optimizer.runtime.kv_layer import move_to_front
 from optimizer.runtime.sampling import Chooser
-from optimizer.sampling import Sampling
 
 FinishReason = Literal["stop", "length"]
 Watch = Callable[[int], bool]

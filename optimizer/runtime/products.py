@@ -19,7 +19,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from optimizer.products import is_librarys
+from optimizer.formats.matmul_dispatch import is_librarys
 
 _LIBRARY: Any = torch.backends.mkldnn
 _ON: Final = "bf16"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from optimizer.sampling import Sampling
+from optimizer.formats.sampling import Sampling
 
 
 @dataclass(eq=False)

@@ -4,10 +4,10 @@ from functools import partial
 
 import torch
 
+from optimizer.formats.host_attention import HostAttention
+from optimizer.formats.kv_packing import KvLayout, KvShape
 from optimizer.hardware.machine import Curve
 from optimizer.hardware.probe.clock import Share, as_curve, quartile_s, random_tensor
-from optimizer.host_attention import HostAttention
-from optimizer.kv_packing import KvLayout, KvShape
 from optimizer.runtime.kv_host_attention import HostSums
 
 _CPU = torch.device("cpu")

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import torch
 
+from optimizer.formats.transfer_sizes import chunk_elements
 from optimizer.hardware.machine import Curve
 from optimizer.hardware.probe.clock import Share, as_curve, quartile_s, random_tensor
-from optimizer.packing import chunk_elements
 from optimizer.plan.activations import Compression
 from optimizer.runtime.tiers.compression import Packing, Scratch
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from optimizer.formats.sampling import Sampling
 from optimizer.hardware.machine import Curve
 from optimizer.hardware.probe import clock
 from optimizer.hardware.probe.steps import COPIES
@@ -22,7 +23,6 @@ from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.inference import Generator, build_for_inference
 from optimizer.runtime.sampling import Chooser
-from optimizer.sampling import Sampling
 
 _NUM_BLOCKS = (2, 6)
 _PROMPT_LENGTH, _NUM_NEW_TOKENS = 8, 8

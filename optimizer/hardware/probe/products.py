@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from optimizer.base.units import MIB
+from optimizer.formats.matmul_dispatch import is_librarys
 from optimizer.hardware.machine import Curve
 from optimizer.hardware.probe.clock import Share, as_curve, quartile_s, random_tensor
-from optimizer.products import is_librarys
 from optimizer.profile.op_costs import WHOLE, count_flops
 from optimizer.runtime.products import asking_library, asks_library
 

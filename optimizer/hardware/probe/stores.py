@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from optimizer.base.errors import DiskFull, HeadroomError
+from optimizer.formats.transfer_sizes import SLAB_BYTES
 from optimizer.hardware.probe.clock import MAX_REPEATS
-from optimizer.packing import SLAB_BYTES
 from optimizer.runtime.tiers.disk import DiskStore
 from optimizer.runtime.tiers.remote import RemoteStore, remote_url
 from optimizer.runtime.tiers.stores import Store

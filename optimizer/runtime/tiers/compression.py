@@ -13,7 +13,13 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from optimizer.packing import FLOAT_BYTES, SCALE_BLOCK_ELEMENTS, SCALE_BYTES, chunk_elements, packed_bytes
+from optimizer.formats.transfer_sizes import (
+    FLOAT_BYTES,
+    SCALE_BLOCK_ELEMENTS,
+    SCALE_BYTES,
+    chunk_elements,
+    packed_bytes,
+)
 from optimizer.plan.activations import Compression
 
 _LARGEST_FLOAT = torch.finfo(torch.float32).max

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from optimizer.base.errors import OutOfHostMemory
-from optimizer.packing import ARENA_SLAB_BYTES, NUM_SLABS_EACH_WAY, SLAB_BYTES
+from optimizer.formats.transfer_sizes import ARENA_SLAB_BYTES, NUM_SLABS_EACH_WAY, SLAB_BYTES
 
 _ALIGNMENT_BYTES = 512
 

@@ -29,7 +29,7 @@ import torch
 
 from optimizer.base.categories import LINKS, Category, Link
 from optimizer.base.errors import OutOfHostMemory
-from optimizer.packing import STAGING_BYTES
+from optimizer.formats.transfer_sizes import STAGING_BYTES
 from optimizer.plan.activations import Compression
 from optimizer.runtime.lanes import LaneClock
 from optimizer.runtime.meter import Meter

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from optimizer.base.categories import Link
-from optimizer.packing import SLAB_BYTES
+from optimizer.formats.transfer_sizes import SLAB_BYTES
 from optimizer.runtime.lanes import LaneClock
 from optimizer.runtime.tiers.compression import Packing, Unit
 from optimizer.runtime.tiers.host_memory import Slab, Staging, host_view

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Final, get_args
 
-from optimizer.kv_prefix import SHORTEST_PREFIX
+from optimizer.formats.kv_prefix import SHORTEST_PREFIX
 from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.kv_cache import AttentionPlace, KvCachePlan, KvDtype, KvPlace

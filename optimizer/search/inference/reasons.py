@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from optimizer.base.units import format_bytes
 from optimizer.estimate.inference_prediction import InferencePrediction
+from optimizer.formats.kv_prefix import SHORTEST_PREFIX
 from optimizer.hardware.machine import Machine
-from optimizer.kv_prefix import SHORTEST_PREFIX
 from optimizer.plan.explain_inference import explain_inference_plan
 from optimizer.plan.generation_pins import techniques_of
 from optimizer.plan.inference import InferencePlan

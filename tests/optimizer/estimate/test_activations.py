@@ -17,7 +17,7 @@ from optimizer.estimate.activations import (
     trip_of,
 )
 from optimizer.estimate.stores import ASSUMED_BYTES_PER_S
-from optimizer.packing import STAGING_BYTES, packed_bytes, scratch_bytes
+from optimizer.formats.transfer_sizes import STAGING_BYTES, packed_bytes, scratch_bytes
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.plan import Plan

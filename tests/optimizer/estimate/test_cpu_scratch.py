@@ -8,9 +8,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from optimizer.estimate.convolution_scratch import hold_convolution
 from optimizer.estimate.cpu_scratch import hold_tile_products, rise_with_scratch, scratch_of
 from optimizer.estimate.product_scratch import hold_grouped_product, hold_product
+from optimizer.formats.matmul_dispatch import is_librarys
 from optimizer.hardware.machine import Processor
 from optimizer.hardware.probe.facts import has_library_for_bf16
-from optimizer.products import is_librarys
 from optimizer.profile.convolution import Convolution
 from optimizer.profile.op_costs import classify_op
 from optimizer.profile.op_layout import form_of

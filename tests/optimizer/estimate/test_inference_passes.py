@@ -7,6 +7,7 @@ import pytest
 
 from optimizer.base.errors import InvalidPlan
 from optimizer.estimate.inference import estimate_inference
+from optimizer.formats.sampling import Sampling
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan
@@ -14,7 +15,6 @@ from optimizer.plan.passes import list_passes, num_steps_of
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.inference_trace import profile_inference
 from optimizer.runtime.generation_run import Request, open_generator, run_requests
-from optimizer.sampling import Sampling
 from optimizer.workload import InferenceWorkload
 from tests.optimizer.estimate.test_inference import MODELS, check
 

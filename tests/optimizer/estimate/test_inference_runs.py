@@ -4,6 +4,7 @@ import pytest
 
 from optimizer.estimate.inference import estimate_inference
 from optimizer.estimate.inference_runs import price_run
+from optimizer.formats.sampling import Sampling
 from optimizer.hardware.calibration import learn_generation, of_generations, read_time_factors
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.inference import InferencePlan
@@ -12,7 +13,6 @@ from optimizer.plan.passes_run import TimedPass
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.inference_trace import profile_inference
 from optimizer.runtime.generation_run import Request, open_generator, run_requests
-from optimizer.sampling import Sampling
 from optimizer.workload import InferenceWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 

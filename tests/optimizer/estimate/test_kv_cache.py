@@ -7,8 +7,8 @@ import pytest
 
 from optimizer.estimate.inference import estimate_inference
 from optimizer.estimate.inference_process import list_generation_allocations
+from optimizer.formats.transfer_sizes import STAGING_BYTES
 from optimizer.models.spec import read_model_spec
-from optimizer.packing import STAGING_BYTES
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.weights import WeightsPlan

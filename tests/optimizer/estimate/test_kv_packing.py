@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from optimizer.estimate.kv_packing import list_pack_ops, list_unpack_ops
-from optimizer.kv_packing import KvLayout, KvShape
+from optimizer.formats.kv_packing import KvLayout, KvShape
 from optimizer.profile.dataless import Ops, pretend_cpu
 from optimizer.profile.events import Allocated, Ran
 from optimizer.profile.recorder import Recorder

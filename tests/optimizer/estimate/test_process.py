@@ -9,9 +9,9 @@ from optimizer.base.units import GIB, MIB
 from optimizer.estimate.depth import cut_short
 from optimizer.estimate.process import add_memory
 from optimizer.estimate.training import estimate_training
+from optimizer.formats.transfer_sizes import ARENA_SLAB_BYTES
 from optimizer.hardware.cuda_facts import CONTEXT_SIZES, find_context, find_workspaces
 from optimizer.hardware.devices import known_devices, table_machine
-from optimizer.packing import ARENA_SLAB_BYTES
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.batch import BatchPlan

@@ -11,10 +11,10 @@ import torch
 
 from optimizer.base.errors import OutOfDeviceMemory
 from optimizer.base.units import MIB
+from optimizer.formats.transfer_sizes import ARENA_SLAB_BYTES, STAGING_BYTES
 from optimizer.hardware.probe import probe_machine
 from optimizer.models.build import build_model
 from optimizer.models.spec import read_model_spec
-from optimizer.packing import ARENA_SLAB_BYTES, STAGING_BYTES
 from optimizer.runtime.device import prepared_device
 from optimizer.runtime.measure import make_synthetic_batches, measure_step
 from optimizer.runtime.meter import Meter

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from optimizer.base.errors import InvalidWorkload, OutOfDeviceMemory
+from optimizer.formats.sampling import Sampling
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan
@@ -15,7 +16,6 @@ from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.generation_run import Request, open_generator, run_requests
 from optimizer.runtime.inference import Generator
 from optimizer.runtime.meter import Meter
-from optimizer.sampling import Sampling
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 from tests.optimizer.runtime.test_inference import MODELS, build
 

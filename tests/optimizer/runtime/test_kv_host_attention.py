@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import optimizer.host_attention as sizes
+import optimizer.formats.host_attention as sizes
 from optimizer.base.errors import InvalidModel, OutOfHostMemory
 from optimizer.models.build import build_model
 from optimizer.models.elsewhere import attend_of, set_attend

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from optimizer.kv_packing import KV_BLOCK_TOKENS, KvLayout, KvShape
+from optimizer.formats.kv_packing import KV_BLOCK_TOKENS, KvLayout, KvShape
 from optimizer.runtime.kv_packing import KvPacker
 
 BATCH, HEADS, DIM = 2, 3, 96

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from optimizer.base.errors import InvalidPlan
-from optimizer.kv_packing import KV_BLOCK_TOKENS
+from optimizer.formats.kv_packing import KV_BLOCK_TOKENS
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.runtime.kv_cache import KvCache, chain
 from optimizer.runtime.kv_workspace import KvHomes, KvWorkspace

@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from optimizer.base.errors import InvalidModel, InvalidPlan, OutOfHostMemory
+from optimizer.formats.sampling import Sampling
 from optimizer.models.anatomy import find_blocks
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan
@@ -15,7 +16,6 @@ from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.inference import Generator, prepare_for_inference
 from optimizer.runtime.kv_prefix import BlockInputs, Positions, make_again
 from optimizer.runtime.meter import Meter
-from optimizer.sampling import Sampling
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 from tests.optimizer.runtime.test_kv_generation import CPU, build, expected_tokens, generate, prompts_of
 

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from optimizer.base.errors import RemoteStoreFull, RemoteStoreLost
+from optimizer.formats.sampling import Sampling
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.runtime.generation_run import Request, open_generator, run_requests
 from optimizer.runtime.inference import Generator
 from optimizer.runtime.tiers.remote import EXPIRY_S
-from optimizer.sampling import Sampling
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 from tests.optimizer.runtime.test_kv_generation import CPU, build, expected_tokens, generate, prompts_of
 from tests.valkey import Valkey

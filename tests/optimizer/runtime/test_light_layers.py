@@ -1,6 +1,6 @@
 """Which layers run lighter, and the setting that leaves all as they are."""
 
-from optimizer.light_layers import are_layers_light, own_layers
+from optimizer.formats.stock_layers import are_layers_light, own_layers
 from optimizer.models.build import build_model
 from optimizer.profile.kept import keep_profile, read_kept_profile
 from optimizer.profile.trace import profile_model

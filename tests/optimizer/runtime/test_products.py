@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from optimizer.products import LEAST_FLOPS, is_librarys
+from optimizer.formats.matmul_dispatch import LEAST_FLOPS, is_librarys
 from optimizer.runtime import products
 from optimizer.runtime.products import interrupting, making_products, watch_products
 

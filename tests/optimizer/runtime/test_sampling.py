@@ -6,9 +6,9 @@ from collections import Counter
 import pytest
 import torch
 
+from optimizer.formats.sampling import Sampling
 from optimizer.runtime.meter import Meter
 from optimizer.runtime.sampling import Chooser, choose_tokens
-from optimizer.sampling import Sampling
 
 LOGITS = torch.tensor([1.0, 3.0, 0.0, 2.0])
 NUM_DRAWS = 4000

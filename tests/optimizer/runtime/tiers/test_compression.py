@@ -5,7 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from optimizer.estimate.activations import PACK_OPS, UNPACK_OPS
-from optimizer.packing import SLAB_BYTES, chunk_elements, packed_bytes, scratch_bytes
+from optimizer.formats.transfer_sizes import SLAB_BYTES, chunk_elements, packed_bytes, scratch_bytes
 from optimizer.runtime.tiers.compression import Packing, Scratch
 
 CPU = torch.device("cpu")

@@ -6,9 +6,9 @@ import torch
 
 from optimizer.base.errors import DiskFull
 from optimizer.base.units import MIB
+from optimizer.formats.transfer_sizes import STAGING_BYTES, scratch_bytes
 from optimizer.models.anatomy import find_blocks
 from optimizer.models.build import build_model
-from optimizer.packing import STAGING_BYTES, scratch_bytes
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.runtime.activations import apply_activations
 from optimizer.runtime.meter import Meter

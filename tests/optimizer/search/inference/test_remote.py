@@ -6,9 +6,9 @@ import pytest
 
 from optimizer.base.errors import InvalidPlan
 from optimizer.estimate.inference import estimate_inference
+from optimizer.formats.transfer_sizes import STAGING_BYTES
 from optimizer.hardware.devices import table_machine
 from optimizer.models.spec import read_model_spec
-from optimizer.packing import STAGING_BYTES
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.profile.inference_trace import profile_inference

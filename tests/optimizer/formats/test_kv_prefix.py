@@ -3,8 +3,8 @@
 import pytest
 
 from optimizer.base.errors import InvalidPlan
-from optimizer.kv_packing import KvLayout, KvShape
-from optimizer.kv_prefix import can_rebuild, count_rebuilt, refusal
+from optimizer.formats.kv_packing import KvLayout, KvShape
+from optimizer.formats.kv_prefix import can_rebuild, count_rebuilt, refusal
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from optimizer.kv_packing import KvLayout, KvShape
+from optimizer.formats.kv_packing import KvLayout, KvShape
 
 SHAPE = KvShape(batch_size=2, num_heads=4, key_dim=128, value_dim=128, element_bytes=2)
 

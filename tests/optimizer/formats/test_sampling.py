@@ -3,7 +3,7 @@
 import pytest
 
 from optimizer.base.errors import InvalidWorkload
-from optimizer.sampling import Sampling
+from optimizer.formats.sampling import Sampling
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, NamedTuple
 
-from optimizer.kv_packing import WIDE_BYTES, KvLayout
+from optimizer.formats.kv_packing import WIDE_BYTES, KvLayout
 
 SLICE_BYTES: Final = 4 << 20
 """Of keys or values that are widened at once: what a processor's cache holds, and not so little that calls are what counts."""
