@@ -24,7 +24,7 @@ TORCH_FREE = (
     "optimizer.profile.profile",
     "optimizer.models.spec",
     "optimizer.models.presets",
-    "optimizer.models.weights",
+    "optimizer.models.files.check_weights",
     "optimizer.data.inspect",
     "optimizer.data.batches",
     "webapp.asgi",

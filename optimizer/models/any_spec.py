@@ -19,8 +19,8 @@ from optimizer.base.errors import InvalidModel, UnsupportedModelType
 from optimizer.models.anatomy import find_blocks
 from optimizer.models.build import build_model, go_offline
 from optimizer.models.refusal import refusal, shown
-from optimizer.models.schema import ARCHITECTURES
-from optimizer.models.schema_fields import MAX_POSITIONS, MAX_VOCAB_SIZE, ModelKind
+from optimizer.models.schema.fields import MAX_POSITIONS, MAX_VOCAB_SIZE, ModelKind
+from optimizer.models.schema.schema import ARCHITECTURES
 from optimizer.models.spec import SUPPORTED_MODEL_TYPES, ModelSpec, read_model_spec
 
 MAX_LAYERS = 512

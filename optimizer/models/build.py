@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from optimizer.models.decoder.config import DECODER_TYPE
 from optimizer.models.decoder.model import Decoder
-from optimizer.models.load import load_weights
+from optimizer.models.files.load import load_weights
 from optimizer.models.spec import ModelSpec, read_model_spec
 
 __all__ = ["build_model", "load_model", "load_weights"]

@@ -18,9 +18,9 @@ from optimizer.base.errors import InvalidModel, UnsupportedModelType
 from optimizer.models.decoder.config import DECODER_TYPE, finish_decoder_config
 from optimizer.models.parameters import count_parameters
 from optimizer.models.refusal import refusal, shown
-from optimizer.models.rope import read_rope
-from optimizer.models.schema import ARCHITECTURES
-from optimizer.models.schema_fields import MAX_POSITIONS, Architecture, Field, ModelKind
+from optimizer.models.schema.fields import MAX_POSITIONS, Architecture, Field, ModelKind
+from optimizer.models.schema.rope import read_rope
+from optimizer.models.schema.schema import ARCHITECTURES
 
 SUPPORTED_MODEL_TYPES = tuple(sorted(ARCHITECTURES))
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from optimizer.models.parameters import count_parameters
-from optimizer.models.schema import ARCHITECTURES
-from optimizer.models.schema_fields import Architecture
+from optimizer.models.schema.fields import Architecture
+from optimizer.models.schema.schema import ARCHITECTURES
 from optimizer.models.spec import ModelSpec
 
 

@@ -21,7 +21,7 @@ from optimizer.models.decoder.config import (
     shortest_sequence,
     with_block_kinds,
 )
-from optimizer.models.schema import ARCHITECTURES
+from optimizer.models.schema.schema import ARCHITECTURES
 from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.profile.depth import shorten_blocks
 

@@ -23,7 +23,7 @@ from safetensors import safe_open
 from optimizer.base.errors import CheckpointInvalid, DiskFull, InvalidInput
 from optimizer.base.serialize import from_json, to_json
 from optimizer.base.units import MIB, format_bytes
-from optimizer.models.tensor_files import TensorEntry, write_tensors
+from optimizer.models.files.tensor_files import TensorEntry, write_tensors
 from optimizer.runtime.homes import HomeTensor
 
 CHECKPOINTS_FOLDER = "checkpoints"

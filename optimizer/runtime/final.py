@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from optimizer.models.adapters import ADAPTER_NAME, Site, add_adapter, list_sites
-from optimizer.models.tensor_files import TensorEntry
+from optimizer.models.files.tensor_files import TensorEntry
 from optimizer.runtime.frozen import BaseTensor, list_base_tensors
 from optimizer.runtime.step import Trainer
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from optimizer.data.batches import Batches
 from optimizer.data.bundled import TOKENIZER_FILE
 from optimizer.data.tokenizer import load_tokenizer
-from optimizer.models.export import ExportedFile, export_adapters, export_dtype, export_model
+from optimizer.models.files.export import ExportedFile, export_adapters, export_dtype, export_model
 from optimizer.models.spec import ModelSpec
 from optimizer.runtime.checkpoint import hash_file
 from optimizer.runtime.final import FinalWeights

@@ -29,9 +29,9 @@ from django.utils import timezone
 from optimizer.base.errors import DiskFull, InvalidDataset, InvalidInput, InvalidModel
 from optimizer.base.serialize import to_json
 from optimizer.data.chat_facts import read_chat_facts
+from optimizer.models.files.check_weights import INDEX_FILE, SINGLE_FILE
 from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.models.unread import describe_unread
-from optimizer.models.weights import INDEX_FILE, SINGLE_FILE
 from webapp.accounts.models import Project
 from webapp.catalog.limited import run_limited
 from webapp.catalog.models import Dataset, Machine, Model, Profile, PromptTokens

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.base.errors import HeadroomError, InvalidModel
-from optimizer.models.weights import check_weights
+from optimizer.models.files.check_weights import check_weights
 
 MAX_TOKENIZER_BYTES = 50 * 10**6
 

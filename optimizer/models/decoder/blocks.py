@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from optimizer.models.decoder.attention import Pattern, blocked_attention, full_attention, linear_attention
+from optimizer.models.decoder.attention_hook import attend_of
 from optimizer.models.decoder.config import num_key_blocks
-from optimizer.models.elsewhere import attend_of
 
 Rotary = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines, each [length, head_dim]."""

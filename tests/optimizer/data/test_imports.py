@@ -11,7 +11,7 @@ import pytest
     [
         "optimizer.models.spec",
         "optimizer.models.presets",
-        "optimizer.models.weights",
+        "optimizer.models.files.check_weights",
         "optimizer.data.inspect",
         "optimizer.data.tokens",
         "optimizer.data.batches",

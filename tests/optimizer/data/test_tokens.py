@@ -13,10 +13,10 @@ from optimizer.base.errors import DiskFull, InvalidDataset, InvalidModel
 from optimizer.data import documents
 from optimizer.data import tokens as tokens_module
 from optimizer.data.bundled import END_OF_TEXT, END_OF_TEXT_ID, TEXT_FILE, TOKENIZER_FILE
+from optimizer.data.bundled.train_tokenizer import train_tokenizer
 from optimizer.data.token_file import TokenFile
 from optimizer.data.tokenizer import load_tokenizer
 from optimizer.data.tokens import tokenize_dataset
-from optimizer.data.train_tokenizer import train_tokenizer
 
 TEXT = "In the beginning\n\n\nwas the Word,\n\nand the Word"
 

@@ -9,7 +9,7 @@ import torch
 from optimizer.models.anatomy import find_anatomy, find_blocks
 from optimizer.models.build import build_model
 from optimizer.models.decoder.config import DECODER_TYPE
-from optimizer.models.schema import ARCHITECTURES
+from optimizer.models.schema.schema import ARCHITECTURES
 from optimizer.models.spec import read_model_spec
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 

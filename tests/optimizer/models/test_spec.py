@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optimizer.base.errors import InvalidModel, UnsupportedModelType
-from optimizer.models.schema import ARCHITECTURES
+from optimizer.models.schema.schema import ARCHITECTURES
 from optimizer.models.spec import ModelSpec, read_model_spec
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 

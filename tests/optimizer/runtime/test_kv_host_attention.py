@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import optimizer.formats.host_attention as sizes
 from optimizer.base.errors import InvalidModel, OutOfHostMemory
 from optimizer.models.build import build_model
-from optimizer.models.elsewhere import attend_of, set_attend
+from optimizer.models.decoder.attention_hook import attend_of, set_attend
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.inference import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan

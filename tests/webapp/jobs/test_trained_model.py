@@ -197,7 +197,7 @@ def test_an_export_of_the_runtime_is_taken_as_it_is(make_job, headroom_home, tmp
 
     from optimizer.data.bundled import TOKENIZER_FILE
     from optimizer.models.build import build_model, load_weights
-    from optimizer.models.export import export_model
+    from optimizer.models.files.export import export_model
     from optimizer.models.spec import read_model_spec
 
     spec = read_model_spec({name: value for name, value in CONFIG.items() if name != "eos_token_id"})

@@ -1,6 +1,6 @@
 """Makes ``bundled/tokenizer.json``: a byte-level BPE of 4,096 entries trained on the bundled text.
 
-    python -m optimizer.data.train_tokenizer [TEXT] [TOKENIZER.json]
+    python -m optimizer.data.bundled.train_tokenizer [TEXT] [TOKENIZER.json]
 
 Byte-level, so any text can be written in it; entry 0 is the end-of-text token. The same text gives the same file, byte for byte.
 """

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from optimizer.models.decoder.config import ATTENTION_KINDS, DECODER_TYPE
-from optimizer.models.schema_decoders import MORE_DECODERS
-from optimizer.models.schema_encoders import ENCODER_DECODERS, ENCODERS
-from optimizer.models.schema_fields import (
+from optimizer.models.schema.decoders import MORE_DECODERS
+from optimizer.models.schema.encoders import ENCODER_DECODERS, ENCODERS
+from optimizer.models.schema.fields import (
     ALIASES,
     DROPOUT,
     HEAD_DIM,

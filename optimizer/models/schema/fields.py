@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from optimizer.models.rope import RopeType
+from optimizer.models.schema.rope import RopeType
 
 Kind = Literal["int", "float", "bool", "choice", "tokens", "choices", "counts"]
 

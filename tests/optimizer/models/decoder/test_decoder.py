@@ -10,7 +10,7 @@ from optimizer.base.errors import InvalidModel
 from optimizer.models.adapters import attach_adapters, list_sites
 from optimizer.models.anatomy import find_anatomy, find_blocks
 from optimizer.models.build import build_model, load_model
-from optimizer.models.export import export_model
+from optimizer.models.files.export import export_model
 from optimizer.models.presets import PRESETS
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.activations import ActivationsPlan

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from optimizer.models.tensor_files import TensorEntry, write_tensors
+from optimizer.models.files.tensor_files import TensorEntry, write_tensors
 
 
 def make_entry(name, tensor, dtype=None):

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from torch import nn
 
 from optimizer.base.errors import InvalidModel
-from optimizer.models.weights import check_weights
+from optimizer.models.files.check_weights import check_weights
 
 _SAVED_BUFFERS = re.compile(r"(^|\.)(attn\.(bias|masked_bias)|rotary_emb\.inv_freq)$")
 _EXPERT = re.compile(

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from optimizer.base.errors import InvalidModel
 from optimizer.data.bundled import TOKENIZER_FILE
 from optimizer.models.build import build_model
-from optimizer.models.export import export_model
+from optimizer.models.files.export import export_model
 from optimizer.models.spec import read_model_spec
 from tests.optimizer.models.small_configs import PUBLISHED_TYPES, SMALL_CONFIGS
 

@@ -5,7 +5,7 @@ biases, one head of keys and values for all, experts. See schema.py, which says 
 from collections.abc import Mapping
 from dataclasses import replace
 
-from optimizer.models.schema_fields import (
+from optimizer.models.schema.fields import (
     ALIASES,
     DROPOUT,
     HEAD_DIM,

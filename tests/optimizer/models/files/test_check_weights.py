@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from optimizer.base.errors import InvalidModel
-from optimizer.models.weights import INDEX_FILE, check_weights
+from optimizer.models.files.check_weights import INDEX_FILE, check_weights
 
 
 def _file_bytes(header: Any, data: bytes = b"", *, header_bytes: int | None = None) -> bytes:
@@ -210,6 +210,6 @@ def test_a_file_that_passes_with_one_byte_changed_is_read_alike_by_the_library(
 
 def test_checking_needs_no_torch(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(_file_bytes(GOOD, b"\0" * 8))
-    code = "import sys, optimizer.models.weights as w; w.check_weights(sys.argv[1]); print('torch' in sys.modules)"
+    code = "import sys, optimizer.models.files.check_weights as w; w.check_weights(sys.argv[1]); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

@@ -21,7 +21,7 @@ from optimizer.profile.extent import Extent
 from optimizer.runtime.measure import measure_step
 from optimizer.workload import TrainingWorkload
 from tests.optimizer.machines import make_cpu_machine
-from tests.optimizer.models.test_decoder import BASE, EVERY_KIND, OPTIONS
+from tests.optimizer.models.decoder.test_decoder import BASE, EVERY_KIND, OPTIONS
 from tests.optimizer.profiles import trace
 
 MACHINE = make_cpu_machine()

@@ -3,7 +3,7 @@
 import pytest
 
 from optimizer.data.bundled import TEXT_FILE
-from optimizer.data.make_text import format_text
+from optimizer.data.bundled.make_text import format_text
 
 
 def test_verses_chapters_and_books_are_laid_out() -> None:

@@ -5,7 +5,7 @@ come from and what is left out.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from optimizer.models.schema_fields import (
+from optimizer.models.schema.fields import (
     ALIASES,
     DROPOUT,
     INITIALIZER_RANGE,

@@ -23,8 +23,8 @@ from torch import nn
 from optimizer.base.errors import DiskFull
 from optimizer.data.tokenizer import load_tokenizer
 from optimizer.models.adapters import adapter_config, adapter_file_name
+from optimizer.models.files.tensor_files import TensorEntry, write_tensors
 from optimizer.models.spec import ModelSpec
-from optimizer.models.tensor_files import TensorEntry, write_tensors
 
 ExportDtype = Literal["fp32", "bf16", "fp16"]
 

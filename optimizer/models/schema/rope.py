@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from optimizer.models.refusal import refusal
 
 if TYPE_CHECKING:
-    from optimizer.models.schema_fields import Architecture
+    from optimizer.models.schema.fields import Architecture
 
 RopeType = Literal["default", "linear", "llama3", "yarn"]
 

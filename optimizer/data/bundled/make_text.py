@@ -1,7 +1,7 @@
 """Makes ``bundled/kjv.txt`` from the output of Debian's ``bible`` program, for whoever wants to check where it came from.
 
     apt-get install bible-kjv
-    bible -f Gen1:1-Rev22:21 </dev/null | python -m optimizer.data.make_text > optimizer/data/bundled/kjv.txt
+    bible -f Gen1:1-Rev22:21 </dev/null | python -m optimizer.data.bundled.make_text > optimizer/data/bundled/kjv.txt
 
 One verse a line, one blank line between chapters, two between books, so that each book is one document.
 """
