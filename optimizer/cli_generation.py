@@ -14,8 +14,8 @@ from optimizer.hardware.machine import Machine
 from optimizer.hardware.prices import price_run, read_prices
 from optimizer.models.spec import ModelSpec
 from optimizer.models.unread import describe_unread
-from optimizer.plan.generation_pins import GenerationPins
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
+from optimizer.plan.pins.generation import GenerationPins
 from optimizer.plan.weights import FrozenFormat, WeightsPlace, WeightsPlan
 from optimizer.planning_generation import compare_model_generations, plan_generation, rank_model_cards_to_generate
 from optimizer.reports_generation import report_generation, report_generation_comparison, report_generation_search

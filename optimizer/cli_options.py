@@ -13,7 +13,7 @@ from optimizer.cli_adapters import read_adapter
 from optimizer.estimating import BEST, is_there, read_json
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.machine import Machine
-from optimizer.plan.pins import Pins
+from optimizer.plan.pins.training import Pins
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
 from optimizer.search.baselines import BASELINES

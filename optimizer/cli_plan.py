@@ -30,8 +30,9 @@ from optimizer.cli_options import (
 from optimizer.cli_progress import ProgressLine
 from optimizer.estimating import BEST
 from optimizer.hardware.machine import Machine
-from optimizer.plan.generation_knobs import generation_knobs, read_generation_pins
-from optimizer.plan.pins import list_knobs_to_pin, read_pins
+from optimizer.plan.pins.generation_knobs import generation_knobs, read_generation_pins
+from optimizer.plan.pins.training import list_knobs_to_pin, read_pins
+from optimizer.plan.techniques import TECHNIQUE_LABELS
 from optimizer.planning import (
     compare_model,
     compare_profiled,
@@ -46,7 +47,6 @@ from optimizer.search.baselines import BASELINES
 from optimizer.search.cards import Order
 from optimizer.search.inference.baselines import INFERENCE_BASELINES
 from optimizer.search.objectives import Answer
-from optimizer.techniques import TECHNIQUE_LABELS
 from optimizer.workload import Goal, Loss, Objective, TrainingWorkload
 
 

@@ -19,8 +19,8 @@ from optimizer.estimate.prediction import Verdict
 from optimizer.estimating import BEST
 from optimizer.hardware.machine import Machine
 from optimizer.models.spec import ModelSpec
-from optimizer.plan.explain_inference import explain_inference_plan
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.explain.generation import explain_inference_plan
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.weights import FrozenFormat, WeightsDtype, WeightsPlan
 from optimizer.profile.extent import traced_representation
 from optimizer.profile.inference import InferenceProfile

@@ -16,7 +16,7 @@ from optimizer.hardware.machine import Machine
 from optimizer.hardware.prices import PriceList, read_prices
 from optimizer.models.spec import ModelSpec
 from optimizer.models.targets import check_targets
-from optimizer.plan.pins import Pins, read_pins
+from optimizer.plan.pins.training import Pins, read_pins
 from optimizer.plan.plan import Plan
 from optimizer.profile.extent import EVERYTHING, Extent
 from optimizer.profile.obtain import obtain_profile

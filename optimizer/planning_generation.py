@@ -15,8 +15,8 @@ from optimizer.estimating_generation import check_plan_label, needed_representat
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.prices import PriceList, read_prices
 from optimizer.models.spec import ModelSpec
-from optimizer.plan.generation_knobs import read_generation_change
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
+from optimizer.plan.pins.generation_knobs import read_generation_change
 from optimizer.planning import Model, check_number_compared, known_machine
 from optimizer.profile.inference import InferenceProfile
 from optimizer.profile.obtain import obtain_inference_profile

@@ -10,7 +10,7 @@ from optimizer.estimating import Estimate
 from optimizer.estimating_padded import PaddedEstimate
 from optimizer.hardware.machine import DISTURBED
 from optimizer.hardware.prices import Cost, describe_costs
-from optimizer.plan.explain import explain_plan
+from optimizer.plan.explain.training import explain_plan
 from optimizer.reports import (
     VERDICTS,
     categories_table,

@@ -6,7 +6,7 @@ from optimizer.base.units import format_bytes, format_duration
 from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.estimating_generation import GenerationEstimate
 from optimizer.hardware.machine import DISTURBED, Machine
-from optimizer.plan.generation_knobs import written_value
+from optimizer.plan.pins.generation_knobs import written_value
 from optimizer.reports import VERDICTS, format_bullets, format_ms, format_pairs, format_table, size_or_dash
 from optimizer.reports_compared import side_by_side
 from optimizer.reports_estimate import card_table, contributors_table, lanes_table, peak_table

@@ -9,9 +9,9 @@ from typing import Literal, get_args
 
 from optimizer.base.errors import InvalidWorkload
 from optimizer.base.serialize import shown
-from optimizer.plan.generation_pins import GenerationPins
-from optimizer.plan.pin_table import shown_pin
-from optimizer.plan.pins import Pins
+from optimizer.plan.pins.generation import GenerationPins
+from optimizer.plan.pins.table import shown_pin
+from optimizer.plan.pins.training import Pins
 
 Technique = Literal[
     "recompute",

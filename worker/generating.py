@@ -18,7 +18,7 @@ from optimizer.data.prompt_tokens import LineTokens, PromptTokenizer, length_pro
 from optimizer.data.prompts import read_prompts
 from optimizer.data.stop_texts import StopWatch, cut_at_stop
 from optimizer.models.spec import ModelSpec, read_model_spec
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.workload import GenerationWorkload, InferenceGoal
 from worker.answers import answer, refusal
 from worker.reporter import Reporter

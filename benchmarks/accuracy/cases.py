@@ -27,7 +27,7 @@ from benchmarks.accuracy.techniques import (
     merge_changes,
 )
 from optimizer.models.spec import ModelSpec, read_model_spec
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import Adapter, InferenceWorkload, TrainingWorkload

@@ -29,7 +29,7 @@ from optimizer.estimate.prediction import Prediction
 from optimizer.estimate.training import estimate_training
 from optimizer.hardware.calibration import TimedRun
 from optimizer.hardware.machine import Machine
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.plan import Plan
 from optimizer.profile.extent import Extent, extent_of_plans
 from optimizer.profile.inference import InferenceProfile

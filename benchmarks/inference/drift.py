@@ -15,7 +15,7 @@ from benchmarks.record import Row, clear, goal
 from benchmarks.search.subjects import opt, rotary
 from optimizer.models.build import build_model
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan, KvDtype
 from optimizer.runtime.inference import Generator
 

@@ -16,7 +16,7 @@ from benchmarks.parts import Options, Part
 from benchmarks.record import Row, clear, goal
 from optimizer.estimate.inference import estimate_inference
 from optimizer.hardware.probe import probe_machine
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.profile.inference_trace import profile_inference
 from optimizer.runtime.measure_inference import make_prompts, measure_generation
 from optimizer.search.inference.search import search_inference_plans

@@ -20,7 +20,7 @@ from optimizer.estimate.inference import estimate_inference
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.probe import probe_machine
 from optimizer.models.spec import ModelSpec, read_model_spec
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.profile.inference import InferenceProfile
 from optimizer.profile.inference_trace import profile_inference
 from optimizer.runtime.measure_inference import measure_generation

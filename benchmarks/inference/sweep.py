@@ -35,7 +35,7 @@ from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.hardware.calibration import TimedRun, fit_calibration
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.probe import probe_machine
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.inference import InferenceProfile

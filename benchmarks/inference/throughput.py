@@ -22,7 +22,7 @@ from benchmarks.parts import Options, Part
 from benchmarks.record import Row, clear, goal
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.probe import probe_machine
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.profile.inference import InferenceProfile
 from optimizer.profile.inference_trace import profile_inference
 from optimizer.runtime.measure_inference import make_prompts

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from benchmarks.published.models import PublishedModel, read_table
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import InferenceWorkload
 

@@ -24,7 +24,7 @@ from optimizer.estimate.time_interval import time_interval
 from optimizer.estimate.training import MEMORY_MARGIN
 from optimizer.hardware.calibration import Spread, calibrated_machine, of_generations, read_spread
 from optimizer.hardware.machine import Machine
-from optimizer.plan.inference import PREFILL, InferencePlan
+from optimizer.plan.generation import PREFILL, InferencePlan
 from optimizer.plan.passes import PassShape, covers, num_steps_of
 from optimizer.profile.inference import InferenceProfile
 from optimizer.workload import InferenceWorkload

@@ -28,7 +28,7 @@ from optimizer.estimate.streaming import streaming_python_ms
 from optimizer.estimate.training import MEMORY_MARGIN
 from optimizer.formats.transfer_sizes import STAGING_BYTES
 from optimizer.hardware.machine import Machine, Rates
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.kv_cache import AttentionPlace
 from optimizer.plan.passes import MicroBatchShape
 from optimizer.plan.weights import WeightsPlan

@@ -18,7 +18,7 @@ from optimizer.estimate.streaming import make_weights_task
 from optimizer.estimate.tasks import Task, move_task, risen_bytes, single
 from optimizer.estimate.weights import list_forward_moves
 from optimizer.hardware.machine import Machine
-from optimizer.plan.inference import PREFILL, InferencePlan, decode_phase, head_of
+from optimizer.plan.generation import PREFILL, InferencePlan, decode_phase, head_of
 from optimizer.plan.passes import MicroBatchShape, PassShape
 from optimizer.profile.inference import EMBEDDING, HEAD, ForwardRegime, InferenceProfile, Phase, block_part
 from optimizer.workload import InferenceWorkload

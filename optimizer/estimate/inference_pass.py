@@ -25,7 +25,7 @@ from optimizer.estimate.tasks import Task, move_task, single
 from optimizer.estimate.unmetered import estimate_allocated_peak
 from optimizer.formats.transfer_sizes import STAGING_BYTES
 from optimizer.hardware.machine import Machine
-from optimizer.plan.inference import PREFILL, InferencePlan, decode_phase
+from optimizer.plan.generation import PREFILL, InferencePlan, decode_phase
 from optimizer.plan.passes import PassShape
 from optimizer.profile.inference import InferenceProfile
 from optimizer.time_kinds import COMPUTE_KINDS

@@ -6,7 +6,7 @@ from optimizer.estimate.inference import by_kind
 from optimizer.estimate.inference_pass import GenerationPass, times_of
 from optimizer.hardware.calibration import TimedRun
 from optimizer.hardware.machine import Machine
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.passes_run import TimedPass
 from optimizer.profile.inference import InferenceProfile
 from optimizer.workload import InferenceWorkload

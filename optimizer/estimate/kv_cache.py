@@ -23,7 +23,7 @@ from optimizer.estimate.tasks import Task, add_legs, moved_bytes, single
 from optimizer.estimate.transfers import Legs, Transfer
 from optimizer.formats.kv_packing import KV_BLOCK_TOKENS, KvLayout, KvShape
 from optimizer.hardware.machine import Machine
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.passes import MicroBatchShape
 from optimizer.profile.inference import InferenceProfile
 

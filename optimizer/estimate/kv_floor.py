@@ -17,7 +17,7 @@ from optimizer.estimate.kv_cache import KvCosts
 from optimizer.estimate.op_times import keys_and_values_python_s
 from optimizer.estimate.stores import STORE_LANES, read_ms
 from optimizer.hardware.machine import Machine
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.passes import MicroBatchShape
 from optimizer.plan.weights import WeightsDtype, WeightsPlan

@@ -16,7 +16,7 @@ from optimizer.estimate.transfers import Legs, Transfer
 from optimizer.formats.kv_packing import KvLayout
 from optimizer.formats.kv_prefix import count_rebuilt, refusal
 from optimizer.hardware.machine import Machine
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.passes import MicroBatchShape
 from optimizer.profile.inference import EMBEDDING, InferenceProfile, block_part
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from optimizer.estimate.kv_cache import KvCosts, sum_homes
 from optimizer.hardware.machine import Machine
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.passes import PassShape
 from optimizer.profile.inference import InferenceProfile
 

@@ -21,7 +21,7 @@ from optimizer.models.anatomy import find_blocks
 from optimizer.models.build import build_model
 from optimizer.models.decoder.config import DECODER_TYPE
 from optimizer.models.spec import ModelSpec
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.weights import FrozenFormat, WeightsPlan
 from optimizer.profile.assemble import assemble_forward

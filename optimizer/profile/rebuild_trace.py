@@ -11,7 +11,7 @@ import torch
 from optimizer.formats.kv_prefix import SHORTEST_PREFIX, can_rebuild
 from optimizer.models.anatomy import find_blocks
 from optimizer.models.spec import ModelSpec
-from optimizer.plan.inference import InferencePlan, head_of
+from optimizer.plan.generation import InferencePlan, head_of
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.assemble import assemble_forward
 from optimizer.profile.dataless import Ops, pretend_cpu

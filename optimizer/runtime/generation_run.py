@@ -16,7 +16,7 @@ import torch
 from optimizer.base.errors import InvalidWorkload
 from optimizer.formats.sampling import Sampling
 from optimizer.models.spec import ModelSpec
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.passes import PassShape, arrange_passes
 from optimizer.plan.passes_run import TimedPass, sum_passes
 from optimizer.runtime.device import check_dtype, prepared_device

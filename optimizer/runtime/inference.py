@@ -38,7 +38,7 @@ from optimizer.formats.sampling import Sampling
 from optimizer.models.anatomy import find_anatomy
 from optimizer.models.build import build_model, load_weights
 from optimizer.models.spec import ModelSpec
-from optimizer.plan.inference import PREFILL, InferencePlan, decode_phase, head_of
+from optimizer.plan.generation import PREFILL, InferencePlan, decode_phase, head_of
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.allocator import apply_allocator
 from optimizer.runtime.counting import CountingPolicy

@@ -12,7 +12,7 @@ from torch import nn
 
 from optimizer.formats.sampling import Sampling
 from optimizer.models.spec import ModelSpec
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.passes import arrange_passes
 from optimizer.runtime.device import check_dtype, prepared_device
 from optimizer.runtime.inference import Generator, build_for_inference

@@ -6,8 +6,8 @@ from typing import Any
 
 from optimizer.base.categories import CATEGORIES, Category
 from optimizer.base.serialize import to_json
-from optimizer.plan.diff import Cell, Difference, diff_plans, different_cells
-from optimizer.plan.pins import Pins
+from optimizer.plan.explain.diff import Cell, Difference, diff_plans, different_cells
+from optimizer.plan.pins.training import Pins
 from optimizer.plan.plan import Plan
 from optimizer.search.problem import PricedPlan, SearchProblem
 

@@ -14,7 +14,7 @@ from optimizer.base.serialize import to_json
 from optimizer.base.units import format_bytes
 from optimizer.estimate.prediction import Prediction
 from optimizer.plan.allocator import AllocatorPlan
-from optimizer.plan.explain import explain_plan
+from optimizer.plan.explain.training import explain_plan
 from optimizer.plan.plan import Plan
 from optimizer.search.baselines import list_baselines, price_baselines
 from optimizer.search.bounds import bound_of

@@ -2,7 +2,7 @@
 
 from optimizer.base.errors import InvalidPlan
 from optimizer.base.units import format_bytes
-from optimizer.plan.pin_table import PinTable, listed_pins
+from optimizer.plan.pins.table import PinTable, listed_pins
 
 
 def refuse_pin(path: str, value: object, why: str) -> InvalidPlan:

@@ -7,8 +7,8 @@ from typing import Any, get_args
 from optimizer.base.errors import InvalidPlan
 from optimizer.plan.gradients import GradientsChoice
 from optimizer.plan.optimizer_state import StatePlace
-from optimizer.plan.pin_table import shown_pin
-from optimizer.plan.pins import Pins
+from optimizer.plan.pins.table import shown_pin
+from optimizer.plan.pins.training import Pins
 from optimizer.plan.weights import WeightsPlace
 from optimizer.search.arrangements import keep_everything
 from optimizer.search.pin_errors import no_plan_keeps, refuse_pin

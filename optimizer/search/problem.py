@@ -20,7 +20,7 @@ from optimizer.plan.batch import BatchPlan
 from optimizer.plan.gradients import GradientsChoice, GradientsPlan
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan, StatePlace
-from optimizer.plan.pins import Pins
+from optimizer.plan.pins.training import Pins
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import Autocast, FrozenFormat, WeightsDtype, WeightsPlace, WeightsPlan
 from optimizer.search.arrangements import PerBlock, keep_everything

@@ -7,6 +7,7 @@ from optimizer.base.errors import NoFeasiblePlan
 from optimizer.base.units import format_bytes
 from optimizer.estimate.prediction import Prediction
 from optimizer.plan.plan import Plan
+from optimizer.plan.techniques import TECHNIQUE_LABELS
 from optimizer.search.exhaustive import price_all
 from optimizer.search.levers import homes_of, largest_fraction, with_chunks, with_prefetch
 from optimizer.search.lines import lightest_bytes
@@ -14,7 +15,6 @@ from optimizer.search.pin_errors import no_room_elsewhere
 from optimizer.search.pricebook import PriceBook
 from optimizer.search.problem import SearchProblem, Setting
 from optimizer.search.solve import price_lightest, solve
-from optimizer.techniques import TECHNIQUE_LABELS
 
 MAX_TIGHTENINGS = 4
 """Searches below the smallest peak found so far; each has found a smaller one where it is not the last."""

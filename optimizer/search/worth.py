@@ -8,7 +8,7 @@ from optimizer.base.errors import InvalidPlan
 from optimizer.base.serialize import to_json
 from optimizer.estimate.prediction import Prediction
 from optimizer.plan.activations import OFFLOADING, BlockChoice
-from optimizer.plan.explain import describe_left_out, describe_move_or_rebuild
+from optimizer.plan.explain.training import describe_left_out, describe_move_or_rebuild
 from optimizer.plan.plan import Plan
 from optimizer.search.arrangements import PerBlock
 from optimizer.search.knobs import list_knobs

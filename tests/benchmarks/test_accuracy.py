@@ -28,7 +28,7 @@ from benchmarks.accuracy.times import (
 from benchmarks.estimators import ask_all
 from benchmarks.journal import Journal
 from optimizer.hardware.machine import Device, Machine, Rates
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 
 SPLIT_SHA256 = "7d7a8a1db2331b5152f8d2481054b68e37ce323af1a343e5297f1ed51f9787ad"
 """Of the names held back, sorted, one a line. Changing it means that what was fitted before is judged on what it has seen."""

@@ -8,7 +8,7 @@ from optimizer.base.errors import InvalidInput, InvalidModel, InvalidPlan, Inval
 from optimizer.cli import main
 from optimizer.estimating_generation import estimate_generation, needed_representations
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile import obtain
 from optimizer.reports_generation import report_generation

@@ -10,8 +10,8 @@ from optimizer.cli import main
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.prices import read_prices
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.generation_knobs import read_generation_pins
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
+from optimizer.plan.pins.generation_knobs import read_generation_pins
 from optimizer.plan.weights import WeightsPlan
 from optimizer.planning_generation import compare_model_generations, plan_generation, rank_model_cards_to_generate
 from optimizer.workload import InferenceGoal, InferenceWorkload

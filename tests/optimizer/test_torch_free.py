@@ -12,8 +12,8 @@ MODULES = [
     "optimizer.hardware.prices",
     "optimizer.hardware.calibration",
     "optimizer.hardware.memory",
-    "optimizer.plan.explain",
-    "optimizer.plan.diff",
+    "optimizer.plan.explain.training",
+    "optimizer.plan.explain.diff",
     "optimizer.cli",
     "optimizer.reports",
 ]

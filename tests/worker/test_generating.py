@@ -14,7 +14,7 @@ from optimizer.data.prompt_tokens import PromptTokenizer
 from optimizer.estimate.inference import estimate_inference
 from optimizer.hardware.machine import Machine
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.passes_run import TimedPass
 from optimizer.search.inference.search import search_inference_plans

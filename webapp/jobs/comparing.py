@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from optimizer.base.errors import HeadroomError, InvalidInput
-from optimizer.plan.diff import different_cells
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.explain.diff import different_cells
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.plan import Plan
 from webapp.jobs.comparing_costs import AnyPlan, DecisionCost, price_differences
 from webapp.jobs.models import Job, Kind

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from optimizer.base.errors import HeadroomError
 from optimizer.hardware.machine import Machine as MachineSpec
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.plan import Plan
 from optimizer.profile.inference import InferenceProfile
 from optimizer.profile.profile import Profile

@@ -8,7 +8,7 @@ from optimizer.base.serialize import from_json
 from optimizer.estimate.prediction import Prediction
 from optimizer.hardware.calibration import TimedRun, learn_generation, update_calibration
 from optimizer.hardware.machine import Machine as MachineSpec
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.passes_run import MAX_TIMED, TimedPass
 from webapp.catalog.models import Machine
 from webapp.jobs.models import Attempt, Kind

@@ -9,7 +9,7 @@ from typing import Any
 from django import forms
 
 from optimizer.base.serialize import to_json
-from optimizer.techniques import TECHNIQUE_GROUPS, TECHNIQUE_LABELS
+from optimizer.plan.techniques import TECHNIQUE_GROUPS, TECHNIQUE_LABELS
 from optimizer.workload import Adapter, TrainingWorkload
 from webapp.catalog.models import Dataset, Model
 from webapp.pages.pin_fields import TRAINING, PinnedForm, written_pins

@@ -9,15 +9,15 @@ from django import forms
 
 from optimizer.base.categories import CATEGORY_LABELS
 from optimizer.base.errors import InvalidInput
-from optimizer.plan.generation_knobs import (
+from optimizer.plan.pins.generation_knobs import (
     change_generation,
     generation_knobs,
     read_generation_change,
     read_generation_pins,
     written_knobs,
 )
-from optimizer.plan.pin_table import PinTable
-from optimizer.plan.pins import knob_kinds, list_knobs_to_pin, read_pins
+from optimizer.plan.pins.table import PinTable
+from optimizer.plan.pins.training import knob_kinds, list_knobs_to_pin, read_pins
 from optimizer.plan.plan import Plan
 from webapp.pages.presentation import PLACE_WORDS
 from webapp.pages.work_form import WorkForm, pin_field

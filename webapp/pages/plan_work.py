@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from optimizer.base.errors import HeadroomError, NoFeasiblePlan
-from optimizer.plan.diff import Difference, diff_plans
-from optimizer.plan.generation_knobs import change_generation, pins_of_generation_change, read_generation_change
-from optimizer.plan.inference import InferencePlan
-from optimizer.plan.pins import pins_of_change
+from optimizer.plan.explain.diff import Difference, diff_plans
+from optimizer.plan.generation import InferencePlan
+from optimizer.plan.pins.generation_knobs import change_generation, pins_of_generation_change, read_generation_change
+from optimizer.plan.pins.training import pins_of_change
 from optimizer.plan.plan import Plan
 from webapp.pages.forms import ANY_LOSS
 from webapp.pages.pin_fields import GENERATION, TRAINING, Decisions, typed_knobs, written_pins

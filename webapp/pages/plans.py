@@ -11,8 +11,8 @@ from optimizer.base.categories import CATEGORIES, CATEGORY_LABELS
 from optimizer.base.units import format_bytes, format_duration
 from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.estimate.prediction import Prediction
-from optimizer.plan.generation_knobs import generation_knobs, written_knobs
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
+from optimizer.plan.pins.generation_knobs import generation_knobs, written_knobs
 from webapp.pages.presentation import CategoryRow, plan_rows, step_words
 from webapp.pages.pricing import batch_words
 

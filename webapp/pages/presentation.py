@@ -11,7 +11,7 @@ from typing import Any, Final
 from optimizer.base.categories import CATEGORIES, CATEGORY_LABELS
 from optimizer.base.units import format_bytes, format_duration
 from optimizer.plan.activations import BlockChoice
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.plan import Plan
 
 BLOCK_CHOICES = {

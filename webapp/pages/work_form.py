@@ -14,7 +14,7 @@ from django.http import QueryDict
 
 from optimizer.base.errors import HeadroomError
 from optimizer.base.units import format_bytes, parse_bytes
-from optimizer.techniques import TECHNIQUE_GROUPS, TECHNIQUE_LABELS
+from optimizer.plan.techniques import TECHNIQUE_GROUPS, TECHNIQUE_LABELS
 from optimizer.workload import Technique
 
 FORM_ID = "job-form"

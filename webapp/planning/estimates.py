@@ -8,7 +8,7 @@ from typing import Any
 
 from optimizer.base.errors import InvalidInput
 from optimizer.hardware.machine import Machine as MachineSpec
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.plan import Plan
 from optimizer.workload import Goal
 from webapp.catalog.models import Model

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from optimizer.base.errors import NoFeasiblePlan
 from optimizer.base.recent import Recent
 from optimizer.hardware.machine import Machine as MachineSpec
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.profile.inference import InferenceProfile
 from optimizer.workload import InferenceGoal, InferenceWorkload
 from webapp.planning.searches import NothingFits
@@ -128,7 +128,7 @@ def hand_written(question: GenerationQuestion) -> "PricedInferencePlan | None":
 
 
 def explain_generation(question: GenerationQuestion, priced: "PricedInferencePlan") -> list[str]:
-    from optimizer.plan.explain_inference import explain_inference_plan
+    from optimizer.plan.explain.generation import explain_inference_plan
 
     return list(explain_inference_plan(priced.plan, workload=question.workload, prediction=priced.prediction))
 

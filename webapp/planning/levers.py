@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from optimizer.base.categories import Category
-from optimizer.plan.pins import pins_of_change
+from optimizer.plan.pins.training import pins_of_change
 from optimizer.plan.plan import Plan
 from optimizer.workload import Technique
 from webapp.planning.searches import TrainingQuestion, problem_of

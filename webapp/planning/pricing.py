@@ -11,7 +11,7 @@ from django.db import transaction
 
 from optimizer.base.errors import InvalidWorkload, NoFeasiblePlan
 from optimizer.hardware.machine import Machine as MachineSpec
-from optimizer.plan.explain import explain_plan
+from optimizer.plan.explain.training import explain_plan
 from optimizer.search.problem import PricedPlan
 from optimizer.workload import Goal, InferenceWorkload
 from webapp.catalog.models import Machine, Profile

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from optimizer.base.errors import InvalidPlan
 from optimizer.base.serialize import from_json, to_json
 from optimizer.hardware.devices import known_devices
-from optimizer.plan.generation_knobs import change_generation
-from optimizer.plan.inference import InferencePlan
-from optimizer.plan.pins import Pins
+from optimizer.plan.generation import InferencePlan
+from optimizer.plan.pins.generation_knobs import change_generation
+from optimizer.plan.pins.training import Pins
 from optimizer.plan.plan import Plan
 from optimizer.workload import UNLIMITED_BYTES, Goal, TrainingWorkload
 from webapp.catalog.models import Model

@@ -16,8 +16,8 @@ from optimizer.estimate.prediction import Prediction
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.activations import ActivationsPlan, BlockChoice
 from optimizer.plan.batch import BatchPlan
-from optimizer.plan.inference import InferencePlan
-from optimizer.plan.pins import Pins, WeightsPins
+from optimizer.plan.generation import InferencePlan
+from optimizer.plan.pins.training import Pins, WeightsPins
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import FrozenFormat, WeightsPlan
 from optimizer.profile.inference import INFERENCE_PROFILE_VERSION, traced_fingerprint

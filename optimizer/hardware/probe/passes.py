@@ -18,7 +18,7 @@ from optimizer.hardware.probe import clock
 from optimizer.hardware.probe.steps import COPIES
 from optimizer.hardware.probe.tiny import tiny_spec
 from optimizer.hardware.probe.waking import alone
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.inference import Generator, build_for_inference

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.search.inference.problem import InferenceProblem, PricedInferencePlan
 from optimizer.search.inference.solve import Book, find_largest_batch

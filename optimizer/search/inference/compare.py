@@ -6,9 +6,9 @@ from typing import Any
 
 from optimizer.base.categories import CATEGORIES
 from optimizer.base.serialize import to_json
-from optimizer.plan.diff import Difference, diff_plans
-from optimizer.plan.generation_knobs import change_generation, generation_knobs, knob_value
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.explain.diff import Difference, diff_plans
+from optimizer.plan.generation import InferencePlan
+from optimizer.plan.pins.generation_knobs import change_generation, generation_knobs, knob_value
 from optimizer.search.compare import BytesAtPeak
 from optimizer.search.inference.problem import InferenceProblem, PricedInferencePlan
 

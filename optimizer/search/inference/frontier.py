@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Final
 
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.weights import WeightsPlace
 from optimizer.search.inference.problem import PricedInferencePlan
 from optimizer.search.inference.solve import Book, largest_of

@@ -14,9 +14,9 @@ from optimizer.base.errors import InvalidPlan
 from optimizer.base.serialize import to_json
 from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.estimate.prediction import Verdict
-from optimizer.plan.generation_knobs import generation_knobs, knob_value, with_knob
-from optimizer.plan.generation_pins import techniques_of
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
+from optimizer.plan.pins.generation import techniques_of
+from optimizer.plan.pins.generation_knobs import generation_knobs, knob_value, with_knob
 from optimizer.search.inference.problem import InferenceProblem
 
 _OF_THE_PROCESS: Final = "allocator."

@@ -14,7 +14,7 @@ from typing import Final, get_args
 
 from optimizer.formats.kv_prefix import SHORTEST_PREFIX
 from optimizer.plan.allocator import AllocatorPlan
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.kv_cache import AttentionPlace, KvCachePlan, KvDtype, KvPlace
 from optimizer.plan.weights import FrozenFormat, WeightsDtype, WeightsPlace
 from optimizer.search.inference.problem import InferenceProblem

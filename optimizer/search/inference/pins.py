@@ -1,9 +1,9 @@
 """Whether any plan can keep what a generation's goal pins; and if none can, why. Asked once, before a search."""
 
 from optimizer.base.errors import InvalidPlan
-from optimizer.plan.generation_knobs import change_generation
-from optimizer.plan.inference import InferencePlan
-from optimizer.plan.pin_table import shown_pin
+from optimizer.plan.generation import InferencePlan
+from optimizer.plan.pins.generation_knobs import change_generation
+from optimizer.plan.pins.table import shown_pin
 from optimizer.search.inference.levers import list_families
 from optimizer.search.inference.problem import InferenceProblem
 from optimizer.search.pin_errors import no_plan_keeps, refuse_pin

@@ -12,9 +12,9 @@ from optimizer.base.serialize import to_json
 from optimizer.estimate.inference_floor import Floors
 from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.estimate.prediction import Verdict
-from optimizer.plan.generation_pins import techniques_of
-from optimizer.plan.inference import InferencePlan
-from optimizer.techniques import TECHNIQUE_LABELS
+from optimizer.plan.generation import InferencePlan
+from optimizer.plan.pins.generation import techniques_of
+from optimizer.plan.techniques import TECHNIQUE_LABELS
 from optimizer.workload import InferenceGoal, InferenceWorkload, Technique
 
 InferencePrice = Callable[[InferencePlan], InferencePrediction]

@@ -7,9 +7,9 @@ from optimizer.base.units import format_bytes
 from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.formats.kv_prefix import SHORTEST_PREFIX
 from optimizer.hardware.machine import Machine
-from optimizer.plan.explain_inference import explain_inference_plan
-from optimizer.plan.generation_pins import techniques_of
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.explain.generation import explain_inference_plan
+from optimizer.plan.generation import InferencePlan
+from optimizer.plan.pins.generation import techniques_of
 from optimizer.profile.inference import InferenceProfile
 from optimizer.search.inference.problem import InferenceProblem, PricedInferencePlan
 from optimizer.search.inference.solve import largest_of

@@ -19,7 +19,7 @@ from optimizer.estimate.kv_prefix import find_prefix_conflict
 from optimizer.hardware.calibration import calibrated_machine, of_generations
 from optimizer.hardware.machine import Machine
 from optimizer.plan.allocator import AllocatorPlan
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.inference import InferenceProfile
 from optimizer.search.inference.baselines import price_inference_baselines

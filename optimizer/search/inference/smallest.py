@@ -5,12 +5,12 @@ from math import inf
 
 from optimizer.base.errors import NoFeasiblePlan
 from optimizer.base.units import format_bytes
-from optimizer.plan.inference import InferencePlan
-from optimizer.plan.pin_table import shown_pin
+from optimizer.plan.generation import InferencePlan
+from optimizer.plan.pins.table import shown_pin
+from optimizer.plan.techniques import TECHNIQUE_LABELS
 from optimizer.search.inference.levers import list_families
 from optimizer.search.inference.problem import InferenceProblem
 from optimizer.search.pin_errors import no_room_elsewhere
-from optimizer.techniques import TECHNIQUE_LABELS
 
 
 def explain_nothing_fits(problem: InferenceProblem) -> NoFeasiblePlan:

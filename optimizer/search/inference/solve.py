@@ -21,7 +21,7 @@ from math import inf
 from typing import Final
 
 from optimizer.estimate.inference_prediction import InferencePrediction
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.search.inference.candidates import MAX_EVERY, Candidates, list_batches
 from optimizer.search.inference.problem import InferenceProblem
 

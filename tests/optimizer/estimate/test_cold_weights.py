@@ -8,7 +8,7 @@ from optimizer.estimate.cold_weights import are_weights_cold, reading_weights
 from optimizer.estimate.inference import estimate_inference
 from optimizer.hardware.devices import table_machine
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.inference_trace import profile_inference
 from optimizer.workload import InferenceWorkload

@@ -6,7 +6,7 @@ from optimizer.estimate.experts import Experts, find_experts, unread_bytes
 from optimizer.estimate.inference import estimate_inference
 from optimizer.hardware.devices import table_machine
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.inference_trace import profile_inference
 from optimizer.workload import InferenceWorkload

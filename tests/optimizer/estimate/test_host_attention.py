@@ -12,7 +12,7 @@ from optimizer.estimate.optimizer_state import host_bytes_per_s
 from optimizer.hardware.calibration import calibrated_rates
 from optimizer.hardware.devices import table_machine
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.inference_trace import profile_inference

@@ -11,7 +11,7 @@ from optimizer.estimate.inference import estimate_inference
 from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.estimate.kv_cache import list_kv_bytes
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.inference_trace import profile_inference
 from optimizer.runtime.measure_inference import measure_generation

@@ -9,7 +9,7 @@ from optimizer.base.errors import InvalidPlan
 from optimizer.estimate.inference import estimate_inference
 from optimizer.formats.sampling import Sampling
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.passes import list_passes, num_steps_of
 from optimizer.plan.weights import WeightsPlan

@@ -7,7 +7,7 @@ from optimizer.estimate.inference_runs import price_run
 from optimizer.formats.sampling import Sampling
 from optimizer.hardware.calibration import learn_generation, of_generations, read_time_factors
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.passes_run import TimedPass
 from optimizer.plan.weights import WeightsPlan

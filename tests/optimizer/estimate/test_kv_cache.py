@@ -9,7 +9,7 @@ from optimizer.estimate.inference import estimate_inference
 from optimizer.estimate.inference_process import list_generation_allocations
 from optimizer.formats.transfer_sizes import STAGING_BYTES
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.inference_trace import profile_inference

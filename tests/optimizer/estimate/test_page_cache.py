@@ -10,7 +10,7 @@ from optimizer.estimate.page_cache import is_disk_in_memory
 from optimizer.hardware.calibration import calibrated_rates
 from optimizer.hardware.machine import Machine
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.inference_trace import profile_inference

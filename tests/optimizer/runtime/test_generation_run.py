@@ -9,7 +9,7 @@ import torch
 from optimizer.base.errors import InvalidWorkload, OutOfDeviceMemory
 from optimizer.formats.sampling import Sampling
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.passes import arrange_passes
 from optimizer.plan.weights import WeightsPlan

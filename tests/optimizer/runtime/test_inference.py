@@ -6,7 +6,7 @@ import torch
 from optimizer.base.errors import OutOfDeviceMemory
 from optimizer.models.build import build_model
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.inference import Generator, prepare_for_inference
 from optimizer.runtime.measure_inference import make_prompts, measure_generation

@@ -8,7 +8,7 @@ import torch
 
 from optimizer.models.build import build_model
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.inference import Generator

@@ -9,7 +9,7 @@ from optimizer.base.errors import InvalidModel, OutOfHostMemory
 from optimizer.models.build import build_model
 from optimizer.models.decoder.attention_hook import attend_of, set_attend
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.runtime.inference import Generator
 from optimizer.runtime.kv_cache import KvCache, chain

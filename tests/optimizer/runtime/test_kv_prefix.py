@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from optimizer.base.errors import InvalidModel, InvalidPlan, OutOfHostMemory
 from optimizer.formats.sampling import Sampling
 from optimizer.models.anatomy import find_blocks
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.inference import Generator, prepare_for_inference

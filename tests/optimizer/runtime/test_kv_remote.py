@@ -6,7 +6,7 @@ import torch
 from optimizer.base.errors import RemoteStoreFull, RemoteStoreLost
 from optimizer.formats.sampling import Sampling
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.runtime.generation_run import Request, open_generator, run_requests
 from optimizer.runtime.inference import Generator

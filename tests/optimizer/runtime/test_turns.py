@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from optimizer.base.errors import MissingExtra
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.runtime.inference import Generator
 from optimizer.runtime.turns import Turns
 from tests.optimizer.models.small_configs import SMALL_CONFIGS

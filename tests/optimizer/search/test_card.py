@@ -8,7 +8,7 @@ from optimizer.base.errors import NoFeasiblePlan
 from optimizer.base.units import GIB
 from optimizer.hardware.devices import table_machine
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.pins import AllocatorPins, Pins
+from optimizer.plan.pins.training import AllocatorPins, Pins
 from optimizer.profile.trace import profile_model
 from optimizer.search.search import search_plans
 from optimizer.workload import Goal, TrainingWorkload

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.search.every import every_plan
 from benchmarks.search.synthetic import synthetic_problem
 from optimizer.base.errors import InvalidPlan, InvalidWorkload, NoFeasiblePlan
-from optimizer.plan.pins import Pins, list_knobs_to_pin, read_pins
+from optimizer.plan.pins.training import Pins, list_knobs_to_pin, read_pins
 from optimizer.plan.plan import Plan
 from optimizer.search.core import search
 from optimizer.workload import Goal

@@ -16,7 +16,7 @@ from optimizer.hardware.machine import Device, Machine, Rates
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.activations import ActivationsPlan, BlockChoice
 from optimizer.plan.batch import BatchPlan
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan

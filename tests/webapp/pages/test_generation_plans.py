@@ -9,8 +9,8 @@ from django.urls import reverse
 
 from optimizer.base.recent import Recent
 from optimizer.hardware.devices import table_machine
-from optimizer.plan.generation_knobs import generation_knobs, written_knobs
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
+from optimizer.plan.pins.generation_knobs import generation_knobs, written_knobs
 from webapp.catalog.actions import register_machine
 from webapp.catalog.models import Profile
 from webapp.jobs.models import Job, PlanOffer

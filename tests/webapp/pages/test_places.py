@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.gradients import GradientsPlan
-from optimizer.plan.inference import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.weights import WeightsPlan

@@ -8,15 +8,15 @@ from optimizer.base.categories import CATEGORIES
 from optimizer.base.units import MIB
 from optimizer.plan.activations import ActivationsPlan, BlockChoice
 from optimizer.plan.batch import BatchPlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.gradients import GradientsPlan
-from optimizer.plan.inference import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
+from optimizer.plan.techniques import TECHNIQUE_GROUPS, TECHNIQUE_LABELS
 from optimizer.plan.weights import WeightsPlan
 from optimizer.search.inference.problem import techniques_of
-from optimizer.techniques import TECHNIQUE_GROUPS, TECHNIQUE_LABELS
 from optimizer.workload import Technique
 from tests.webapp.pages import rows
 from webapp.pages.forms import JobForm

@@ -8,7 +8,7 @@ from optimizer.estimate.inference import estimate_inference
 from optimizer.estimate.inference_runs import price_run
 from optimizer.hardware.calibration import of_generations
 from optimizer.hardware.machine import Machine as MachineSpec
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.passes import MicroBatchShape
 from optimizer.plan.passes_run import TimedPass
 from optimizer.profile.inference import InferenceProfile

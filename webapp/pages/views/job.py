@@ -22,9 +22,9 @@ from optimizer.base.units import format_bytes
 from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.estimate.prediction import Prediction
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.explain import explain_plan
-from optimizer.plan.explain_inference import explain_inference_plan
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.explain.generation import explain_inference_plan
+from optimizer.plan.explain.training import explain_plan
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.plan import Plan
 from webapp.accounts.audit import note_target
 from webapp.catalog.errors import ModelExists

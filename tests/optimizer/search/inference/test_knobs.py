@@ -5,9 +5,9 @@ import pytest
 from optimizer.base.errors import InvalidInput, InvalidPlan, NoFeasiblePlan
 from optimizer.hardware.devices import table_machine
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.generation_pins import techniques_of
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan
+from optimizer.plan.pins.generation import techniques_of
 from optimizer.plan.weights import WeightsPlan
 from optimizer.planning_generation import (
     compare_generations_profiled,

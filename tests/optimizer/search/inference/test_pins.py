@@ -10,17 +10,17 @@ from optimizer.base.serialize import from_json, to_json
 from optimizer.estimate.inference import estimate_inference
 from optimizer.hardware.devices import table_machine
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.generation_knobs import (
+from optimizer.plan.generation import InferencePlan
+from optimizer.plan.kv_cache import KvCachePlan
+from optimizer.plan.pins.generation import GenerationPins, KvCachePins
+from optimizer.plan.pins.generation_knobs import (
     generation_knobs,
     knob_value,
     pins_of_generation_change,
     read_generation_pins,
     written_value,
 )
-from optimizer.plan.generation_pins import GenerationPins, KvCachePins
-from optimizer.plan.inference import InferencePlan
-from optimizer.plan.kv_cache import KvCachePlan
-from optimizer.plan.pin_table import kinds_of_pins
+from optimizer.plan.pins.table import kinds_of_pins
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.inference_trace import profile_inference
 from optimizer.search.inference.levers import list_arrangements

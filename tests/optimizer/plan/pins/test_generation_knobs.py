@@ -3,7 +3,9 @@
 import pytest
 
 from optimizer.base.errors import InvalidPlan
-from optimizer.plan.generation_knobs import (
+from optimizer.plan.generation import InferencePlan
+from optimizer.plan.kv_cache import KvCachePlan
+from optimizer.plan.pins.generation_knobs import (
     change_generation,
     generation_knobs,
     knob_value,
@@ -11,8 +13,6 @@ from optimizer.plan.generation_knobs import (
     with_knob,
     written_knobs,
 )
-from optimizer.plan.inference import InferencePlan
-from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.weights import WeightsPlan
 
 PLAN = InferencePlan(

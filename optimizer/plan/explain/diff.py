@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any, Literal, TypeVar
 
 from optimizer.plan.activations import BlockChoice
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.plan import Plan
 
 P = TypeVar("P", Plan, InferencePlan)

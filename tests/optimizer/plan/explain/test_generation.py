@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 
 from optimizer.base.units import GIB, MIB
-from optimizer.plan.explain_inference import explain_inference_plan
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.explain.generation import explain_inference_plan
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import InferenceWorkload
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final, Protocol
 
 from optimizer.base.units import format_bytes
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.workload import InferenceWorkload
 
 _MOVES: Final = {

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
-from optimizer.plan.diff import Difference, diff_plans
+from optimizer.plan.explain.diff import Difference, diff_plans
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from optimizer.base.errors import InvalidInput, InvalidPlan, InvalidWorkload
 from optimizer.base.serialize import from_json
-from optimizer.plan.generation_pins import NO_LIMIT, GenerationPins
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
+from optimizer.plan.pins.generation import NO_LIMIT, GenerationPins
 
 _NO_KNOBS: Final = frozenset({"version", "weights.autocast"})
 """What a plan says that is nobody's to choose: autocast is of training."""

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from optimizer.base.errors import InvalidPlan, InvalidWorkload
 from optimizer.plan.kv_cache import AttentionPlace, KvDtype, KvPlace
-from optimizer.plan.pin_table import PinTable
-from optimizer.plan.pins import AllocatorPins
+from optimizer.plan.pins.table import PinTable
+from optimizer.plan.pins.training import AllocatorPins
 from optimizer.plan.weights import FrozenFormat, WeightsDtype, WeightsPlace
 
 if TYPE_CHECKING:
-    from optimizer.plan.inference import InferencePlan
+    from optimizer.plan.generation import InferencePlan
     from optimizer.workload import Technique
 
 V = TypeVar("V")
@@ -61,7 +61,7 @@ class GenerationPins(PinTable):
         if self.is_empty:
             return
         # here, because a plan is made for a workload, beside which stands the goal that has pins
-        from optimizer.plan.inference import InferencePlan
+        from optimizer.plan.generation import InferencePlan
 
         try:
             InferencePlan.from_json(self.change())

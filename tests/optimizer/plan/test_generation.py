@@ -3,7 +3,7 @@
 import pytest
 
 from optimizer.base.errors import InvalidPlan, InvalidWorkload
-from optimizer.plan.inference import InferencePlan
+from optimizer.plan.generation import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import InferenceWorkload

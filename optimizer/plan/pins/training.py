@@ -14,7 +14,7 @@ from optimizer.base.serialize import from_json, to_json
 from optimizer.plan.activations import OFFLOADING, BlockChoice, Compression
 from optimizer.plan.gradients import GradientsChoice
 from optimizer.plan.optimizer_state import StatePlace
-from optimizer.plan.pin_table import PinTable, kinds_of_pins
+from optimizer.plan.pins.table import PinTable, kinds_of_pins
 from optimizer.plan.weights import Autocast, FrozenFormat, WeightsDtype, WeightsPlace
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import pytest
 
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
-from optimizer.plan.explain import describe_blocks, describe_left_out, describe_move_or_rebuild, explain_plan
+from optimizer.plan.explain.training import describe_blocks, describe_left_out, describe_move_or_rebuild, explain_plan
 from optimizer.plan.gradients import GradientsPlan
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
