@@ -30,7 +30,7 @@ from optimizer.base.errors import NoFeasiblePlan, OutOfDeviceMemory
 from optimizer.base.units import GIB, format_bytes
 from optimizer.hardware.cuda_facts import find_workspaces
 from optimizer.hardware.machine import Machine
-from optimizer.hardware.probe import probe_machine
+from optimizer.hardware.probe.probe import probe_machine
 from optimizer.models.build import build_model
 from optimizer.models.presets import PRESETS
 from optimizer.models.spec import ModelSpec, read_model_spec

@@ -24,7 +24,8 @@ from optimizer.estimate.prediction import Prediction
 from optimizer.estimate.training import estimate_training
 from optimizer.hardware.calibration import TimedRun, fit_calibration, read_time_factors
 from optimizer.hardware.machine import Machine
-from optimizer.hardware.probe import clock, probe_machine
+from optimizer.hardware.probe import clock
+from optimizer.hardware.probe.probe import probe_machine
 from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan.activations import ActivationsPlan, BlockChoice
 from optimizer.plan.batch import BatchPlan

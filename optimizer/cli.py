@@ -68,7 +68,7 @@ def run_profile(options: argparse.Namespace) -> int:
 
 def run_probe(options: argparse.Namespace) -> int:
     sleep_while_waiting()
-    from optimizer.hardware.probe import probe_machine
+    from optimizer.hardware.probe.probe import probe_machine
 
     machine = probe_machine(name=options.name, device=options.device)
     if options.json:

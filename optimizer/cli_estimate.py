@@ -24,7 +24,7 @@ from optimizer.cli_options import (
 from optimizer.estimating import estimate_model, estimate_profiled
 from optimizer.estimating_padded import estimate_padded_model, read_lengths
 from optimizer.hardware.machine import Machine
-from optimizer.hardware.prices import price_run, read_prices
+from optimizer.hardware.rental import price_run, read_prices
 from optimizer.plan.weights import WeightsPlan
 from optimizer.reports_estimate import report_costs, report_estimate, report_padded
 from optimizer.search.baselines import BASELINES

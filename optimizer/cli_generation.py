@@ -11,7 +11,7 @@ from optimizer.cli_progress import ProgressLine
 from optimizer.estimating import BEST, read_config, read_json, read_model
 from optimizer.estimating_generation import check_plan_label, estimate_generation
 from optimizer.hardware.machine import Machine
-from optimizer.hardware.prices import price_run, read_prices
+from optimizer.hardware.rental import price_run, read_prices
 from optimizer.models.spec import ModelSpec
 from optimizer.models.unread import describe_unread
 from optimizer.plan.generation import InferencePlan

@@ -99,7 +99,7 @@ def read_machine(options: argparse.Namespace) -> Machine:
     if options.machine:
         return Machine.from_json(read_json(options.machine, field="machine"))
     sleep_while_waiting()
-    from optimizer.hardware.probe import probe_machine
+    from optimizer.hardware.probe.probe import probe_machine
 
     print("measuring this machine ...", file=sys.stderr)
     return probe_machine()

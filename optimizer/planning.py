@@ -13,7 +13,7 @@ from optimizer.base.errors import InvalidInput, NoFeasiblePlan
 from optimizer.estimating import BEST, baseline_plan, needed_extent, read_model
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.machine import Machine
-from optimizer.hardware.prices import PriceList, read_prices
+from optimizer.hardware.rental import PriceList, read_prices
 from optimizer.models.spec import ModelSpec
 from optimizer.models.targets import check_targets
 from optimizer.plan.pins.training import Pins, read_pins

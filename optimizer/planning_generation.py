@@ -13,7 +13,7 @@ from typing import Any
 from optimizer.estimating import BEST, read_model
 from optimizer.estimating_generation import check_plan_label, needed_representations
 from optimizer.hardware.machine import Machine
-from optimizer.hardware.prices import PriceList, read_prices
+from optimizer.hardware.rental import PriceList, read_prices
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.generation import InferencePlan
 from optimizer.plan.pins.generation_knobs import read_generation_change

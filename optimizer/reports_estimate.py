@@ -9,7 +9,7 @@ from optimizer.estimate.prediction import CardMemory, Prediction
 from optimizer.estimating import Estimate
 from optimizer.estimating_padded import PaddedEstimate
 from optimizer.hardware.machine import DISTURBED
-from optimizer.hardware.prices import Cost, describe_costs
+from optimizer.hardware.rental import Cost, describe_costs
 from optimizer.plan.explain.training import explain_plan
 from optimizer.reports import (
     VERDICTS,

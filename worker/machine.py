@@ -122,7 +122,7 @@ def _program_version() -> str:
 
 def main() -> None:
     """Measure this machine, its disk where jobs have theirs; JSON on standard output."""
-    from optimizer.hardware.probe import probe_machine
+    from optimizer.hardware.probe.probe import probe_machine
 
     json.dump(probe_machine(scratch=Path.cwd()).to_json(), sys.stdout)
 

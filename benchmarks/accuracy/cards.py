@@ -32,7 +32,7 @@ from optimizer.estimate.process import add_memory
 from optimizer.estimate.training import estimate_training
 from optimizer.hardware.calibration import TimedRun, fit_calibration
 from optimizer.hardware.machine import Machine
-from optimizer.hardware.probe import probe_machine
+from optimizer.hardware.probe.probe import probe_machine
 from optimizer.profile.extent import Extent, extent_of_plans
 from optimizer.profile.profile import Profile
 from optimizer.profile.trace import profile_model

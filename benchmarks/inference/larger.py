@@ -15,7 +15,7 @@ from benchmarks.inference.subjects import setup_of, wanted_of
 from benchmarks.parts import Options, Part
 from benchmarks.record import Row, clear, goal
 from optimizer.estimate.inference import estimate_inference
-from optimizer.hardware.probe import probe_machine
+from optimizer.hardware.probe.probe import probe_machine
 from optimizer.plan.generation import InferencePlan
 from optimizer.profile.inference_trace import profile_inference
 from optimizer.runtime.measure_inference import make_prompts, measure_generation

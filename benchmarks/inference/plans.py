@@ -18,7 +18,7 @@ from benchmarks.remote_store import remote_store
 from optimizer.base.errors import HeadroomError, OutOfDeviceMemory
 from optimizer.estimate.inference import estimate_inference
 from optimizer.hardware.machine import Machine
-from optimizer.hardware.probe import probe_machine
+from optimizer.hardware.probe.probe import probe_machine
 from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan.generation import InferencePlan
 from optimizer.profile.inference import InferenceProfile

@@ -21,7 +21,7 @@ from benchmarks.inference.subjects import Subject, setup_of, wanted_of
 from benchmarks.parts import Options, Part
 from benchmarks.record import Row, clear, goal
 from optimizer.hardware.machine import Machine
-from optimizer.hardware.probe import probe_machine
+from optimizer.hardware.probe.probe import probe_machine
 from optimizer.plan.generation import InferencePlan
 from optimizer.profile.inference import InferenceProfile
 from optimizer.profile.inference_trace import profile_inference

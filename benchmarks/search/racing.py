@@ -24,7 +24,7 @@ from optimizer.estimate.prediction import Prediction
 from optimizer.estimate.training import estimate_training
 from optimizer.hardware.calibration import TimedRun, fit_calibration
 from optimizer.hardware.machine import Machine
-from optimizer.hardware.probe import probe_machine
+from optimizer.hardware.probe.probe import probe_machine
 from optimizer.plan.plan import Plan
 from optimizer.profile.extent import Extent
 from optimizer.profile.obtain import obtain_profile

@@ -21,7 +21,7 @@ from benchmarks.record import Record, Row, clear, goal
 from optimizer.base.errors import HeadroomError
 from optimizer.base.units import GIB, format_bytes
 from optimizer.hardware.machine import Machine
-from optimizer.hardware.probe import probe_machine
+from optimizer.hardware.probe.probe import probe_machine
 from optimizer.models.presets import PRESETS
 from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan.activations import ActivationsPlan, BlockChoice

@@ -31,7 +31,7 @@ from benchmarks.training.plans import TECHNIQUES, describe, make_plan
 from optimizer.base.errors import HeadroomError, NoFeasiblePlan
 from optimizer.estimate.training import estimate_training
 from optimizer.hardware.machine import Machine
-from optimizer.hardware.probe import probe_machine
+from optimizer.hardware.probe.probe import probe_machine
 from optimizer.models.presets import PRESETS
 from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan.plan import Plan

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from optimizer.estimate.op_times import OpTimes
 from optimizer.estimate.parts import PartName
 from optimizer.estimate.priced_ops import PricedOps
-from optimizer.estimate.waking import BESIDE_KERNELS, waking_s
 from optimizer.hardware.machine import Rates
+from optimizer.hardware.thread_wakeup import BESIDE_KERNELS, waking_s
 from optimizer.plan.activations import OFFLOADING, REBUILDING
 from optimizer.profile.inference import EMBEDDING
 from optimizer.profile.profile import Part

@@ -28,8 +28,8 @@ from optimizer.estimate.moments import Moments
 from optimizer.estimate.op_times import OpTimes
 from optimizer.estimate.parts import Change, PartBytes, PartName, PartTime, sum_changes
 from optimizer.estimate.priced_ops import KIND_SLOT, OpSizes, PricedOps, list_terms
-from optimizer.estimate.waking import count_shared
 from optimizer.hardware.machine import Machine, Processor, Rates
+from optimizer.hardware.thread_wakeup import count_shared
 from optimizer.plan.activations import OFFLOADING, REBUILDING, BlockChoice
 from optimizer.plan.weights import DTYPE_BYTES, WeightsPlan
 from optimizer.profile.inference import ForwardRegime, Phase

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimizer.estimate.experts import GROUPED_PRODUCT
-from optimizer.estimate.waking import BESIDE_KERNELS
 from optimizer.formats.matmul_dispatch import LEAST_FLOPS, LEAST_FLOPS_PER_BYTE
 from optimizer.hardware.machine import Curve, Rates
+from optimizer.hardware.thread_wakeup import BESIDE_KERNELS
 from optimizer.profile.op_costs import ALLOCATIONS
 from optimizer.time_kinds import COMPUTE_KINDS, ComputeKind, base_name
 

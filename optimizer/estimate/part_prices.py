@@ -11,8 +11,8 @@ from optimizer.estimate.moments import Moments
 from optimizer.estimate.optimizer_state import host_bytes_per_s
 from optimizer.estimate.parts import PartName, PartTime
 from optimizer.estimate.transfers import Legs
-from optimizer.estimate.waking import wakings_s
 from optimizer.hardware.machine import Machine
+from optimizer.hardware.thread_wakeup import wakings_s
 from optimizer.plan.plan import Plan
 
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from optimizer.base.categories import CATEGORIES, Tier
 from optimizer.estimate.experts import unread_bytes
 from optimizer.estimate.op_times import OpTimes
-from optimizer.estimate.waking import are_shared
 from optimizer.hardware.machine import Rates
+from optimizer.hardware.thread_wakeup import are_shared
 from optimizer.profile.profile import Change, Op, OpKind, Part
 from optimizer.profile.sizes import NUM_MONOMIALS, Shape, Terms, monomials
 from optimizer.time_kinds import COMPUTE_KINDS, kind_of

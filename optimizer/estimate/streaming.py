@@ -14,8 +14,8 @@ from optimizer.estimate.prediction import LANES
 from optimizer.estimate.stores import STORE_LANES, read_ms
 from optimizer.estimate.tasks import Task, add_legs, as_moves, moved_bytes, single
 from optimizer.estimate.transfers import Legs, Transfer
-from optimizer.estimate.waking import count_shared, wakings_s
 from optimizer.hardware.machine import Rates
+from optimizer.hardware.thread_wakeup import count_shared, wakings_s
 from optimizer.plan.weights import WeightsPlan
 
 _WEIGHTS = CATEGORIES.index("weights")

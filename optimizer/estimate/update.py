@@ -35,8 +35,8 @@ from optimizer.estimate.stores import read_ms, write_ms
 from optimizer.estimate.tasks import Task, add_legs, as_moves, risen_bytes, single
 from optimizer.estimate.tensors import TensorList
 from optimizer.estimate.transfers import Legs, Transfer
-from optimizer.estimate.waking import count_shared, wakings_s
 from optimizer.hardware.machine import Machine, Rates
+from optimizer.hardware.thread_wakeup import count_shared, wakings_s
 from optimizer.plan.plan import Plan
 from optimizer.workload import TrainingWorkload
 

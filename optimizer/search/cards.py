@@ -9,7 +9,7 @@ from optimizer.base.serialize import to_json
 from optimizer.base.units import format_bytes
 from optimizer.hardware.devices import known_devices, table_machine
 from optimizer.hardware.machine import Machine
-from optimizer.hardware.prices import Cost, PriceList, price_run
+from optimizer.hardware.rental import Cost, PriceList, price_run
 from optimizer.search.core import find_chosen
 from optimizer.search.frontier import plan_label
 from optimizer.search.inference.problem import PricedInferencePlan

@@ -14,7 +14,7 @@ from optimizer.base.serialize import to_json
 from optimizer.base.units import format_bytes
 from optimizer.hardware.devices import known_devices, table_machine
 from optimizer.hardware.machine import Machine
-from optimizer.hardware.prices import PriceList
+from optimizer.hardware.rental import PriceList
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
 from optimizer.search.pricebook import PriceBook

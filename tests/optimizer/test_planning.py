@@ -7,7 +7,7 @@ import pytest
 from optimizer.base.errors import InvalidInput, InvalidPlan, InvalidWorkload, NoFeasiblePlan
 from optimizer.base.units import MIB
 from optimizer.hardware.devices import table_machine
-from optimizer.hardware.prices import PriceList, Rental
+from optimizer.hardware.rental import PriceList, Rental
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.pins.training import read_pins
 from optimizer.planning import compare_profiled, plan_profiled, rank_cards_profiled, reprice_profiled

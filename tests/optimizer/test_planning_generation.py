@@ -8,7 +8,7 @@ from optimizer.base.errors import InvalidInput
 from optimizer.base.units import GIB
 from optimizer.cli import main
 from optimizer.hardware.devices import table_machine
-from optimizer.hardware.prices import read_prices
+from optimizer.hardware.rental import read_prices
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.generation import InferencePlan
 from optimizer.plan.pins.generation_knobs import read_generation_pins

@@ -9,7 +9,7 @@ MODULES = [
     "optimizer.search.search",
     "optimizer.search.core",
     "optimizer.hardware.devices",
-    "optimizer.hardware.prices",
+    "optimizer.hardware.rental",
     "optimizer.hardware.calibration",
     "optimizer.hardware.memory",
     "optimizer.plan.explain.training",

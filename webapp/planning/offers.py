@@ -22,7 +22,7 @@ from webapp.jobs.queries import offers_visible_to
 from webapp.jobs.spec import JobSpec
 
 if TYPE_CHECKING:
-    from optimizer.hardware.prices import Cost, PriceList
+    from optimizer.hardware.rental import Cost, PriceList
     from optimizer.search.inference.problem import PricedInferencePlan
 
 _PRICE_AGAIN = "Price the spec again and take one of its offers."
@@ -81,7 +81,7 @@ class Found:
 def keep_offer(
     user: Any, spec: JobSpec | GenerateSpec, profile: Profile, found: Found, prices: "PriceList"
 ) -> Offer:
-    from optimizer.hardware.prices import price_run
+    from optimizer.hardware.rental import price_run
 
     row = PlanOffer.objects.create(
         owner=user,

@@ -38,7 +38,7 @@ def price_spec(user: Any, spec: dict[str, Any]) -> PlanAnswer:
 
 
 def price_job_spec(user: Any, spec: JobSpec | GenerateSpec) -> PlanAnswer:
-    from optimizer.hardware.prices import read_prices
+    from optimizer.hardware.rental import read_prices
 
     if isinstance(spec, JobSpec):
         _check_objective(spec.goal)

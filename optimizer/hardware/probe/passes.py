@@ -16,8 +16,8 @@ from optimizer.formats.sampling import Sampling
 from optimizer.hardware.machine import Curve
 from optimizer.hardware.probe import clock
 from optimizer.hardware.probe.steps import COPIES
+from optimizer.hardware.probe.thread_wakeup import alone
 from optimizer.hardware.probe.tiny import tiny_spec
-from optimizer.hardware.probe.waking import alone
 from optimizer.plan.generation import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.weights import WeightsPlan

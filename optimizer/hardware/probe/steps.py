@@ -15,8 +15,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from optimizer.hardware.probe import clock
+from optimizer.hardware.probe.thread_wakeup import alone
 from optimizer.hardware.probe.tiny import SEQUENCE_LENGTH, tiny_spec
-from optimizer.hardware.probe.waking import alone
 from optimizer.models.build import build_model
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.activations import ActivationsPlan, BlockChoice

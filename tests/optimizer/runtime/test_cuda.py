@@ -12,7 +12,7 @@ import torch
 from optimizer.base.errors import OutOfDeviceMemory
 from optimizer.base.units import MIB
 from optimizer.formats.transfer_sizes import ARENA_SLAB_BYTES, STAGING_BYTES
-from optimizer.hardware.probe import probe_machine
+from optimizer.hardware.probe.probe import probe_machine
 from optimizer.models.build import build_model
 from optimizer.models.spec import read_model_spec
 from optimizer.runtime.device import prepared_device

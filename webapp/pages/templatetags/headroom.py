@@ -16,7 +16,7 @@ from django.utils.safestring import SafeString
 
 from optimizer.base.categories import CATEGORY_LABELS
 from optimizer.base.units import format_bytes, format_duration
-from optimizer.hardware.prices import Cost
+from optimizer.hardware.rental import Cost
 from webapp.pages.baseline_words import BASELINE_WORDS
 from webapp.pages.presentation import step_words
 from webapp.pages.work_form import form_query

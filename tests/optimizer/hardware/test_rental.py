@@ -4,7 +4,7 @@ import pytest
 
 from optimizer.base.errors import InvalidInput
 from optimizer.hardware.devices import find_device
-from optimizer.hardware.prices import (
+from optimizer.hardware.rental import (
     Electricity,
     PriceList,
     Purchase,

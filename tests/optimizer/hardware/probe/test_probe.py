@@ -8,10 +8,12 @@ import torch
 from optimizer.base.errors import InvalidInput
 from optimizer.base.units import MIB
 from optimizer.hardware.machine import Machine
-from optimizer.hardware.probe import decoding, probe_machine, steps, stores
+from optimizer.hardware.probe import steps
 from optimizer.hardware.probe.clock import as_curve, better_of, random_tensor
-from optimizer.hardware.probe.stores import faults_of, probe_disk, probe_remote
-from optimizer.hardware.probe.waking import alone, probe_wake_s
+from optimizer.hardware.probe.probe import probe_machine
+from optimizer.hardware.probe.rates import decoding, stores
+from optimizer.hardware.probe.rates.stores import faults_of, probe_disk, probe_remote
+from optimizer.hardware.probe.thread_wakeup import alone, probe_wake_s
 from optimizer.runtime.products import has_quicker_library
 
 

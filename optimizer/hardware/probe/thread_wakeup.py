@@ -8,8 +8,8 @@ from statistics import median
 
 import torch
 
-from optimizer.estimate.waking import ASLEEP_S, GRAIN_SIZE
 from optimizer.hardware.probe import clock
+from optimizer.hardware.thread_wakeup import ASLEEP_S, GRAIN_SIZE
 
 _PAUSE_S = 1.5 * ASLEEP_S
 _MOST = 400

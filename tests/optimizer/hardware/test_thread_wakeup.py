@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from optimizer.estimate.training import estimate_training
-from optimizer.estimate.waking import (
+from optimizer.hardware.thread_wakeup import (
     ASLEEP_S,
     AWAKE_S,
     BESIDE_KERNELS,
@@ -128,7 +128,7 @@ def test_an_estimate_has_it_under_dispatch_and_where_nobody_must_be_woken_nothin
 
 def test_what_finished_runs_say_scales_each_kind_and_changes_no_count(profile, machine, monkeypatch):
     # As if its small tensors were shared too. A length that no other test has: what is compiled is kept.
-    monkeypatch.setattr("optimizer.estimate.waking.GRAIN_SIZE", 64)
+    monkeypatch.setattr("optimizer.hardware.thread_wakeup.GRAIN_SIZE", 64)
     plan = Plan(
         batch=BatchPlan(micro_batch_size=2, accumulation_steps=2),
         activations=ActivationsPlan(per_block=("selective", "keep") * (profile.num_blocks // 2)),
