@@ -39,7 +39,7 @@ from optimizer.plan.batch import BatchPlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.profile import Profile
-from optimizer.profile.trace import profile_model
+from optimizer.profile.trace.trace import profile_model
 from optimizer.runtime.card import ALLOCATOR_SLACK_BYTES, ALLOCATOR_SLACK_SHARE
 from optimizer.runtime.device import prepared_device
 from optimizer.runtime.measure import make_synthetic_batches, measure_step

@@ -123,7 +123,7 @@ def time_trace() -> dict[str, float]:
     from optimizer.hardware.devices import table_machine
     from optimizer.models.build import build_config
     from optimizer.profile.extent import extent_of_plans
-    from optimizer.profile.trace import profile_model
+    from optimizer.profile.trace.trace import profile_model
 
     torch.set_num_threads(1)
     spec, plan, workload = PRESETS[LLAMA_8B].spec, _plain_plan(PRESETS[LLAMA_8B].spec.num_blocks), _workload()
@@ -140,7 +140,7 @@ def time_prices() -> dict[str, float]:
     from optimizer.estimate.training import estimate_training
     from optimizer.hardware.devices import table_machine
     from optimizer.models.spec import read_model_spec
-    from optimizer.profile.kept import read_kept_profile
+    from optimizer.profile.keep.kept import read_kept_profile
 
     spec, workload, machine = read_model_spec(LLAMA_70B), _workload(), table_machine(GPU)
     plan = _plain_plan(spec.num_blocks)

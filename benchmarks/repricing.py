@@ -110,7 +110,7 @@ def _person() -> Any:
 def _seed() -> dict[str, str]:
     """A model with its profile, a dataset, a machine; the form as it is first typed."""
     from optimizer.models.presets import PRESETS
-    from optimizer.profile.obtain import obtain_profile
+    from optimizer.profile.keep.obtain import obtain_profile
     from webapp.catalog.actions import keep_profile, register_machine
     from webapp.catalog.models import Dataset, Model
 

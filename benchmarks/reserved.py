@@ -34,7 +34,7 @@ from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.profile import Profile
-from optimizer.profile.trace import profile_model
+from optimizer.profile.trace.trace import profile_model
 from optimizer.runtime.ledger import NUM_CATEGORIES
 from optimizer.runtime.measure import make_synthetic_batches
 from optimizer.runtime.meter import Meter

@@ -4,7 +4,7 @@
 model's profile to a file, ``probe`` measures this machine. The same commands appear in ``headroom`` through
 ``add_subcommands``. An error is one line and a hint on standard error, exit code 2. This process imports torch only to write a
 profile or to measure this machine: what ``plan`` and ``estimate`` need of a model is kept, or traced by a child
-(``profile/obtain.py``).
+(``profile/keep/obtain.py``).
 """
 
 import argparse
@@ -57,7 +57,7 @@ def add_subcommands(commands: "argparse._SubParsersAction[argparse.ArgumentParse
 
 
 def run_profile(options: argparse.Namespace) -> int:
-    from optimizer.profile.trace import profile_model
+    from optimizer.profile.trace.trace import profile_model
 
     profile = profile_model(read_model(options.model))
     write_json(options.output, profile.to_json())

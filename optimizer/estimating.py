@@ -1,7 +1,7 @@
 """``estimate_model``: from a model's configuration and a card's name to a plan's bytes and milliseconds. Torch-free.
 
 What ``headroom estimate`` prints and a notebook asks for. A model that was never seen is traced by a child process, as far as the
-question needs it, and its profile is kept (``profile/obtain.py``).
+question needs it, and its profile is kept (``profile/keep/obtain.py``).
 """
 
 import json
@@ -24,7 +24,7 @@ from optimizer.models.unread import describe_unread
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.extent import EVERYTHING, Extent, extent_of_plans, traced_representation
-from optimizer.profile.obtain import ProfileSource
+from optimizer.profile.keep.obtain import ProfileSource
 from optimizer.profile.profile import BLOCK_CHOICES, Profile
 from optimizer.search.baselines import BASELINES
 from optimizer.search.core import search

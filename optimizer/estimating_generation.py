@@ -1,6 +1,6 @@
 """``estimate_generation``: from a model and a machine to what a batch generation takes, with reasons. Torch-free.
 
-A model that was never seen is traced by a child process, and its profile is kept (``profile/obtain.py``).
+A model that was never seen is traced by a child process, and its profile is kept (``profile/keep/obtain.py``).
 """
 
 from collections.abc import Mapping
@@ -23,8 +23,8 @@ from optimizer.plan.explain.generation import explain_inference_plan
 from optimizer.plan.generation import InferencePlan
 from optimizer.plan.weights import FrozenFormat, WeightsDtype, WeightsPlan
 from optimizer.profile.extent import traced_representation
-from optimizer.profile.inference import InferenceProfile
-from optimizer.profile.obtain import obtain_inference_profile
+from optimizer.profile.generation import InferenceProfile
+from optimizer.profile.keep.obtain import obtain_inference_profile
 from optimizer.search.inference.baselines import INFERENCE_BASELINES, price_inference_baselines
 from optimizer.search.inference.problem import InferenceProblem, PricedInferencePlan
 from optimizer.search.inference.search import inference_problem, search_inference

@@ -21,7 +21,7 @@ from optimizer.models.spec import ModelSpec
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.extent import Extent, traced_representation
-from optimizer.profile.obtain import obtain_profile
+from optimizer.profile.keep.obtain import obtain_profile
 from optimizer.profile.profile import BLOCK_CHOICES, Profile
 from optimizer.search.search import training_problem
 from optimizer.workload import Goal, TrainingWorkload

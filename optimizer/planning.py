@@ -19,7 +19,7 @@ from optimizer.models.targets import check_targets
 from optimizer.plan.pins.training import Pins, read_pins
 from optimizer.plan.plan import Plan
 from optimizer.profile.extent import EVERYTHING, Extent
-from optimizer.profile.obtain import obtain_profile
+from optimizer.profile.keep.obtain import obtain_profile
 from optimizer.profile.profile import Profile
 from optimizer.search.baselines import BASELINES
 from optimizer.search.cards import ALL, CardAnswer, Order, Progress, rank_cards, read_cards

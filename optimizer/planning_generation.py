@@ -18,8 +18,8 @@ from optimizer.models.spec import ModelSpec
 from optimizer.plan.generation import InferencePlan
 from optimizer.plan.pins.generation_knobs import read_generation_change
 from optimizer.planning import Model, check_number_compared, known_machine
-from optimizer.profile.inference import InferenceProfile
-from optimizer.profile.obtain import obtain_inference_profile
+from optimizer.profile.generation import InferenceProfile
+from optimizer.profile.keep.obtain import obtain_inference_profile
 from optimizer.search.cards import ALL, CardAnswer, Found, Order, Progress, rank, read_cards
 from optimizer.search.inference.baselines import price_inference_baselines
 from optimizer.search.inference.compare import (

@@ -11,6 +11,7 @@ from optimizer.estimating_padded import PaddedEstimate
 from optimizer.hardware.machine import DISTURBED
 from optimizer.hardware.rental import Cost, describe_costs
 from optimizer.plan.explain.training import explain_plan
+from optimizer.profile.time_kinds import PRODUCTS
 from optimizer.reports import (
     VERDICTS,
     categories_table,
@@ -22,7 +23,6 @@ from optimizer.reports import (
     plans_table,
 )
 from optimizer.search.knobs import Knob
-from optimizer.time_kinds import PRODUCTS
 
 _CHART_COLUMNS = 72
 _CHART_ROWS = 8

@@ -14,8 +14,8 @@ def profile_to_file(
     """
     from optimizer.base.serialize import from_json
     from optimizer.models.spec import read_model_spec
-    from optimizer.profile.inference_trace import profile_inference
-    from optimizer.profile.trace import profile_model
+    from optimizer.profile.trace.generation import profile_inference
+    from optimizer.profile.trace.trace import profile_model
     from optimizer.workload import Adapter
 
     spec = read_model_spec(config)

@@ -35,7 +35,7 @@ from optimizer.hardware.machine import Machine
 from optimizer.hardware.probe.probe import probe_machine
 from optimizer.profile.extent import Extent, extent_of_plans
 from optimizer.profile.profile import Profile
-from optimizer.profile.trace import profile_model
+from optimizer.profile.trace.trace import profile_model
 from optimizer.runtime.device import prepared_device, reserve_workspaces
 from optimizer.runtime.measure import make_synthetic_batches
 from optimizer.runtime.meter import Meter

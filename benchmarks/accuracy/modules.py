@@ -12,8 +12,8 @@ from torch import nn
 
 from optimizer.models.anatomy import Loss
 from optimizer.models.plain import Inputs, PlainAnatomy, plain_anatomy
-from optimizer.profile.module import profile_module
 from optimizer.profile.profile import Profile
+from optimizer.profile.trace.module import profile_module
 from optimizer.runtime.step import MicroBatch
 
 

@@ -32,10 +32,10 @@ from optimizer.hardware.machine import Machine
 from optimizer.plan.generation import InferencePlan
 from optimizer.plan.plan import Plan
 from optimizer.profile.extent import Extent, extent_of_plans
-from optimizer.profile.inference import InferenceProfile
-from optimizer.profile.inference_trace import profile_inference
+from optimizer.profile.generation import InferenceProfile
 from optimizer.profile.profile import Profile
-from optimizer.profile.trace import profile_model
+from optimizer.profile.trace.generation import profile_inference
+from optimizer.profile.trace.trace import profile_model
 from optimizer.runtime.inference import Generator, build_for_inference
 from optimizer.runtime.logits_and_loss import IGNORED_LABEL
 from optimizer.runtime.measure import make_synthetic_batches, measure_step

@@ -21,8 +21,8 @@ from optimizer.hardware.machine import Machine
 from optimizer.hardware.probe.probe import probe_machine
 from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan.generation import InferencePlan
-from optimizer.profile.inference import InferenceProfile
-from optimizer.profile.inference_trace import profile_inference
+from optimizer.profile.generation import InferenceProfile
+from optimizer.profile.trace.generation import profile_inference
 from optimizer.runtime.measure_inference import measure_generation
 from optimizer.search.inference.levers import list_arrangements
 from optimizer.search.inference.search import inference_problem

@@ -38,8 +38,8 @@ from optimizer.hardware.probe.probe import probe_machine
 from optimizer.plan.generation import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.weights import WeightsPlan
-from optimizer.profile.inference import InferenceProfile
-from optimizer.profile.inference_trace import profile_inference
+from optimizer.profile.generation import InferenceProfile
+from optimizer.profile.trace.generation import profile_inference
 from optimizer.runtime.measure_inference import make_prompts, measure_generation
 from optimizer.search.inference.levers import list_arrangements
 from optimizer.search.inference.search import inference_problem, search_inference_plans

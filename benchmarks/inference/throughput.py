@@ -23,8 +23,8 @@ from benchmarks.record import Row, clear, goal
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.probe.probe import probe_machine
 from optimizer.plan.generation import InferencePlan
-from optimizer.profile.inference import InferenceProfile
-from optimizer.profile.inference_trace import profile_inference
+from optimizer.profile.generation import InferenceProfile
+from optimizer.profile.trace.generation import profile_inference
 from optimizer.runtime.measure_inference import make_prompts
 from optimizer.runtime.meter import Meter
 from optimizer.search.inference.search import search_inference_plans

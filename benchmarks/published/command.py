@@ -33,7 +33,7 @@ from optimizer.estimate.prediction import Prediction
 from optimizer.estimate.process import add_memory
 from optimizer.estimate.training import estimate_training
 from optimizer.hardware.devices import table_machine
-from optimizer.profile.inference import InferenceProfile
+from optimizer.profile.generation import InferenceProfile
 from optimizer.profile.profile import Profile
 
 Figure = tuple[str, float, tuple[float, float, float]]

@@ -9,10 +9,10 @@ from benchmarks.published.generations import PublishedGeneration
 from benchmarks.published.rows import PublishedRow
 from optimizer.formats.stock_layers import own_layers
 from optimizer.profile.extent import Extent, extent_of_plans
-from optimizer.profile.inference import InferenceProfile
-from optimizer.profile.inference_trace import profile_inference
-from optimizer.profile.obtain import obtain_profile
+from optimizer.profile.generation import InferenceProfile
+from optimizer.profile.keep.obtain import obtain_profile
 from optimizer.profile.profile import Profile
+from optimizer.profile.trace.generation import profile_inference
 
 Key = tuple[object, ...]
 

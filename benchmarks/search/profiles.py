@@ -11,7 +11,7 @@ from benchmarks.planning import LLAMA_70B
 from optimizer.models.spec import read_model_spec
 from optimizer.profile.deeper import take_blocks
 from optimizer.profile.profile import Profile
-from optimizer.profile.trace import profile_model
+from optimizer.profile.trace.trace import profile_model
 
 _TINY: dict[str, Any] = {
     "vocab_size": 256,

@@ -27,7 +27,7 @@ from optimizer.hardware.machine import Machine
 from optimizer.hardware.probe.probe import probe_machine
 from optimizer.plan.plan import Plan
 from optimizer.profile.extent import Extent
-from optimizer.profile.obtain import obtain_profile
+from optimizer.profile.keep.obtain import obtain_profile
 
 CALIBRATION_PLANS = (
     "keep",

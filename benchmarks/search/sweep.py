@@ -49,7 +49,7 @@ from benchmarks.search.sweep_summary import (
 from benchmarks.training.plans import describe
 from optimizer.base.errors import HeadroomError
 from optimizer.plan.plan import Plan
-from optimizer.profile.obtain import obtain_profile
+from optimizer.profile.keep.obtain import obtain_profile
 from optimizer.profile.profile import Profile
 from optimizer.runtime.device import prepared_device
 from optimizer.search.search import search_plans, training_problem

@@ -36,7 +36,7 @@ from optimizer.models.presets import PRESETS
 from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
-from optimizer.profile.trace import profile_model
+from optimizer.profile.trace.trace import profile_model
 from optimizer.search.search import search_plans
 from optimizer.workload import Adapter, Goal, TrainingWorkload
 

@@ -18,7 +18,7 @@ from optimizer.plan.batch import BatchPlan
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
-from optimizer.profile.trace import profile_model
+from optimizer.profile.trace.trace import profile_model
 from optimizer.runtime.logits_and_loss import chunked_cross_entropy
 from optimizer.runtime.meter import Meter
 from optimizer.workload import TrainingWorkload

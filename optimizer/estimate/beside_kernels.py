@@ -12,9 +12,9 @@ from optimizer.estimate.priced_ops import PricedOps
 from optimizer.hardware.machine import Rates
 from optimizer.hardware.thread_wakeup import BESIDE_KERNELS, waking_s
 from optimizer.plan.activations import OFFLOADING, REBUILDING
-from optimizer.profile.inference import EMBEDDING
+from optimizer.profile.generation import EMBEDDING
 from optimizer.profile.profile import Part
-from optimizer.time_kinds import COMPUTE_KINDS
+from optimizer.profile.time_kinds import COMPUTE_KINDS
 
 _ONCE = {"prologue": "micro-batch", EMBEDDING: "token"}
 """What a run through the model costs in Python beside its ops (``Rates.python_s``), told with its first part."""

@@ -6,7 +6,7 @@ from typing import Final
 from optimizer.base.units import MIB
 from optimizer.hardware.machine import Machine
 from optimizer.plan.weights import WeightsPlan
-from optimizer.profile.inference import InferenceProfile
+from optimizer.profile.generation import InferenceProfile
 
 _USUAL_CACHE_BYTES: Final = 32 * MIB
 """Of a processor that does not tell."""

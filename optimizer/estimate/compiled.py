@@ -32,7 +32,7 @@ from optimizer.hardware.machine import Machine, Processor, Rates
 from optimizer.hardware.thread_wakeup import count_shared
 from optimizer.plan.activations import OFFLOADING, REBUILDING, BlockChoice
 from optimizer.plan.weights import DTYPE_BYTES, WeightsPlan
-from optimizer.profile.inference import ForwardRegime, Phase
+from optimizer.profile.generation import ForwardRegime, Phase
 from optimizer.profile.profile import Change as ProfileChange
 from optimizer.profile.profile import Op, Part, Regime
 from optimizer.profile.sizes import Shape, evaluate, monomials

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from optimizer.hardware.machine import Processor
-from optimizer.profile.convolution import Convolution
+from optimizer.profile.meta_ops.convolution import Convolution
 
 _BLOCK, _WIDE_BLOCK = 8, 16
 _COLOURS = 3

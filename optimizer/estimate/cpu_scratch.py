@@ -1,6 +1,6 @@
 """What the CPU device holds beside the tensors that the runtime's meter counts, and the peak with it. Torch-free.
 
-Kernels hold scratch while they run (``profile/op_scratch.py``); attention squares of scores for each thread, in tiles;
+Kernels hold scratch while they run (``profile/meta_ops/op_scratch.py``); attention squares of scores for each thread, in tiles;
 convolutions what ``convolution_scratch.py`` says, products that a library makes what ``product_scratch.py`` says. A block
 that will run forward again keeps the random numbers' state from its forward to the end of its backward. All of it is in
 torch's own allocations, and not in what a budget on the CPU device is enforced by: it widens the interval above the peak.
@@ -18,11 +18,11 @@ from optimizer.estimate.experts import GROUPED_PRODUCT
 from optimizer.estimate.product_scratch import hold_grouped_product, hold_product
 from optimizer.formats.matmul_dispatch import is_librarys
 from optimizer.hardware.machine import Processor
-from optimizer.profile.convolution import Convolution
+from optimizer.profile.meta_ops.convolution import Convolution
 from optimizer.profile.op_costs import ADDING
 from optimizer.profile.profile import Op
 from optimizer.profile.sizes import Shape, evaluate
-from optimizer.time_kinds import base_name
+from optimizer.profile.time_kinds import base_name
 
 RANDOM_STATE_BYTES = 5_056
 """``torch.get_rng_state()``: a Mersenne Twister of 624 words, and what belongs to it."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from optimizer.profile.profile import Op
 from optimizer.profile.sizes import Shape, monomials
-from optimizer.time_kinds import base_name
+from optimizer.profile.time_kinds import base_name
 
 GROUPED_PRODUCT: Final = "_grouped_mm"
 _END_BYTES = 4

@@ -18,7 +18,7 @@ from optimizer.estimate.transfers import Legs, Transfer
 from optimizer.formats.host_attention import HostAttention
 from optimizer.formats.kv_packing import KvLayout
 from optimizer.hardware.machine import Machine
-from optimizer.profile.inference import HostAttended
+from optimizer.profile.generation import HostAttended
 
 ASSUMED_SHARES: Final = {"fp32": 0.4, "bf16": 0.15, "fp16": 0.15}
 """Of what the host's memory gives simple loops, what attention reads where its own rate is not known: of records in 16 bits less,

@@ -26,7 +26,7 @@ from optimizer.hardware.calibration import Spread, calibrated_machine, of_genera
 from optimizer.hardware.machine import Machine
 from optimizer.plan.generation import PREFILL, InferencePlan
 from optimizer.plan.passes import PassShape, covers, num_steps_of
-from optimizer.profile.inference import InferenceProfile
+from optimizer.profile.generation import InferenceProfile
 from optimizer.workload import InferenceWorkload
 
 _MAX_PASSES = 5

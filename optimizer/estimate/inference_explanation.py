@@ -4,7 +4,7 @@ from optimizer.base.categories import CATEGORIES, Category
 from optimizer.estimate.explanation import CategoryAtPeak, Explanation, list_lanes
 from optimizer.estimate.inference_prediction import InferencePrediction
 from optimizer.plan.generation import InferencePlan
-from optimizer.profile.inference import InferenceProfile
+from optimizer.profile.generation import InferenceProfile
 from optimizer.workload import InferenceWorkload
 
 

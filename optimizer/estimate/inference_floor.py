@@ -32,7 +32,7 @@ from optimizer.plan.generation import InferencePlan
 from optimizer.plan.kv_cache import AttentionPlace
 from optimizer.plan.passes import MicroBatchShape
 from optimizer.plan.weights import WeightsPlan
-from optimizer.profile.inference import InferenceProfile, Phase
+from optimizer.profile.generation import InferenceProfile, Phase
 from optimizer.profile.sizes import Shape
 from optimizer.workload import InferenceWorkload
 

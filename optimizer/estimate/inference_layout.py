@@ -20,7 +20,7 @@ from optimizer.estimate.weights import list_forward_moves
 from optimizer.hardware.machine import Machine
 from optimizer.plan.generation import PREFILL, InferencePlan, decode_phase, head_of
 from optimizer.plan.passes import MicroBatchShape, PassShape
-from optimizer.profile.inference import EMBEDDING, HEAD, ForwardRegime, InferenceProfile, Phase, block_part
+from optimizer.profile.generation import EMBEDDING, HEAD, ForwardRegime, InferenceProfile, Phase, block_part
 from optimizer.workload import InferenceWorkload
 
 

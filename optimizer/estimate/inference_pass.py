@@ -27,8 +27,8 @@ from optimizer.formats.transfer_sizes import STAGING_BYTES
 from optimizer.hardware.machine import Machine
 from optimizer.plan.generation import PREFILL, InferencePlan, decode_phase
 from optimizer.plan.passes import PassShape
-from optimizer.profile.inference import InferenceProfile
-from optimizer.time_kinds import COMPUTE_KINDS
+from optimizer.profile.generation import InferenceProfile
+from optimizer.profile.time_kinds import COMPUTE_KINDS
 from optimizer.workload import InferenceWorkload
 
 PASS_KINDS = (*COMPUTE_KINDS, "allocation")

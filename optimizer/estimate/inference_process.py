@@ -20,7 +20,7 @@ from optimizer.estimate.on_cuda import CudaMoves
 from optimizer.estimate.process import Layout, Replayed, allocator_settings, card_memory, replay_layouts
 from optimizer.hardware.machine import Machine
 from optimizer.plan.generation import InferencePlan
-from optimizer.profile.inference import InferenceProfile, Phase
+from optimizer.profile.generation import InferenceProfile, Phase
 from optimizer.workload import InferenceWorkload
 
 _MAX_DECODED = 5

@@ -8,7 +8,7 @@ from optimizer.hardware.calibration import TimedRun
 from optimizer.hardware.machine import Machine
 from optimizer.plan.generation import InferencePlan
 from optimizer.plan.passes_run import TimedPass
-from optimizer.profile.inference import InferenceProfile
+from optimizer.profile.generation import InferenceProfile
 from optimizer.workload import InferenceWorkload
 
 

@@ -25,7 +25,7 @@ from optimizer.formats.kv_packing import KV_BLOCK_TOKENS, KvLayout, KvShape
 from optimizer.hardware.machine import Machine
 from optimizer.plan.generation import InferencePlan
 from optimizer.plan.passes import MicroBatchShape
-from optimizer.profile.inference import InferenceProfile
+from optimizer.profile.generation import InferenceProfile
 
 _MEAN_WAITING = (KV_BLOCK_TOKENS + 1) / 2
 """Of the newest tokens that are not packed, between 1 and a block of them."""

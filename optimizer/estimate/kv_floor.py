@@ -21,7 +21,7 @@ from optimizer.plan.generation import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.passes import MicroBatchShape
 from optimizer.plan.weights import WeightsDtype, WeightsPlan
-from optimizer.profile.inference import InferenceProfile
+from optimizer.profile.generation import InferenceProfile
 
 _NUM_CACHE_STEPS, _NUM_CACHE_BATCHES, _CACHE_SHARE = 3, 4, 0.9
 """Steps and batches at which packing and moving keys and values is timed, and how much of the line between them counts."""

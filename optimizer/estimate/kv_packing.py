@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from optimizer.estimate.op_times import OpTimes
 from optimizer.formats.kv_packing import KV_BLOCK_TOKENS, PACKED_AT_ONCE, WIDE_BYTES, KvLayout, PackedHalf
-from optimizer.time_kinds import kind_of
+from optimizer.profile.time_kinds import kind_of
 
 
 class KvOp(NamedTuple):

@@ -18,7 +18,7 @@ from optimizer.formats.kv_prefix import count_rebuilt, refusal
 from optimizer.hardware.machine import Machine
 from optimizer.plan.generation import InferencePlan
 from optimizer.plan.passes import MicroBatchShape
-from optimizer.profile.inference import EMBEDDING, InferenceProfile, block_part
+from optimizer.profile.generation import EMBEDDING, InferenceProfile, block_part
 
 
 def find_prefix_conflict(profile: InferenceProfile, plan: InferencePlan) -> InvalidPlan | None:

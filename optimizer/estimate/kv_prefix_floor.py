@@ -18,7 +18,7 @@ from optimizer.formats.kv_prefix import SHORTEST_PREFIX, count_rebuilt
 from optimizer.hardware.machine import Machine
 from optimizer.plan.kv_cache import KvPlace
 from optimizer.plan.weights import WeightsPlan
-from optimizer.profile.inference import InferenceProfile
+from optimizer.profile.generation import InferenceProfile
 
 NUM_LENGTHS: Final = 16
 """That are looked at, evenly up to the longest. The best of them is within a thirty-second of the best of all, and, as a hidden

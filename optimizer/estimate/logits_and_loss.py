@@ -22,7 +22,7 @@ from optimizer.plan.logits_and_loss import WIDE_COPY_ELEMENTS
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Op, Part, Profile
 from optimizer.profile.sizes import evaluate
-from optimizer.time_kinds import COMPUTE_KINDS, ComputeKind
+from optimizer.profile.time_kinds import COMPUTE_KINDS, ComputeKind
 
 HEAD_PARTS: Final = ("head", "head_backward_first", "head_backward_accumulate")
 """Parts of a profile's regime that are replaced."""

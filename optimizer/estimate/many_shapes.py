@@ -14,10 +14,10 @@ from optimizer.estimate.op_times import OpTimes
 from optimizer.estimate.priced_ops import OpSizes, PricedOps, list_terms
 from optimizer.hardware.machine import Machine
 from optimizer.plan.weights import WeightsPlan
-from optimizer.profile.inference import EMBEDDING, HEAD, ForwardRegime, Phase, block_part
+from optimizer.profile.generation import EMBEDDING, HEAD, ForwardRegime, Phase, block_part
 from optimizer.profile.profile import Part
 from optimizer.profile.sizes import NUM_MONOMIALS, Shape, monomials
-from optimizer.time_kinds import COMPUTE_KINDS
+from optimizer.profile.time_kinds import COMPUTE_KINDS
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -21,7 +21,7 @@ from optimizer.formats.matmul_dispatch import LEAST_FLOPS, LEAST_FLOPS_PER_BYTE
 from optimizer.hardware.machine import Curve, Rates
 from optimizer.hardware.thread_wakeup import BESIDE_KERNELS
 from optimizer.profile.op_costs import ALLOCATIONS
-from optimizer.time_kinds import COMPUTE_KINDS, ComputeKind, base_name
+from optimizer.profile.time_kinds import COMPUTE_KINDS, ComputeKind, base_name
 
 Values = NDArray[np.float64]
 

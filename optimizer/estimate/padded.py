@@ -18,8 +18,8 @@ from optimizer.estimate.prediction import Prediction, StagePeak, Verdict
 from optimizer.estimate.training import estimate_training
 from optimizer.hardware.machine import Machine
 from optimizer.plan.plan import Plan
+from optimizer.profile.assemble.ranges import SEQUENCE_LOW
 from optimizer.profile.profile import Profile
-from optimizer.profile.ranges import SEQUENCE_LOW
 from optimizer.workload import TrainingWorkload
 
 _MASK_BYTES = 8

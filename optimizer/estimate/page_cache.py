@@ -12,7 +12,7 @@ from optimizer.estimate.kv_cache import KvCosts, sum_homes
 from optimizer.hardware.machine import Machine
 from optimizer.plan.generation import InferencePlan
 from optimizer.plan.passes import PassShape
-from optimizer.profile.inference import InferenceProfile
+from optimizer.profile.generation import InferenceProfile
 
 _IN_MEMORY: Final = ("host", "disk")
 

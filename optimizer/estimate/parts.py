@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from optimizer.base.categories import CATEGORIES, Tier
 from optimizer.estimate.prediction import LANES
 from optimizer.plan.activations import BlockChoice
-from optimizer.time_kinds import COMPUTE_KINDS
+from optimizer.profile.time_kinds import COMPUTE_KINDS
 
 Bytes = NDArray[np.int64]
 Change = tuple[Tier, int, int]

@@ -16,7 +16,7 @@ from optimizer.hardware.machine import Rates
 from optimizer.hardware.thread_wakeup import are_shared
 from optimizer.profile.profile import Change, Op, OpKind, Part
 from optimizer.profile.sizes import NUM_MONOMIALS, Shape, Terms, monomials
-from optimizer.time_kinds import COMPUTE_KINDS, kind_of
+from optimizer.profile.time_kinds import COMPUTE_KINDS, kind_of
 
 
 class HasOps(Protocol):

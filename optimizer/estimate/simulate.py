@@ -19,7 +19,7 @@ from optimizer.estimate.parts import Bytes
 from optimizer.estimate.prediction import LANES, Lane
 from optimizer.estimate.runs import Run, Schedule
 from optimizer.estimate.tasks import NUM_BEYOND, Task
-from optimizer.time_kinds import COMPUTE_KINDS
+from optimizer.profile.time_kinds import COMPUTE_KINDS
 
 
 @dataclass(frozen=True, kw_only=True)

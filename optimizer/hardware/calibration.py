@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimizer.hardware.machine import Machine, Rates
-from optimizer.time_kinds import KINDS, by_present_names
+from optimizer.profile.time_kinds import KINDS, by_present_names
 
 VERSION: Final = 2
 """Of the stored object. One without a version holds a common factor alone (``step_time_factor``), and loads. So does one whose

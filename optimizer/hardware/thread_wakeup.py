@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from optimizer.hardware.machine import Rates
 from optimizer.profile.op_costs import ALLOCATIONS
 from optimizer.profile.profile import OpKind
-from optimizer.time_kinds import base_name
+from optimizer.profile.time_kinds import base_name
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]

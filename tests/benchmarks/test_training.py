@@ -17,7 +17,7 @@ from benchmarks.training.plans import describe, make_plan
 from optimizer.base.errors import InvalidModel
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.weights import WeightsPlan
-from optimizer.profile.trace import profile_model
+from optimizer.profile.trace.trace import profile_model
 from optimizer.workload import Adapter, TrainingWorkload
 
 CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ _traced = {}
 
 def trace(spec, *, adapter=None, is_padded=False, extent=EVERYTHING):
     """``profile_model``, or what it returned for the same before."""
-    from optimizer.profile.trace import profile_model
+    from optimizer.profile.trace.trace import profile_model
 
     key = (spec.fingerprint, adapter, is_padded, extent)
     if key not in _traced:

@@ -18,8 +18,8 @@ from optimizer.hardware.devices import table_machine
 from optimizer.hardware.machine import Machine
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.plan import Plan
-from optimizer.profile import child
-from optimizer.profile.obtain import _read_error
+from optimizer.profile.keep import child
+from optimizer.profile.keep.obtain import _read_error
 from optimizer.profile.profile import Profile
 from optimizer.search.baselines import BASELINES
 from optimizer.workload import Goal, TrainingWorkload

@@ -7,8 +7,8 @@ import pytest
 from optimizer.cli import main
 from optimizer.models.spec import read_model_spec
 from optimizer.profile.extent import Extent
-from optimizer.profile.kept import keep_profile
-from optimizer.profile.trace import profile_model
+from optimizer.profile.keep.kept import keep_profile
+from optimizer.profile.trace.trace import profile_model
 from optimizer.workload import Adapter
 from tests.optimizer.profile.conftest import LLAMA
 

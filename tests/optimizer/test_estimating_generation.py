@@ -10,7 +10,7 @@ from optimizer.estimating_generation import estimate_generation, needed_represen
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.generation import InferencePlan
 from optimizer.plan.weights import WeightsPlan
-from optimizer.profile import obtain
+from optimizer.profile.keep import obtain
 from optimizer.reports_generation import report_generation
 from optimizer.runtime.measure_inference import measure_generation
 from optimizer.workload import InferenceGoal, InferenceWorkload

@@ -13,7 +13,7 @@ from optimizer.plan.pins.training import read_pins
 from optimizer.planning import compare_profiled, plan_profiled, rank_cards_profiled, reprice_profiled
 from optimizer.profile.deeper import depth_period, with_depth
 from optimizer.profile.extent import Extent
-from optimizer.profile.trace import profile_model
+from optimizer.profile.trace.trace import profile_model
 from optimizer.search.problem import Setting
 from optimizer.search.search import search_plans, training_problem
 from optimizer.workload import Goal, TrainingWorkload

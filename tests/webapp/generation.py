@@ -5,7 +5,7 @@ import json
 from django.core.files.uploadedfile import SimpleUploadedFile
 
 from optimizer.models.spec import read_model_spec
-from optimizer.profile.inference import inference_fingerprint
+from optimizer.profile.generation import inference_fingerprint
 from tests.webapp.conftest import make_tiny_model
 from webapp.catalog.actions import create_dataset, keep_profile
 
@@ -22,7 +22,7 @@ CHAT = "/v1/chat/completions"
 
 
 def trace():
-    from optimizer.profile.inference_trace import profile_inference
+    from optimizer.profile.trace.generation import profile_inference
 
     return profile_inference(read_model_spec(CONFIG), representations=("fp32", "bf16")).to_json()
 

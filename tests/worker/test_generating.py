@@ -231,7 +231,7 @@ def test_a_budget_that_is_too_small_ends_the_job_with_the_sizes(attempt, run):
 
 @pytest.fixture(scope="module")
 def profile():
-    from optimizer.profile.inference_trace import profile_inference
+    from optimizer.profile.trace.generation import profile_inference
 
     return profile_inference(read_model_spec(CONFIG), representations=("fp32",))
 

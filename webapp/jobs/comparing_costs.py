@@ -13,7 +13,7 @@ from optimizer.base.errors import HeadroomError
 from optimizer.hardware.machine import Machine as MachineSpec
 from optimizer.plan.generation import InferencePlan
 from optimizer.plan.plan import Plan
-from optimizer.profile.inference import InferenceProfile
+from optimizer.profile.generation import InferenceProfile
 from optimizer.profile.profile import Profile
 from optimizer.workload import InferenceWorkload
 from webapp.catalog.models import Machine

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from optimizer.base.errors import InvalidInput, InvalidModel, InvalidWorkload
 from optimizer.base.serialize import from_json, shown, to_json
 from optimizer.models.spec import read_model_spec
-from optimizer.profile.inference import inference_fingerprint
+from optimizer.profile.generation import inference_fingerprint
 from optimizer.workload import GenerationWorkload, InferenceGoal, InferenceWorkload
 from webapp.catalog.actions import count_prompt_tokens
 from webapp.catalog.models import Dataset, Model

@@ -11,7 +11,7 @@ from optimizer.base.errors import NoFeasiblePlan
 from optimizer.base.recent import Recent
 from optimizer.hardware.machine import Machine as MachineSpec
 from optimizer.plan.generation import InferencePlan
-from optimizer.profile.inference import InferenceProfile
+from optimizer.profile.generation import InferenceProfile
 from optimizer.workload import InferenceGoal, InferenceWorkload
 from webapp.planning.searches import NothingFits
 

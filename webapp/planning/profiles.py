@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from optimizer.base.errors import HeadroomError
 from optimizer.base.serialize import to_json
-from optimizer.profile.inference import (
+from optimizer.profile.generation import (
     INFERENCE_PROFILE_VERSION,
     InferenceProfile,
     inference_fingerprint,

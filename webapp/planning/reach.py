@@ -20,7 +20,7 @@ from optimizer.plan.generation import InferencePlan
 from optimizer.plan.pins.training import Pins, WeightsPins
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import FrozenFormat, WeightsPlan
-from optimizer.profile.inference import INFERENCE_PROFILE_VERSION, traced_fingerprint
+from optimizer.profile.generation import INFERENCE_PROFILE_VERSION, traced_fingerprint
 from optimizer.profile.profile import PROFILE_VERSION
 from optimizer.workload import Adapter, Goal, InferenceGoal, InferenceWorkload, TrainingWorkload
 from webapp.catalog.models import Model, Profile

@@ -10,7 +10,7 @@ from optimizer.hardware.machine import Machine
 from optimizer.plan.explain.generation import explain_inference_plan
 from optimizer.plan.generation import InferencePlan
 from optimizer.plan.pins.generation import techniques_of
-from optimizer.profile.inference import InferenceProfile
+from optimizer.profile.generation import InferenceProfile
 from optimizer.search.inference.problem import InferenceProblem, PricedInferencePlan
 from optimizer.search.inference.solve import largest_of
 from optimizer.workload import Technique

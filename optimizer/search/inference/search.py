@@ -21,7 +21,7 @@ from optimizer.hardware.machine import Machine
 from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.generation import InferencePlan
 from optimizer.plan.weights import WeightsPlan
-from optimizer.profile.inference import InferenceProfile
+from optimizer.profile.generation import InferenceProfile
 from optimizer.search.inference.baselines import price_inference_baselines
 from optimizer.search.inference.frontier import inference_frontier
 from optimizer.search.inference.levers import MICRO_BATCHES

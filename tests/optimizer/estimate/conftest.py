@@ -24,7 +24,7 @@ def spec():
 
 @pytest.fixture(scope="session")
 def profile(spec):
-    from optimizer.profile.trace import profile_model
+    from optimizer.profile.trace.trace import profile_model
 
     return profile_model(spec)
 

@@ -11,10 +11,10 @@ from optimizer.estimate.product_scratch import hold_grouped_product, hold_produc
 from optimizer.formats.matmul_dispatch import is_librarys
 from optimizer.hardware.machine import Processor
 from optimizer.hardware.probe.facts import has_library_for_bf16
-from optimizer.profile.convolution import Convolution
+from optimizer.profile.meta_ops.convolution import Convolution
+from optimizer.profile.meta_ops.op_layout import form_of
+from optimizer.profile.meta_ops.op_scratch import read_scratch
 from optimizer.profile.op_costs import classify_op
-from optimizer.profile.op_layout import form_of
-from optimizer.profile.op_scratch import read_scratch
 from optimizer.profile.profile import Op
 from optimizer.profile.sizes import NO_TERMS
 

@@ -8,7 +8,7 @@ from optimizer.hardware.devices import table_machine
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.generation import InferencePlan
 from optimizer.plan.weights import WeightsPlan
-from optimizer.profile.inference_trace import profile_inference
+from optimizer.profile.trace.generation import profile_inference
 from optimizer.workload import InferenceWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 

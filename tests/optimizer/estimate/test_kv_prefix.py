@@ -13,7 +13,7 @@ from optimizer.models.spec import read_model_spec
 from optimizer.plan.generation import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.weights import WeightsPlan
-from optimizer.profile.inference_trace import profile_inference
+from optimizer.profile.trace.generation import profile_inference
 from optimizer.workload import InferenceWorkload
 from tests.optimizer.estimate.test_kv_cache import check, workload_of
 from tests.optimizer.models.small_configs import SMALL_CONFIGS

@@ -13,7 +13,7 @@ from optimizer.hardware.machine import Machine
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.plan import Plan
-from optimizer.time_kinds import kind_of
+from optimizer.profile.time_kinds import kind_of
 from optimizer.workload import TrainingWorkload
 from tests.optimizer.machines import make_cpu_machine
 

@@ -12,7 +12,7 @@ from optimizer.estimate.simulate import simulate
 from optimizer.estimate.training import estimate_training, lay_out
 from optimizer.models.spec import read_model_spec
 from optimizer.profile.profile import Profile
-from optimizer.profile.trace import profile_model
+from optimizer.profile.trace.trace import profile_model
 from tests.optimizer.estimate import plain_simulation
 from tests.optimizer.estimate.random_plans import draw_cases, machines
 from tests.optimizer.models.small_configs import SMALL_CONFIGS

@@ -19,7 +19,7 @@ from optimizer.hardware.calibration import (
     step_time_factor,
     update_calibration,
 )
-from optimizer.time_kinds import KINDS
+from optimizer.profile.time_kinds import KINDS
 from tests.optimizer.machines import make_cpu_machine
 
 

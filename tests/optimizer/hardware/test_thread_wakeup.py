@@ -23,7 +23,7 @@ from optimizer.plan.gradients import GradientsPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
-from optimizer.time_kinds import KINDS
+from optimizer.profile.time_kinds import KINDS
 from optimizer.workload import TrainingWorkload
 
 WAKE_S = 30e-6

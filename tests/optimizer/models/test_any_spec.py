@@ -13,7 +13,7 @@ from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.plan import Plan
 from optimizer.profile.extent import Extent
-from optimizer.profile.trace import profile_model
+from optimizer.profile.trace.trace import profile_model
 from optimizer.runtime.measure import measure_step
 from optimizer.workload import TrainingWorkload
 from tests.optimizer.machines import make_cpu_machine

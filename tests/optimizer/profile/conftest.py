@@ -18,6 +18,6 @@ LLAMA = {
 
 @pytest.fixture(scope="session")
 def profile():
-    from optimizer.profile.trace import profile_model
+    from optimizer.profile.trace.trace import profile_model
 
     return profile_model(read_model_spec(LLAMA))

@@ -14,7 +14,7 @@ from optimizer.plan.batch import BatchPlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.extent import EVERYTHING, Extent, extent_of_plans
-from optimizer.profile.merge import merge_profiles
+from optimizer.profile.keep.merge import merge_profiles
 from optimizer.profile.profile import Profile
 from optimizer.workload import TrainingWorkload
 from tests.optimizer.profile.conftest import LLAMA
@@ -42,7 +42,7 @@ def price(profile, plan):
 
 
 def trace(config, extent):
-    from optimizer.profile.trace import profile_model
+    from optimizer.profile.trace.trace import profile_model
 
     return profile_model(read_model_spec(config), extent=extent)
 

@@ -2,8 +2,8 @@
 
 from optimizer.formats.stock_layers import are_layers_light, own_layers
 from optimizer.models.build import build_model
-from optimizer.profile.kept import keep_profile, read_kept_profile
-from optimizer.profile.trace import profile_model
+from optimizer.profile.keep.kept import keep_profile, read_kept_profile
+from optimizer.profile.trace.trace import profile_model
 from optimizer.runtime.light_layers import lighten_layers
 from tests.optimizer.runtime.tiny import make_spec
 

@@ -9,7 +9,7 @@ from optimizer.base.units import GIB
 from optimizer.hardware.devices import table_machine
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.pins.training import AllocatorPins, Pins
-from optimizer.profile.trace import profile_model
+from optimizer.profile.trace.trace import profile_model
 from optimizer.search.search import search_plans
 from optimizer.workload import Goal, TrainingWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS

@@ -10,7 +10,7 @@ from benchmarks.search.profiles import TINY
 from optimizer.hardware.devices import table_machine
 from optimizer.models.spec import read_model_spec
 from optimizer.profile.extent import Extent
-from optimizer.profile.trace import profile_model
+from optimizer.profile.trace.trace import profile_model
 from optimizer.search.guided import solve_guided
 from optimizer.search.pricebook import PriceBook
 from optimizer.search.search import training_problem

@@ -10,7 +10,7 @@ from benchmarks.search.small import draw_machine
 from optimizer.models.spec import read_model_spec
 from optimizer.profile.extent import Extent
 from optimizer.profile.profile import Profile
-from optimizer.profile.trace import profile_model
+from optimizer.profile.trace.trace import profile_model
 from optimizer.search.levers import MAX_PREFETCH, chunk_counts
 from optimizer.search.problem import SearchProblem, Setting
 from optimizer.search.relaxed import bound_relaxed

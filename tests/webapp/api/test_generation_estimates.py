@@ -5,7 +5,7 @@ import json
 import pytest
 
 from optimizer.models.spec import read_model_spec
-from optimizer.profile.inference import inference_fingerprint
+from optimizer.profile.generation import inference_fingerprint
 from tests.webapp.conftest import TINY_CONFIG
 from webapp.catalog.actions import keep_profile
 from webapp.catalog.models import Profile
@@ -23,7 +23,7 @@ def post(client, **changes):
 
 @pytest.fixture(scope="module")
 def generation_document():
-    from optimizer.profile.inference_trace import profile_inference
+    from optimizer.profile.trace.generation import profile_inference
 
     return profile_inference(read_model_spec(TINY_CONFIG), representations=("fp32", "bf16")).to_json()
 

@@ -4,7 +4,7 @@ from typing import get_args
 
 from optimizer.base.categories import CATEGORY_LABELS, LANES, TIERS
 from optimizer.estimate.prediction import Verdict
-from optimizer.time_kinds import KINDS
+from optimizer.profile.time_kinds import KINDS
 from webapp.jobs.models import State
 from webapp.pages.glossary import GLOSSARY
 from webapp.pages.presentation import BLOCK_CHOICES

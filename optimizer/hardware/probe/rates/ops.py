@@ -14,8 +14,8 @@ import torch
 from optimizer.base.units import MIB
 from optimizer.hardware.machine import Curve
 from optimizer.hardware.probe.clock import Share, as_curve, quartile_s, random_tensor
+from optimizer.profile.time_kinds import kind_of
 from optimizer.runtime.packed import NF4_BLOCK_ELEMENTS, pack
-from optimizer.time_kinds import kind_of
 
 _ELEMENTS = {"cpu": (1 << 14, 1 << 18, 1 << 21), "cuda": (1 << 16, 1 << 20, 1 << 23, 1 << 26)}
 """Of one operand; rows of 512."""

@@ -14,7 +14,7 @@ from optimizer.planning_generation import (
     rank_cards_to_generate,
     reprice_generation_profiled,
 )
-from optimizer.profile.inference_trace import profile_inference
+from optimizer.profile.trace.generation import profile_inference
 from optimizer.search.inference.compare import reprice_generation
 from optimizer.search.inference.knobs import list_generation_knobs
 from optimizer.search.inference.search import find_best_generation, inference_problem, search_inference

@@ -22,7 +22,7 @@ from optimizer.plan.pins.generation_knobs import (
 )
 from optimizer.plan.pins.table import kinds_of_pins
 from optimizer.plan.weights import WeightsPlan
-from optimizer.profile.inference_trace import profile_inference
+from optimizer.profile.trace.generation import profile_inference
 from optimizer.search.inference.levers import list_arrangements
 from optimizer.search.inference.pins import check_generation_pins
 from optimizer.search.inference.search import find_best_generation, inference_problem, search_inference

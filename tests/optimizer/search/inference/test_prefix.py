@@ -8,7 +8,7 @@ from optimizer.estimate.kv_prefix_floor import list_prefix_lengths
 from optimizer.hardware.devices import table_machine
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.kv_cache import KvCachePlan
-from optimizer.profile.inference_trace import profile_inference
+from optimizer.profile.trace.generation import profile_inference
 from optimizer.search.inference.levers import list_families
 from optimizer.search.inference.search import inference_problem, search_inference_plans
 from optimizer.search.inference.solve import ROUGH, largest_of

@@ -11,7 +11,7 @@ from optimizer.hardware.devices import table_machine
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.generation import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan
-from optimizer.profile.inference_trace import profile_inference
+from optimizer.profile.trace.generation import profile_inference
 from optimizer.runtime.measure_inference import measure_generation
 from optimizer.search.inference.compare import reprice_generation
 from optimizer.search.inference.frontier import inference_label

@@ -12,7 +12,7 @@ from optimizer.models.spec import read_model_spec
 from optimizer.plan.generation import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.weights import WeightsPlan
-from optimizer.profile.inference_trace import profile_inference
+from optimizer.profile.trace.generation import profile_inference
 from optimizer.runtime.measure_inference import measure_generation
 from optimizer.search.inference.levers import list_families
 from optimizer.search.inference.reasons import explain_choice

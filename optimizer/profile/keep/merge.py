@@ -1,0 +1,78 @@
+"""Joins two profiles of one model of which each was traced in part. Torch-free."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from optimizer.profile.assemble.tables import PartTables
+from optimizer.profile.profile import BlockTemplate, Evaluation, Part, Profile, Regime
+
+
+def merge_profiles(one: Profile, other: Profile) -> Profile:
+    """Everything that either holds. Of a range that both hold, the one with more choices is taken whole: what blocks share
+    depends on which choices were traced together.
+
+    Both must be of the same model, adapters and versions.
+    """
+    if not one.is_partial or not other.is_partial:
+        return other if one.is_partial else one
+    tables = PartTables()
+    moved = [_with_parts_in(profile, tables) for profile in (one, other)]
+    names = dict.fromkeys([*one.regimes, *other.regimes])
+    regimes = {name: _merge([regime for found in moved for regime in found.get(name, ())]) for name in names}
+    return replace(
+        one,
+        buffer_bytes={**one.buffer_bytes, **other.buffer_bytes},
+        frozen={**one.frozen, **other.frozen},
+        ops=tables.ops,
+        changes=tables.changes,
+        parts=tables.parts,
+        regimes=regimes,
+    )
+
+
+def _merge(regimes: Sequence[Regime]) -> tuple[Regime, ...]:
+    by_range: dict[tuple[int, int], Regime] = {}
+    for regime in regimes:
+        key = (regime.sequence_low, regime.micro_batch_low)
+        if key not in by_range or len(regime.templates) > len(by_range[key].templates):
+            by_range[key] = regime
+    return tuple(by_range[key] for key in sorted(by_range))
+
+
+def _with_parts_in(profile: Profile, tables: PartTables) -> dict[str, tuple[Regime, ...]]:
+    """The profile's regimes with their parts in ``tables``."""
+    places = [_add(part, profile, tables) for part in profile.parts]
+
+    def template(old: BlockTemplate) -> BlockTemplate:
+        return replace(
+            old,
+            forward=places[old.forward],
+            backward_first=places[old.backward_first],
+            backward_accumulate=places[old.backward_accumulate],
+        )
+
+    def evaluation(old: Evaluation | None) -> Evaluation | None:
+        if old is None:
+            return None
+        blocks = tuple(places[index] for index in old.blocks)
+        return replace(old, prologue=places[old.prologue], blocks=blocks, head=places[old.head])
+
+    return {
+        name: tuple(
+            replace(
+                regime,
+                parts={part: places[index] for part, index in regime.parts.items()},
+                templates={choice: tuple(map(template, old)) for choice, old in regime.templates.items()},
+                evaluation=evaluation(regime.evaluation),
+            )
+            for regime in regimes
+        )
+        for name, regimes in profile.regimes.items()
+    }
+
+
+def _add(part: Part, profile: Profile, tables: PartTables) -> int:
+    changes = [(at, profile.changes[index]) for at, index in zip(part.changes_at, part.changes, strict=True)]
+    return tables.add(
+        [profile.ops[index] for index in part.ops], changes, storages=part.storages, num_views=part.num_views
+    )

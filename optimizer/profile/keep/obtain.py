@@ -1,0 +1,180 @@
+"""The profile of a model from wherever it is quickest: kept on disk, else traced in a child process and kept. Torch-free.
+
+What was kept before and does not hold enough is traced as far as it is missing, and joined with the rest.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from optimizer.base.errors import HeadroomError, ProfilingFailed
+from optimizer.base.serialize import to_json
+from optimizer.models.spec import ModelSpec
+from optimizer.profile.extent import EVERYTHING, Extent
+from optimizer.profile.generation import InferenceProfile
+from optimizer.profile.keep.kept import (
+    keep_inference_profile,
+    keep_profile,
+    read_kept_inference_profile,
+    read_kept_profile,
+)
+from optimizer.profile.keep.merge import merge_profiles
+from optimizer.profile.profile import BLOCK_CHOICES, Profile, profile_fingerprint
+from optimizer.workload import Adapter
+
+_ROOT = Path(__file__).parents[3]
+
+
+def obtain_profile(
+    spec: ModelSpec,
+    *,
+    adapter: Adapter | None = None,
+    extent: Extent = EVERYTHING,
+    is_padded: bool = False,
+    folder: Path | None = None,
+) -> Profile:
+    """At least what is asked for. is_padded: as ``profile_model`` takes it. folder: where profiles are kept, instead of
+    ``kept.profiles_folder()``.
+
+    Raises what ``profile_model`` raises, InvalidModel also where an operation cannot be traced at all, and ProfilingFailed
+    where the process that traces ends without an answer.
+    """
+    with ProfileSource(spec, adapter=adapter, is_padded=is_padded, folder=folder) as source:
+        return source.read(extent)
+
+
+def obtain_inference_profile(
+    spec: ModelSpec, *, representations: Sequence[str], folder: Path | None = None
+) -> InferenceProfile:
+    """Of a model that generates, with its weights in these representations. folder, and what is raised: as above."""
+    kept = read_kept_inference_profile(spec.fingerprint, representations=representations, folder=folder)
+    if kept is not None:
+        return kept
+    request = {"config": spec.to_config(), "representations": list(representations)}
+    profile = InferenceProfile.from_json(_ask(_Child(is_lean=True), request))
+    keep_inference_profile(profile, folder=folder)
+    return profile
+
+
+class ProfileSource:
+    """``obtain_profile`` in two steps: while the caller finds out what it needs, a child imports torch.
+
+    To be entered, so that a child that was not needed is ended.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, *, adapter: Adapter | None = None, is_padded: bool = False, folder: Path | None = None
+    ) -> None:
+        self._spec = spec
+        self._adapter = adapter
+        self._is_padded = is_padded
+        self._folder = folder
+        fingerprint = profile_fingerprint(spec.fingerprint, adapter)
+        self._kept = read_kept_profile(fingerprint, is_padded=is_padded, folder=folder)
+        self._child = self._start() if self._kept is None else None
+
+    def __enter__(self) -> "ProfileSource":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._child is not None:
+            self._child.end()
+
+    def read(self, extent: Extent) -> Profile:
+        """The same again and with more: every call may ask for something else."""
+        if self._kept is not None and self._kept.covers(extent):
+            return self._kept
+        profile = self._trace(_whole_ranges(extent, self._kept))
+        if self._kept is not None:
+            profile = merge_profiles(self._kept, profile)
+        keep_profile(profile, folder=self._folder)
+        self._kept = profile
+        return profile
+
+    def _start(self) -> "_Child":
+        # peft, which makes adapters, does not import where little is.
+        return _Child(is_lean=self._adapter is None)
+
+    def _trace(self, extent: Extent) -> Profile:
+        request = {
+            "config": self._spec.to_config(),
+            "adapter": to_json(self._adapter),
+            "is_padded": self._is_padded,
+            "extent": to_json(extent),
+        }
+        child, self._child = self._child or self._start(), None
+        return Profile.from_json(_ask(child, request))
+
+
+def _whole_ranges(extent: Extent, kept: Profile | None) -> Extent:
+    """With the choices that are kept already, so that what is traced takes the place of what is there."""
+    if kept is None or extent.choices is None:
+        return extent
+    known = {name for found in kept.regimes.values() for regime in found for name in regime.templates}
+    choices = [choice for choice in BLOCK_CHOICES if choice in extent.choices or choice in known]
+    return replace(extent, choices=tuple(choices))
+
+
+class _Child:
+    """One process that answers one request."""
+
+    def __init__(self, *, is_lean: bool) -> None:
+        search_path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
+        # -P: not from the working directory, where anything may lie.
+        command = [sys.executable, "-P", "-m", "optimizer.profile.keep.child", *(["--lean"] if is_lean else [])]
+        self._process = subprocess.Popen(
+            command,
+            env={**os.environ, "PYTHONPATH": search_path},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Raises ProfilingFailed with the last line it wrote."""
+        try:
+            output, errors = self._process.communicate(json.dumps(request))
+        except BaseException:
+            self.end()
+            raise
+        with contextlib.suppress(ValueError):
+            answer = json.loads(output)
+            if isinstance(answer, dict):
+                return answer
+        lines = errors.strip().splitlines()
+        raise ProfilingFailed(exit_code=self._process.returncode, last_line=lines[-1] if lines else "")
+
+    def end(self) -> None:
+        """At once, whatever it does."""
+        self._process.kill()
+        self._process.communicate()
+
+
+def _ask(child: _Child, request: dict[str, Any]) -> Any:
+    """The profile's document; in a child that imports everything where a lean one cannot."""
+    answer = child.ask(request)
+    if "again" in answer:
+        answer = _Child(is_lean=False).ask(request)
+    if "error" in answer:
+        raise _read_error(answer["error"])
+    return answer["profile"]
+
+
+def _read_error(document: dict[str, Any]) -> HeadroomError:
+    # Only what optimizer/base/errors.py defines: the service has kinds of its own under some of these codes.
+    kinds = {kind.code: kind for kind in _subclasses(HeadroomError) if kind.__module__ == HeadroomError.__module__}
+    kind = kinds.get(document["code"], HeadroomError)
+    error = kind.__new__(kind)
+    HeadroomError.__init__(error, document["message"], hint=document["hint"], **document["fields"])
+    return error
+
+
+def _subclasses(kind: type[HeadroomError]) -> list[type[HeadroomError]]:
+    return [kind, *(below for child in kind.__subclasses__() for below in _subclasses(child))]

@@ -1,0 +1,200 @@
+"""Traces a model once and returns its Profile: what is traced, how far, and what the profile is made of.
+
+The runtime's own step is run without data (``trace_step.py``) and as if on the CPU (``dataless.py``), and a meter writes down
+what happens (``recorder.py``). The model has as many blocks as show each distinct surrounding of a block, so that the cost does
+not grow with depth. At one shape two micro-batches are run under each choice of the activations row, one with fresh gradients
+and one that accumulates; at a few more shapes one of the plain plan, which shows how sizes grow. assemble.py turns the events
+into parts and fits the sizes.
+
+Nothing is allocated and nothing computed, but for the values of small integer tensors.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import get_args
+
+import torch
+from torch import nn
+
+from optimizer.base.errors import HeadroomError, InvalidModel
+from optimizer.models.anatomy import find_anatomy
+from optimizer.models.build import build_model
+from optimizer.models.spec import ModelSpec
+from optimizer.plan.activations import BlockChoice
+from optimizer.plan.weights import FrozenFormat, WeightsPlan
+from optimizer.profile.assemble.assemble import assemble_regime
+from optimizer.profile.assemble.ranges import ShapeRange, plan_ranges
+from optimizer.profile.assemble.tables import PartTables
+from optimizer.profile.extent import EVERYTHING, Extent, traced_representation
+from optimizer.profile.meta_ops.meta_ops import Ops
+from optimizer.profile.profile import (
+    BLOCK_CHOICES,
+    Profile,
+    Regime,
+    beyond_positions,
+    not_in_blocks,
+    not_profiled,
+    profile_fingerprint,
+)
+from optimizer.profile.trace.structure import sequence_limits, sequence_steps, shorten_model
+from optimizer.profile.trace.tensor_sizes import list_tensors, mark_sparse, sum_frozen, sum_storages
+from optimizer.profile.trace.training_step import Subject, trace_evaluation, trace_step
+from optimizer.profile.trained import FrozenBytes, Tensors
+from optimizer.runtime.prepare import prepare_model
+from optimizer.runtime.weights import torch_dtype
+from optimizer.workload import Adapter, TrainingWorkload
+
+_CPU = torch.device("cpu")
+
+
+def profile_model(
+    spec: ModelSpec, *, adapter: Adapter | None = None, is_padded: bool = False, extent: Extent = EVERYTHING
+) -> Profile:
+    """Trace each distinct block once in each representation. Seconds, whatever the depth and width; no weights are allocated.
+
+    adapter: of the workload; the profile is then of the model with these adapters, its frozen weights packed or not.
+    is_padded: every micro-batch has an attention mask that hides some token at the end of a sequence.
+    extent: how much is traced; with less than everything the profile says so (``Profile.is_partial``).
+    Raises InvalidModel where an operation cannot be traced, or a size is no polynomial in micro-batch and sequence length,
+    InvalidWorkload for adapters that the model cannot have, MissingExtra without peft.
+    """
+    short_spec, instances = shorten_model(spec)
+    multiple, shortest = sequence_steps(spec)
+    ranges = plan_ranges(
+        max_sequence_length=spec.max_sequence_length,
+        sequence_limits=sequence_limits(spec),
+        multiple=multiple,
+        shortest=shortest,
+    )
+    chosen = _choose_ranges(ranges, extent, multiple=multiple, max_sequence_length=spec.max_sequence_length)
+    choices = [choice for choice in BLOCK_CHOICES if extent.choices is None or choice in ("keep", *extent.choices)]
+    regimes: dict[str, tuple[Regime, ...]] = {}
+    buffer_bytes: dict[str, int] = {}
+    frozen: dict[str, FrozenBytes] = {}
+    tensors: Tensors | None = None
+    tables, ops = PartTables(), Ops()
+    workload = TrainingWorkload(adapter=adapter)
+    for weights in _list_representations(adapter, extent):
+        model = build_model(short_spec, dtype=torch_dtype(weights), device="meta")
+        prepare_model(model, weights=weights, workload=workload)
+        row_elements = mark_sparse(model)
+        has_plain_head = find_anatomy(model).is_chunkable
+        subject = Subject(model, weights, adapter, tuple(instances), is_padded, set())
+        name = weights.representation
+        with _naming_faults(spec):
+            regimes[name] = tuple(_trace_range(subject, place, choices, tables=tables, ops=ops) for place in chosen)
+        buffer_bytes[weights.dtype] = sum_storages([*model.buffers(), *_list_idle(subject)])
+        tensors = list_tensors(
+            model,
+            instances,
+            row_elements=row_elements,
+            unused=subject.unused or (),
+            whole=lambda: build_model(spec, device="meta"),
+        )
+        if adapter is not None:
+            frozen[name] = sum_frozen(model)
+    assert tensors is not None
+    return Profile(
+        model_fingerprint=profile_fingerprint(spec.fingerprint, adapter),
+        model_type=spec.model_type,
+        num_blocks=spec.num_blocks,
+        hidden_size=spec.hidden_size,
+        vocab_size=spec.vocab_size,
+        max_sequence_length=spec.max_sequence_length,
+        is_partial=not extent.is_everything,
+        torch_version=torch.__version__,
+        is_padded=is_padded,
+        sequence_multiple=multiple,
+        has_plain_head=has_plain_head,
+        clamps_fp16=spec.kind == "encoder_decoder",
+        is_held_to_measurement=spec.is_listed,
+        tensors=tensors,
+        buffer_bytes=buffer_bytes,
+        frozen=frozen,
+        ops=tables.ops,
+        changes=tables.changes,
+        parts=tables.parts,
+        regimes=regimes,
+    )
+
+
+@contextmanager
+def _naming_faults(spec: ModelSpec) -> Iterator[None]:
+    """Of a model type that is not listed anything may go wrong; that is then the model's fault, and told as one."""
+    try:
+        yield
+    except HeadroomError:
+        raise
+    except Exception as error:
+        if spec.is_listed:
+            raise
+        raise InvalidModel(
+            f"the model cannot be traced: {type(error).__name__}: {str(error)[:300]}",
+            field="config",
+            value=spec.model_type,
+            hint="Use a model type on the list, or a module of your own with its parts given (Anatomy).",
+        ) from error
+
+
+def _list_representations(adapter: Adapter | None, extent: Extent) -> list[WeightsPlan]:
+    """Those that a plan can choose on this machine, as far as they were asked for: nf4 is bitsandbytes' business.
+
+    Raises InvalidPlan where one was asked for that is none.
+    """
+    forms: list[FrozenFormat] = ["same"]
+    if adapter is not None:
+        forms = [form for form in get_args(FrozenFormat) if form != "nf4" or find_spec("bitsandbytes") is not None]
+    computed = [WeightsPlan(dtype="fp32"), WeightsPlan(dtype="bf16"), WeightsPlan(autocast="bf16")]
+    listed = [replace(weights, frozen=form) for weights in computed for form in forms]
+    if extent.representations is None:
+        return listed
+    known = [weights.representation for weights in listed]
+    wanted = [traced_representation(name) for name in extent.representations]
+    for name in wanted:
+        if name not in known:
+            raise not_profiled(name, known=known)
+    return [weights for weights in listed if weights.representation in wanted]
+
+
+def _choose_ranges(
+    ranges: Sequence[ShapeRange], extent: Extent, *, multiple: int, max_sequence_length: int
+) -> Sequence[ShapeRange]:
+    """Those in which some shape lies. Raises InvalidWorkload for one that lies in none."""
+    if extent.shapes is None:
+        return ranges
+    chosen = []
+    for shape in extent.shapes:
+        found = [place for place in ranges if place.covers(shape)]
+        if shape[1] % multiple:
+            raise not_in_blocks(shape[1], multiple=multiple, high=max_sequence_length)
+        if not found:
+            low = min(place.sequence_low for place in ranges)
+            raise beyond_positions(shape[1], low=low, high=max_sequence_length)
+        chosen += found
+    return [place for place in ranges if place in chosen]
+
+
+def _list_idle(subject: Subject) -> Iterator[nn.Parameter]:
+    """Parameters that only take room: no step gives them a gradient, or, where all are to be trained, they are tables that the
+    model does not train (sinusoidal positions).
+    """
+    for parameter in subject.model.parameters():
+        if id(parameter) in (subject.unused or ()) or (subject.adapter is None and not parameter.requires_grad):
+            yield parameter
+
+
+def _trace_range(
+    subject: Subject, place: ShapeRange, choices: Sequence[BlockChoice], *, tables: PartTables, ops: Ops
+) -> Regime:
+    """The whole at one shape; at the others one micro-batch of the plain plan, which shows how every size grows."""
+    whole = {choice: trace_step(subject, place.shape, choice, num_micro_batches=2, ops=ops) for choice in choices}
+    growth = {
+        shape: trace_step(subject, shape, "keep", num_micro_batches=1, ops=ops, watches_holds=False)
+        for shape in place.more_shapes
+    }
+    evaluation = {shape: trace_evaluation(subject, shape, ops=ops) for shape in (place.shape, *place.more_shapes)}
+    return assemble_regime(
+        whole, growth, evaluation=evaluation, place=place, block_templates=subject.instances, tables=tables
+    )
