@@ -25,12 +25,12 @@ from optimizer.models.build import build_model
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
-from optimizer.runtime.light_layers import lighten_layers
-from optimizer.runtime.meter import Meter
-from optimizer.runtime.prepare import build_prepared, prepare_model
-from optimizer.runtime.products import watch_products
-from optimizer.runtime.step import Trainer
-from optimizer.runtime.weights import torch_dtype
+from optimizer.runtime.job.prepare import build_prepared, prepare_model
+from optimizer.runtime.layers.matmul_dispatch import watch_products
+from optimizer.runtime.layers.memory_saving_layers import lighten_layers
+from optimizer.runtime.meter.meter import Meter
+from optimizer.runtime.step.step import Trainer
+from optimizer.runtime.step.weights import torch_dtype
 from optimizer.workload import TrainingWorkload
 
 
@@ -116,7 +116,7 @@ class Loop:
         quick_products: bool = False,
         light_layers: bool = False,
     ) -> None:
-        """quick_products: made as the runtime makes them (``runtime/products.py``), where torch's own way is slower.
+        """quick_products: made as the runtime makes them (``runtime/layers/matmul_dispatch.py``), where torch's own way is slower.
         light_layers: norms and capped scores save what the runtime's do.
         """
         self.model = job.build(WeightsPlan())

@@ -30,7 +30,7 @@ from optimizer.models.adapters import attach_adapters
 from optimizer.models.anatomy import find_anatomy
 from optimizer.models.build import build_model
 from optimizer.plan.plan import Plan
-from optimizer.runtime.measure import make_synthetic_batches
+from optimizer.runtime.job.measure import make_synthetic_batches
 from optimizer.workload import TrainingWorkload
 
 EXPRESSIBLE = frozenset({"recompute", "accumulate", "unclipped", "autocast", "lora", "sgd", "sgd-plain"})

@@ -40,12 +40,12 @@ from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.profile import Profile
 from optimizer.profile.trace.trace import profile_model
-from optimizer.runtime.card import ALLOCATOR_SLACK_BYTES, ALLOCATOR_SLACK_SHARE
-from optimizer.runtime.device import prepared_device
-from optimizer.runtime.measure import make_synthetic_batches, measure_step
-from optimizer.runtime.meter import Meter
-from optimizer.runtime.step import Trainer
-from optimizer.runtime.weights import torch_dtype
+from optimizer.runtime.job.measure import make_synthetic_batches, measure_step
+from optimizer.runtime.meter.card import ALLOCATOR_SLACK_BYTES, ALLOCATOR_SLACK_SHARE
+from optimizer.runtime.meter.device import prepared_device
+from optimizer.runtime.meter.meter import Meter
+from optimizer.runtime.step.step import Trainer
+from optimizer.runtime.step.weights import torch_dtype
 from optimizer.search.problem import PricedPlan
 from optimizer.search.search import SearchResult, search_plans
 from optimizer.workload import UNLIMITED_BYTES, Goal, TrainingWorkload

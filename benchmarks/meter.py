@@ -25,10 +25,10 @@ from optimizer.models.spec import read_model_spec
 from optimizer.plan.activations import ActivationsPlan, BlockChoice
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.plan import Plan
-from optimizer.runtime.measure import make_synthetic_batches
-from optimizer.runtime.meter import Meter
-from optimizer.runtime.step import Trainer
-from optimizer.runtime.train import set_num_threads
+from optimizer.runtime.job.measure import make_synthetic_batches
+from optimizer.runtime.job.train import set_num_threads
+from optimizer.runtime.meter.meter import Meter
+from optimizer.runtime.step.step import Trainer
 from optimizer.workload import TrainingWorkload
 
 MODEL = "headroom-demo-10m"

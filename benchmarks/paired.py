@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.alternatives import Contender, Factory, gradients_in_favour_bytes
 from benchmarks.record import Row, clear
-from optimizer.runtime.meter import Meter
+from optimizer.runtime.meter.meter import Meter
 from optimizer.workload import TrainingWorkload
 
 

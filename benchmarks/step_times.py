@@ -36,11 +36,11 @@ from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.profile import Profile
 from optimizer.profile.trace.trace import profile_model
-from optimizer.runtime.device import prepared_device
-from optimizer.runtime.measure import make_synthetic_batches
-from optimizer.runtime.meter import Meter
-from optimizer.runtime.prepare import build_prepared
-from optimizer.runtime.step import Trainer
+from optimizer.runtime.job.measure import make_synthetic_batches
+from optimizer.runtime.job.prepare import build_prepared
+from optimizer.runtime.meter.device import prepared_device
+from optimizer.runtime.meter.meter import Meter
+from optimizer.runtime.step.step import Trainer
 from optimizer.workload import TrainingWorkload
 
 SEED = 7

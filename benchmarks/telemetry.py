@@ -39,12 +39,12 @@ from optimizer.plan.batch import BatchPlan
 from optimizer.plan.gradients import GradientsPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
-from optimizer.runtime.counting import CountingPolicy
-from optimizer.runtime.measure import make_synthetic_batches
-from optimizer.runtime.meter import Meter
-from optimizer.runtime.step import MicroBatch, StepResult, Trainer
-from optimizer.runtime.telemetry import StepWatch
-from optimizer.runtime.train import set_num_threads
+from optimizer.runtime.job.measure import make_synthetic_batches
+from optimizer.runtime.job.telemetry import StepWatch
+from optimizer.runtime.job.train import set_num_threads
+from optimizer.runtime.meter.counting import CountingPolicy
+from optimizer.runtime.meter.meter import Meter
+from optimizer.runtime.step.step import MicroBatch, StepResult, Trainer
 from optimizer.workload import TrainingWorkload
 from worker.pipe import PipeWriter
 from worker.reporter import Reporter

@@ -25,7 +25,7 @@ from worker.reporter import Reporter
 from worker.results import Result, ResultWriter, read_finished, write_finished
 
 if TYPE_CHECKING:
-    from optimizer.runtime.generation_run import Finished, GenerationResult, Request
+    from optimizer.runtime.generation.run_requests import Finished, GenerationResult, Request
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,8 +135,8 @@ def _generate(
         return None
     # torch takes seconds to import; what is wrong with the input has been said by now
     reporter.phase("loading", "starting torch")
-    from optimizer.runtime.generation_run import open_generator, run_requests
-    from optimizer.runtime.train import set_num_threads
+    from optimizer.runtime.generation.run_requests import open_generator, run_requests
+    from optimizer.runtime.job.train import set_num_threads
 
     def keep(finished: "Finished") -> None:
         each = progress.waiting.pop(int(finished.id))
@@ -190,7 +190,7 @@ class _Requests(Sequence["Request"]):
 
 def _request(work: _Work, each: LineTokens) -> "Request":
     from optimizer.formats.sampling import Sampling
-    from optimizer.runtime.generation_run import Request
+    from optimizer.runtime.generation.run_requests import Request
 
     workload = each.line.workload(work.workload)
     sampling = Sampling(

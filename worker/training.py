@@ -12,7 +12,7 @@ from optimizer.workload import Goal, TrainingWorkload
 from worker.reporter import Reporter
 
 if TYPE_CHECKING:
-    from optimizer.runtime.train import TrainingRun
+    from optimizer.runtime.job.train import TrainingRun
 
 
 def train_attempt(attempt: dict[str, Any], *, reporter: Reporter, should_stop: Callable[[], bool]) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def train_attempt(attempt: dict[str, Any], *, reporter: Reporter, should_stop: C
     token_folder = _tokenize(attempt, spec=spec, reporter=reporter)
     # torch takes seconds to import; what is wrong with the input has been said by now
     reporter.phase("loading", "starting torch")
-    from optimizer.runtime.train import train
+    from optimizer.runtime.job.train import train
 
     run = _read_run(attempt, spec=spec, token_folder=token_folder)
     return train(run, report=reporter, should_stop=should_stop).to_json()
@@ -41,7 +41,7 @@ def _tokenize(attempt: dict[str, Any], *, spec: ModelSpec, reporter: Reporter) -
 
 
 def _read_run(attempt: dict[str, Any], *, spec: ModelSpec, token_folder: Path) -> "TrainingRun":
-    from optimizer.runtime.train import TrainingRun
+    from optimizer.runtime.job.train import TrainingRun
 
     workload = from_json(TrainingWorkload, attempt["workload"], path="workload")
     starts_from_weights = workload.mode == "finetune"

@@ -36,10 +36,10 @@ from optimizer.hardware.probe.probe import probe_machine
 from optimizer.profile.extent import Extent, extent_of_plans
 from optimizer.profile.profile import Profile
 from optimizer.profile.trace.trace import profile_model
-from optimizer.runtime.device import prepared_device, reserve_workspaces
-from optimizer.runtime.measure import make_synthetic_batches
-from optimizer.runtime.meter import Meter
-from optimizer.runtime.step import Trainer
+from optimizer.runtime.job.measure import make_synthetic_batches
+from optimizer.runtime.meter.device import prepared_device, reserve_workspaces
+from optimizer.runtime.meter.meter import Meter
+from optimizer.runtime.step.step import Trainer
 
 NUM_STEPS = 3
 """That count, after the first."""

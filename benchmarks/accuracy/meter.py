@@ -19,8 +19,8 @@ from torch._C._profiler import _EventType
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from optimizer.runtime.ledger import NUM_CATEGORIES
-from optimizer.runtime.meter import Meter
+from optimizer.runtime.meter.ledger import NUM_CATEGORIES
+from optimizer.runtime.meter.meter import Meter
 
 STEADY = "headroom: steady step"
 _HOST = "headroom: on the host:"

@@ -36,16 +36,16 @@ from optimizer.profile.generation import InferenceProfile
 from optimizer.profile.profile import Profile
 from optimizer.profile.trace.generation import profile_inference
 from optimizer.profile.trace.trace import profile_model
-from optimizer.runtime.inference import Generator, build_for_inference
-from optimizer.runtime.logits_and_loss import IGNORED_LABEL
-from optimizer.runtime.measure import make_synthetic_batches, measure_step
-from optimizer.runtime.measure_inference import make_prompts, measure_generation
-from optimizer.runtime.meter import Meter, Peak
-from optimizer.runtime.prepare import build_prepared
-from optimizer.runtime.step import MicroBatch, Trainer
+from optimizer.runtime.generation.generator import Generator, build_for_inference
+from optimizer.runtime.job.measure import make_synthetic_batches, measure_step
+from optimizer.runtime.job.measure_generation import make_prompts, measure_generation
+from optimizer.runtime.job.prepare import build_prepared
+from optimizer.runtime.meter.meter import Meter, Peak
+from optimizer.runtime.step.logits_and_loss import IGNORED_LABEL
+from optimizer.runtime.step.step import MicroBatch, Trainer
+from optimizer.runtime.step.weights import torch_dtype
 from optimizer.runtime.tiers.remote import URL_VARIABLE
 from optimizer.runtime.tiers.tiers import Tiers
-from optimizer.runtime.weights import torch_dtype
 from optimizer.workload import InferenceWorkload, TrainingWorkload
 
 CPU = torch.device("cpu")

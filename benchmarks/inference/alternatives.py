@@ -22,8 +22,8 @@ from optimizer.models.anatomy import find_blocks
 from optimizer.models.build import build_model
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.generation import InferencePlan
-from optimizer.runtime.inference import Generator, build_for_inference
-from optimizer.runtime.meter import Meter
+from optimizer.runtime.generation.generator import Generator, build_for_inference
+from optimizer.runtime.meter.meter import Meter
 from optimizer.workload import InferenceWorkload
 
 

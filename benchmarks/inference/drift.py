@@ -17,7 +17,7 @@ from optimizer.models.build import build_model
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.generation import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan, KvDtype
-from optimizer.runtime.inference import Generator
+from optimizer.runtime.generation.generator import Generator
 
 NAME = "drift"
 NUM_STEPS, QUICK_STEPS = 2_000, 400

@@ -23,7 +23,7 @@ from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan.generation import InferencePlan
 from optimizer.profile.generation import InferenceProfile
 from optimizer.profile.trace.generation import profile_inference
-from optimizer.runtime.measure_inference import measure_generation
+from optimizer.runtime.job.measure_generation import measure_generation
 from optimizer.search.inference.levers import list_arrangements
 from optimizer.search.inference.search import inference_problem
 from optimizer.workload import InferenceGoal, InferenceWorkload

@@ -40,7 +40,7 @@ from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.generation import InferenceProfile
 from optimizer.profile.trace.generation import profile_inference
-from optimizer.runtime.measure_inference import make_prompts, measure_generation
+from optimizer.runtime.job.measure_generation import make_prompts, measure_generation
 from optimizer.search.inference.levers import list_arrangements
 from optimizer.search.inference.search import inference_problem, search_inference_plans
 from optimizer.workload import InferenceGoal, InferenceWorkload

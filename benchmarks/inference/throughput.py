@@ -25,8 +25,8 @@ from optimizer.hardware.probe.probe import probe_machine
 from optimizer.plan.generation import InferencePlan
 from optimizer.profile.generation import InferenceProfile
 from optimizer.profile.trace.generation import profile_inference
-from optimizer.runtime.measure_inference import make_prompts
-from optimizer.runtime.meter import Meter
+from optimizer.runtime.job.measure_generation import make_prompts
+from optimizer.runtime.meter.meter import Meter
 from optimizer.search.inference.search import search_inference_plans
 from optimizer.workload import InferenceGoal
 

@@ -22,8 +22,8 @@ from torch.utils.checkpoint import checkpoint
 from benchmarks.alternatives import Factory, Job, Loop
 from benchmarks.search import sac
 from optimizer.models.anatomy import find_blocks
-from optimizer.runtime.meter import Meter
-from optimizer.runtime.products import interrupting, making_products
+from optimizer.runtime.layers.matmul_dispatch import interrupting, making_products
+from optimizer.runtime.meter.meter import Meter
 
 PLAIN, FULL = "plain", "full recompute"
 EVERY = (2, 3, 4)

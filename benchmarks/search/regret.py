@@ -24,7 +24,7 @@ from benchmarks.training.plans import describe
 from optimizer.base.errors import HeadroomError, InvalidPlan
 from optimizer.plan.plan import Plan
 from optimizer.profile.keep.obtain import obtain_profile
-from optimizer.runtime.device import prepared_device
+from optimizer.runtime.meter.device import prepared_device
 from optimizer.search.levers import variants_of
 from optimizer.search.pricebook import PriceBook
 from optimizer.search.problem import SearchProblem

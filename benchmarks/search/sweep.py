@@ -51,7 +51,7 @@ from optimizer.base.errors import HeadroomError
 from optimizer.plan.plan import Plan
 from optimizer.profile.keep.obtain import obtain_profile
 from optimizer.profile.profile import Profile
-from optimizer.runtime.device import prepared_device
+from optimizer.runtime.meter.device import prepared_device
 from optimizer.search.search import search_plans, training_problem
 from optimizer.search.smallest import find_smallest
 from optimizer.workload import Goal, Technique

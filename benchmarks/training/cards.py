@@ -32,8 +32,8 @@ from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.trace.trace import profile_model
-from optimizer.runtime.device import prepared_device
-from optimizer.runtime.meter import Meter
+from optimizer.runtime.meter.device import prepared_device
+from optimizer.runtime.meter.meter import Meter
 from optimizer.search.search import search_plans
 from optimizer.workload import Adapter, Goal, TrainingWorkload
 

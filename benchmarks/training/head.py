@@ -19,8 +19,8 @@ from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
 from optimizer.profile.trace.trace import profile_model
-from optimizer.runtime.logits_and_loss import chunked_cross_entropy
-from optimizer.runtime.meter import Meter
+from optimizer.runtime.meter.meter import Meter
+from optimizer.runtime.step.logits_and_loss import chunked_cross_entropy
 from optimizer.workload import TrainingWorkload
 
 CPU = torch.device("cpu")

@@ -1,7 +1,7 @@
 """What gradients cost beside the backward pass that makes them: where they go, and clipping to a global norm.
 
-Follows ``runtime/gradients.py``: gradients on the host have a buffer each, for good, and staging where micro-batches are
-added up; consumed ones are gone before the next op runs. Sparse ones (``runtime/sparse_gradients.py``) are bounded from above,
+Follows ``runtime/step/gradients.py``: gradients on the host have a buffer each, for good, and staging where micro-batches are
+added up; consumed ones are gone before the next op runs. Sparse ones (``runtime/step/sparse_gradients.py``) are bounded from above,
 because how many rows a batch touches depends on its tokens.
 """
 
@@ -20,7 +20,7 @@ _INDEX_BYTES = 8
 _OPS_OF_ONE = 4
 """What becomes of a gradient on the host: copied there, scaled, used for the update, and it or the new weight copied back."""
 _NUM_STAGING = {"cpu": 1, "cuda": 2}
-"""Buffers of later micro-batches (``runtime/gradients.py``, NUM_STAGING): a thread adds on CUDA."""
+"""Buffers of later micro-batches (``runtime/step/gradients.py``, NUM_STAGING): a thread adds on CUDA."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """What the optimizer's state costs in bytes on every tier; what its update needs for a moment, moves, and takes in time.
 
-Follows ``runtime/optimizer_state.py`` for what stays on the device and ``runtime/host_update.py`` for what leaves it.
+Follows ``runtime/step/optimizer_state.py`` for what stays on the device and ``runtime/step/host_update.py`` for what leaves it.
 """
 
 from collections import Counter
@@ -29,7 +29,7 @@ UPDATE_BYTES_PER_ELEMENT = {2: 28, 1: 20, 0: 12}
 _RATE_NAMES = {2: "adamw_32", 1: "sgd_momentum", 0: "sgd"}
 """In ``Rates.optimizer_elements_per_s``."""
 _PIECE_ELEMENTS = 1 << 20
-"""What an update on the host works on at once (``runtime/homes.py``)."""
+"""What an update on the host works on at once (``runtime/tiers/homes.py``)."""
 _NUM_SLOTS = 2
 _FP32_BYTES = 4
 

@@ -1,4 +1,4 @@
-"""What it costs that sequences draw their tokens (``runtime/sampling.py``) instead of taking the likeliest. Torch-free."""
+"""What it costs that sequences draw their tokens (``runtime/generation/sampling.py``) instead of taking the likeliest. Torch-free."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""What it costs that blocks keep their weights elsewhere (``runtime/weights.py``): a task before each block's own."""
+"""What it costs that blocks keep their weights elsewhere (``runtime/step/weights.py``): a task before each block's own."""
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence

@@ -1,5 +1,5 @@
 """How attention is computed where keys and values lie: the host memory it works in, which runtime makes and estimate predicts.
-Torch-free; ``runtime/kv_host_attention.py`` does the computing.
+Torch-free; ``runtime/generation/kv_host_attention.py`` does the computing.
 
 For one token of each sequence: its key, its value and its query come to the host in one piece, attention reads the block's
 records (``kv_packing.py``) there, and its output goes back. Scores and sums are fp32. Records in 16 bits are widened in slices of

@@ -1,5 +1,5 @@
 """How keys and values are laid out where they are packed or live off the device: sizes that runtime makes and estimate
-predicts. Torch-free; ``runtime/kv_packing.py`` does the packing.
+predicts. Torch-free; ``runtime/generation/kv_packing.py`` does the packing.
 
 A block's cache is a row of records, each contiguous, so that what is new is one copy and what is there another. In the weights'
 dtype a record is a token: its keys, then its values. Packed it is ``KV_BLOCK_TOKENS`` tokens: codes and numbers of the keys, then

@@ -4,7 +4,7 @@ A probe measures both on its machine, and what it found is used in place of the 
 run: each row says where it is from, and where nothing was found that it is assumed.
 
 Workspaces come from torch's own allocator, so they are reserved memory like any tensor's: 8,519,680 bytes for each handle and
-stream before Hopper and 32 MiB from there on, but as ``runtime/device.py`` sets ``CUBLAS_WORKSPACE_CONFIG=:4096:8``, 32 MiB
+stream before Hopper and 32 MiB from there on, but as ``runtime/meter/device.py`` sets ``CUBLAS_WORKSPACE_CONFIG=:4096:8``, 32 MiB
 everywhere. Forward and backward run on threads with a handle each (``reserve_workspaces``).
 Source: torch, ``aten/src/ATen/cuda/CublasHandlePool.cpp``; forum thread 178671 and pull request 120925.
 """

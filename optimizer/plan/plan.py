@@ -191,7 +191,7 @@ class Plan:
         return None
 
     def _sparse_rules(self) -> tuple[tuple[bool, str, object, str], ...]:
-        """What the update of an embedding's rows (``runtime/sparse_gradients.py``) cannot be combined with."""
+        """What the update of an embedding's rows (``runtime/step/sparse_gradients.py``) cannot be combined with."""
         model = _SPARSE_MODEL
         return (
             (

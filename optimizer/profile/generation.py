@@ -135,7 +135,7 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True)
 class HostAttended:
-    """Decoding where attention is computed on the host (``runtime/kv_host_attention.py``)."""
+    """Decoding where attention is computed on the host (``runtime/generation/kv_host_attention.py``)."""
 
     decode: Phase
     """What runs on the device: its sizes do not depend on the tokens that are seen."""
@@ -166,7 +166,7 @@ class InferenceProfile:
     prefill: Phase
     decode: Phase
     rebuild: Phase | None = None
-    """Keys and values of a prompt's first tokens made again (``runtime/kv_prefix.py``), in batch and the number of these tokens.
+    """Keys and values of a prompt's first tokens made again (``runtime/generation/kv_prefix.py``), in batch and the number of these tokens.
     Of its parts the embedding makes the copies of positions, which stay; the head, and blocks that cannot do it, do nothing.
     None where no block can."""
     on_host: HostAttended | None = None

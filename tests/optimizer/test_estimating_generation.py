@@ -12,7 +12,7 @@ from optimizer.plan.generation import InferencePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.keep import obtain
 from optimizer.reports_generation import report_generation
-from optimizer.runtime.measure_inference import measure_generation
+from optimizer.runtime.job.measure_generation import measure_generation
 from optimizer.workload import InferenceGoal, InferenceWorkload
 from tests.optimizer.machines import make_cpu_machine
 from tests.optimizer.models.small_configs import SMALL_CONFIGS

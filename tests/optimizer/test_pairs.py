@@ -116,7 +116,7 @@ def machine():
 @pytest.fixture(scope="module")
 def measure(spec, tmp_path_factory):
     """The weights' hash of two steps of a plan, and their bytes."""
-    from optimizer.runtime.measure import measure_step
+    from optimizer.runtime.job.measure import measure_step
 
     scratch = tmp_path_factory.mktemp("scratch")
 
@@ -131,7 +131,7 @@ def measure(spec, tmp_path_factory):
 @pytest.fixture(scope="module")
 def plain(spec):
     """The weights' hash of two steps of keeping everything, in the batch and the chunks of a plan."""
-    from optimizer.runtime.measure import measure_step
+    from optimizer.runtime.job.measure import measure_step
 
     @functools.cache
     def run(batch, logits_and_loss, workload):
@@ -161,7 +161,7 @@ def test_bytes_on_each_tier_and_over_each_link_are_those_predicted(profile, mach
 
 
 def test_different_seeds_give_different_weights(measure, spec):
-    from optimizer.runtime.measure import measure_step
+    from optimizer.runtime.job.measure import measure_step
 
     plan = make_plan()
     other = dataclasses.replace(make_workload(plan), seed=1)

@@ -47,7 +47,7 @@ def make_workload(plan, momentum):
 
 @pytest.fixture(scope="module")
 def measure(spec, tmp_path_factory):
-    from optimizer.runtime.measure import measure_step
+    from optimizer.runtime.job.measure import measure_step
 
     scratch = tmp_path_factory.mktemp("scratch")
 

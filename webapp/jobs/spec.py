@@ -211,7 +211,7 @@ def check_against_model(workload: TrainingWorkload, model: Model) -> None:
             field="model",
             value=model.model_type,
             allowed="a decoder",
-            hint="The library can estimate and step it: optimizer.estimate.training, optimizer.runtime.step.Trainer.",
+            hint="The library can estimate and step it: optimizer.estimate.training, optimizer.runtime.step.step.Trainer.",
         )
     longest = spec.max_sequence_length
     if workload.sequence_length > longest:

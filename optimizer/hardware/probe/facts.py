@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from optimizer.hardware.machine import Device
-from optimizer.runtime.products import has_quicker_library
+from optimizer.runtime.layers.matmul_dispatch import has_quicker_library
 
 
 def describe_device(device: torch.device, *, host_bytes: int, workspace_bytes: int) -> Device:

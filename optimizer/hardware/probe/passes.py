@@ -21,8 +21,8 @@ from optimizer.hardware.probe.tiny import tiny_spec
 from optimizer.plan.generation import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.weights import WeightsPlan
-from optimizer.runtime.inference import Generator, build_for_inference
-from optimizer.runtime.sampling import Chooser
+from optimizer.runtime.generation.generator import Generator, build_for_inference
+from optimizer.runtime.generation.sampling import Chooser
 
 _NUM_BLOCKS = (2, 6)
 _PROMPT_LENGTH, _NUM_NEW_TOKENS = 8, 8

@@ -48,8 +48,8 @@ from optimizer.hardware.probe.rates.stores import Stored, faults_of, probe_disk,
 from optimizer.hardware.probe.rates.updates import probe_8bit_tensor_s, probe_host_update, probe_updates
 from optimizer.hardware.probe.steps import probe_steps
 from optimizer.hardware.probe.thread_wakeup import probe_wake_s
-from optimizer.runtime.device import has_bf16, prepared_device, reserve_workspaces
-from optimizer.runtime.products import has_quicker_library
+from optimizer.runtime.layers.matmul_dispatch import has_quicker_library
+from optimizer.runtime.meter.device import has_bf16, prepared_device, reserve_workspaces
 
 MAX_PROBE_S = 20.0
 """Time for all measurements together; shares below. Start-up of kernels comes on top."""

@@ -25,9 +25,9 @@ from optimizer.plan.gradients import GradientsChoice, GradientsPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
-from optimizer.runtime.measure import make_synthetic_batches
-from optimizer.runtime.meter import Meter
-from optimizer.runtime.step import Trainer
+from optimizer.runtime.job.measure import make_synthetic_batches
+from optimizer.runtime.meter.meter import Meter
+from optimizer.runtime.step.step import Trainer
 from optimizer.workload import TrainingWorkload
 
 _NUM_BLOCKS, _MORE_BLOCKS = 2, 6

@@ -15,7 +15,7 @@ Rotary = tuple[torch.Tensor, torch.Tensor]
 
 
 class KvCache(Protocol):
-    """Keys and values of the tokens so far (``runtime/kv_cache.py``)."""
+    """Keys and values of the tokens so far (``runtime/generation/kv_cache.py``)."""
 
     def get_seq_length(self) -> int: ...
     def update(

@@ -3,7 +3,7 @@
 The lists are those of the key ``AutocastCPU`` (aten/src/ATen/autocast_mode.cpp), as far as they are called from Python in a
 model's forward pass; a test asks torch whether each is there. Whether autocast is on, and in which dtype, is torch's own state,
 so what turns it off for a stretch, or on again where a block is recomputed, works as ever. Casts are not cached, as the runtime
-asks (``runtime/precision.py``). *Not modelled*: the longer lists of CUDA, which has norms and softmax in fp32.
+asks (``runtime/step/precision.py``). *Not modelled*: the longer lists of CUDA, which has norms and softmax in fp32.
 """
 
 import functools

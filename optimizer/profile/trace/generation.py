@@ -47,11 +47,11 @@ from optimizer.profile.trace.rebuild import RebuildTrace
 from optimizer.profile.trace.recorder import Recorder
 from optimizer.profile.trace.structure import list_block_kinds, sequence_steps, with_blocks
 from optimizer.profile.trace.tensor_sizes import find_shared, sum_storages
-from optimizer.runtime.inference import Generator, prepare_for_inference
-from optimizer.runtime.kv_cache import find_windows
-from optimizer.runtime.kv_host_attention import HostAttendedKvLayer
-from optimizer.runtime.kv_layer import KvLayer
-from optimizer.runtime.weights import torch_dtype
+from optimizer.runtime.generation.generator import Generator, prepare_for_inference
+from optimizer.runtime.generation.kv_cache import find_windows
+from optimizer.runtime.generation.kv_host_attention import HostAttendedKvLayer
+from optimizer.runtime.generation.kv_layer import KvLayer
+from optimizer.runtime.step.weights import torch_dtype
 
 _CPU = torch.device("cpu")
 _SHORTEST = 2

@@ -25,8 +25,8 @@ from optimizer.profile.sizes import NUM_MONOMIALS, Shape, Terms
 from optimizer.profile.trace.tensor_sizes import size_of, sum_storages
 from optimizer.profile.trace.training_step import Subject, trace_evaluation, trace_step
 from optimizer.profile.trained import Tensors, TensorSize
-from optimizer.runtime.step import MicroBatch
-from optimizer.runtime.weights import torch_dtype
+from optimizer.runtime.step.step import MicroBatch
+from optimizer.runtime.step.weights import torch_dtype
 
 _BATCHES = (13, 7, 11, 5)
 _SEQUENCE_HIGH = 131_072

@@ -1,4 +1,4 @@
-"""Traces how blocks make keys and values again of hidden states (``runtime/kv_prefix.py``), beside ``inference_trace.py``.
+"""Traces how blocks make keys and values again of hidden states (``runtime/generation/kv_prefix.py``), beside ``inference_trace.py``.
 
 The blocks' inputs are those of a prompt of as many tokens, which is run first and not noted.
 """
@@ -21,9 +21,9 @@ from optimizer.profile.meta_ops.meta_ops import Ops, pretend_cpu
 from optimizer.profile.sizes import Shape
 from optimizer.profile.trace.events import Began, Event
 from optimizer.profile.trace.recorder import Recorder
-from optimizer.runtime.inference import Generator
-from optimizer.runtime.kv_prefix import BlockInputs, Positions, make_again
-from optimizer.runtime.weights import torch_dtype
+from optimizer.runtime.generation.generator import Generator
+from optimizer.runtime.generation.kv_prefix import BlockInputs, Positions, make_again
+from optimizer.runtime.step.weights import torch_dtype
 
 _TRACED, _END = "traced", "end"
 _PARTS = {(_TRACED, -1): EMBEDDING, (head_of(_TRACED), -1): HEAD}

@@ -17,8 +17,8 @@ from optimizer.profile.meta_ops.op_layout import dtype_of, form_of
 from optimizer.profile.meta_ops.op_scratch import read_scratch
 from optimizer.profile.op_costs import classify_op, count_flops
 from optimizer.profile.trace.events import Allocated, Began, Event, Freed, Moved, Ran, Viewed
-from optimizer.runtime.ledger import NUM_CATEGORIES
-from optimizer.runtime.meter import Meter
+from optimizer.runtime.meter.ledger import NUM_CATEGORIES
+from optimizer.runtime.meter.meter import Meter
 
 _MAX_SHADOW_ELEMENTS = 1 << 22
 """Largest integer tensor computed for real: enough for position ids and the tests made on them."""

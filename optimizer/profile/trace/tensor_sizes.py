@@ -11,7 +11,7 @@ from torch import nn
 from optimizer.base.errors import InvalidModel
 from optimizer.models.anatomy import find_blocks
 from optimizer.profile.trained import FrozenBytes, Tensors, TensorSize
-from optimizer.runtime.sparse_gradients import find_sparse
+from optimizer.runtime.step.sparse_gradients import find_sparse
 
 
 def mark_sparse(model: nn.Module) -> dict[int, int]:

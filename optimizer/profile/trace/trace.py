@@ -42,8 +42,8 @@ from optimizer.profile.trace.structure import sequence_limits, sequence_steps, s
 from optimizer.profile.trace.tensor_sizes import list_tensors, mark_sparse, sum_frozen, sum_storages
 from optimizer.profile.trace.training_step import Subject, trace_evaluation, trace_step
 from optimizer.profile.trained import FrozenBytes, Tensors
-from optimizer.runtime.prepare import prepare_model
-from optimizer.runtime.weights import torch_dtype
+from optimizer.runtime.job.prepare import prepare_model
+from optimizer.runtime.step.weights import torch_dtype
 from optimizer.workload import Adapter, TrainingWorkload
 
 _CPU = torch.device("cpu")

@@ -23,7 +23,7 @@ from optimizer.profile.meta_ops.meta_ops import Ops, pretend_cpu
 from optimizer.profile.sizes import Shape
 from optimizer.profile.trace.events import Began, Event, Held, Input, Trace
 from optimizer.profile.trace.recorder import Recorder
-from optimizer.runtime.step import MicroBatch, Trainer
+from optimizer.runtime.step.step import MicroBatch, Trainer
 from optimizer.workload import Adapter, TrainingWorkload
 
 _CPU = torch.device("cpu")

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import torch
 
-from optimizer.runtime.lanes import Tally
-from optimizer.runtime.meter import Region
+from optimizer.runtime.meter.lanes import Tally
+from optimizer.runtime.meter.meter import Region
 
 
 class PlainCopier:

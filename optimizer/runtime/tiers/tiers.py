@@ -31,8 +31,8 @@ from optimizer.base.categories import LINKS, Category, Link
 from optimizer.base.errors import OutOfHostMemory
 from optimizer.formats.transfer_sizes import STAGING_BYTES
 from optimizer.plan.activations import Compression
-from optimizer.runtime.lanes import LaneClock
-from optimizer.runtime.meter import Meter
+from optimizer.runtime.meter.lanes import LaneClock
+from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.tiers.compression import Packing, Scratch
 from optimizer.runtime.tiers.copies import (
     Copy,

@@ -17,7 +17,7 @@ import torch
 
 from optimizer.base.categories import Link
 from optimizer.formats.transfer_sizes import SLAB_BYTES
-from optimizer.runtime.lanes import LaneClock
+from optimizer.runtime.meter.lanes import LaneClock
 from optimizer.runtime.tiers.compression import Packing, Unit
 from optimizer.runtime.tiers.host_memory import Slab, Staging, host_view
 from optimizer.runtime.tiers.stores import Place, Store

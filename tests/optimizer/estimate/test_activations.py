@@ -63,7 +63,7 @@ def make_plan(per_block, compress, dtype="fp32"):
 
 
 def measure(spec, plan):
-    from optimizer.runtime.measure import measure_step
+    from optimizer.runtime.job.measure import measure_step
 
     workload = TrainingWorkload(sequence_length=SHAPE[1], global_batch_size=plan.batch.global_batch_size)
     return measure_step(spec, plan=plan, workload=workload)

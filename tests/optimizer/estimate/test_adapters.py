@@ -12,7 +12,7 @@ from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.extent import Extent
 from optimizer.profile.profile import Profile, profile_fingerprint
-from optimizer.runtime.measure import measure_step
+from optimizer.runtime.job.measure import measure_step
 from optimizer.workload import Adapter, TrainingWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 from tests.optimizer.profiles import trace

@@ -14,7 +14,7 @@ from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.extent import traced_representation
-from optimizer.runtime.measure import measure_step
+from optimizer.runtime.job.measure import measure_step
 from optimizer.workload import Adapter, TrainingWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 from tests.optimizer.profiles import extent_of, trace

@@ -14,7 +14,7 @@ from optimizer.models.spec import read_model_spec
 from optimizer.plan.generation import InferencePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.trace.generation import profile_inference
-from optimizer.runtime.measure_inference import measure_generation
+from optimizer.runtime.job.measure_generation import measure_generation
 from optimizer.workload import InferenceWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 

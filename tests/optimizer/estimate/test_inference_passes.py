@@ -14,7 +14,7 @@ from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.passes import list_passes, num_steps_of
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.trace.generation import profile_inference
-from optimizer.runtime.generation_run import Request, open_generator, run_requests
+from optimizer.runtime.generation.run_requests import Request, open_generator, run_requests
 from optimizer.workload import InferenceWorkload
 from tests.optimizer.estimate.test_inference import MODELS, check
 

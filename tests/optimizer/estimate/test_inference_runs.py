@@ -12,7 +12,7 @@ from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.passes_run import TimedPass
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.trace.generation import profile_inference
-from optimizer.runtime.generation_run import Request, open_generator, run_requests
+from optimizer.runtime.generation.run_requests import Request, open_generator, run_requests
 from optimizer.workload import InferenceWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 

@@ -13,7 +13,7 @@ from optimizer.plan.generation import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.trace.generation import profile_inference
-from optimizer.runtime.measure_inference import measure_generation
+from optimizer.runtime.job.measure_generation import measure_generation
 from optimizer.workload import InferenceWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 

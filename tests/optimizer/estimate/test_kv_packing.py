@@ -8,7 +8,7 @@ from optimizer.formats.kv_packing import KvLayout, KvShape
 from optimizer.profile.meta_ops.meta_ops import Ops, pretend_cpu
 from optimizer.profile.trace.events import Allocated, Ran
 from optimizer.profile.trace.recorder import Recorder
-from optimizer.runtime.kv_packing import KvPacker
+from optimizer.runtime.generation.kv_packing import KvPacker
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])

@@ -85,8 +85,8 @@ HEADS = {
 def test_bytes_of_forward_and_backward_are_those_that_the_meter_counts(plain_head, name, num_chunks):
     import torch
 
-    from optimizer.runtime.logits_and_loss import chunked_cross_entropy
-    from optimizer.runtime.meter import Meter
+    from optimizer.runtime.meter.meter import Meter
+    from optimizer.runtime.step.logits_and_loss import chunked_cross_entropy
 
     head = dataclasses.replace(plain_head, **HEADS[name])
     dtype = torch.bfloat16 if head.weight_element_bytes == 2 else torch.float32
@@ -121,7 +121,7 @@ def test_bytes_of_forward_and_backward_are_those_that_the_meter_counts(plain_hea
 def test_the_peak_of_a_step_in_chunks_is_what_the_meter_counts(
     spec, profile, machine, dtype, accumulation_steps, num_chunks
 ):
-    from optimizer.runtime.measure import measure_step
+    from optimizer.runtime.job.measure import measure_step
 
     plan = make_plan(num_chunks, dtype=dtype, accumulation_steps=accumulation_steps)
     workload = TrainingWorkload(sequence_length=SHAPE[1], global_batch_size=plan.batch.global_batch_size)

@@ -15,10 +15,10 @@ from optimizer.plan.batch import BatchPlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.extent import Extent
-from optimizer.runtime.logits_and_loss import IGNORED_LABEL
-from optimizer.runtime.meter import Meter
-from optimizer.runtime.step import Trainer
-from optimizer.runtime.weights import torch_dtype
+from optimizer.runtime.meter.meter import Meter
+from optimizer.runtime.step.logits_and_loss import IGNORED_LABEL
+from optimizer.runtime.step.step import Trainer
+from optimizer.runtime.step.weights import torch_dtype
 from optimizer.workload import TrainingWorkload
 from tests.optimizer.profiles import trace
 

@@ -10,12 +10,12 @@ from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.plan import Plan
-from optimizer.runtime.measure import measure_step
+from optimizer.runtime.job.measure import measure_step
 from optimizer.search.baselines import price_baselines
 from optimizer.search.search import search_plans, training_problem
 from optimizer.workload import Goal
 from tests.optimizer.profiles import extent_of, trace
-from tests.optimizer.runtime.test_sparse_gradients import DENSE_SPEC, REFUSED, SPEC, WORKLOAD, make_plan
+from tests.optimizer.runtime.step.test_sparse_gradients import DENSE_SPEC, REFUSED, SPEC, WORKLOAD, make_plan
 
 
 @pytest.fixture(scope="module")

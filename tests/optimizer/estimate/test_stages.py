@@ -16,7 +16,7 @@ from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.profile import Profile
-from optimizer.runtime.measure_stages import measure_stages
+from optimizer.runtime.job.measure_stages import measure_stages
 from optimizer.workload import Adapter, TrainingWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 from tests.optimizer.profiles import extent_of, trace

@@ -54,7 +54,7 @@ def predict(profile, machine, plan, **options):
     ids=["keep", "recompute", "offload", "mixed"],
 )
 def test_the_peak_is_what_the_meter_counts(spec, profile, machine, per_block, options):
-    from optimizer.runtime.measure import measure_step
+    from optimizer.runtime.job.measure import measure_step
 
     plan = make_plan(per_block, **options)
     predicted = predict(profile, machine, plan)

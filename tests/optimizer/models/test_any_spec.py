@@ -14,7 +14,7 @@ from optimizer.plan.batch import BatchPlan
 from optimizer.plan.plan import Plan
 from optimizer.profile.extent import Extent
 from optimizer.profile.trace.trace import profile_model
-from optimizer.runtime.measure import measure_step
+from optimizer.runtime.job.measure import measure_step
 from optimizer.workload import TrainingWorkload
 from tests.optimizer.machines import make_cpu_machine
 from tests.optimizer.models.small_configs import SMALL_CONFIGS

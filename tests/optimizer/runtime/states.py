@@ -7,11 +7,11 @@ import torch
 
 from optimizer.models.build import build_model
 from optimizer.plan.plan import Plan
-from optimizer.runtime.homes import HomeTensor
-from optimizer.runtime.measure import make_synthetic_batches
-from optimizer.runtime.meter import Meter, Peak
-from optimizer.runtime.step import Trainer
-from optimizer.runtime.weights import torch_dtype
+from optimizer.runtime.job.measure import make_synthetic_batches
+from optimizer.runtime.meter.meter import Meter, Peak
+from optimizer.runtime.step.step import Trainer
+from optimizer.runtime.step.weights import torch_dtype
+from optimizer.runtime.tiers.homes import HomeTensor
 from tests.optimizer.runtime.tiny import make_spec, make_workload
 
 CPU = torch.device("cpu")

@@ -15,13 +15,13 @@ from optimizer.formats.transfer_sizes import ARENA_SLAB_BYTES, STAGING_BYTES
 from optimizer.hardware.probe.probe import probe_machine
 from optimizer.models.build import build_model
 from optimizer.models.spec import read_model_spec
-from optimizer.runtime.device import prepared_device
-from optimizer.runtime.measure import make_synthetic_batches, measure_step
-from optimizer.runtime.meter import Meter
-from optimizer.runtime.step import Trainer
+from optimizer.runtime.job.measure import make_synthetic_batches, measure_step
+from optimizer.runtime.job.train import TrainingRun, train
+from optimizer.runtime.meter.device import prepared_device
+from optimizer.runtime.meter.meter import Meter
+from optimizer.runtime.step.step import Trainer
+from optimizer.runtime.step.weights import torch_dtype
 from optimizer.runtime.tiers.tiers import Tiers
-from optimizer.runtime.train import TrainingRun, train
-from optimizer.runtime.weights import torch_dtype
 from optimizer.workload import Goal
 from tests.optimizer.runtime.tiny import CONFIGS, make_plan, make_spec, make_workload, write_token_file, write_tokenizer
 

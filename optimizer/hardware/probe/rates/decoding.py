@@ -18,7 +18,7 @@ from optimizer.formats.matmul_dispatch import is_librarys
 from optimizer.hardware.machine import Curve
 from optimizer.hardware.probe.clock import Share, as_curve, quartile_s, random_tensor
 from optimizer.hardware.probe.rates.matmuls import Point, without
-from optimizer.runtime.products import asking_library, asks_library
+from optimizer.runtime.layers.matmul_dispatch import asking_library, asks_library
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _SIZES = ((16, 512), (1, 512), (64, 512), (4, 512))

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import gelu, layer_norm, scaled_dot_product_attention
 
 from optimizer.hardware.probe.clock import quartile_s, random_tensor
-from optimizer.runtime.products import making_products
+from optimizer.runtime.layers.matmul_dispatch import making_products
 
 _MATMUL_SHAPES = {
     "cpu": ((256, 384, 384), (512, 384, 1536), (1024, 768, 768), (512, 384, 8192)),

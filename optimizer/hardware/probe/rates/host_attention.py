@@ -8,7 +8,7 @@ from optimizer.formats.host_attention import HostAttention
 from optimizer.formats.kv_packing import KvLayout, KvShape
 from optimizer.hardware.machine import Curve
 from optimizer.hardware.probe.clock import Share, as_curve, quartile_s, random_tensor
-from optimizer.runtime.kv_host_attention import HostSums
+from optimizer.runtime.generation.kv_host_attention import HostSums
 
 _CPU = torch.device("cpu")
 _GROUPS = (1, 4, 8)

@@ -2,7 +2,7 @@
 
 Each is run as a step runs it: products in their forward and both backward forms, each form timed by itself, because where a
 processor has no instructions for a dtype one form may take ten times as long as another. Where a library makes the large ones
-of a dtype (``runtime/products.py``), the small ones have curves of their own, and the library's are without what each call takes.
+of a dtype (``runtime/layers/matmul_dispatch.py``), the small ones have curves of their own, and the library's are without what each call takes.
 """
 
 from collections import deque
@@ -16,7 +16,7 @@ from optimizer.formats.matmul_dispatch import is_librarys
 from optimizer.hardware.machine import Curve
 from optimizer.hardware.probe.clock import Share, as_curve, quartile_s, random_tensor
 from optimizer.profile.op_costs import WHOLE, count_flops
-from optimizer.runtime.products import asking_library, asks_library
+from optimizer.runtime.layers.matmul_dispatch import asking_library, asks_library
 
 _MATMUL_SHAPES = {
     "cpu": (

@@ -15,7 +15,7 @@ from optimizer.base.units import MIB
 from optimizer.hardware.machine import Curve
 from optimizer.hardware.probe.clock import Share, as_curve, quartile_s, random_tensor
 from optimizer.profile.time_kinds import kind_of
-from optimizer.runtime.packed import NF4_BLOCK_ELEMENTS, pack
+from optimizer.runtime.layers.quantize import NF4_BLOCK_ELEMENTS, pack
 
 _ELEMENTS = {"cpu": (1 << 14, 1 << 18, 1 << 21), "cuda": (1 << 16, 1 << 20, 1 << 23, 1 << 26)}
 """Of one operand; rows of 512."""
@@ -145,7 +145,7 @@ def _ops(num_elements: int, device: torch.device, dtype: torch.dtype) -> Iterabl
 
 
 def _unpackings(x: torch.Tensor) -> dict[str, tuple[Any, ...]]:
-    """Of frozen weights (``runtime/packed.py``), the bytes they read being packed."""
+    """Of frozen weights (``runtime/layers/quantize.py``), the bytes they read being packed."""
     packed, scales, form = pack(x, "int8")
     calls: dict[str, tuple[Any, ...]] = {"_to_copy int8": (torch.ops.aten.to.dtype, packed, x.dtype)}
     if importlib.util.find_spec("bitsandbytes") is not None:

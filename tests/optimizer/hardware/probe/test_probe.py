@@ -14,7 +14,7 @@ from optimizer.hardware.probe.probe import probe_machine
 from optimizer.hardware.probe.rates import decoding, stores
 from optimizer.hardware.probe.rates.stores import faults_of, probe_disk, probe_remote
 from optimizer.hardware.probe.thread_wakeup import alone, probe_wake_s
-from optimizer.runtime.products import has_quicker_library
+from optimizer.runtime.layers.matmul_dispatch import has_quicker_library
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ from optimizer.models.spec import read_model_spec
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.plan import Plan
-from optimizer.runtime.measure import make_synthetic_batches
-from optimizer.runtime.step import Trainer
+from optimizer.runtime.job.measure import make_synthetic_batches
+from optimizer.runtime.step.step import Trainer
 from optimizer.workload import Adapter, TrainingWorkload
 
 BASE = {

@@ -18,7 +18,7 @@ from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.extent import Extent
-from optimizer.runtime.measure import measure_step
+from optimizer.runtime.job.measure import measure_step
 from optimizer.workload import TrainingWorkload
 from tests.optimizer.machines import make_cpu_machine
 from tests.optimizer.models.decoder.test_decoder import BASE, EVERY_KIND, OPTIONS

@@ -20,8 +20,8 @@ from optimizer.profile.meta_ops.convolution import Convolution
 from optimizer.profile.profile import Profile
 from optimizer.profile.sizes import evaluate
 from optimizer.profile.trace.module import profile_module
-from optimizer.runtime.apply import apply
-from optimizer.runtime.measure_stages import measure_stages
+from optimizer.runtime.job.apply import apply
+from optimizer.runtime.job.measure_stages import measure_stages
 from optimizer.search.search import search_plans
 from optimizer.workload import Goal, TrainingWorkload
 from tests.optimizer.machines import make_cpu_machine

@@ -13,9 +13,9 @@ from optimizer.plan.batch import BatchPlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.profile import BLOCK_CHOICES
-from optimizer.runtime.measure import make_synthetic_batches
-from optimizer.runtime.meter import Meter
-from optimizer.runtime.step import Trainer
+from optimizer.runtime.job.measure import make_synthetic_batches
+from optimizer.runtime.meter.meter import Meter
+from optimizer.runtime.step.step import Trainer
 from optimizer.workload import TrainingWorkload
 from tests.optimizer.machines import make_cpu_machine
 from tests.optimizer.profile.conftest import LLAMA
@@ -27,7 +27,7 @@ def machine():
 
 
 def compare_peaks(profile, machine, config, per_block, *, weights=None, micro_batch_size=2, accumulation_steps=1):
-    from optimizer.runtime.measure import measure_step
+    from optimizer.runtime.job.measure import measure_step
 
     plan = Plan(
         batch=BatchPlan(micro_batch_size=micro_batch_size, accumulation_steps=accumulation_steps),

@@ -10,8 +10,8 @@ from optimizer.formats.transfer_sizes import STAGING_BYTES, scratch_bytes
 from optimizer.models.anatomy import find_blocks
 from optimizer.models.build import build_model
 from optimizer.plan.activations import ActivationsPlan
-from optimizer.runtime.activations import apply_activations
-from optimizer.runtime.meter import Meter
+from optimizer.runtime.meter.meter import Meter
+from optimizer.runtime.step.activations import apply_activations
 from optimizer.runtime.tiers.host_memory import HostArena, Staging
 from optimizer.runtime.tiers.opened import OpenStores
 from optimizer.runtime.tiers.tiers import Tiers

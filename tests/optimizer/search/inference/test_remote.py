@@ -12,7 +12,7 @@ from optimizer.models.spec import read_model_spec
 from optimizer.plan.generation import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.profile.trace.generation import profile_inference
-from optimizer.runtime.measure_inference import measure_generation
+from optimizer.runtime.job.measure_generation import measure_generation
 from optimizer.search.inference.compare import reprice_generation
 from optimizer.search.inference.frontier import inference_label
 from optimizer.search.inference.knobs import list_generation_knobs

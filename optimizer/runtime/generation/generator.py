@@ -1,0 +1,388 @@
+"""Carries out an InferencePlan: generation in passes, each a prefill of the prompts and then one token at a time.
+
+Models are run by their own definitions. What is allocated in a pass, in order, which is the schedule that
+``estimate/inference.py`` prices; each line for one micro-batch (``micro_batch.py``) after the other:
+
+pass           the new tokens' ids (temporaries, to the end of the pass), the prompts' ids (temporaries, until the prefill ends)
+prefill        the backbone over the prompts (activations); each block makes its keys and values (kv_cache) as it first runs,
+               and runs for all micro-batches before the next block runs for any (``turns.py``). When all backbones have ended,
+               a copy of the last position's hidden states, and the logits of that position alone (logits and loss); where
+               sequences draw, what ``sampling.py`` says beside them.
+decode         the same with the newest token, once for each token but the first
+leaving        where the cache is plain, sequences that are over leave their micro-batch when half of those that run are
+               (``plan/passes.py``): what is kept of those that go on is moved to the front of the tensors, which stay
+end            a micro-batch's cache goes as its last token is there
+
+Keys and values that are packed or off the device come and go as ``kv_placed.py`` says, or stay on the host, where attention is
+computed then (``kv_host_attention.py``); what their blocks share on the device
+(``kv_workspace.py``) comes with the prefill and goes with the last cache. Streamed weights come and go with their blocks in
+every such forward pass (``weights.py``), once for all micro-batches. *Not modelled*: what loading and packing take before the
+first pass.
+"""
+
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from optimizer.base.categories import Category
+from optimizer.formats.sampling import Sampling
+from optimizer.models.anatomy import find_anatomy
+from optimizer.models.build import build_model, load_weights
+from optimizer.models.spec import ModelSpec
+from optimizer.plan.generation import PREFILL, InferencePlan, decode_phase, head_of
+from optimizer.plan.weights import WeightsPlan
+from optimizer.runtime.generation.interleave import Turns, check_turns
+from optimizer.runtime.generation.kv_cache import KvCache, chain, find_windows
+from optimizer.runtime.generation.kv_host_attention import attending_on_host, check_asks_for_attention, check_attended
+from optimizer.runtime.generation.kv_prefix import check_prefixes, watch_prefixes
+from optimizer.runtime.generation.kv_workspace import KvHomes, KvWorkspace
+from optimizer.runtime.generation.micro_batch import MicroBatch, Watch
+from optimizer.runtime.generation.sampling import Chooser, choose_tokens
+from optimizer.runtime.layers.matmul_dispatch import watch_products
+from optimizer.runtime.layers.quantized_linear import freeze_base
+from optimizer.runtime.meter.counting import CountingPolicy
+from optimizer.runtime.meter.meter import Meter
+from optimizer.runtime.step.allocator import apply_allocator
+from optimizer.runtime.step.weights import StreamedWeights, torch_dtype
+from optimizer.runtime.tiers.tiers import Tiers
+
+
+def build_for_inference(
+    spec: ModelSpec,
+    *,
+    weights: WeightsPlan,
+    device: torch.device,
+    seed: int = 0,
+    weights_folder: Path | None = None,
+) -> nn.Module:
+    """The model as ``Generator`` takes it: on the device, or on the host where its blocks are to stream.
+
+    What is packed or streamed is built on the host, so that the whole never stands on the device. weights_folder: where the
+    model's own weights are read from; None leaves the random ones that ``seed`` draws. Raises MissingExtra for bitsandbytes.
+    """
+    streams = weights.place != "device"
+    model = build_model(
+        spec, dtype=torch_dtype(weights), device="cpu" if streams or weights.frozen != "same" else device, seed=seed
+    )
+    if weights_folder is not None:
+        load_weights(model, weights_folder)
+    prepare_for_inference(model, weights=weights, device=device)
+    return model if streams else model.to(device)
+
+
+def prepare_for_inference(model: nn.Module, *, weights: WeightsPlan, device: torch.device | None = None) -> None:
+    """No dropout, no gradients, and the matrices inside the blocks packed where the plan says so; in place.
+
+    device: where to pack, one matrix at a time; results return to where the matrix was.
+    """
+    model.requires_grad_(requires_grad=False).eval()
+    if weights.frozen != "same":
+        freeze_base(model, weights.frozen, device=device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassTimes:
+    """How long one pass took."""
+
+    prefill_ms: float
+    """Until the prefills of all its micro-batches have ended, with a new token for each prompt that is no longer than them."""
+    decode_ms: float
+    """All the others."""
+    num_steps: int
+    """Forward passes, the prefill among them."""
+    was_stopped: bool = False
+    """Whether it was left before its end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass(PassTimes):
+    """What one pass generated, and how long that took."""
+
+    tokens: torch.Tensor
+    """[sequences, new tokens], int64, on the host."""
+
+
+class Generator:
+    """A model and its plan, ready to generate. Call ``close`` to leave the model as it was, in host memory where it streamed.
+
+    model: from ``build_for_inference``, or prepared by ``prepare_for_inference``. meter: None runs without counting and
+    without a cap. scratch: folder of the disk tier's file; the system's temporary folder unless given. Raises RemoteStoreLost
+    where the plan needs a remote store and none answers at ``HEADROOM_REMOTE_URL``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        plan: InferencePlan,
+        device: torch.device,
+        meter: Meter | None = None,
+        scratch: Path | None = None,
+    ) -> None:
+        self.model = model
+        self.plan = plan
+        self.device = device
+        self.meter = meter
+        self.windows = find_windows(model)
+        self._anatomy = find_anatomy(model)
+        self._attention: str | None = getattr(model.config, "_attn_implementation", None)
+        self._handles: list[RemovableHandle] = []
+        self._undo_products: Callable[[], None] = lambda: None
+        self._counting = CountingPolicy()
+        self._turns = Turns(resumed=partial(self._region, "activations"))
+        if plan.num_micro_batches > 1:
+            check_turns()
+        if plan.kv_cache.attention == "host":
+            check_asks_for_attention(self._anatomy.blocks)
+        apply_allocator(plan.allocator, device)
+        self.tiers = Tiers(device=device, meter=meter, scratch=scratch)
+        self._weights = StreamedWeights(self.tiers, plan=plan.weights)
+        self._kv_homes = KvHomes(self.tiers)
+        self._kv_workspace: weakref.ref[KvWorkspace] | None = None
+        try:
+            blocks = self._anatomy.blocks
+            if plan.kv_cache.place == "remote":
+                # A store that is away is named before weights are sent anywhere.
+                self.tiers.open_store("remote")
+            self._weights.send_home(model, blocks=blocks, trains_all=True)
+            if meter is not None:
+                meter.assign_module(model)
+            if plan.num_micro_batches > 1:
+                self._handles += self._turns.watch(self._anatomy.backbone, blocks)
+            if meter is not None:
+                self._handles += meter.watch_blocks(blocks, phase=None)
+            self._handles += self._weights.watch(self._anatomy.backbone, blocks, updates=None)
+            if plan.kv_cache.prefix_tokens:
+                self._handles += watch_prefixes(blocks)
+            if device.type == "cpu":
+                self._undo_products = watch_products(model)
+        except BaseException:
+            self.close(keep_weights=False)
+            raise
+
+    def generate(self, prompts: torch.Tensor, *, num_new_tokens: int) -> torch.Tensor:
+        """[sequences, new tokens] for prompts [sequences, prompt length]; both int64, on the host."""
+        passes = self.run_passes(
+            torch.split(prompts, self.plan.sequences_per_pass), num_new_tokens=num_new_tokens
+        )
+        return torch.cat([each.tokens for each in passes])
+
+    def run_passes(self, prompts: Sequence[torch.Tensor], *, num_new_tokens: int) -> Iterator[Pass]:
+        """One for each tensor of prompts, as they are done; each takes the likeliest tokens, always as many as asked for."""
+        greedy = Sampling(max_new_tokens=num_new_tokens)
+        for each in prompts:
+            micro_batches = [
+                self.micro_batch(part.tolist(), samplings=[greedy] * len(part))
+                for part in torch.split(each, self.plan.batch_size)
+            ]
+            times = self.run_pass(micro_batches)
+            yield Pass(
+                tokens=torch.cat([micro_batch.tokens[:, -num_new_tokens:] for micro_batch in micro_batches]),
+                prefill_ms=times.prefill_ms,
+                decode_ms=times.decode_ms,
+                num_steps=times.num_steps,
+            )
+
+    def micro_batch(
+        self, prompts: Sequence[Sequence[int]], *, samplings: Sequence[Sampling], watches: Sequence[Watch | None] = ()
+    ) -> MicroBatch:
+        """As the plan has it run."""
+        return MicroBatch(
+            prompts,
+            samplings=samplings,
+            watches=watches,
+            prefill_tokens=self.plan.prefill_tokens,
+            drops_ended=self.plan.drops_ended,
+        )
+
+    def run_pass(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        *,
+        should_stop: Callable[[], bool] = lambda: False,
+        counts_all: bool = True,
+    ) -> PassTimes:
+        """Until all sequences have ended. At most ``plan.num_micro_batches``. should_stop: asked after each forward pass.
+
+        counts_all: False has the meter count the prefill, the first two decodes, those after which fewer sequences run, and now
+        and then one between (``counting.py``).
+        """
+        start_s = time.perf_counter()
+        num_steps, prefill_s = self._run(micro_batches, should_stop, counts_all=counts_all)
+        self._synchronize()
+        end_s = time.perf_counter()
+        if self.meter is not None:
+            self.meter.check_peak()
+        for micro_batch in micro_batches:
+            micro_batch.end()
+        return PassTimes(
+            prefill_ms=(prefill_s - start_s) * 1000,
+            decode_ms=(end_s - prefill_s) * 1000,
+            num_steps=num_steps,
+            was_stopped=not all(micro_batch.is_done for micro_batch in micro_batches),
+        )
+
+    def make_cache(self, *, capacity: int, num_seen: int = 0, turn: int = 0) -> KvCache:
+        """For one micro-batch. Its tensors are made as the blocks first run. Caches that are there together share a workspace.
+
+        turn: of several, which comes how late in each block.
+        """
+        plan = self.plan.kv_cache
+        workspace = self._kv_workspace() if self._kv_workspace is not None else None
+        if workspace is None:
+            workspace = KvWorkspace(device=self.device, prefetch=plan.prefetch, meter=self.meter)
+            self._kv_workspace = weakref.ref(workspace)
+        return KvCache(
+            self.windows,
+            capacity=capacity,
+            num_seen=num_seen,
+            meter=self.meter,
+            plan=plan,
+            workspace=workspace,
+            homes=self._kv_homes,
+            turn=turn,
+        )
+
+    def advance(
+        self,
+        ids: torch.Tensor,
+        *,
+        cache: KvCache,
+        phase: str,
+        into: torch.Tensor,
+        choosers: Sequence[Chooser | None] = (),
+    ) -> None:
+        """The next token after ``ids`` [batch, length], written to ``into`` [batch]. phase: for peaks and errors."""
+        self._mark(phase)
+        self._region("activations")
+        backbone = self._anatomy.backbone
+        with self._attending(cache):
+            hidden: torch.Tensor = backbone(input_ids=ids, past_key_values=cache, use_cache=True).last_hidden_state
+        self._mark(head_of(phase))
+        self._region("logits_and_loss")
+        # A copy, so that the other positions go before the logits come.
+        last = hidden[:, -1].clone()
+        del hidden
+        choose_tokens(self._anatomy.compute_logits(last), into=into, choosers=choosers)
+        self._region("temporaries")
+
+    def close(self, *, keep_weights: bool = True) -> None:
+        """Take off the hooks and end what streams. keep_weights: streamed weights become the model's again, in host memory."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._undo_products()
+        try:
+            if keep_weights:
+                self._weights.release_all()
+                self._weights.bind_homes()
+        finally:
+            self.tiers.close()
+
+    @contextmanager
+    def metered(self, *, is_counted: bool = True) -> Iterator[None]:
+        """Count what is allocated inside, under the cap; does nothing without a meter. is_counted: as ``Trainer.metered``."""
+        if self.meter is None:
+            yield
+            return
+        with self.meter.translating(), self.meter if is_counted else nullcontext():
+            self.meter.set_region("temporaries")
+            yield
+            self.meter.set_region("temporaries")
+
+    @torch.no_grad()
+    def _run(
+        self, micro_batches: Sequence[MicroBatch], should_stop: Callable[[], bool], *, counts_all: bool
+    ) -> tuple[int, float]:
+        """How many forward passes there were, and when the first had ended."""
+        # A decode's peak grows until fewer sequences run.
+        last_alike = {
+            micro_batch.shape.last_alike(since)
+            for micro_batch in micro_batches
+            for since in (0, *(since for since, _ in micro_batch.shape.leaving))
+        }
+        try:
+            with self.metered():
+                self._mark(PREFILL)
+                for micro_batch in micro_batches:
+                    micro_batch.begin(self.device)
+                running = [
+                    (each, self.make_cache(capacity=each.shape.cache_length, turn=turn))
+                    for turn, each in enumerate(micro_batches)
+                ]
+                self._forward(running, PREFILL)
+                for micro_batch in micro_batches:
+                    micro_batch.end_prefill()
+                for _, cache in running:
+                    check_prefixes(cache.layers)
+                running = _still_running(running)
+            self._synchronize()
+            prefill_s = time.perf_counter()
+            num_steps = 1
+            while running and not should_stop():
+                with self.metered(is_counted=counts_all or self._counting.is_due(num_steps, is_last=num_steps in last_alike)):
+                    num_steps += 1
+                    self._forward(running, decode_phase(num_steps))
+                    running = _still_running(running)
+        finally:
+            self._weights.release_all()
+        return num_steps, prefill_s
+
+    def _forward(self, running: Sequence[tuple[MicroBatch, KvCache]], phase: str) -> None:
+        """One token more of each sequence."""
+        if not self.plan.kv_cache.is_plain:
+            chain([cache for _, cache in running])
+        self._turns.run(
+            [
+                partial(
+                    self.advance,
+                    micro_batch.next_ids,
+                    cache=cache,
+                    phase=phase,
+                    into=micro_batch.next_tokens,
+                    choosers=micro_batch.choosers(),
+                )
+                for micro_batch, cache in running
+            ]
+        )
+        for micro_batch, cache in running:
+            micro_batch.note_step()
+            kept = micro_batch.leave()
+            if kept is not None:
+                cache.keep_sequences(kept)
+
+    @contextmanager
+    def _attending(self, cache: KvCache) -> Iterator[None]:
+        """Attention where keys and values are. Raises InvalidModel where the model does not let others attend."""
+        if not cache.attends_on_host:
+            yield
+            return
+        config: Any = self.model.config
+        with attending_on_host(config, otherwise=self._attention):
+            yield
+        check_attended(cache.layers, config.model_type)
+
+    def _synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _region(self, category: Category) -> None:
+        if self.meter is not None:
+            self.meter.set_region(category)
+
+    def _mark(self, phase: str) -> None:
+        if self.meter is not None:
+            self.meter.mark(phase)
+
+
+def _still_running(running: Sequence[tuple[MicroBatch, KvCache]]) -> list[tuple[MicroBatch, KvCache]]:
+    return [(micro_batch, cache) for micro_batch, cache in running if not micro_batch.is_done]

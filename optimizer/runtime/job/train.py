@@ -1,0 +1,367 @@
+"""A training job from its plan to its weights: load, step, evaluate, save, resume, export.
+
+Knows nothing of processes, signals or databases: what happens is told to ``report``, whether to stop is asked of
+``should_stop``. Two runs of the same ``TrainingRun`` on the same machine end with the same bits, also when one was stopped at
+any step and resumed from its checkpoint: the data order is a function of the step, and the rest is in the checkpoint.
+
+Reported messages are those of the pipe in docs/architecture.md: ``started``, ``phase``, ``checkpoint``, and ``sample`` with
+the telemetry record's fields beside ``type``.
+"""
+
+import contextlib
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from optimizer.base.serialize import to_json
+from optimizer.base.units import format_bytes
+from optimizer.data.batches import Batches
+from optimizer.data.token_file import TokenFile
+from optimizer.models.spec import ModelSpec
+from optimizer.plan.plan import Plan
+from optimizer.runtime.job.artifacts import Artifact, leave_artifacts
+from optimizer.runtime.job.checkpoint import Checkpoint, find_resumable, read_checkpoint, write_checkpoint
+from optimizer.runtime.job.prepare import build_prepared
+from optimizer.runtime.job.resume import export_trainer, import_trainer
+from optimizer.runtime.job.telemetry import StepWatch
+from optimizer.runtime.layers.quantized_linear import hash_frozen
+from optimizer.runtime.meter.counting import COUNT_EVERY_S, CountingPolicy
+from optimizer.runtime.meter.device import check_dtype, prepared_device
+from optimizer.runtime.meter.meter import Meter
+from optimizer.runtime.step.allocator import apply_allocator, release_unused
+from optimizer.runtime.step.batch import BatchReader, read_validation_batches
+from optimizer.runtime.step.optimizer_state import learning_rate_at
+from optimizer.runtime.step.step import StepResult, Trainer
+from optimizer.workload import Goal, TrainingWorkload
+
+Report = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRun:
+    """All that one attempt at a training job needs to know."""
+
+    spec: ModelSpec
+    plan: Plan
+    workload: TrainingWorkload
+    goal: Goal
+    device: str
+    """``cpu`` or ``cuda:0``."""
+    attempt: int
+    fence: int
+    """Goes into checkpoints, so that a superseded attempt's are told apart."""
+    job_folder: Path
+    weights_folder: Path | None
+    """Where finetune starts from."""
+    token_file: Path
+    """Folder of the tokenized dataset."""
+    tokenizer_file: Path | None
+    """None: the tokenizer that ships with the program."""
+    resume_from: str | None = None
+    """``newest`` (or nothing when there is none yet), the path of a checkpoint, or None for a fresh start."""
+    earlier_job_folders: tuple[Path, ...] = ()
+    """Of jobs that this one retries, the last first: with ``newest``, where to look when this one has no checkpoint."""
+    scratch_folder: Path | None = None
+    """For what the plan keeps on the disk while the job runs; None: a folder in the job's, gone with the run."""
+    timeline_every_s: float = COUNT_EVERY_S
+    """A step is counted this often or, where counting is slow, more rarely, beside an attempt's first ones (``counting.py``);
+    each but the very first reports its timeline."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What the steady steps of a job really took; the first step of an attempt has no optimizer state yet and is left out."""
+
+    device_peak_bytes: int = 0
+    device_bytes_by_category: dict[str, int] = field(default_factory=dict)
+    host_peak_bytes: int = 0
+    disk_peak_bytes: int = 0
+    """In the scratch file."""
+    allocator_slack_bytes: int = 0
+    """Most that torch's allocator had reserved beyond what was allocated: fragmentation; 0 on the CPU device."""
+    step_ms: float = 0.0
+    """Median of the steps that were not counted, where there were any."""
+    num_steps: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingResult:
+    """``result.json`` but for errors, which ``train`` raises."""
+
+    outcome: Literal["succeeded", "drained"]
+    reason: str
+    message: str
+    step: int
+    measured: Measured
+    summary: dict[str, Any] = field(default_factory=dict)
+    artifacts: tuple[Artifact, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        document: dict[str, Any] = to_json(self)
+        return {**document, "error": None}
+
+
+def train(run: TrainingRun, *, report: Report, should_stop: Callable[[], bool]) -> TrainingResult:
+    """Carry the job out, or as much of it as there is time for.
+
+    Raises OutOfDeviceMemory, LossNotFinite, DiskFull, CheckpointInvalid and the errors of bad input; the checkpoints written
+    until then stay.
+    """
+    set_num_threads()
+    apply_allocator(run.plan.allocator, torch.device(run.device))
+    with prepared_device(torch.device(run.device)):
+        job = _Job(run, report)
+        try:
+            return job.carry_out(should_stop)
+        finally:
+            job.close()
+
+
+def set_num_threads() -> None:
+    """Threads of the CPU device: ``HEADROOM_NUM_THREADS``, else every core this process may use.
+
+    Sums depend on it, so a job resumed with another number ends with other low bits.
+    """
+    configured = os.environ.get("HEADROOM_NUM_THREADS", "")
+    torch.set_num_threads(int(configured) if configured else len(os.sched_getaffinity(0)))
+
+
+class _Job:
+    def __init__(self, run: TrainingRun, report: Report) -> None:
+        self.run = run
+        self.report = report
+        self.workload = run.workload
+        self.step = 0
+        """Optimizer steps done."""
+        self._phase("loading", "building the model")
+        self.device = torch.device(run.device)
+        check_dtype(run.plan.weights, self.device)
+        self.meter = Meter(
+            device=self.device,
+            cap_bytes=run.goal.device_budget_bytes,
+            host_cap_bytes=run.goal.host_budget_bytes,
+        )
+        token_file = TokenFile.open(run.token_file)
+        self.batches = Batches(token_file, sequence_length=run.workload.sequence_length, seed=run.workload.seed)
+        self.trainer = self._build()
+        self.watch = StepWatch(self.trainer, meter=self.meter, workload=run.workload)
+        self.reader = BatchReader(
+            self.batches, plan=run.plan.batch, num_steps=run.workload.num_steps, device=self.device
+        )
+        self.last: StepResult | None = None
+        self.validation_loss_start: float | None = None
+        self.validation_loss: float | None = None
+        self.measured = Measured()
+        self._step_ms: dict[bool, list[float]] = {False: [], True: []}
+        """By whether the step was counted."""
+        self._data_wait_ms: list[float] = []
+        self._attempt_steps = 0
+        self._has_evaluated = False
+        self._saved_step = -1
+        self._counting = CountingPolicy(every_s=run.timeline_every_s)
+
+    def carry_out(self, should_stop: Callable[[], bool]) -> TrainingResult:
+        torch.manual_seed(self.workload.seed)
+        self._resume()
+        if self.validation_loss_start is None:
+            self.validation_loss_start = self._evaluate()
+        release_unused(self.device)
+        self._phase("training")
+        while self.step < self.workload.num_steps:
+            if should_stop():
+                self._save()
+                return self._drained()
+            self._one_step()
+        self.validation_loss = self._evaluate()
+        return self._succeeded()
+
+    def close(self) -> None:
+        self.reader.close()
+        # What was trained is in the checkpoints and the artifacts by now.
+        self.trainer.close(keep_weights=False)
+        if self.run.scratch_folder is None:
+            # The scratch file in it had no name; there is a folder only where the plan used the disk.
+            with contextlib.suppress(OSError):
+                self._scratch_folder.rmdir()
+
+    def _build(self) -> Trainer:
+        run = self.run
+        with self.meter.translating():
+            model = build_prepared(
+                run.spec,
+                weights=run.plan.weights,
+                workload=self.workload,
+                device=self.device,
+                weights_folder=run.weights_folder,
+            )
+            # Before anything moves or streams; empty where every weight is trained.
+            self.frozen_sha256 = hash_frozen(model)
+            return Trainer(
+                model,
+                plan=run.plan,
+                workload=self.workload,
+                device=self.device,
+                meter=self.meter,
+                scratch=self._scratch_folder,
+            )
+
+    @property
+    def _scratch_folder(self) -> Path:
+        return self.run.scratch_folder or self.run.job_folder / "scratch"
+
+    def _one_step(self) -> None:
+        batches = self.reader.read(self.step)
+        self._data_wait_ms.append(self.reader.waited_ms)
+        learning_rate = learning_rate_at(self.step, self.workload)
+        is_counted = self._counting.is_due(self._attempt_steps)
+        with_timeline = is_counted and self._attempt_steps > 0
+        self.watch.begin(with_timeline=with_timeline)
+        result = self.last = self.trainer.step(batches, learning_rate=learning_rate, is_counted=is_counted)
+        self.watch.end()
+        self._counting.note(result.step_ms / 1000, is_counted=is_counted)
+        self.step += 1
+        if with_timeline:
+            self._sample("timeline", **self.watch.timeline(result))
+        self._record(result, learning_rate, is_counted=is_counted)
+        self._attempt_steps += 1
+        if self._is_due(self.workload.eval_every_steps) and self.step < self.workload.num_steps:
+            self._evaluate()
+            release_unused(self.device)
+            self._phase("training")
+        if self._is_due(self.workload.checkpoint_every_steps):
+            self._save()
+
+    def _is_due(self, every_steps: int) -> bool:
+        return every_steps > 0 and self.step % every_steps == 0
+
+    def _record(self, result: StepResult, learning_rate: float, *, is_counted: bool) -> None:
+        wait_ms = self._data_wait_ms[-1]
+        fields = self.watch.fields(
+            result, learning_rate=learning_rate, data_wait_ms=wait_ms, is_counted=is_counted
+        )
+        self._sample("step", **fields)
+        if self._attempt_steps == 0 and self.workload.num_steps > 1:
+            return
+        self._step_ms[is_counted].append(result.step_ms)
+        peak = self.meter.peak()
+        is_higher = peak.device_bytes > self.measured.device_peak_bytes
+        self.measured = Measured(
+            device_peak_bytes=max(peak.device_bytes, self.measured.device_peak_bytes),
+            device_bytes_by_category=(
+                peak.device_bytes_by_category if is_higher else self.measured.device_bytes_by_category
+            ),
+            host_peak_bytes=max(peak.host_bytes, self.measured.host_peak_bytes),
+            disk_peak_bytes=max(self.trainer.tiers.disk_peak_bytes, self.measured.disk_peak_bytes),
+            allocator_slack_bytes=max(peak.slack_bytes, self.measured.allocator_slack_bytes),
+            step_ms=statistics.median(self._step_ms[False] or self._step_ms[True]),
+            num_steps=self.measured.num_steps + 1,
+        )
+
+    def _evaluate(self) -> float:
+        self._phase("evaluating", f"validation loss at step {self.step}")
+        batches = read_validation_batches(
+            self.batches, num_batches=self.workload.eval_batches, plan=self.run.plan.batch
+        )
+        loss = self.trainer.evaluate(batches, is_counted=not self._has_evaluated)
+        self._has_evaluated = True
+        self._sample("eval", validation_loss=loss)
+        return loss
+
+    def _save(self) -> None:
+        """A checkpoint of this step, unless there is one from this attempt."""
+        if self._saved_step == self.step:
+            return
+        groups, facts = export_trainer(self.trainer, frozen_sha256=self.frozen_sha256)
+        written = write_checkpoint(
+            self.run.job_folder,
+            step=self.step,
+            fence=self.run.fence,
+            plan_fingerprint=self.run.plan.fingerprint,
+            tensors=groups,
+            facts={
+                **facts,
+                "validation_loss_start": self.validation_loss_start,
+                "loss": self.last.loss if self.last else None,
+                "measured": to_json(self.measured),
+            },
+        )
+        self._saved_step = self.step
+        self.report({"type": "checkpoint", **to_json(written)})
+
+    def _resume(self) -> None:
+        checkpoint = self._find_checkpoint()
+        if checkpoint is None:
+            self.report({"type": "started", "resumed_from_step": 0})
+            return
+        import_trainer(self.trainer, checkpoint, frozen_sha256=self.frozen_sha256)
+        self.step = self._saved_step = checkpoint.manifest.step
+        self.validation_loss_start = checkpoint.facts["validation_loss_start"]
+        self.measured = Measured(**checkpoint.facts["measured"])
+        self.report({"type": "started", "resumed_from_step": self.step})
+
+    def _find_checkpoint(self) -> Checkpoint | None:
+        if self.run.resume_from is None:
+            return None
+        if self.run.resume_from == "newest":
+            folders = (self.run.job_folder, *self.run.earlier_job_folders)
+            return next((found for folder in folders if (found := find_resumable(folder))), None)
+        return read_checkpoint(Path(self.run.resume_from))
+
+    def _drained(self) -> TrainingResult:
+        return TrainingResult(
+            outcome="drained",
+            reason="",
+            message=f"Stopped as asked after step {self.step}; a checkpoint was saved.",
+            step=self.step,
+            measured=self.measured,
+        )
+
+    def _succeeded(self) -> TrainingResult:
+        artifacts, weights_sha256 = leave_artifacts(
+            self.trainer,
+            spec=self.run.spec,
+            batches=self.batches,
+            tokenizer_file=self.run.tokenizer_file,
+            job_folder=self.run.job_folder,
+            enter_phase=self._phase,
+        )
+        step_ms = self.measured.step_ms
+        return TrainingResult(
+            outcome="succeeded",
+            reason="done",
+            message=(
+                f"Trained {self.step} steps; validation loss {self.validation_loss_start:.3f} to "
+                f"{self.validation_loss:.3f}; peak {format_bytes(self.measured.device_peak_bytes)} of a budget of "
+                f"{format_bytes(self.run.goal.device_budget_bytes)}."
+            ),
+            step=self.step,
+            measured=self.measured,
+            summary={
+                "loss": self.last.loss if self.last else None,
+                "validation_loss_start": self.validation_loss_start,
+                "validation_loss": self.validation_loss,
+                "tokens_per_s": self.workload.tokens_per_step / (step_ms / 1000) if step_ms else None,
+                "data_wait_ms": statistics.median(self._data_wait_ms) if self._data_wait_ms else None,
+                "weights_sha256": weights_sha256,
+            },
+            artifacts=tuple(artifacts),
+        )
+
+    def _phase(self, phase: str, message: str = "") -> None:
+        self.report({"type": "phase", "phase": phase, "message": message})
+
+    def _sample(self, kind: str, **fields: Any) -> None:
+        # A step counts from 1 once done: the record of the first step says step 1, the loss before any says step 0.
+        common = {"kind": kind, "attempt": self.run.attempt, "step": self.step, "time_s": time.time()}
+        self.report({"type": "sample", **common, **{key: _json_number(value) for key, value in fields.items()}})
+
+
+def _json_number(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

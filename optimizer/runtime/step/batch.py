@@ -1,0 +1,71 @@
+"""Carries out the batch row of a plan: the micro-batches of one optimizer step, read ahead so that the device never waits.
+
+Training batches are read by a thread of their own while the device computes, from the memory-mapped token file into tensors,
+pinned where the device is CUDA, so that their copy runs beside compute. The order is a function of the step, so reading ahead
+needs no state that a checkpoint would have to hold.
+"""
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+
+from optimizer.data.batches import Batches, IntArray
+from optimizer.plan.batch import BatchPlan
+from optimizer.runtime.step.step import MicroBatch
+
+NUM_STEPS_AHEAD = 2
+
+
+class BatchReader:
+    """Training micro-batches by optimizer step, the next steps' being read meanwhile. Call ``close`` at the end."""
+
+    def __init__(self, batches: Batches, *, plan: BatchPlan, num_steps: int, device: torch.device) -> None:
+        self._batches = batches
+        self._plan = plan
+        self._num_steps = num_steps
+        self._is_pinned = device.type == "cuda"
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
+        self._ahead: dict[int, Future[list[MicroBatch]]] = {}
+        self.waited_ms = 0.0
+        """How long the last ``read`` waited for its batches; near zero once the reader is ahead."""
+
+    def read(self, step: int) -> list[MicroBatch]:
+        """The micro-batches of optimizer step ``step``, counted from 0. Any step may be asked for; the next one costs least."""
+        start_s = time.perf_counter()
+        for wanted in range(step, min(step + 1 + NUM_STEPS_AHEAD, max(self._num_steps, step + 1))):
+            if wanted not in self._ahead:
+                self._ahead[wanted] = self._thread.submit(self._read, wanted)
+        for passed in [known for known in self._ahead if known < step]:
+            del self._ahead[passed]
+        micro_batches = self._ahead.pop(step).result()
+        self.waited_ms = (time.perf_counter() - start_s) * 1000
+        return micro_batches
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._ahead.clear()
+
+    def _read(self, step: int) -> list[MicroBatch]:
+        plan = self._plan
+        return [
+            _tensors(
+                self._batches.train_batch(step, index, plan.micro_batch_size, plan.accumulation_steps),
+                is_pinned=self._is_pinned,
+            )
+            for index in range(plan.accumulation_steps)
+        ]
+
+
+def read_validation_batches(batches: Batches, *, num_batches: int, plan: BatchPlan) -> list[MicroBatch]:
+    """The first ``num_batches`` global batches of the validation split, in micro-batches.
+
+    The sequences do not depend on how the plan splits a batch, so that two plans of one job are scored on the same text.
+    """
+    num_micro_batches = num_batches * plan.accumulation_steps
+    return [_tensors(batches.validation_batch(index, plan.micro_batch_size)) for index in range(num_micro_batches)]
+
+
+def _tensors(arrays: tuple[IntArray, IntArray], *, is_pinned: bool = False) -> MicroBatch:
+    ids, labels = (torch.from_numpy(array) for array in arrays)
+    return (ids.pin_memory(), labels.pin_memory()) if is_pinned else (ids, labels)

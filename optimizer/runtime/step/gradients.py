@@ -1,0 +1,307 @@
+"""Carries out the gradients row of a plan, and clips: what becomes of ``param.grad`` between backward and the update.
+
+keep      stays on the device until the step ends; sparse ones as ``sparse_gradients.py`` says.
+host      when a parameter's gradient of one micro-batch is complete, it is copied to the host and the device's is dropped.
+consume   when a parameter's gradient is complete, the optimizer steps that parameter and the gradient is dropped.
+
+A gradient is complete where autograd has added up all uses of its parameter, in its post-accumulate hook; it has the
+parameter's dtype and shape (n elements), and is dropped before the hook returns.
+
+What is allocated, in order:
+
+host      at construction and until the end, on the host, as gradients: a buffer of n for each trained tensor, in the model's
+          order; with more than one micro-batch ``NUM_STAGING[is_threaded]`` buffers of the largest tensor's bytes; 4 bytes a
+          tensor for norms. Hooks and clipping allocate nothing. Copies per tensor and micro-batch: n, device to host.
+consume   at construction and until the end, on the device, as gradients: 4 bytes a tensor for norms. In the hook what the
+          update allocates (``optimizer_state.py``).
+
+Clipping a step's gradients needs the norm of each first: one fp32 number per tensor. Those that stand on the device are scaled
+by clipping, those on the host by the update, piece by piece, so that they are read once less.
+"""
+
+import math
+import queue
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from optimizer.base.errors import LossNotFinite
+from optimizer.runtime.step.sparse_gradients import SparseGradients
+from optimizer.runtime.tiers.background_thread import Worker
+from optimizer.runtime.tiers.copies import Copy
+from optimizer.runtime.tiers.homes import on_host
+from optimizer.runtime.tiers.tiers import Tiers
+
+NUM_STAGING = {False: 1, True: 2}
+"""Gradients of later micro-batches that wait on the host to be added, by whether a thread adds them."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Clipped:
+    """What clipping found, and what it left to do."""
+
+    norm: torch.Tensor
+    """Global norm before clipping, of the gradients without their loss scale; a scalar in fp32."""
+    factor: torch.Tensor | None
+    """What the update must still multiply gradients by, in fp32; None where that is done."""
+
+
+class Gradients:
+    """The gradients of one model's trained parameters, where they are kept on the device."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], *, sparse: SparseGradients | None = None) -> None:
+        """sparse: of those of the parameters whose gradients are."""
+        self._parameters = parameters
+        self._sparse = sparse
+
+    def watch(self) -> list[RemovableHandle]:
+        """Hooks that do what the plan says with each gradient as it is complete."""
+        return [] if self._sparse is None else self._sparse.watch()
+
+    def begin_micro_batch(self, *, is_last: bool) -> None:
+        """Before the backward of each micro-batch of a step."""
+
+    def clear(self) -> None:
+        """Forget the step's gradients, once they were used or are not to be."""
+        if self._sparse is not None:
+            self._sparse.clear()
+
+    def clip_(self, max_norm: float | None, *, loss_scale: float = 1.0) -> Clipped:
+        """Scale all gradients in place so that their global norm is at most ``max_norm`` and their loss scale gone.
+
+        Exact, and without a second copy of any gradient: norms are one fp32 number per tensor, the scaling is one pass in place.
+        fp16 gradients are left as they are, since small ones would vanish; the update gets the factor.
+        """
+        if self._sparse is not None:
+            self._sparse.join()
+        gradients = [_values(parameter.grad) for parameter in self._parameters if parameter.grad is not None]
+        if not gradients:
+            return Clipped(norm=torch.zeros(()), factor=None)
+        # In fp32, since the norm of scaled gradients is beyond fp16, and bf16 would keep two digits of it.
+        norms = torch._foreach_norm(gradients, 2, dtype=torch.float32)
+        clipped = _combine(torch.stack(norms), max_norm, loss_scale)
+        if clipped.factor is None or any(gradient.dtype == torch.float16 for gradient in gradients):
+            return clipped
+        torch._foreach_mul_(gradients, clipped.factor)
+        return Clipped(norm=clipped.norm, factor=None)
+
+
+class ConsumedGradients(Gradients):
+    """Each is used up as soon as it is complete. Numbers that are not finite are found before their tensor is touched, on
+    CUDA at the end of the step; tensors before it are updated by then.
+    """
+
+    def __init__(self, named: Mapping[str, nn.Parameter], *, tiers: Tiers, step_one: Callable[[str], None]) -> None:
+        super().__init__(list(named.values()))
+        self._named = named
+        self._step_one = step_one
+        self._is_synchronous = not tiers.is_asynchronous
+        self._norms = torch.zeros(len(named), dtype=torch.float32, device=tiers.device)
+        if tiers.meter is not None:
+            tiers.meter.assign(self._norms, "gradients")
+        self._consumed: dict[str, int] = {}
+
+    def watch(self) -> list[RemovableHandle]:
+        return [
+            parameter.register_post_accumulate_grad_hook(partial(self._consume, name, index))  # type: ignore[no-untyped-call]
+            for index, (name, parameter) in enumerate(self._named.items())
+        ]
+
+    def clear(self) -> None:
+        self._consumed.clear()
+
+    def clip_(self, max_norm: float | None, *, loss_scale: float = 1.0) -> Clipped:
+        """The norm of what was consumed; nothing can be scaled any more. Raises LossNotFinite."""
+        norms = _select(self._norms, sorted(self._consumed.values()))
+        if not self._is_synchronous and not bool(norms.isfinite().all()):
+            raise _not_finite(next(n for n, i in self._consumed.items() if not math.isfinite(float(self._norms[i]))))
+        return _combine(norms, None, 1.0)
+
+    def _consume(self, name: str, index: int, parameter: torch.Tensor) -> None:
+        gradient = parameter.grad
+        if gradient is None:
+            return
+        with torch.no_grad():
+            torch.linalg.vector_norm(gradient, dtype=torch.float32, out=self._norms[index])
+        if self._is_synchronous and not math.isfinite(float(self._norms[index])):
+            raise _not_finite(name)
+        del gradient
+        self._step_one(name)
+        parameter.grad = None
+        self._consumed[name] = index
+
+
+class HostGradients(Gradients):
+    """Each moves to the host as it appears, and is added up there."""
+
+    def __init__(
+        self,
+        named: Mapping[str, nn.Parameter],
+        *,
+        tiers: Tiers,
+        worker: Worker,
+        accumulates: bool,
+        wait: Callable[[str], None],
+        begin_update: Callable[[str], bool] | None = None,
+        update: Callable[[str, torch.Tensor], None] | None = None,
+    ) -> None:
+        """worker: adds, and takes norms. wait: returns when the update of the step before no longer needs a tensor's buffer.
+
+        begin_update, update: for updates during backward. The first says, on backward's thread, whether the tensor's
+        complete gradient is to be used at once; the second then uses it, on the worker.
+        """
+        super().__init__(list(named.values()))
+        self._named = named
+        self._tiers = tiers
+        self._worker = worker
+        self._wait = wait
+        self._begin_update = begin_update
+        self._update = update
+        self._buffers = {
+            name: tiers.host_buffer(parameter.shape, dtype=parameter.dtype, category="gradients")
+            for name, parameter in named.items()
+        }
+        largest_bytes = max((buffer.nbytes for buffer in self._buffers.values()), default=0)
+        self._staging: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
+        for _ in range(NUM_STAGING[worker.is_threaded] if accumulates else 0):
+            self._staging.put(tiers.host_buffer(largest_bytes, dtype=torch.uint8, category="gradients"))
+        self._norms = tiers.host_buffer(len(named), dtype=torch.float32, category="gradients", pinned=False)
+        self._index = {name: index for index, name in enumerate(named)}
+        self._arrived: set[str] = set()
+        self._complete: set[str] = set()
+        self._used: set[str] = set()
+        self._is_last = False
+
+    def watch(self) -> list[RemovableHandle]:
+        return [
+            parameter.register_post_accumulate_grad_hook(partial(self._leave, name))  # type: ignore[no-untyped-call]
+            for name, parameter in self._named.items()
+        ]
+
+    def begin_micro_batch(self, *, is_last: bool) -> None:
+        self._is_last = is_last
+
+    def clear(self) -> None:
+        self._arrived.clear()
+        self._complete.clear()
+        self._used.clear()
+
+    def clip_(self, max_norm: float | None, *, loss_scale: float = 1.0) -> Clipped:
+        """The norm, and the factor for the update; waits until all gradients are on the host."""
+        for name in self._named:
+            # Of no use in the last micro-batch, but in one before.
+            if name in self._arrived and name not in self._complete:
+                self._worker.submit(partial(self._take_norm, name))
+        self._worker.join()
+        norms = _select(self._norms, [self._index[name] for name in self._named if name in self._arrived])
+        with on_host(self._tiers, "temporaries"):
+            clipped = _combine(norms, max_norm, loss_scale)
+        if clipped.factor is not None and float(clipped.factor) == 1.0:
+            return Clipped(norm=clipped.norm, factor=None)
+        return clipped
+
+    # For the optimizer.
+
+    def arrived(self) -> set[str]:
+        """Tensors that have a gradient in this step."""
+        return self._arrived.copy()
+
+    def is_used(self, name: str) -> bool:
+        """Whether the tensor was updated, or is being, during backward."""
+        return name in self._used
+
+    def on_the_host(self, name: str) -> torch.Tensor:
+        return self._buffers[name]
+
+    @contextmanager
+    def on_device(self, name: str, factor: torch.Tensor | None) -> Iterator[torch.Tensor | None]:
+        """Inside, the parameter's ``grad`` is its gradient, scaled; gives what is still to be multiplied, after widening."""
+        buffer, parameter = self._buffers[name], self._named[name]
+        widens_first = buffer.dtype == torch.float16
+        meter = self._tiers.meter
+        with nullcontext() if meter is None else meter.region("gradients"):
+            gradient = torch.empty(buffer.shape, dtype=buffer.dtype, device=self._tiers.device)
+        self._tiers.copy_to_device(buffer, gradient).wait()
+        if factor is not None and not widens_first:
+            # Here, not on the host, whose memory is the slower one.
+            gradient.mul_(factor)
+        parameter.grad = gradient
+        del gradient
+        yield factor if widens_first else None
+        parameter.grad = None
+
+    # Arriving.
+
+    def _leave(self, name: str, parameter: torch.Tensor) -> None:
+        gradient = parameter.grad
+        if gradient is None:
+            return
+        self._wait(name)
+        if name in self._arrived:
+            staging = self._staging.get()
+            part = staging[: gradient.nbytes].view(gradient.dtype).view(gradient.shape)
+            copy = self._tiers.copy_to_host(gradient, part)
+            self._worker.submit(partial(self._add, name, part, staging, copy))
+        else:
+            self._arrived.add(name)
+            copy = self._tiers.copy_to_host(gradient, self._buffers[name])
+            self._worker.submit(copy.finish)
+        parameter.grad = None
+        if not self._is_last:
+            return
+        self._complete.add(name)
+        self._worker.submit(partial(self._take_norm, name))
+        if self._begin_update is not None and self._update is not None and self._begin_update(name):
+            self._used.add(name)
+            self._worker.submit(partial(self._use, name))
+
+    def _add(self, name: str, part: torch.Tensor, staging: torch.Tensor, copy: Copy) -> None:
+        try:
+            copy.finish()
+            self._buffers[name].add_(part)
+        finally:
+            # Backward waits for it, whatever happened here.
+            self._staging.put(staging)
+
+    def _take_norm(self, name: str) -> None:
+        torch.linalg.vector_norm(self._buffers[name], dtype=torch.float32, out=self._norms[self._index[name]])
+
+    def _use(self, name: str) -> None:
+        if not math.isfinite(float(self._norms[self._index[name]])):
+            raise _not_finite(name)
+        assert self._update is not None
+        self._update(name, self._buffers[name])
+
+
+def _values(gradient: torch.Tensor) -> torch.Tensor:
+    """What the norm is of: of a sparse gradient the rows that are not zero."""
+    return gradient._values() if gradient.is_sparse else gradient
+
+
+def _combine(norms: torch.Tensor, max_norm: float | None, loss_scale: float) -> Clipped:
+    """Of the norm of each tensor."""
+    norm = torch.linalg.vector_norm(norms) / loss_scale
+    factor = None
+    if max_norm is not None:
+        factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0) / loss_scale
+    elif loss_scale != 1.0:
+        factor = torch.full_like(norm, 1 / loss_scale)
+    return Clipped(norm=norm, factor=factor)
+
+
+def _select(norms: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
+    """All are there in nearly every step; then nothing is copied."""
+    return norms if len(indices) == len(norms) else torch.stack([norms[index] for index in indices])
+
+
+def _not_finite(name: str) -> LossNotFinite:
+    return LossNotFinite(
+        f"the gradient of {name} became infinite or not a number",
+        hint="Lower the learning rate, or clip gradients, which needs a plan that keeps them until the step ends.",
+        tensor=name,
+    )

@@ -1,0 +1,343 @@
+"""AdamW and SGD for tensors whose state left the device: kept on the host or in the scratch file, updated on the host.
+
+The numbers are those of the device's update: the same fused kernel (``update_rule.py``) on the same fp32 values, cut at the
+borders at which that kernel cuts its own work. The update of a tensor runs in pieces of at most ``PIECE_ELEMENTS``; while one
+is worked on, the next is read from the disk and the one before is written back. Jobs run on the worker of
+``optimizer_state.py``: on CUDA a thread beside backward or the next forward, on the CPU device at once. Who needs a tensor's
+new weights waits for that tensor alone.
+
+What is allocated, all of it at construction and until the end; P is the most elements of a piece: ``PIECE_ELEMENTS`` or the
+largest leaving tensor, and each leaving tensor, in the model's order, has n elements:
+
+host or disk   by the plan's place: fp32 master (4n) and each moment (4n), as optimizer state. No master where the weight
+               streams and is fp32: its home (``weights.py``) is the master, where the plan's weights have their place.
+host           4 bytes per tensor: its count of steps (optimizer state), with AdamW.
+host           gradient scratch, where gradients are below fp32: 4P (gradients).
+host           two slots, each: 4P for the master and each moment that any tensor has on the disk (optimizer state),
+               and, where weights are below fp32 and not at home on the host, P weights in their dtype (weights).
+
+Nothing is allocated by an update. Its copies per step and tensor: disk to host and back 4n for each part on the disk; the new
+weights, n in their dtype, from the host to the device, or, for a home on the disk below fp32, from the host to the disk.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from optimizer.plan.optimizer_state import OptimizerStatePlan, StatePlace
+from optimizer.runtime.step.update_rule import rule_of
+from optimizer.runtime.tiers.copies import Copy
+from optimizer.runtime.tiers.homes import PIECE_ELEMENTS, Home, HomeTensor, pieces
+from optimizer.runtime.tiers.tiers import Tiers
+from optimizer.runtime.tiers.transfers import Transfer
+from optimizer.workload import TrainingWorkload
+
+MASTER = "master"
+
+GradientOf = Callable[[str], torch.Tensor]
+"""The complete gradient of a tensor, on the host."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class UpdateFacts:
+    """What one optimizer step applies to every tensor."""
+
+    learning_rate: float
+    grad_factor: torch.Tensor | None
+    """What gradients are still to be multiplied by; an fp32 scalar on the host."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Leaving:
+    """One tensor whose state is not on the device."""
+
+    name: str
+    parameter: nn.Parameter
+    weight_decay: float
+    parts: Mapping[str, Home]
+    num_steps: torch.Tensor | None
+    """None where the optimizer does not count."""
+    home: Home | None
+    """Of the weight, where it streams; the master itself when that is fp32."""
+
+    @property
+    def is_below_fp32(self) -> bool:
+        return self.parameter.dtype != torch.float32
+
+    @property
+    def needs_conversion(self) -> bool:
+        """Whether new weights pass through a buffer of their own dtype."""
+        return self.is_below_fp32 and (self.home is None or self.home.data is None)
+
+
+class HostState:
+    """The state that left, and its updates under way."""
+
+    def __init__(
+        self,
+        named: Mapping[str, nn.Parameter],
+        *,
+        plan: OptimizerStatePlan,
+        workload: TrainingWorkload,
+        tiers: Tiers,
+        home_of: Callable[[str], Home | None],
+    ) -> None:
+        self._weight_decay = workload.weight_decay
+        self._rule = rule_of(workload)
+        self._parts = (MASTER, *self._rule.moments)
+        self._tiers = tiers
+        self._tensors: dict[str, _Leaving] = {}
+        for name, parameter in named.items():
+            self._tensors[name] = self._make(name, parameter, plan.place, home_of(name))
+        self._num_piece_elements = min(PIECE_ELEMENTS, max((p.numel() for p in named.values()), default=0))
+        self._gradient_scratch = self._make_gradient_scratch()
+        self._slots = (self._make_slot(), self._make_slot())
+        self._under_way: dict[str, Future[None]] = {}
+        self._copies: dict[str, list[Copy]] = {}
+
+    @property
+    def names(self) -> Collection[str]:
+        """In the model's order."""
+        return self._tensors.keys()
+
+    # Updating.
+
+    def begin(self, names: Sequence[str]) -> None:
+        """From now on who asks for these tensors waits for the ``run`` that follows."""
+        for name in names:
+            self._under_way[name] = Future()
+            self._copies[name] = []
+
+    def run(self, names: Sequence[str], gradient_of: GradientOf, facts: UpdateFacts) -> None:
+        """Update these tensors, in this order. Raises what the disk met; who waits for a tensor then raises it too."""
+        try:
+            self._run([self._tensors[name] for name in names], gradient_of, facts)
+        except BaseException as error:
+            for name in names:
+                if not self._under_way[name].done():
+                    self._under_way[name].set_exception(error)
+            raise
+
+    def is_updated(self, name: str) -> bool:
+        future = self._under_way.get(name)
+        return future is None or future.done()
+
+    def wait(self, name: str) -> None:
+        """Until the tensor's update is done on the host: its home is new, its gradient no longer needed."""
+        future = self._under_way.get(name)
+        if future is not None and not future.done():
+            with self._tiers.lanes.waiting("host"):
+                future.result()
+        elif future is not None:
+            future.result()
+
+    def require(self, name: str) -> None:
+        """Until compute that is queued from here on finds the tensor's new weights on the device."""
+        self.wait(name)
+        for copy in self._copies.pop(name, ()):
+            copy.wait()
+
+    def settle(self) -> None:
+        """Wait for everything under way."""
+        for name in self._tensors:
+            self.require(name)
+        for slot in self._slots:
+            slot.settle()
+
+    # Checkpoints.
+
+    def export(self, name: str) -> dict[str, torch.Tensor | HomeTensor]:
+        """As the device's state of the same tensor: the master only of weights below fp32, whose equal it is not."""
+        tensor = self._tensors[name]
+        size = tensor.parameter.shape
+        keys = self._parts if tensor.is_below_fp32 else self._rule.moments
+        exported: dict[str, torch.Tensor | HomeTensor] = {
+            key: HomeTensor(tensor.parts[key], dtype=torch.float32, shape=size) for key in keys
+        }
+        return exported if tensor.num_steps is None else {**exported, "step": tensor.num_steps}
+
+    def set(self, name: str, key: str, value: torch.Tensor) -> None:
+        """Undo ``export`` for one entry; ``master`` also for fp32 weights, where it is not the weight's home."""
+        tensor = self._tensors[name]
+        if key == "step" and tensor.num_steps is not None:
+            tensor.num_steps.copy_(value)
+        elif tensor.parts[key] is not tensor.home:
+            tensor.parts[key].write(value.contiguous(), dtype=torch.float32)
+
+    # Helpers.
+
+    def _make(self, name: str, parameter: nn.Parameter, place: StatePlace, home: Home | None) -> _Leaving:
+        parts: dict[str, Home] = {}
+        num_bytes = 4 * parameter.numel()
+        if home is not None and parameter.dtype == torch.float32:
+            parts[MASTER] = home
+        else:
+            master = parts[MASTER] = Home(
+                self._tiers,
+                num_bytes,
+                place=place,
+                category="optimizer_state",
+                meets_device=parameter.dtype == torch.float32,
+            )
+            weight = parameter.detach() if home is None else home.read().view(parameter.dtype)
+            master.write(weight.contiguous(), dtype=torch.float32)
+        for key in self._rule.moments:
+            moment = parts[key] = Home(
+                self._tiers, num_bytes, place=place, category="optimizer_state", meets_device=False
+            )
+            if moment.data is not None:
+                moment.data.zero_()
+        num_steps = None
+        if self._rule.counts_steps:
+            num_steps = self._tiers.host_buffer((), dtype=torch.float32, category="optimizer_state", pinned=False).zero_()
+        return _Leaving(
+            name=name,
+            parameter=parameter,
+            weight_decay=self._weight_decay if parameter.dim() >= 2 else 0.0,
+            parts=parts,
+            num_steps=num_steps,
+            home=home,
+        )
+
+    def _make_gradient_scratch(self) -> torch.Tensor | None:
+        if not any(tensor.is_below_fp32 for tensor in self._tensors.values()):
+            return None
+        return self._tiers.host_buffer(
+            self._num_piece_elements, dtype=torch.float32, category="gradients", pinned=False
+        )
+
+    def _make_slot(self) -> "_Slot":
+        tensors = self._tensors.values()
+        size = self._num_piece_elements
+        stored = [key for key in self._parts if any(tensor.parts[key].stored is not None for tensor in tensors)]
+        converted = next((tensor.parameter.dtype for tensor in tensors if tensor.needs_conversion), None)
+        return _Slot(
+            parts={
+                key: self._tiers.host_buffer(size, dtype=torch.float32, category="optimizer_state") for key in stored
+            },
+            weights=None if converted is None else self._tiers.host_buffer(size, dtype=converted, category="weights"),
+        )
+
+    def _run(self, tensors: Sequence[_Leaving], gradient_of: GradientOf, facts: UpdateFacts) -> None:
+        work = list(_cut(tensors))
+        reading: list[Transfer] = self._begin_reading(work[0], self._slots[0]) if work else []
+        for index, piece in enumerate(work):
+            slot, next_slot = self._slots[index % 2], self._slots[(index + 1) % 2]
+            arriving = reading
+            if index + 1 < len(work):
+                reading = self._begin_reading(work[index + 1], next_slot)
+            if arriving:
+                with self._tiers.lanes.waiting("disk"):
+                    for transfer in arriving:
+                        transfer.wait()
+            self._update_piece(piece, slot, gradient_of(piece.tensor.name), facts)
+            if piece.is_last:
+                self._under_way[piece.tensor.name].set_result(None)
+
+    def _begin_reading(self, piece: "_Piece", slot: "_Slot") -> list[Transfer]:
+        slot.settle()
+        transfers = []
+        for key, home in piece.tensor.parts.items():
+            if home.stored is not None:
+                target = slot.parts[key][: piece.num_elements]
+                transfers.append(home.stored.read(target, offset_bytes=4 * piece.start))
+        return transfers
+
+    def _update_piece(self, piece: "_Piece", slot: "_Slot", gradient: torch.Tensor, facts: UpdateFacts) -> None:
+        tensor = piece.tensor
+        master, *moments = (self._part(piece, key, slot) for key in self._parts)
+        if piece.start == 0 and tensor.num_steps is not None:
+            tensor.num_steps.add_(1)
+        self._rule.update(
+            master,
+            self._scaled(gradient.view(-1)[piece.start : piece.end], facts.grad_factor),
+            moments,
+            tensor.num_steps,
+            learning_rate=facts.learning_rate,
+            weight_decay=tensor.weight_decay,
+        )
+        self._bring_weights(piece, slot, master)
+        for key, home in tensor.parts.items():
+            if home.stored is not None:
+                part = slot.parts[key][: piece.num_elements]
+                slot.leaving.append(home.stored.write(part, offset_bytes=4 * piece.start))
+
+    def _part(self, piece: "_Piece", key: str, slot: "_Slot") -> torch.Tensor:
+        home = piece.tensor.parts[key]
+        if home.data is None:
+            return slot.parts[key][: piece.num_elements]
+        return home.data.view(torch.float32)[piece.start : piece.end]
+
+    def _scaled(self, gradient: torch.Tensor, factor: torch.Tensor | None) -> torch.Tensor:
+        """In fp32; scaled where clipping on the device scales: bf16 as it is, fp16 once it is fp32."""
+        if factor is not None and gradient.dtype != torch.float16:
+            gradient.mul_(factor)
+        if self._gradient_scratch is None:
+            return gradient
+        widened = self._gradient_scratch[: gradient.numel()].copy_(gradient)
+        if factor is not None and gradient.dtype == torch.float16:
+            widened.mul_(factor)
+        return widened
+
+    def _bring_weights(self, piece: "_Piece", slot: "_Slot", master: torch.Tensor) -> None:
+        """The new numbers to where the weight lives."""
+        tensor = piece.tensor
+        dtype = tensor.parameter.dtype
+        home = tensor.home
+        if home is not None and home.data is not None:
+            if tensor.is_below_fp32:
+                home.data.view(dtype)[piece.start : piece.end].copy_(master)
+            return
+        new = master
+        if slot.weights is not None and tensor.is_below_fp32:
+            new = slot.weights[: piece.num_elements].copy_(master)
+        if home is None:
+            target = tensor.parameter.data.view(-1)[piece.start : piece.end]
+            # Its gradient is on the host, so backward no longer needs the weight, and the next forward waits for it.
+            copy = self._tiers.copy_to_device(new, target, behind_compute=False)
+            self._copies[tensor.name].append(copy)
+            if new is not master or tensor.parts[MASTER].stored is not None:
+                slot.leaving.append(copy)
+        elif home.stored is not None and tensor.is_below_fp32:
+            slot.leaving.append(home.stored.write(new, offset_bytes=dtype.itemsize * piece.start))
+
+
+class _Slot:
+    """Staging of one piece. Not to be filled again before what leaves it has left."""
+
+    def __init__(self, *, parts: Mapping[str, torch.Tensor], weights: torch.Tensor | None) -> None:
+        self.parts = parts
+        self.weights = weights
+        self.leaving: list[Transfer | Copy] = []
+
+    def settle(self) -> None:
+        leaving, self.leaving = self.leaving, []
+        for one in leaving:
+            if isinstance(one, Transfer):
+                one.wait()
+            else:
+                one.finish()
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Piece:
+    tensor: _Leaving
+    start: int
+    end: int
+
+    @property
+    def num_elements(self) -> int:
+        return self.end - self.start
+
+    @property
+    def is_last(self) -> bool:
+        return self.end == self.tensor.parameter.numel()
+
+
+def _cut(tensors: Sequence[_Leaving]) -> Iterator[_Piece]:
+    for tensor in tensors:
+        for start, end in pieces(tensor.parameter.numel()):
+            yield _Piece(tensor=tensor, start=start, end=end)

@@ -1,0 +1,408 @@
+"""One optimizer step as a plan says: the code that ``train`` repeats and ``measure_step`` runs alone.
+
+A step is: for each micro-batch forward, loss, backward into ``param.grad``; then clip, update, drop the gradients. The order
+of these, and which memory category each part counts as, is the schedule that the estimator simulates.
+
+Where states live between uses is the business of ``weights.py`` (blocks' weights come and go), ``gradients.py`` (each leaves or
+is used up as it appears) and ``optimizer_state.py`` with ``host_update.py`` (updates on the host). With a thread for these,
+which CUDA has, updates run beside backward where nothing is clipped, else beside the next forward, each block waiting for its
+own; whatever reads all weights waits for all.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from optimizer.base.categories import Category
+from optimizer.base.errors import LossNotFinite
+from optimizer.models.anatomy import Anatomy, find_anatomy
+from optimizer.plan.plan import Plan
+from optimizer.runtime.layers.matmul_dispatch import watch_products
+from optimizer.runtime.layers.memory_saving_layers import lighten_layers
+from optimizer.runtime.meter.meter import Meter
+from optimizer.runtime.step.activations import apply_activations
+from optimizer.runtime.step.gradients import ConsumedGradients, Gradients, HostGradients
+from optimizer.runtime.step.logits_and_loss import compute_loss
+from optimizer.runtime.step.optimizer_state import Optimizer
+from optimizer.runtime.step.precision import Precision
+from optimizer.runtime.step.sparse_gradients import SparseGradients, find_sparse
+from optimizer.runtime.step.weights import StreamedWeights
+from optimizer.runtime.tiers.background_thread import Worker
+from optimizer.runtime.tiers.homes import HomeTensor
+from optimizer.runtime.tiers.tiers import Tiers
+from optimizer.workload import TrainingWorkload
+
+_HEAD_BACKWARD = "backward of head and loss"
+MicroBatch = tuple[Any, ...]
+"""``(ids, labels)``, both int64 ``[micro_batch_size, sequence_length]``; labels are the next tokens, already shifted, and of a
+model that is no decoder what each position or target is to be. Where sequences are padded, an ``attention_mask`` of the same
+shape is the third. Of a plain module (``models/plain.py``) its inputs, a tensor or a tuple of them, and the labels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """What one optimizer step did."""
+
+    loss: float
+    """Mean over the step's tokens."""
+    grad_norm: float
+    """Global norm before clipping."""
+    step_ms: float
+    loss_scale: float = 1.0
+    """What backward started from; other than 1 only with fp16."""
+    is_left_out: bool = False
+    """The gradients overflowed fp16: the weights were not touched."""
+
+
+class Trainer:
+    """A model, its optimizer and its plan, ready to step. Call ``close`` to leave the model as it was.
+
+    meter: None runs without counting and without a cap; with activations all kept, nothing at all is then wrapped.
+    scratch: folder of the disk tier's file; the system's temporary folder unless given. anatomy: the model's parts, where
+    they are not those that ``find_anatomy`` finds.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        plan: Plan,
+        workload: TrainingWorkload,
+        device: torch.device,
+        meter: Meter | None,
+        scratch: Path | None = None,
+        updates_on_thread: bool | None = None,
+        anatomy: Anatomy | None = None,
+    ) -> None:
+        self.anatomy = anatomy or find_anatomy(model)
+        blocks = self.anatomy.blocks
+        self._sparse = find_sparse(model)
+        plan.check(
+            num_blocks=len(blocks),
+            workload=workload,
+            has_sparse_gradients=bool(self._sparse),
+            has_plain_head=self.anatomy.is_chunkable,
+        )
+        self.model = model
+        self.plan = plan
+        self.workload = workload
+        self.device = device
+        self.meter = meter
+        self.precision = Precision(plan.weights, device=device)
+        self.tiers = Tiers(device=device, meter=meter, scratch=scratch)
+        is_threaded = device.type == "cuda" if updates_on_thread is None else updates_on_thread
+        self._worker = Worker(
+            name="host-update", device=device, is_threaded=is_threaded, lanes=self.tiers.lanes
+        )
+        self._undo: list[Callable[[], None]] = []
+        """What takes the plan's and the runtime's own forwards off the model's modules."""
+        self._handles: list[RemovableHandle] = []
+        self._has_failed = self._is_closed = False
+        self.weights = StreamedWeights(self.tiers, plan=plan.weights)
+        try:
+            self._prepare(blocks)
+        except BaseException:
+            self._has_failed = True
+            self.close()
+            raise
+
+    def _prepare(self, blocks: Sequence[nn.Module]) -> None:
+        """Send away what does not stay on the device, count what does, and hook in. Raises DiskFull, OutOfHostMemory and
+        OutOfDeviceMemory: what the plan needs between steps is taken here, not in the midst of the run.
+        """
+        model, plan, workload = self.model, self.plan, self.workload
+        self.weights.send_home(model, blocks=blocks, trains_all=workload.adapter is None)
+        named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        if self.meter is not None:
+            self.meter.assign_module(model)
+            self._handles += self.meter.watch_gradients(named.values())
+            self._handles += self.meter.watch_blocks(blocks)
+        with self.metered():
+            self.optimizer = Optimizer(
+                model,
+                plan=plan.optimizer_state,
+                workload=workload,
+                tiers=self.tiers,
+                home_of=self.weights.home_of,
+                worker=self._worker,
+            )
+        self.assign_optimizer_state()
+        self.gradients = self._make_gradients(named)
+        self._handles += self.gradients.watch()
+        self._undo.append(lighten_layers(model))
+        if self.device.type == "cpu":
+            self._undo.append(watch_products(model))
+        self._undo.append(apply_activations(blocks, plan.activations, self.tiers))
+        self._handles += self.weights.watch(self.anatomy.backbone, blocks, updates=self.optimizer)
+        self._handles += self.optimizer.watch(model, blocks=blocks, backbone=self.anatomy.backbone)
+
+    def _make_gradients(self, named: Mapping[str, nn.Parameter]) -> Gradients:
+        if self.plan.gradients.choice == "consume":
+            return ConsumedGradients(named, tiers=self.tiers, step_one=self.optimizer.step_one)
+        if self.plan.gradients.choice == "keep":
+            sparse = SparseGradients(self._sparse, meter=self.meter) if self._sparse else None
+            return Gradients(list(named.values()), sparse=sparse)
+        # Clipping needs all gradients first, and so does leaving out a step that overflowed.
+        in_backward = (
+            self._worker.is_threaded and self.workload.max_grad_norm is None and not self.precision.scales_loss
+        )
+        return HostGradients(
+            named,
+            tiers=self.tiers,
+            worker=self._worker,
+            accumulates=self.plan.batch.accumulation_steps > 1,
+            wait=self.optimizer.wait,
+            begin_update=self.optimizer.begin_update if in_backward else None,
+            update=self.optimizer.update,
+        )
+
+    @contextmanager
+    def metered(self, *, is_counted: bool = True) -> Iterator[None]:
+        """Count what is allocated inside, under the cap; does nothing without a meter.
+
+        is_counted: False leaves the counting out, which costs Python for every op, and with it the CPU device's cap; torch's own
+        counters and its cap on CUDA stay.
+        """
+        if self.meter is None:
+            yield
+            return
+        with self.meter.translating(), self.meter if is_counted else nullcontext():
+            self.meter.set_region("temporaries")
+            yield
+            self.meter.set_region("temporaries")
+
+    def close(self, *, keep_weights: bool = True) -> None:
+        """Take the wrapping and the hooks off the model, and end threads and scratch.
+
+        keep_weights: weights that streamed become the model's again, in host memory; else they are gone. Raises what an
+        update that was still under way met. Of no effect the second time.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            if keep_weights and not self._has_failed:
+                self.join()
+        finally:
+            self._worker.close()
+            while self._undo:
+                self._undo.pop()()
+            for handle in self._handles:
+                handle.remove()
+            try:
+                if keep_weights:
+                    self.weights.bind_homes()
+            finally:
+                self.tiers.close()
+
+    def join(self) -> None:
+        """Wait until the last step's updates are done, wherever they run. ``step`` and ``evaluate`` wait by themselves."""
+        self.optimizer.join()
+
+    def named_weights(self) -> dict[str, torch.Tensor | HomeTensor]:
+        """The trained tensors as they are after the last step, the live ones; those that stream are read when asked for."""
+        self.join()
+        return {
+            name: self.weights.home_tensor(name) or parameter.detach()
+            for name, parameter in self.model.named_parameters()
+            if parameter.requires_grad
+        }
+
+    def read_weight(self, name: str) -> torch.Tensor:
+        """One parameter, trained or not, wherever it lives; on the host where it streams. Not to be written to."""
+        self.optimizer.require(name)
+        home = self.weights.home_tensor(name)
+        return home.load() if home is not None else self.model.get_parameter(name).detach()
+
+    @torch.no_grad()
+    def set_weights(self, stored: Mapping[str, torch.Tensor]) -> None:
+        """Replace trained tensors by name, wherever they live; state that goes with them follows by ``import_state``."""
+        self.join()
+        for name, parameter in self.model.named_parameters():
+            if name in stored:
+                if self.weights.home_of(name) is None:
+                    parameter.copy_(stored[name])
+                else:
+                    self.weights.write(name, stored[name])
+                self.optimizer.set_weight(name, stored[name])
+
+    def assign_optimizer_state(self) -> None:
+        """Tell the meter which tensors are optimizer state; they come to be in the first step or from a checkpoint."""
+        if self.meter is not None:
+            for tensor in self.optimizer.state_tensors():
+                self.meter.assign(tensor, "optimizer_state")
+
+    def step(
+        self, micro_batches: Sequence[MicroBatch], *, learning_rate: float, is_counted: bool = True
+    ) -> StepResult:
+        """One optimizer step over ``plan.batch.accumulation_steps`` micro-batches.
+
+        is_counted: as of ``metered``. Steps are alike, so what one has shown holds for the next; on the CPU device the meter's
+        peak is then still that of the last one counted. The first two are to be counted: in them state comes to be.
+        Raises LossNotFinite before the weights are touched, OutOfDeviceMemory over the cap.
+        """
+        start_s = time.perf_counter()
+        if self.meter is not None:
+            self.meter.reset_peak(is_counted=is_counted)
+        # Until it is done, so that ``close`` after an error does not wait for what met it.
+        self._has_failed = True
+        with self.metered(is_counted=is_counted):
+            self.optimizer.learning_rate = learning_rate
+            loss = self.accumulate(micro_batches)
+            updated = self.update(loss, learning_rate=learning_rate)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            if self.meter is not None:
+                self.meter.check_peak()
+        return replace(updated, step_ms=(time.perf_counter() - start_s) * 1000)
+
+    def update(self, loss: torch.Tensor, *, learning_rate: float) -> StepResult:
+        """Clip, update and drop the gradients, once backward is done; ``step_ms`` is left at 0.
+
+        loss: the mean over the step's tokens, for the result and for the check that it is finite.
+        """
+        self._mark("gradient clipping")
+        loss_scale = self.precision.scale
+        clipped = self.gradients.clip_(self.workload.max_grad_norm, loss_scale=loss_scale)
+        result_loss, result_norm = float(loss), float(clipped.norm)
+        is_left_out = self._is_left_out(result_loss, result_norm)
+        if not is_left_out:
+            self._mark("optimizer step")
+            self._update(learning_rate, clipped.factor)
+        self.optimizer.zero_grad()
+        self.gradients.clear()
+        self.assign_optimizer_state()
+        return StepResult(
+            loss=result_loss, grad_norm=result_norm, step_ms=0.0, loss_scale=loss_scale, is_left_out=is_left_out
+        )
+
+    def _update(self, learning_rate: float, factor: torch.Tensor | None) -> None:
+        on_host = self.gradients if isinstance(self.gradients, HostGradients) else None
+        if self.plan.gradients.choice != "consume":
+            self.optimizer.step(learning_rate, grad_factor=factor, host_gradients=on_host)
+
+    def _is_left_out(self, loss: float, grad_norm: float) -> bool:
+        """Whether fp16 overflowed in this step. Without a loss scale numbers that are not finite end the run."""
+        if not self.precision.scales_loss:
+            _check_finite(loss, grad_norm=grad_norm)
+            return False
+        overflowed = not (math.isfinite(loss) and math.isfinite(grad_norm))
+        self.precision.update(overflowed=overflowed)
+        return overflowed
+
+    def accumulate(self, micro_batches: Sequence[MicroBatch]) -> torch.Tensor:
+        """Forward and backward of each micro-batch into ``param.grad``; returns the mean loss, a scalar tensor."""
+        total: torch.Tensor | None = None
+        for index, micro_batch in enumerate(micro_batches):
+            loss = self._loss_of(micro_batch) / len(micro_batches)
+            if self.plan.gradients.choice == "consume":
+                # Backward changes weights.
+                _check_finite(float(loss.detach()), grad_norm=0.0)
+            self.begin_backward(is_last=index == len(micro_batches) - 1)
+            self.precision.backward(loss)
+            self.end_backward()
+            # In place, and the micro-batch's own loss dropped, so that every later micro-batch leaves what the first did.
+            total = loss.detach() if total is None else total.add_(loss.detach())
+            del loss
+        if total is None:
+            raise ValueError("a step needs at least one micro-batch")
+        return total
+
+    def begin_backward(self, *, is_last: bool) -> None:
+        """Before the backward of each micro-batch of a step."""
+        self.gradients.begin_micro_batch(is_last=is_last)
+        self._mark(_HEAD_BACKWARD)
+
+    def end_backward(self) -> None:
+        """After it."""
+        self.weights.release_all()
+        self._region("temporaries")
+
+    @torch.no_grad()
+    def evaluate(self, micro_batches: Sequence[MicroBatch], *, is_counted: bool = True) -> float:
+        """Mean loss without dropout or gradients; lower in memory than a training step of the same micro-batch.
+
+        is_counted: as of ``metered``.
+        """
+        self.join()
+        self.model.eval()
+        try:
+            with self.metered(is_counted=is_counted):
+                self._mark("evaluation")
+                losses = [float(self._loss_of(micro_batch)) for micro_batch in micro_batches]
+        finally:
+            self.model.train()
+        return math.fsum(losses) / len(losses)
+
+    def _loss_of(self, micro_batch: MicroBatch) -> torch.Tensor:
+        ids, labels, *masks = micro_batch
+        return self.compute_loss(ids, labels, attention_mask=masks[0] if masks else None)
+
+    def compute_loss(
+        self, ids: torch.Tensor, labels: torch.Tensor, *, attention_mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Mean loss over the tokens that count, in the graph.
+
+        Leaves the meter in the region of the head and the loss, where backward begins. attention_mask: [batch, sequence], of
+        padded sequences; packed ones need none.
+        """
+        self._mark("forward")
+        self._region("temporaries")
+        ids, labels = self._bring(ids), self._bring(labels)
+        masks = {} if attention_mask is None else {"attention_mask": self._bring(attention_mask)}
+        self._region("activations")
+        with self.precision.autocast():
+            result = self.anatomy.run(ids, labels=labels, masks=masks, at_hidden=self._backbone_ends)
+            return compute_loss(self.anatomy, result, labels, plan=self.plan.logits_and_loss)
+
+    def _bring(self, given: Any) -> Any:
+        """A tensor, or each of a tuple, on the device and counted."""
+        if isinstance(given, tuple):
+            return tuple(self._bring(each) for each in given)
+        tensor: torch.Tensor = given.to(self.device, non_blocking=True)
+        if self.meter is not None:
+            self.meter.assign(tensor, "temporaries")
+        return tensor
+
+    def _backbone_ends(self, hidden: torch.Tensor) -> None:
+        # Before the largest tensors of the step: what blocks have offloaded is let go.
+        self.tiers.settle()
+        self._mark("head and loss")
+        self._region("logits_and_loss")
+        if hidden.requires_grad and self.meter is not None:
+            hidden.register_hook(self._backbone_backward_begins)  # type: ignore[no-untyped-call]
+
+    def _backbone_backward_begins(self, gradient: torch.Tensor) -> None:
+        # Where no norm follows the last block, its own hook was on the same tensor, and has said that its backward begins.
+        if self.meter is not None and self.meter.moment == _HEAD_BACKWARD:
+            self._mark("backward")
+        self._region("temporaries")
+
+    def _region(self, category: Category) -> None:
+        if self.meter is not None:
+            self.meter.set_region(category)
+
+    def _mark(self, phase: str) -> None:
+        if self.meter is not None:
+            self.meter.mark(phase)
+
+
+def _check_finite(loss: float, *, grad_norm: float) -> None:
+    if not math.isfinite(loss):
+        raise LossNotFinite(
+            f"the loss became {loss}", hint="Lower the learning rate or clip gradients.", loss=str(loss)
+        )
+    if not math.isfinite(grad_norm):
+        raise LossNotFinite(
+            f"the gradient norm became {grad_norm} while the loss was {loss:.4g}",
+            hint="Lower the learning rate; clipping cannot help here.",
+            loss=loss,
+        )

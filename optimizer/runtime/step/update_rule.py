@@ -1,0 +1,164 @@
+"""What one update of a weight is: AdamW or SGD, made by torch's fused kernels, on the device and on the host.
+
+adamw   decoupled weight decay, two moments (``exp_avg``, ``exp_avg_sq``) and a count of steps, of each tensor.
+sgd     weight decay is added to the gradient, as torch's SGD does; with momentum one moment (``momentum_buffer``), which
+        begins as zeros: m <- momentum * m + g, w <- w - lr * m. Without momentum nothing is kept. Not Nesterov's.
+
+The fused kernels allocate nothing but the state, and give the bits of the whole where a tensor is cut at multiples of 16.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from optimizer.base.optional import load_bitsandbytes
+from optimizer.plan.optimizer_state import OptimizerStatePlan
+from optimizer.workload import TrainingWorkload
+
+MOMENTUM = "momentum_buffer"
+_ADAMW_8BIT_KEYS = ("state1", "state2", "absmax1", "absmax2", "qmap1", "qmap2")
+
+
+class UpdateRule(Protocol):
+    """Of one run, with its numbers."""
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """Names under which torch's optimizer keeps them."""
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether each tensor's updates are counted."""
+
+    @property
+    def known_keys(self) -> frozenset[str]:
+        """All that a checkpoint can hold of a tensor's state, beside its master weights."""
+
+    def update(
+        self,
+        weight: torch.Tensor,
+        gradient: torch.Tensor,
+        moments: list[torch.Tensor],
+        num_steps: torch.Tensor | None,
+        *,
+        learning_rate: float,
+        weight_decay: float,
+    ) -> None:
+        """In place, of flat fp32 tensors; num_steps counts this update already."""
+
+
+def rule_of(workload: TrainingWorkload) -> UpdateRule:
+    return _AdamW(workload) if workload.optimizer == "adamw" else _SGD(workload)
+
+
+def make_optimizer(
+    parameters: Iterable[nn.Parameter], *, plan: OptimizerStatePlan, workload: TrainingWorkload
+) -> torch.optim.Optimizer:
+    """Of state that stays where the parameters are. Raises MissingExtra without bitsandbytes, for 8 bits."""
+    groups = _decay_groups(parameters, workload.weight_decay)
+    if workload.optimizer == "sgd":
+        return _MomentumSGD(groups, lr=workload.learning_rate, momentum=workload.momentum, fused=True)
+    betas = (workload.beta1, workload.beta2)
+    if plan.bits == 32:
+        return torch.optim.AdamW(groups, lr=workload.learning_rate, betas=betas, eps=workload.epsilon, fused=True)
+    load_bitsandbytes(needed_for="optimizer state in 8 bits")
+    from optimizer.runtime.step.adamw_8bit import PiecewiseAdamW8bit
+
+    adamw_8bit: Any = PiecewiseAdamW8bit
+    optimizer: torch.optim.Optimizer = adamw_8bit(groups, lr=workload.learning_rate, betas=betas, eps=workload.epsilon)
+    return optimizer
+
+
+class _AdamW:
+    moments = ("exp_avg", "exp_avg_sq")
+    counts_steps = True
+    known_keys = frozenset({*moments, "step", *_ADAMW_8BIT_KEYS})
+
+    def __init__(self, workload: TrainingWorkload) -> None:
+        self._workload = workload
+
+    def update(
+        self,
+        weight: torch.Tensor,
+        gradient: torch.Tensor,
+        moments: list[torch.Tensor],
+        num_steps: torch.Tensor | None,
+        *,
+        learning_rate: float,
+        weight_decay: float,
+    ) -> None:
+        assert num_steps is not None
+        exp_avg, exp_avg_sq = moments
+        torch._fused_adamw_(
+            [weight],
+            [gradient],
+            [exp_avg],
+            [exp_avg_sq],
+            [],
+            [num_steps],
+            lr=learning_rate,
+            beta1=self._workload.beta1,
+            beta2=self._workload.beta2,
+            weight_decay=weight_decay,
+            eps=self._workload.epsilon,
+            amsgrad=False,
+            maximize=False,
+        )
+
+
+class _SGD:
+    counts_steps = False
+
+    def __init__(self, workload: TrainingWorkload) -> None:
+        self._momentum = workload.momentum
+        self.moments: tuple[str, ...] = (MOMENTUM,) if workload.momentum > 0 else ()
+        self.known_keys = frozenset(self.moments)
+
+    def update(
+        self,
+        weight: torch.Tensor,
+        gradient: torch.Tensor,
+        moments: list[torch.Tensor],
+        num_steps: torch.Tensor | None,
+        *,
+        learning_rate: float,
+        weight_decay: float,
+    ) -> None:
+        torch._fused_sgd_(
+            [weight],
+            [gradient],
+            moments,
+            weight_decay=weight_decay,
+            momentum=self._momentum,
+            lr=learning_rate,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=False,
+        )
+
+
+class _MomentumSGD(torch.optim.SGD):
+    """With a moment that begins as zeros, tensor by tensor: torch's fused one cannot take up a tensor whose first gradient
+    comes later than the others'.
+    """
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"] if group["momentum"] else ():
+                state = self.state[parameter]
+                if parameter.grad is not None and MOMENTUM not in state:
+                    state[MOMENTUM] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        return super().step(closure)
+
+
+def _decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
+    """Weight decay on matrices and embeddings only: norms and biases are not shrunk."""
+    decayed: list[nn.Parameter] = []
+    plain: list[nn.Parameter] = []
+    for parameter in parameters:
+        (decayed if parameter.dim() >= 2 else plain).append(parameter)
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]

@@ -1,0 +1,240 @@
+"""Carries out the weights row of a plan: the dtype, and where blocks keep their weights between uses.
+
+With ``place`` host or disk, each parameter that belongs to exactly one block, and to nothing else, has a home there. On the
+device it is a storage of no bytes but while its block is in use; the parameter, its storage object and every view of it stay
+the same, so what autograd has saved of it is whole again when its block comes back. Copies go through a view of bytes, which
+autograd's version counters do not see. Parameters that blocks share, buffers, and trained adapters stay on the device.
+
+What is allocated and freed, in order (the tensors of a block in the model's order, each whole):
+
+construction   for each streamed tensor: its home (host: category weights; disk: its share of the scratch file), then its
+               device bytes go. With disk also, from the first fetch on, the staging area of ``tiers.py`` on the host.
+forward        before block i: the device bytes of block i - 1 go, then those of blocks i to i + prefetch come, as far as
+               they are not there. At the end of the backbone all that are there go.
+backward       as the gradient of block i's output is complete: block i + 1 goes, then blocks i to i - prefetch come. At the
+               end of backward all go. The same for each micro-batch, and forward alone in evaluation.
+
+All device bytes count as weights. Each coming is one copy of the block's bytes (disk: disk to host, then host to device);
+going copies nothing: a home is newer than the device, never older, because trained weights are updated at home.
+An fp32 home is the optimizer's master copy itself (``host_update.py``).
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from optimizer.plan.weights import WeightsPlan
+from optimizer.runtime.tiers.copies import Copy
+from optimizer.runtime.tiers.homes import Home, HomeTensor
+from optimizer.runtime.tiers.tiers import Tiers
+
+_TORCH_DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def torch_dtype(plan: WeightsPlan) -> torch.dtype:
+    """The dtype the model is built in."""
+    return _TORCH_DTYPE[plan.dtype]
+
+
+def list_streamed(model: nn.Module, blocks: Sequence[nn.Module], *, trains_all: bool) -> list[dict[str, nn.Parameter]]:
+    """By block: the parameters, by name, that belong to it alone, in the model's order.
+
+    trains_all: False under adapters, whose trained parameters stay on the device.
+    """
+    owners = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+    inside = [Counter(id(p) for _, p in block.named_parameters(remove_duplicate=False)) for block in blocks]
+    return [
+        {
+            name: parameter
+            for name, parameter in model.named_parameters()
+            if own[id(parameter)] == owners[id(parameter)] and (trains_all or not parameter.requires_grad)
+        }
+        for own in inside
+    ]
+
+
+class _Streamed:
+    """One parameter, its home, and its copy under way."""
+
+    def __init__(self, name: str, parameter: nn.Parameter, home: Home) -> None:
+        self.name = name
+        self.parameter = parameter
+        self.home = home
+        self.coming: Copy | None = None
+
+    def arrive(self) -> None:
+        """Compute that is queued from here on finds its numbers."""
+        coming, self.coming = self.coming, None
+        if coming is not None:
+            coming.wait()
+
+    def home_tensor(self) -> HomeTensor:
+        return HomeTensor(self.home, dtype=self.parameter.dtype, shape=self.parameter.shape)
+
+
+class Updates(Protocol):
+    """Of trained weights: whether the update that is under way has reached a tensor's home."""
+
+    def is_updated(self, name: str) -> bool: ...
+
+    def wait(self, name: str) -> None: ...
+
+
+class StreamedWeights:
+    """The weights of one model's blocks; with ``place`` device all stay where they are and nothing is done."""
+
+    def __init__(self, tiers: Tiers, *, plan: WeightsPlan) -> None:
+        self._tiers = tiers
+        self._plan = plan
+        self._by_block: list[list[_Streamed]] = []
+        self._by_name: dict[str, _Streamed] = {}
+        self._present: list[int] = []
+        self._updates: Updates | None = None
+
+    def send_home(self, model: nn.Module, *, blocks: Sequence[nn.Module], trains_all: bool) -> None:
+        """Take the blocks' weights off the device, and have everything else there. Raises DiskFull, OutOfHostMemory."""
+        if self._plan.place == "device":
+            return
+        for named in list_streamed(model, blocks, trains_all=trains_all):
+            self._by_block.append([self._leave(name, parameter) for name, parameter in named.items()])
+        _move_rest(model, self._tiers.device, staying={id(s.parameter) for s in self._by_name.values()})
+
+    @property
+    def is_streaming(self) -> bool:
+        return bool(self._by_block)
+
+    def watch(
+        self, backbone: nn.Module, blocks: Sequence[nn.Module], *, updates: Updates | None
+    ) -> list[RemovableHandle]:
+        """Bring and drop weights as the backbone runs forward and backward. updates: None where nothing is trained."""
+        self._updates = updates
+        if not self.is_streaming:
+            return []
+        handles: list[RemovableHandle] = []
+        for index, block in enumerate(blocks):
+            handles.append(block.register_forward_pre_hook(self._at_forward(index)))
+            handles.append(block.register_forward_hook(self._after_forward(index)))
+        handles.append(backbone.register_forward_hook(self._at_end))
+        return handles
+
+    def release_all(self) -> None:
+        """Leave no streamed weight on the device."""
+        while self._present:
+            self._release(self._present[0])
+
+    def home_of(self, name: str) -> Home | None:
+        """None for what does not stream. Trained homes are kept up to date by ``host_update.py``."""
+        streamed = self._by_name.get(name)
+        return None if streamed is None else streamed.home
+
+    def home_tensor(self, name: str) -> HomeTensor | None:
+        """A streamed tensor, to be read when it is needed; None for what does not stream."""
+        streamed = self._by_name.get(name)
+        return None if streamed is None else streamed.home_tensor()
+
+    def write(self, name: str, value: torch.Tensor) -> None:
+        """Replace a streamed tensor's numbers at home."""
+        streamed = self._by_name[name]
+        streamed.home.write(value.contiguous(), dtype=streamed.parameter.dtype)
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Inside, streamed parameters have their numbers, in host memory: for export, which reads and does not compute."""
+        emptied = [(streamed.parameter, streamed.parameter.data) for streamed in self._by_name.values()]
+        self.bind_homes()
+        try:
+            yield
+        finally:
+            for parameter, data in emptied:
+                parameter.data = data
+
+    def bind_homes(self) -> None:
+        """Make each home its parameter's data: the model is whole again, in host memory."""
+        for streamed in self._by_name.values():
+            streamed.parameter.data = streamed.home_tensor().load()
+
+    def _leave(self, name: str, parameter: nn.Parameter) -> _Streamed:
+        data = parameter.data
+        home = Home(self._tiers, data.nbytes, place=self._plan.place, category="weights")
+        home.write(data.contiguous(), dtype=data.dtype)
+        device = self._tiers.device
+        if data.device != device or data.untyped_storage().nbytes() != data.nbytes or not data.is_contiguous():
+            # On the device for a moment, one tensor at a time: torch makes no empty storage of this shape there otherwise.
+            parameter.data = torch.empty(data.shape, dtype=data.dtype, device=device)
+        parameter.untyped_storage().resize_(0)
+        streamed = self._by_name[name] = _Streamed(name, parameter, home)
+        return streamed
+
+    # Coming and going.
+
+    def _at_forward(self, index: int) -> Callable[..., None]:
+        def enter(module: nn.Module, args: Any) -> None:
+            self._enter(range(index, min(index + self._plan.prefetch + 1, len(self._by_block))))
+
+        return enter
+
+    def _after_forward(self, index: int) -> Callable[..., None]:
+        def at_backward(gradient: torch.Tensor) -> None:
+            self._enter(range(index, max(index - self._plan.prefetch - 1, -1), -1))
+
+        def watch_output(module: nn.Module, args: Any, output: Any) -> None:
+            hidden = output[0] if isinstance(output, tuple) else output
+            if hidden.requires_grad:
+                hidden.register_hook(at_backward)
+
+        return watch_output
+
+    def _at_end(self, module: nn.Module, args: Any, output: Any) -> None:
+        self.release_all()
+
+    def _enter(self, wanted: range) -> None:
+        """Have the first of ``wanted`` ready, the others on their way, and no other block on the device."""
+        for block in [block for block in self._present if block not in wanted]:
+            self._release(block)
+        for block in wanted:
+            # What is still being updated is not worth waiting for ahead of its turn.
+            if block not in self._present and (block == wanted[0] or self._is_updated(block)):
+                self._fetch(block)
+        for streamed in self._by_block[wanted[0]]:
+            streamed.arrive()
+
+    def _is_updated(self, block: int) -> bool:
+        updates = self._updates
+        return updates is None or all(updates.is_updated(streamed.name) for streamed in self._by_block[block])
+
+    def _fetch(self, block: int) -> None:
+        self._present.append(block)
+        for streamed in self._by_block[block]:
+            if self._updates is not None:
+                self._updates.wait(streamed.name)
+            streamed.parameter.untyped_storage().resize_(streamed.home.num_bytes)
+            self._note_size(streamed.parameter)
+            streamed.coming = streamed.home.fetch(streamed.parameter.data)
+
+    def _release(self, block: int) -> None:
+        self._present.remove(block)
+        for streamed in self._by_block[block]:
+            # What was fetched and never used must have arrived before its memory is handed out again.
+            streamed.arrive()
+            streamed.parameter.untyped_storage().resize_(0)
+            self._note_size(streamed.parameter)
+
+    def _note_size(self, parameter: nn.Parameter) -> None:
+        if self._tiers.meter is not None:
+            self._tiers.meter.resized(parameter, "weights")
+
+
+def _move_rest(model: nn.Module, device: torch.device, *, staying: set[int]) -> None:
+    """All but the streamed parameters to the device; what is tied stays tied."""
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            if id(parameter) not in staying and parameter.device != device:
+                parameter.data = parameter.data.to(device)
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.device != device:
+                setattr(module, name, buffer.to(device))

@@ -1,0 +1,131 @@
+"""Generation gives the tokens of transformers' own, whatever the plan does with the weights."""
+
+import pytest
+import torch
+
+from optimizer.base.errors import OutOfDeviceMemory
+from optimizer.models.build import build_model
+from optimizer.models.spec import read_model_spec
+from optimizer.plan.generation import InferencePlan
+from optimizer.plan.weights import WeightsPlan
+from optimizer.runtime.generation.generator import Generator, prepare_for_inference
+from optimizer.runtime.job.measure_generation import make_prompts, measure_generation
+from optimizer.workload import InferenceWorkload
+from tests.optimizer.models.small_configs import SMALL_CONFIGS
+
+CPU = torch.device("cpu")
+MODELS = ("gemma", "gemma2", "gpt2", "llama", "mistral", "mixtral", "opt", "phi3", "qwen2", "qwen3")
+NUM_NEW = 14
+PROMPT_LENGTHS = (9, 15, 16, 24)
+"""The window of those with one is 16: crossed by the new tokens, just not reached, filled and passed by the prompt."""
+
+
+def build(config):
+    """With weights large enough that tokens differ from place to place."""
+    model = build_model(read_model_spec(config)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(8)
+    return model
+
+
+def prompts_of(length, num_sequences=3):
+    return make_prompts(128, InferenceWorkload(prompt_length=length, num_sequences=num_sequences))
+
+
+def generate(model, prompts, num_new=NUM_NEW, **choices):
+    generator = Generator(model, plan=InferencePlan(**choices), device=CPU)
+    try:
+        return generator.generate(prompts, num_new_tokens=num_new)
+    finally:
+        generator.close()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_tokens_are_those_of_transformers(name):
+    model = build(SMALL_CONFIGS[name])
+    model.generation_config.eos_token_id = model.generation_config.bos_token_id = None
+    model.generation_config.pad_token_id = 0
+    seen = set()
+    for length in PROMPT_LENGTHS:
+        prompts = prompts_of(length)
+        expected = model.generate(
+            prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=NUM_NEW, do_sample=False, use_cache=True
+        )
+        tokens = generate(model, prompts, batch_size=2)
+        assert torch.equal(tokens, expected[:, length:]), length
+        seen.update(tokens.flatten().tolist())
+    assert len(seen) > 5
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"layer_types": ["full", "local", "full"]},
+        {"layer_types": ["local"] * 3, "fused_qkv": True, "norm_place": "both"},
+        {"layer_types": ["full"] * 3, "positions": "learned", "share_every": 2},
+    ],
+)
+def test_our_decoders_tokens_are_those_of_the_whole_window_each_time(changes):
+    model = build({**SMALL_CONFIGS["headroom_decoder"], **changes})
+    prompts = prompts_of(13)
+    ids = prompts
+    with torch.no_grad():
+        for _ in range(NUM_NEW):
+            ids = torch.cat((ids, model(ids).logits[:, -1].argmax(dim=-1, keepdim=True)), dim=1)
+    assert torch.equal(generate(model, prompts, batch_size=2), ids[:, 13:])
+
+
+@pytest.mark.parametrize(
+    "weights", [WeightsPlan(place="host"), WeightsPlan(place="host", prefetch=0), WeightsPlan(place="disk", prefetch=2)]
+)
+def test_streamed_weights_give_the_same_tokens_and_are_the_models_again(weights):
+    model, prompts = build(SMALL_CONFIGS["llama"]), prompts_of(12)
+    expected = generate(model, prompts, batch_size=3)
+    assert torch.equal(generate(model, prompts, batch_size=3, weights=weights), expected)
+    assert torch.equal(generate(model, prompts, batch_size=3), expected)
+
+
+def test_packed_weights_stream_packed_and_give_the_tokens_they_give_in_place():
+    model, prompts = build(SMALL_CONFIGS["mixtral"]), prompts_of(12)
+    prepare_for_inference(model, weights=WeightsPlan(frozen="int8"))
+    expected = generate(model, prompts, batch_size=3, weights=WeightsPlan(frozen="int8"))
+    streamed = generate(model, prompts, batch_size=3, weights=WeightsPlan(frozen="int8", place="host"))
+    assert torch.equal(streamed, expected)
+
+
+def test_how_prompts_are_split_into_passes_changes_no_token():
+    model, prompts = build(SMALL_CONFIGS["qwen3"]), prompts_of(12, num_sequences=5)
+    expected = generate(model, prompts, batch_size=5)
+    assert torch.equal(generate(model, prompts, batch_size=1), expected)
+    assert torch.equal(generate(model, prompts, batch_size=2), expected)
+
+
+def test_a_single_new_token_needs_no_decode():
+    spec = read_model_spec(SMALL_CONFIGS["llama"])
+    workload = InferenceWorkload(prompt_length=8, num_new_tokens=1, num_sequences=2)
+    measured = measure_generation(spec, plan=InferencePlan(batch_size=2), workload=workload)
+    assert measured.tokens.shape == (2, 1)
+    assert measured.decode_ms == 0
+
+
+def test_the_cap_names_the_moment_and_the_cache():
+    spec = read_model_spec(SMALL_CONFIGS["llama"])
+    workload = InferenceWorkload(prompt_length=8, num_new_tokens=8, num_sequences=2)
+    peak_bytes = measure_generation(spec, plan=InferencePlan(batch_size=2), workload=workload).device_peak_bytes
+    measure_generation(spec, plan=InferencePlan(batch_size=2), workload=workload, cap_bytes=peak_bytes)
+    with pytest.raises(OutOfDeviceMemory, match=r"in prefill of block 3 of 3: .* kv cache") as caught:
+        measure_generation(spec, plan=InferencePlan(batch_size=2), workload=workload, cap_bytes=peak_bytes - 1)
+    assert caught.value.fields["bytes_by_category"]["kv_cache"] == 3 * 2 * 2 * 2 * 15 * 8 * 4
+
+
+def test_nothing_is_left_on_the_device_but_the_weights():
+    from optimizer.runtime.meter.meter import Meter
+
+    model, meter = build(SMALL_CONFIGS["llama"]), Meter(device=CPU)
+    generator = Generator(model, plan=InferencePlan(batch_size=2), device=CPU, meter=meter)
+    before_bytes = meter.device_bytes
+    generator.generate(prompts_of(9), num_new_tokens=5)
+    assert meter.device_bytes == before_bytes
+    generator.close()

@@ -1,0 +1,149 @@
+"""Generation with packed and moved caches: lossless plans give transformers' tokens, packed ones stay within a bound."""
+
+import copy
+from itertools import product
+
+import pytest
+import torch
+
+from optimizer.models.build import build_model
+from optimizer.models.spec import read_model_spec
+from optimizer.plan.generation import InferencePlan
+from optimizer.plan.kv_cache import KvCachePlan
+from optimizer.plan.weights import WeightsPlan
+from optimizer.runtime.generation.generator import Generator
+from optimizer.runtime.job.measure_generation import make_prompts
+from optimizer.workload import InferenceWorkload
+from tests.optimizer.models.small_configs import SMALL_CONFIGS
+
+CPU = torch.device("cpu")
+MODELS = (
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "gpt2",
+    "gpt_neox",
+    "llama",
+    "mistral",
+    "mixtral",
+    "opt",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "stablelm",
+    "starcoder2",
+)
+LENGTH, NUM_NEW = 14, 8
+"""The windows are 16: crossed by the new tokens."""
+LOSSLESS = [
+    InferencePlan(
+        batch_size=2,
+        num_micro_batches=1 + turn % 2,
+        prefill_tokens=(None, 3)[turn % 3 == 1],
+        weights=WeightsPlan(place=weights),  # type: ignore[arg-type]
+        kv_cache=KvCachePlan(place=cache, prefetch=prefetch),  # type: ignore[arg-type]
+    )
+    for turn, (weights, (cache, prefetch)) in enumerate(
+        product(("device", "host", "disk"), (("device", 1), ("host", 0), ("disk", 1), ("host", 2), ("disk", 2)))
+    )
+]
+LOSSLESS += [
+    InferencePlan(
+        batch_size=2,
+        num_micro_batches=num_micro_batches,
+        prefill_tokens=prefill_tokens,
+        weights=WeightsPlan(place=weights),  # type: ignore[arg-type]
+        kv_cache=KvCachePlan(place="remote", prefetch=prefetch),
+    )
+    for weights, num_micro_batches, prefill_tokens, prefetch in (("device", 2, 3, 0), ("host", 1, None, 1), ("disk", 2, None, 2))
+]
+LOSSLESS += [
+    InferencePlan(
+        batch_size=2,
+        num_micro_batches=num_micro_batches,
+        prefill_tokens=prefill_tokens,
+        weights=WeightsPlan(place=weights),  # type: ignore[arg-type]
+        kv_cache=KvCachePlan(place="host", attention="host"),
+    )
+    for weights, num_micro_batches, prefill_tokens in (("device", 1, None), ("host", 2, 3), ("disk", 2, None))
+]
+
+
+def build(config):
+    """With weights large enough that tokens differ from place to place."""
+    model = build_model(read_model_spec(config)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(8)
+    return model
+
+
+def prompts_of(length, num_sequences=3):
+    return make_prompts(128, InferenceWorkload(prompt_length=length, num_sequences=num_sequences))
+
+
+def generate(model, prompts, plan, *, num_new=NUM_NEW, scratch=None):
+    generator = Generator(model, plan=plan, device=CPU, scratch=scratch)
+    try:
+        return generator.generate(prompts, num_new_tokens=num_new)
+    finally:
+        generator.close()
+
+
+def expected_tokens(model, prompts, num_new=NUM_NEW):
+    model.generation_config.eos_token_id = model.generation_config.bos_token_id = None
+    model.generation_config.pad_token_id = 0
+    tokens = model.generate(
+        prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=num_new, do_sample=False, use_cache=True
+    )
+    return tokens[:, prompts.shape[1] :]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_lossless_plan_gives_the_tokens_of_transformers(name, tmp_path, remote):
+    model, prompts = build(SMALL_CONFIGS[name]), prompts_of(LENGTH)
+    expected = expected_tokens(model, prompts)
+    assert len(expected.unique()) > 2
+    for plan in LOSSLESS:
+        assert plan.is_lossless
+        # A copy: what was read from the disk cannot leave the device again.
+        tokens = generate(copy.deepcopy(model), prompts, plan, scratch=tmp_path)
+        assert torch.equal(tokens, expected), plan
+
+
+# Packed.
+
+
+def logits_of(model, prompts, tokens, cache):
+    """[steps, batch, words]: of each step after the prompt, given these tokens."""
+    generator = Generator(model, plan=InferencePlan(batch_size=len(prompts), kv_cache=cache), device=CPU)
+    kept = generator.make_cache(capacity=prompts.shape[1] + tokens.shape[1])
+    found = []
+    with torch.no_grad():
+        for ids in (prompts, *tokens.split(1, dim=1)):
+            found.append(model(input_ids=ids, past_key_values=kept, use_cache=True).logits[:, -1])
+    generator.close()
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gpt2", "llama", "mistral", "opt", "qwen3"])
+@pytest.mark.parametrize(("dtype", "bound"), [("int8", 0.02), ("int4", 0.3)])
+def test_packed_caches_change_logits_by_no_more_than_stated(name, dtype, bound):
+    """By the root of the mean square, against the spread of the logits; and a token only where it was as near to another."""
+    config = {**SMALL_CONFIGS[name], "max_position_embeddings": 512, "n_positions": 512}
+    if name != "gpt2":
+        del config["n_positions"]
+    if "sliding_window" in config:
+        config["sliding_window"] = 100
+    model = build_model(read_model_spec(config)).eval()
+    prompts = prompts_of(200, 2)
+    tokens = torch.randint(128, (2, 100), generator=torch.Generator().manual_seed(3))
+    exact, packed = (logits_of(model, prompts, tokens, KvCachePlan(dtype=each)) for each in ("same", dtype))
+    assert torch.equal(packed[0], exact[0])
+    error, spread = (packed - exact), exact.std()
+    assert 0 < error.square().mean().sqrt() <= bound * spread
+    best = exact.topk(2, dim=-1).values
+    changed = packed.argmax(dim=-1) != exact.argmax(dim=-1)
+    margins = (best[..., 0] - best[..., 1])[changed]
+    assert (margins <= 2 * error.abs().amax(dim=-1)[changed]).all()

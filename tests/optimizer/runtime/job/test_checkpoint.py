@@ -1,0 +1,163 @@
+import errno
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from optimizer.base.errors import CheckpointInvalid, DiskFull
+from optimizer.runtime.job.checkpoint import find_resumable, list_checkpoints, read_checkpoint, write_checkpoint
+
+
+def write(job_folder, step, *, fence=1, value=0.0):
+    return write_checkpoint(
+        job_folder,
+        step=step,
+        fence=fence,
+        plan_fingerprint="abc",
+        tensors={"model": {"weight": torch.full((100,), value)}, "optimizer": {"a//exp_avg": torch.ones(3)}},
+        facts={"loss": 1.5},
+    )
+
+
+class Crash(BaseException):
+    """As if the process had been killed: nothing of the program may catch it as a failure and go on."""
+
+
+def test_what_was_written_is_read_back(tmp_path):
+    written = write(tmp_path, 50, fence=12, value=3.0)
+    checkpoint = find_resumable(tmp_path)
+    assert written.folder == "checkpoints/step-000050-f12"
+    assert checkpoint.folder == tmp_path / written.folder
+    assert (checkpoint.manifest.step, checkpoint.manifest.fence) == (50, 12)
+    assert checkpoint.manifest.plan_fingerprint == "abc"
+    assert checkpoint.facts == {"loss": 1.5}
+    assert torch.equal(checkpoint.load("model")["weight"], torch.full((100,), 3.0))
+    assert written.num_bytes == sum(file.stat().st_size for file in checkpoint.folder.iterdir())
+
+
+def test_only_safetensors_and_json_are_on_disk(tmp_path):
+    folder = tmp_path / write(tmp_path, 1).folder
+    assert {file.suffix for file in folder.iterdir()} == {".safetensors", ".json"}
+
+
+def test_a_job_without_checkpoints_has_nothing_to_resume(tmp_path):
+    assert find_resumable(tmp_path) is None
+
+
+def test_the_newest_three_are_kept(tmp_path):
+    for step in (10, 20, 30, 40, 50):
+        write(tmp_path, step)
+    assert [folder.name for folder in list_checkpoints(tmp_path)] == [
+        "step-000050-f1",
+        "step-000040-f1",
+        "step-000030-f1",
+    ]
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 3
+
+
+def test_newest_is_by_step_and_then_by_fence(tmp_path):
+    write(tmp_path, 1_000_000, fence=2)
+    write(tmp_path, 999_999, fence=30)
+    write(tmp_path, 1_000_000, fence=11)
+    assert find_resumable(tmp_path).folder.name == "step-1000000-f11"
+
+
+def test_a_flipped_bit_is_noticed_and_the_one_before_is_used(tmp_path):
+    write(tmp_path, 10)
+    newest = tmp_path / write(tmp_path, 20).folder
+    flip_bit(newest / "model.safetensors")
+    with pytest.raises(CheckpointInvalid, match=r"step-000020-f1 cannot be used: model\.safetensors does not have"):
+        read_checkpoint(newest)
+    assert find_resumable(tmp_path).manifest.step == 10
+
+
+@pytest.mark.parametrize("file", ["optimizer.safetensors", "facts.json", "manifest.json"])
+def test_a_missing_file_is_noticed(tmp_path, file):
+    write(tmp_path, 10)
+    newest = tmp_path / write(tmp_path, 20).folder
+    (newest / file).unlink()
+    assert find_resumable(tmp_path).manifest.step == 10
+
+
+def test_when_every_checkpoint_is_damaged_the_newest_fault_is_told(tmp_path):
+    for step in (10, 20):
+        flip_bit(tmp_path / write(tmp_path, step).folder / "model.safetensors")
+    with pytest.raises(CheckpointInvalid, match="step-000020-f1"):
+        find_resumable(tmp_path)
+
+
+def count_calls(tmp_path, monkeypatch):
+    """How often one write syncs or renames."""
+    counts = crash_at(monkeypatch, None)
+    write(tmp_path / "counted", 1)
+    return counts[0]
+
+
+def crash_at(monkeypatch, moment):
+    """Stop at the n-th sync or rename, before it is done; returns a counter of them."""
+    counts = [0]
+    sync, rename = os.fsync, Path.rename
+
+    def counted(original):
+        def call(*args):
+            counts[0] += 1
+            if counts[0] == moment:
+                raise Crash
+            return original(*args)
+
+        return call
+
+    monkeypatch.setattr(os, "fsync", counted(sync))
+    monkeypatch.setattr(Path, "rename", counted(rename))
+    return counts
+
+
+def test_a_crash_at_any_write_step_leaves_a_checkpoint_to_resume_from(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        num_moments = count_calls(tmp_path, patch)
+    assert num_moments == 7  # three files and the manifest, the staged folder, the rename, the parent
+    for moment in range(1, num_moments + 1):
+        folder = tmp_path / f"crash-{moment}"
+        write(folder, 10, value=1.0)
+        with monkeypatch.context() as patch:
+            # The process is gone at once, so nothing is cleaned up behind it either.
+            patch.setattr(shutil, "rmtree", lambda *args, **options: None)
+            crash_at(patch, moment)
+            with pytest.raises(Crash):
+                write(folder, 20, value=2.0)
+        found = find_resumable(folder)
+        # Only after the rename may the new one be seen, and then it is whole.
+        assert found.manifest.step == (20 if moment == num_moments else 10)
+        assert float(found.load("model")["weight"][0]) == (2.0 if moment == num_moments else 1.0)
+        write(folder, 30)
+        assert find_resumable(folder).manifest.step == 30
+        assert not list((folder / "checkpoints").glob(".tmp-*"))
+
+
+def test_a_full_disk_is_told_before_anything_is_written(tmp_path, monkeypatch):
+    write(tmp_path, 10)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    with pytest.raises(DiskFull, match=r"a checkpoint needs 16\.0 MiB of disk; 1000 B are free"):
+        write(tmp_path, 20)
+    assert [folder.name for folder in (tmp_path / "checkpoints").iterdir()] == ["step-000010-f1"]
+
+
+def test_a_disk_that_fills_during_the_write_leaves_nothing_half_written(tmp_path, monkeypatch):
+    write(tmp_path, 10)
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(DiskFull):
+        write(tmp_path, 20)
+    assert [folder.name for folder in (tmp_path / "checkpoints").iterdir()] == ["step-000010-f1"]
+
+
+def flip_bit(file):
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
