@@ -13,8 +13,8 @@ from typing import Any, Final
 from optimizer.base.errors import InvalidInput, NoFeasiblePlan
 from optimizer.base.serialize import to_json
 from optimizer.estimate.explanation import Explanation
-from optimizer.estimate.inference_explanation import explain_generation
-from optimizer.estimate.inference_prediction import InferencePrediction
+from optimizer.estimate.generation.explanation import explain_generation
+from optimizer.estimate.generation.prediction import InferencePrediction
 from optimizer.estimate.prediction import Verdict
 from optimizer.estimating import BEST
 from optimizer.hardware.machine import Machine

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from optimizer.base.units import format_bytes, format_duration
-from optimizer.estimate.inference_prediction import InferencePrediction
+from optimizer.estimate.generation.prediction import InferencePrediction
 from optimizer.estimating_generation import GenerationEstimate
 from optimizer.hardware.machine import DISTURBED, Machine
 from optimizer.plan.pins.generation_knobs import written_value

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from optimizer.base.units import format_bytes, format_duration
-from optimizer.estimate.inference_prediction import InferencePrediction
+from optimizer.estimate.generation.prediction import InferencePrediction
 from optimizer.estimate.prediction import Prediction
 from optimizer.hardware.machine import Machine
 from optimizer.reports import (

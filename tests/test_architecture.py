@@ -16,7 +16,7 @@ TORCH_PLACES = ("optimizer/models/", "optimizer/profile/", "optimizer/hardware/p
 TORCH_FREE = (
     "optimizer.plan.plan",
     "optimizer.estimate.training",
-    "optimizer.estimate.inference",
+    "optimizer.estimate.generation.pricing",
     "optimizer.search.search",
     "optimizer.workload",
     "optimizer.hardware.machine",

@@ -23,8 +23,8 @@ from benchmarks.accuracy.techniques import REMOTE
 from benchmarks.record import Row
 from benchmarks.yardstick import get_yardstick
 from optimizer.base.errors import OutOfDeviceMemory
-from optimizer.estimate.inference import estimate_inference
-from optimizer.estimate.inference_prediction import InferencePrediction
+from optimizer.estimate.generation.prediction import InferencePrediction
+from optimizer.estimate.generation.pricing import estimate_inference
 from optimizer.estimate.prediction import Prediction
 from optimizer.estimate.training import estimate_training
 from optimizer.hardware.calibration import TimedRun

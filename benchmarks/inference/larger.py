@@ -14,7 +14,7 @@ from benchmarks.inference.alternatives import Job, Theirs
 from benchmarks.inference.subjects import setup_of, wanted_of
 from benchmarks.parts import Options, Part
 from benchmarks.record import Row, clear, goal
-from optimizer.estimate.inference import estimate_inference
+from optimizer.estimate.generation.pricing import estimate_inference
 from optimizer.hardware.probe.probe import probe_machine
 from optimizer.plan.generation import InferencePlan
 from optimizer.profile.trace.generation import profile_inference

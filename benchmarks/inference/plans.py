@@ -16,7 +16,7 @@ from benchmarks.parts import Options, Part
 from benchmarks.record import Row, clear, goal
 from benchmarks.remote_store import remote_store
 from optimizer.base.errors import HeadroomError, OutOfDeviceMemory
-from optimizer.estimate.inference import estimate_inference
+from optimizer.estimate.generation.pricing import estimate_inference
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.probe.probe import probe_machine
 from optimizer.models.spec import ModelSpec, read_model_spec

@@ -30,8 +30,8 @@ from benchmarks.inference.throughput import weight_bytes
 from benchmarks.parts import Options, Part
 from benchmarks.record import Row, clear, goal
 from optimizer.base.errors import NoFeasiblePlan
-from optimizer.estimate.inference import estimate_inference
-from optimizer.estimate.inference_prediction import InferencePrediction
+from optimizer.estimate.generation.prediction import InferencePrediction
+from optimizer.estimate.generation.pricing import estimate_inference
 from optimizer.hardware.calibration import TimedRun, fit_calibration
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.probe.probe import probe_machine

@@ -27,10 +27,10 @@ from benchmarks.published.rows import GB, PublishedRow, read_rows
 from benchmarks.record import Record, Row, goal
 from optimizer.base.errors import HeadroomError
 from optimizer.base.units import GIB
-from optimizer.estimate.inference import estimate_inference
-from optimizer.estimate.inference_prediction import InferencePrediction
+from optimizer.estimate.card.process import add_memory
+from optimizer.estimate.generation.prediction import InferencePrediction
+from optimizer.estimate.generation.pricing import estimate_inference
 from optimizer.estimate.prediction import Prediction
-from optimizer.estimate.process import add_memory
 from optimizer.estimate.training import estimate_training
 from optimizer.hardware.devices import table_machine
 from optimizer.profile.generation import InferenceProfile

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from optimizer.base.errors import InvalidPlan
 from optimizer.data.lengths import Lengths, PaddedBatch, Padding, list_batches
-from optimizer.estimate.batch import inputs_pile_up
+from optimizer.estimate.categories.batch import inputs_pile_up
 from optimizer.estimate.prediction import Prediction, StagePeak, Verdict
 from optimizer.estimate.training import estimate_training
 from optimizer.hardware.machine import Machine

@@ -66,7 +66,7 @@ class Contributor:
 class CardMemory:
     """What a plan takes of a CUDA card, or of the CPU device, beyond the bytes of its tensors; and what of the host.
 
-    Worked out for plans that are shown, not for each that a search tries (``estimate/process.py``).
+    Worked out for plans that are shown, not for each that a search tries (``estimate/card/process.py``).
     """
 
     allocated: ByteInterval

@@ -14,17 +14,17 @@ from typing import Any
 import numpy as np
 
 from optimizer.base.categories import CATEGORIES
-from optimizer.estimate.allocations import Allocations, list_allocations
-from optimizer.estimate.on_cuda import CudaMoves
-from optimizer.estimate.parts import Bytes
+from optimizer.estimate.card.allocations import Allocations, list_allocations
+from optimizer.estimate.card.on_cuda import CudaMoves
+from optimizer.estimate.categories.tensors import TensorList
 from optimizer.estimate.prediction import Prediction, TimelinePoint
-from optimizer.estimate.runs import Schedule
-from optimizer.estimate.setting import Setting, find_setting
-from optimizer.estimate.simulate import Resident, Simulation, simulate
-from optimizer.estimate.stages import StagePeaks
-from optimizer.estimate.tensors import TensorList
+from optimizer.estimate.step.runs import Schedule
+from optimizer.estimate.step.setting import Setting, find_setting
+from optimizer.estimate.step.simulate import Resident, Simulation, simulate
+from optimizer.estimate.step.stages import StagePeaks
+from optimizer.estimate.step.unmetered import estimate_allocated_peak
+from optimizer.estimate.tasks.parts import Bytes
 from optimizer.estimate.time_interval import time_interval
-from optimizer.estimate.unmetered import estimate_allocated_peak
 from optimizer.hardware.calibration import Spread, calibrated_machine, read_spread
 from optimizer.hardware.machine import Machine
 from optimizer.plan.plan import Plan

@@ -161,7 +161,7 @@ def of_generations(calibration: Mapping[str, Any] | None) -> Mapping[str, Any] |
 def learn_generation(calibration: Mapping[str, Any] | None, run: TimedRun) -> dict[str, Any]:
     """The calibration after one more generation; the argument is left as it is, as it is for a run that teaches nothing.
 
-    run: what it ran, priced by the machine's own rates (``estimate/inference_runs.py``). The error is that of the calibration
+    run: what it ran, priced by the machine's own rates (``estimate/generation/runs.py``). The error is that of the calibration
     until then.
     """
     before = dict(calibration or {})

@@ -1,7 +1,7 @@
 """What passes of a generation came to: their micro-batches as they ran, stops included, and their time. Torch-free.
 
 What was planned is no measure for it: sequences that stop leave early, and an attempt that goes on after a crash does the rest
-alone. So a run tells what it ran, and that is priced (``estimate/inference_runs.py``) where something is to be learnt from it.
+alone. So a run tells what it ran, and that is priced (``estimate/generation/runs.py``) where something is to be learnt from it.
 """
 
 from collections.abc import Sequence

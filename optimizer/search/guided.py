@@ -7,7 +7,7 @@ own bound is under the best plan found, and of mixtures those around the counts 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from optimizer.estimate.relaxed_blocks import Form
+from optimizer.estimate.bounds.relaxed_blocks import Form
 from optimizer.search.levers import PREFETCHES, fraction_steps, has_free_fraction, largest_fraction, smallest_fraction
 from optimizer.search.lines import (
     all_blocks,

@@ -11,8 +11,8 @@ from functools import cached_property
 from heapq import heappop, heappush
 from math import isfinite
 
-from optimizer.estimate.relaxation import Relaxation
-from optimizer.estimate.relaxed_blocks import Form
+from optimizer.estimate.bounds.relaxation import Relaxation
+from optimizer.estimate.bounds.relaxed_blocks import Form
 from optimizer.search.levers import all_homes, has_free_fraction, with_chunks
 from optimizer.search.pricebook import PriceBook
 from optimizer.search.problem import Relax, Setting

@@ -11,9 +11,9 @@ from typing import Any, Final, Literal, Protocol, get_args
 
 from optimizer.base.errors import InvalidPlan
 from optimizer.base.serialize import to_json
+from optimizer.estimate.bounds.relaxation import Relaxation
+from optimizer.estimate.bounds.relaxed_blocks import Form
 from optimizer.estimate.prediction import Prediction, Verdict
-from optimizer.estimate.relaxation import Relaxation
-from optimizer.estimate.relaxed_blocks import Form
 from optimizer.plan.activations import ActivationsPlan, BlockChoice, Compression
 from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.batch import BatchPlan

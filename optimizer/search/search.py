@@ -5,10 +5,10 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from optimizer.estimate.bounds.relaxation import Relaxation, least_compute_ms, list_kinds, relax
+from optimizer.estimate.bounds.relaxed_blocks import Form
+from optimizer.estimate.card.process import add_memory
 from optimizer.estimate.prediction import Prediction
-from optimizer.estimate.process import add_memory
-from optimizer.estimate.relaxation import Relaxation, least_compute_ms, list_kinds, relax
-from optimizer.estimate.relaxed_blocks import Form
 from optimizer.estimate.training import estimate_training
 from optimizer.hardware.calibration import calibrated_machine
 from optimizer.hardware.machine import Machine

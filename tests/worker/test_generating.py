@@ -11,7 +11,7 @@ from optimizer.base.errors import NoFeasiblePlan
 from optimizer.base.serialize import from_json, to_json
 from optimizer.base.units import MIB
 from optimizer.data.prompt_tokens import PromptTokenizer
-from optimizer.estimate.inference import estimate_inference
+from optimizer.estimate.generation.pricing import estimate_inference
 from optimizer.hardware.machine import Machine
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.generation import InferencePlan

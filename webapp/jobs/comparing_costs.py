@@ -147,7 +147,7 @@ def _price_training(profile: Profile, case: _Case) -> _Priced | None:
 
 def _price_generation(profile: InferenceProfile, workload: InferenceWorkload, case: _Case) -> _Priced | None:
     """The prompts stay the first job's: counting another's may take seconds."""
-    from optimizer.estimate.inference import estimate_inference
+    from optimizer.estimate.generation.pricing import estimate_inference
 
     try:
         return estimate_inference(

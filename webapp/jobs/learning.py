@@ -25,7 +25,7 @@ def price_generation(attempt: Attempt, result: dict[str, Any] | None) -> TimedRu
     if not measured.get("passes") or attempt.job.kind != Kind.GENERATE or attempt.plan is None or attempt.machine is None:
         return None
     # here, since profiles are asked for by jobs
-    from optimizer.estimate.inference_runs import price_run
+    from optimizer.estimate.generation.runs import price_run
     from webapp.planning.profiles import known_inference_profile_of
 
     profile = known_inference_profile_of(attempt.job.model)

@@ -10,14 +10,14 @@ embedding              ids, and in backward the gradient, in one piece where the
                        Embedding.cpp).
 sort                   the values once more (Sorting.cpp).
 attention              in backward the result's gradient in one piece, where it is not; and squares of scores for each thread,
-                       of which only the sides are noted, for ``estimate/cpu_scratch.py`` (FlashAttentionKernel.cpp).
-convolution            of which only the sizes are noted, for ``estimate/convolution_scratch.py``.
+                       of which only the sides are noted, for ``estimate/cpu/cpu_scratch.py`` (FlashAttentionKernel.cpp).
+convolution            of which only the sizes are noted, for ``estimate/cpu/convolution_scratch.py``.
 layer norm, softmax    what they read in one piece, where it is not, as behind a transpose (layer_norm.cpp, SoftMax.cpp).
 gelu's backward        the gradient and the input once more, where only the input is in one piece: in fp32, exactly and
                        not by tanh, it is oneDNN's (Activation.cpp).
 
 products               in bf16, and those in fp32 that linear layers make, of which only the sides are noted, for
-                       ``estimate/product_scratch.py``.
+                       ``estimate/cpu/matmul_scratch.py``.
 
 *Not modelled*: partial sums of layer norm's backward, a row for each thread; matrix products in fp16, which a library makes.
 """

@@ -1,7 +1,7 @@
 """Carries out an InferencePlan: generation in passes, each a prefill of the prompts and then one token at a time.
 
 Models are run by their own definitions. What is allocated in a pass, in order, which is the schedule that
-``estimate/inference.py`` prices; each line for one micro-batch (``micro_batch.py``) after the other:
+``estimate/generation/pricing.py`` prices; each line for one micro-batch (``micro_batch.py``) after the other:
 
 pass           the new tokens' ids (temporaries, to the end of the pass), the prompts' ids (temporaries, until the prefill ends)
 prefill        the backbone over the prompts (activations); each block makes its keys and values (kv_cache) as it first runs,

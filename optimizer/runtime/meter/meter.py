@@ -28,7 +28,7 @@ The host tier holds the copies that ``tiers.py`` makes, under the category they 
 CUDA run are not counted. *Not counted* on the CPU device, and so no part of what a cap there is about: scratch that an op's
 kernel allocates and frees inside itself, the random numbers' state that a block keeps that will run forward again, and storages
 resized after birth, unless the meter is told (``resized``). Predictions tell of it as ``unmetered_bytes`` and their intervals
-reach above it (``estimate/cpu_scratch.py``); torch's profiler sees it (``benchmarks/accuracy/meter.py``).
+reach above it (``estimate/cpu/cpu_scratch.py``); torch's profiler sees it (``benchmarks/accuracy/meter.py``).
 """
 
 from collections.abc import Iterable, Iterator, Sequence

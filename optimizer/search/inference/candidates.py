@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.estimate.inference_floor import Floors
+from optimizer.estimate.bounds.generation_floor import Floors
 from optimizer.plan.generation import InferencePlan
 from optimizer.search.inference.levers import Family, list_families
 from optimizer.search.inference.problem import InferenceProblem

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from optimizer.base.errors import InvalidPlan
 from optimizer.base.serialize import to_json
-from optimizer.estimate.inference_prediction import InferencePrediction
+from optimizer.estimate.generation.prediction import InferencePrediction
 from optimizer.estimate.prediction import Verdict
 from optimizer.plan.generation import InferencePlan
 from optimizer.plan.pins.generation import techniques_of

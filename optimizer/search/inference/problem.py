@@ -9,8 +9,8 @@ from typing import Any
 
 from optimizer.base.errors import InvalidPlan
 from optimizer.base.serialize import to_json
-from optimizer.estimate.inference_floor import Floors
-from optimizer.estimate.inference_prediction import InferencePrediction
+from optimizer.estimate.bounds.generation_floor import Floors
+from optimizer.estimate.generation.prediction import InferencePrediction
 from optimizer.estimate.prediction import Verdict
 from optimizer.plan.generation import InferencePlan
 from optimizer.plan.pins.generation import techniques_of

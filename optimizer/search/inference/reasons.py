@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from optimizer.base.units import format_bytes
-from optimizer.estimate.inference_prediction import InferencePrediction
+from optimizer.estimate.generation.prediction import InferencePrediction
 from optimizer.formats.kv_prefix import SHORTEST_PREFIX
 from optimizer.hardware.machine import Machine
 from optimizer.plan.explain.generation import explain_inference_plan

@@ -11,11 +11,11 @@ from math import inf
 from typing import Any
 
 from optimizer.base.serialize import to_json
-from optimizer.estimate.inference import estimate_inference
-from optimizer.estimate.inference_floor import Floors, InferenceFloors
-from optimizer.estimate.inference_prediction import InferencePrediction
-from optimizer.estimate.inference_process import add_generation_memory
-from optimizer.estimate.kv_prefix import find_prefix_conflict
+from optimizer.estimate.bounds.generation_floor import Floors, InferenceFloors
+from optimizer.estimate.generation.kv_prefix import find_prefix_conflict
+from optimizer.estimate.generation.prediction import InferencePrediction
+from optimizer.estimate.generation.pricing import estimate_inference
+from optimizer.estimate.generation.process import add_generation_memory
 from optimizer.hardware.calibration import calibrated_machine, of_generations
 from optimizer.hardware.machine import Machine
 from optimizer.plan.allocator import AllocatorPlan

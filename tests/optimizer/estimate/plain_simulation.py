@@ -3,7 +3,7 @@
 from collections import Counter
 
 from optimizer.base.categories import CATEGORIES
-from optimizer.estimate.transfers import BESIDE
+from optimizer.estimate.tasks.transfers import BESIDE
 
 
 def list_tasks(schedule):

@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from optimizer.base.serialize import to_json
 from optimizer.base.units import GIB, MIB
-from optimizer.estimate.inference_prediction import InferencePrediction
+from optimizer.estimate.generation.prediction import InferencePrediction
 from optimizer.estimate.prediction import Prediction, TimelinePoint
 from optimizer.hardware.machine import Device, Machine, Rates
 from optimizer.models.spec import read_model_spec

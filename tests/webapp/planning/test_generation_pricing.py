@@ -4,8 +4,8 @@ import pytest
 
 from optimizer.base.errors import InvalidInput, NoFeasiblePlan, PlanStale
 from optimizer.base.serialize import to_json
-from optimizer.estimate.inference import estimate_inference
-from optimizer.estimate.inference_runs import price_run
+from optimizer.estimate.generation.pricing import estimate_inference
+from optimizer.estimate.generation.runs import price_run
 from optimizer.hardware.calibration import of_generations
 from optimizer.hardware.machine import Machine as MachineSpec
 from optimizer.plan.generation import InferencePlan

@@ -19,7 +19,7 @@ from django.views.decorators.http import require_GET, require_POST
 from optimizer.base.categories import CATEGORIES, CATEGORY_LABELS
 from optimizer.base.errors import HeadroomError
 from optimizer.base.units import format_bytes
-from optimizer.estimate.inference_prediction import InferencePrediction
+from optimizer.estimate.generation.prediction import InferencePrediction
 from optimizer.estimate.prediction import Prediction
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.explain.generation import explain_inference_plan

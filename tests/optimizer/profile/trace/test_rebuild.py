@@ -5,7 +5,7 @@ import json
 import pytest
 
 from optimizer.base.errors import InvalidModel
-from optimizer.estimate.compiled import compile_shape
+from optimizer.estimate.shape.compiled import compile_shape
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.generation import EMBEDDING, HEAD, InferenceProfile, block_part

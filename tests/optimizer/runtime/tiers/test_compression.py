@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from optimizer.estimate.activations import PACK_OPS, UNPACK_OPS
+from optimizer.estimate.categories.activations import PACK_OPS, UNPACK_OPS
 from optimizer.formats.transfer_sizes import SLAB_BYTES, chunk_elements, packed_bytes, scratch_bytes
 from optimizer.runtime.tiers.compression import Packing, Scratch
 

@@ -6,8 +6,8 @@ from functools import cache
 
 import numpy as np
 
-from optimizer.estimate.inference_floor import Floors
-from optimizer.estimate.inference_prediction import InferencePrediction
+from optimizer.estimate.bounds.generation_floor import Floors
+from optimizer.estimate.generation.prediction import InferencePrediction
 from optimizer.search.inference.levers import list_arrangements, list_families
 from optimizer.search.inference.problem import InferenceProblem
 from optimizer.search.inference.solve import largest_of

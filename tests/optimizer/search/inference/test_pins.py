@@ -7,7 +7,7 @@ import pytest
 
 from optimizer.base.errors import HeadroomError, InvalidPlan, InvalidWorkload, NoFeasiblePlan
 from optimizer.base.serialize import from_json, to_json
-from optimizer.estimate.inference import estimate_inference
+from optimizer.estimate.generation.pricing import estimate_inference
 from optimizer.hardware.devices import table_machine
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.generation import InferencePlan

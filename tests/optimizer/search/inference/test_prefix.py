@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from optimizer.estimate.kv_prefix_floor import list_prefix_lengths
+from optimizer.estimate.bounds.kv_prefix_floor import list_prefix_lengths
 from optimizer.hardware.devices import table_machine
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.kv_cache import KvCachePlan

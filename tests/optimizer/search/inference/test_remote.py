@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from optimizer.base.errors import InvalidPlan
-from optimizer.estimate.inference import estimate_inference
+from optimizer.estimate.generation.pricing import estimate_inference
 from optimizer.formats.transfer_sizes import STAGING_BYTES
 from optimizer.hardware.devices import table_machine
 from optimizer.models.spec import read_model_spec

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from optimizer.base.errors import InvalidWorkload, NoFeasiblePlan
-from optimizer.estimate.inference import estimate_inference
+from optimizer.estimate.generation.pricing import estimate_inference
 from optimizer.hardware.devices import table_machine
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.generation import InferencePlan

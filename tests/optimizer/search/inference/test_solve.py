@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from optimizer.base.errors import NoFeasiblePlan
-from optimizer.estimate.inference_floor import Floors
+from optimizer.estimate.bounds.generation_floor import Floors
 from optimizer.search.inference.candidates import MAX_EVERY, list_batches
 from optimizer.search.inference.search import search_inference
 from optimizer.search.inference.smallest import explain_nothing_fits

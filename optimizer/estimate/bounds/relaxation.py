@@ -1,0 +1,324 @@
+"""What the plans of one setting come to at least, as sums over their blocks: what a bound on them is made of. Torch-free.
+
+A setting is all that is decided outside the blocks. Bytes: the level between the last block's forward and its backward, where
+all blocks hold what they save; parts count as the schedule counts them, storages that blocks share are taken as gone. Time: a
+step is at least as long as each of a few sums of what has to be done one after the other. Neither is ever more than what the
+estimator simulates; ``tests/optimizer/search/test_relaxed.py`` holds them to it.
+
+*Not in it*: the middle of backward, where gradients have grown and not all activations are gone; how lanes wait for each other
+inside a micro-batch; on the CPU device the time that fresh memory takes to be touched.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optimizer.estimate.bounds.relaxed_blocks import Form, list_relaxed_blocks
+from optimizer.estimate.bounds.relaxed_outside import RelaxedOutside, list_relaxed_outside
+from optimizer.estimate.bounds.relaxed_time import Pass, Update, sums_on_cpu, sums_on_cuda
+from optimizer.estimate.categories.batch import estimate_input_bytes, inputs_pile_up
+from optimizer.estimate.categories.gradients import estimate_gradient_bytes
+from optimizer.estimate.categories.optimizer_state import estimate_state, estimate_update_ms
+from optimizer.estimate.categories.tensors import list_tensors
+from optimizer.estimate.categories.weights import estimate_weight_bytes, list_streamed_bytes, list_streamed_tensors
+from optimizer.estimate.prediction import LANES
+from optimizer.estimate.shape.compiled import compile_shape
+from optimizer.estimate.step.part_prices import PartPrices
+from optimizer.estimate.step.streaming import sum_weights_ms
+from optimizer.estimate.step.update import UpdateTime, begins_in_backward, list_update_times, more_for_leaving_ms
+from optimizer.estimate.tasks.parts import PartName
+from optimizer.estimate.training import MEMORY_MARGIN
+from optimizer.hardware.machine import Machine
+from optimizer.plan.activations import BlockChoice
+from optimizer.plan.logits_and_loss import LogitsAndLossPlan
+from optimizer.plan.plan import Plan
+from optimizer.profile.profile import Profile
+from optimizer.workload import TrainingWorkload
+
+Numbers = NDArray[np.float64]
+_ALIKE = 0.05
+"""Share by which blocks of one kind may differ: the first and the last block from those between."""
+_COMPUTE, _HOST, _DISK = (LANES.index(lane) for lane in ("compute", "host", "disk"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Relaxation:
+    """Of a setting's plans, at several counts of chunks. Bytes over all categories, milliseconds of a whole step."""
+
+    num_of_kind: Numbers
+    """[kind]: blocks but the last."""
+    kind_bytes: Numbers
+    """[kind, form]: what such a block holds when forward ends."""
+    kind_ms: Numbers
+    """[sum, kind, form]"""
+    last_bytes: Numbers
+    """[chunks, form]: of the last block, with the highest of what comes on top of all blocks until its backward ends."""
+    last_ms: Numbers
+    """[sum, form]"""
+    fixed_bytes: float
+    """With all of the state on the device."""
+    end_bytes: Numbers
+    """[chunks]: at the end of backward, whatever the blocks do; above ``fixed_bytes``."""
+    fixed_ms: Numbers
+    """[sum, chunks]"""
+    state_bytes: float
+    """That go from the device where all of the state leaves that may."""
+    state_ms: Numbers
+    """[sum]: more, or less, where it does."""
+    host_bytes: int
+    """On the host between steps, where it does."""
+    disk_bytes: int
+    margin: float
+    """Of a peak, which the budget must have room for beside it."""
+
+
+def least_compute_ms(profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine) -> float:
+    """Of all but the head, forward and back once in each micro-batch: no plan with this micro-batch and these dtypes is faster.
+
+    plan: of which nothing else is looked at. The head is left out, since chunks of it may be quicker than the whole. Raises as
+    ``estimate_training`` does.
+    """
+    compiled = compile_shape(profile, plan.weights, (plan.batch.micro_batch_size, workload.sequence_length))
+    rates_key = f"{machine.device.kind} {machine.rates.fingerprint}"
+
+    def part_ms(name: PartName) -> float:
+        return compiled.part_time(name, machine, rates_key=rates_key).compute_ms
+
+    num_later = plan.batch.accumulation_steps - 1
+    templates = compiled.regime.block_templates
+    block_ms = {
+        template: part_ms(("keep", template, "forward")) + part_ms(("keep", template, "backward_first"))
+        for template in set(templates)
+    }
+    around_ms = sum(part_ms(name) for name in ("prologue", "norm_backward_first"))
+    return (1 + num_later) * (sum(block_ms[template] for template in templates) + around_ms)
+
+
+def relax(
+    profile: Profile,
+    *,
+    plan: Plan,
+    workload: TrainingWorkload,
+    machine: Machine,
+    forms: Sequence[Form],
+    chunk_counts: Sequence[int],
+    state_is_free: bool,
+) -> Relaxation:
+    """plan: of which blocks, chunks and blocks fetched ahead are not looked at. state_is_free: any share of the state may leave.
+
+    Raises as ``estimate_training`` does.
+    """
+    return _Relaxer(profile, plan, workload, machine, forms=tuple(forms), chunk_counts=chunk_counts).relax(
+        state_is_free=state_is_free
+    )
+
+
+def list_kinds(
+    profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine, choices: Sequence[BlockChoice]
+) -> tuple[int, ...]:
+    """Of each block a number: the same where blocks hold nearly the same and take nearly as long under every one of the choices.
+
+    plan: of which blocks are not looked at. Raises as ``estimate_training`` does.
+    """
+    forms: tuple[Form, ...] = tuple((choice, "none") for choice in choices)
+    found = _Relaxer(profile, plan, workload, machine, forms=forms, chunk_counts=(1,))
+    return found.kinds()
+
+
+class _Relaxer:
+    """Of one setting."""
+
+    def __init__(
+        self,
+        profile: Profile,
+        plan: Plan,
+        workload: TrainingWorkload,
+        machine: Machine,
+        *,
+        forms: tuple[Form, ...],
+        chunk_counts: Sequence[int],
+    ) -> None:
+        self._profile, self._plan, self._workload, self._machine = profile, plan, workload, machine
+        self._compiled = compile_shape(profile, plan.weights, (plan.batch.micro_batch_size, workload.sequence_length))
+        self._tensors = list_tensors(profile)
+        self._num_later = plan.batch.accumulation_steps - 1
+        self._state = estimate_state(self._tensors, plan, workload=workload, device_kind=machine.device.kind)
+        self._streamed = list_streamed_bytes(profile, plan.weights, trains_all=workload.adapter is None)
+        self._input_bytes = estimate_input_bytes(profile, plan.batch, sequence_length=workload.sequence_length)
+        prices, keep = PartPrices.of(self._compiled, plan=plan, machine=machine), self._compiled.keep
+        self._blocks = keep(("relaxed", prices, forms), lambda: list_relaxed_blocks(prices, forms))
+        self._outside = [self._around(prices, forms, count) for count in chunk_counts]
+        self._templates = list(self._compiled.regime.block_templates)
+
+    def _around(self, prices: PartPrices, forms: tuple[Form, ...], num_chunks: int) -> RelaxedOutside:
+        plan = replace(self._plan, logits_and_loss=LogitsAndLossPlan(num_chunks=num_chunks))
+        choices = [choice for choice, _ in forms]
+        return self._compiled.keep(
+            ("relaxed outside", prices, forms, num_chunks),
+            lambda: list_relaxed_outside(self._profile, prices, plan=plan, choices=choices),
+        )
+
+    def relax(self, *, state_is_free: bool) -> Relaxation:
+        *others, last = self._templates
+        kinds = sorted(set(others))
+        num_of_kind = np.array([others.count(kind) for kind in kinds], dtype=np.float64)
+        block_ms, fixed_ms, state_ms = self._list_sums(state_is_free=state_is_free)
+        state_bytes = self._state_bytes() if state_is_free else 0
+        resident_bytes, host_bytes, disk_bytes = self._resident()
+        return Relaxation(
+            num_of_kind=num_of_kind,
+            kind_bytes=self._blocks.held[kinds],
+            kind_ms=block_ms[:, kinds],
+            last_bytes=np.array([self._blocks.held[last] + self._over(outside) for outside in self._outside]),
+            last_ms=block_ms[:, last],
+            fixed_bytes=resident_bytes + state_bytes,
+            end_bytes=np.array([self._end_bytes(outside) for outside in self._outside]),
+            fixed_ms=fixed_ms,
+            state_bytes=state_bytes,
+            state_ms=state_ms,
+            host_bytes=host_bytes,
+            disk_bytes=disk_bytes,
+            margin=MEMORY_MARGIN[self._machine.device.kind],
+        )
+
+    def kinds(self) -> tuple[int, ...]:
+        blocks = self._blocks
+        costs = np.concatenate([blocks.held, blocks.forward_ms[..., _COMPUTE], blocks.first_ms[..., _COMPUTE]], axis=1)
+        known: list[int] = []
+        of_template: list[int] = []
+        for template, cost in enumerate(costs):
+            alike = (kind for kind, other in enumerate(known) if np.allclose(cost, costs[other], rtol=_ALIKE))
+            kind = next(alike, len(known))
+            if kind == len(known):
+                known.append(template)
+            of_template.append(kind)
+        return tuple(of_template[template] for template in self._templates)
+
+    # Bytes.
+
+    def _resident(self) -> tuple[int, int, int]:
+        """On the device, the host and the disk between steps."""
+        plan, state = self._plan, self._state
+        streamed_bytes = sum(self._streamed)
+        gradients = estimate_gradient_bytes(self._tensors, plan, device_kind=self._machine.device.kind)
+        device_bytes = estimate_weight_bytes(self._profile, plan.weights) - streamed_bytes
+        device_bytes += state.device_bytes + gradients.device
+        home = {"device": 0, "host": 0, "disk": 0, plan.weights.place: streamed_bytes}
+        return device_bytes, gradients.host + state.host_bytes + home["host"], state.disk_bytes + home["disk"]
+
+    def _state_bytes(self) -> int:
+        """Of all of it on the device, in 32 bits: other widths do not leave."""
+        num_words = self._workload.num_moments + (self._plan.weights.dtype != "fp32")
+        return 4 * num_words * self._tensors.total_elements
+
+    def _over(self, outside: RelaxedOutside) -> Numbers:
+        """[form of the last block]: the highest level until its backward ends, above what all blocks hold."""
+        blocks, last = self._blocks, self._templates[-1]
+        weights_bytes = self._streamed[-1] if self._streamed else 0
+        forward = blocks.forward_rise[last] - blocks.held[last] + weights_bytes
+        first = np.maximum(outside.first_high, outside.first_left + blocks.first_rise[last] + weights_bytes)
+        highest = np.maximum(forward, first)
+        if self._num_later:
+            later = np.maximum(outside.later_high, outside.later_left + blocks.later_rise[last] + weights_bytes)
+            highest = np.maximum(highest, self._before_last(outside) + np.maximum(forward, later))
+        over: Numbers = self._entered(outside) + highest
+        return over
+
+    def _entered(self, outside: RelaxedOutside) -> Numbers:
+        """Before the first block, without what blocks share."""
+        shared_bytes = sum(self._compiled.shared_bytes(index)[0] for index in range(len(self._compiled.regime.shared)))
+        return outside.entered + (self._input_bytes - shared_bytes)
+
+    def _before_last(self, outside: RelaxedOutside) -> Numbers:
+        """What earlier micro-batches have left for the last one: gradients, and inputs where they stay."""
+        inputs_bytes = self._num_later * self._input_bytes if inputs_pile_up(self._machine.device) else 0
+        return outside.gradients + (inputs_bytes + float(self._blocks.gradients.min(axis=1)[self._templates].sum()))
+
+    def _end_bytes(self, outside: RelaxedOutside) -> float:
+        """At the highest point of the first block's backward in the first micro-batch."""
+        blocks, (first, *others) = self._blocks, self._templates
+        around = float((self._entered(outside) + outside.first_left).min())
+        own = float((blocks.held[first] + blocks.first_rise[first]).min()) + (self._streamed[0] if self._streamed else 0)
+        return around + own + float(blocks.left.min(axis=1)[others].sum())
+
+    # Time.
+
+    def _list_sums(self, *, state_is_free: bool) -> tuple[Numbers, Numbers, Numbers]:
+        """[sum, template, form] of each block, [sum, chunks] of all else, [sum] where all of the state leaves that may."""
+        blocks = self._blocks
+        weights_ms = self._weights_ms()
+        head_ms = np.array([outside.head_ms for outside in self._outside])
+        around = Pass(
+            forward=np.array([outside.enter_ms for outside in self._outside]) + head_ms + weights_ms,
+            first=np.array([outside.first_ms for outside in self._outside]) + weights_ms,
+            later=np.array([outside.later_ms for outside in self._outside]) + weights_ms,
+            num_later=self._num_later,
+        )
+        inside = Pass(
+            forward=blocks.forward_ms, first=blocks.first_ms, later=blocks.later_ms, num_later=self._num_later
+        )
+        update = self._update(state_is_free=state_is_free)
+        list_sums = sums_on_cpu if self._machine.device.kind == "cpu" else sums_on_cuda
+        rows = list_sums(inside, around, update, head_ms=head_ms[:, _COMPUTE])
+        return tuple(np.array(column) for column in zip(*rows, strict=True))  # type: ignore[return-value]
+
+    def _weights_ms(self) -> Numbers:
+        """By lane: forward brings each block's once, and so does backward."""
+        plan, trains_all = self._plan.weights, self._workload.adapter is None
+        if not self._streamed:
+            return np.zeros(len(LANES))
+        tensors = list_streamed_tensors(self._profile, plan, trains_all=trains_all)
+        return sum_weights_ms(self._streamed, tensors, plan=plan, rates=self._machine.rates)
+
+    def _update(self, *, state_is_free: bool) -> Update:
+        workload, plan, rates = self._workload, self._plan, self._machine.rates
+        clip, update = self._update_times
+        lanes = np.array([part.time.by_lane for part in (clip, update) if part is not None]).sum(axis=0)
+        whole_ms = 0.0
+        if state_is_free:
+            lanes[_COMPUTE] -= more_for_leaving_ms(len(self._tensors.sizes), rates)
+            whole_ms = estimate_update_ms(self._tensors.total_elements, plan, rates, num_moments=workload.num_moments)
+        num_fetched = 0
+        if plan.gradients.choice == "host":
+            num_fetched = self._tensors.total_elements if state_is_free else self._state.num_staying
+        blocks, first = self._blocks, self._templates[0]
+        last_ms = max(float(found[first, :, _COMPUTE].max()) for found in (blocks.first_ms, blocks.later_ms))
+        return Update(
+            lanes=lanes,
+            clip_ms=clip.time.compute_ms,
+            whole_ms=whole_ms,
+            fetched_ms=num_fetched * plan.weights.bytes_per_element / rates.host_to_device_bytes_per_s * 1000,
+            is_away=plan.optimizer_state.place != "device",
+            is_free=state_is_free,
+            behind_ms=self._behind_ms(state_is_free=state_is_free),
+            last_ms=last_ms if begins_in_backward(plan, workload) else None,
+        )
+
+    @cached_property
+    def _update_times(self) -> tuple[UpdateTime, UpdateTime | None]:
+        return list_update_times(
+            self._tensors, self._state, plan=self._plan, workload=self._workload, machine=self._machine
+        )
+
+    def _behind_ms(self, *, state_is_free: bool) -> tuple[float, float]:
+        """Forward of the blocks behind the last one whose state leaves, which begins when the updates of all that leave are done:
+        at least the first number less the second times the share that leaves.
+
+        Tensors leave from the first on, as long as the share has room for them (``split_state``): then of a block that is begun
+        and of the one after it some; of those behind only what is small enough to count as nothing but in the host's time.
+        """
+        if not state_is_free or self._plan.optimizer_state.place == "device":
+            return 0.0, 0.0
+        tensors = self._tensors
+        compute_ms = self._blocks.forward_ms[..., _COMPUTE].min(axis=1)[self._templates]
+        elements = np.zeros(len(self._templates) + 2)
+        np.add.at(elements, np.array(tensors.blocks, dtype=np.int64) + 1, np.array(tensors.num_elements))
+        begun_at = elements.cumsum()[:-2] / elements.sum()
+        behind_ms = np.append(compute_ms[::-1].cumsum()[::-1], (0.0, 0.0))[2:]
+        whole_ms = float(compute_ms.sum())
+        small = sum(size.num_elements for size in tensors.sizes if not size.is_matrix) / elements.sum()
+        host_ms = sum(part.time.host_ms for part in self._update_times if part is not None)
+        return float((behind_ms + whole_ms * begun_at).min()) - small * host_ms, whole_ms

@@ -1,0 +1,395 @@
+"""Spells a schedule out as single allocations in order, for the model of the allocator and to name what is in memory. Torch-free.
+
+A schedule says how many bytes come and go, not which: what goes is taken to be the latest of its category and size that is
+there, which is what backward does; of streamed weights the earliest. Two steps are laid out, since the first makes the
+optimizer's state between everything else, and the second runs in the gaps that this left. Of the micro-batches after the first,
+which are alike, at most ``MAX_LATER`` are.
+
+*Not modelled*: which of two storages of one category and size goes first where backward does not undo forward.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from optimizer.base.categories import CATEGORIES, Category
+from optimizer.estimate.card.allocator import Request
+from optimizer.estimate.card.on_cuda import CudaMoves
+from optimizer.estimate.categories.optimizer_state import estimate_state_bytes
+from optimizer.estimate.categories.tensors import TensorList
+from optimizer.estimate.shape.compiled import FROM_PROLOGUE, Move
+from optimizer.estimate.step.runs import Schedule
+from optimizer.estimate.step.simulate import Resident
+from optimizer.estimate.tasks.tasks import Task, list_moves
+from optimizer.formats.transfer_sizes import chunk_elements
+from optimizer.plan.plan import Plan
+
+MAX_LATER = 2
+"""Micro-batches after the first that are laid out in each step."""
+_SLOT = {name: index for index, name in enumerate(CATEGORIES)}
+_WEIGHTS, _GRADIENTS, _STATE, _TEMPORARIES = _SLOT["weights"], _SLOT["gradients"], _SLOT["optimizer_state"], _SLOT["temporaries"]
+_FP32_BYTES = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Held:
+    """One storage that is in memory at the peak."""
+
+    category: Category
+    num_bytes: int
+    made_in: str
+    """``forward`` or ``backward`` of a block, else the part of the step; ``between steps`` for what is always there."""
+    block: int
+    """-1 outside the blocks."""
+    op: str
+    """Op that made it; empty where it is not known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allocations:
+    """What is asked of the allocator, in phases."""
+
+    loading: tuple[Request, ...]
+    first_step: tuple[Request, ...]
+    second_step: tuple[Request, ...]
+    peak_bytes: int
+    """Highest sum in the second step, of bytes as they were asked for."""
+    peak_in: str
+    """The part of the step in which that is, as ``Held.made_in``."""
+    at_peak: tuple[Held, ...]
+    """What is in memory then, in order of birth."""
+
+    @property
+    def phases(self) -> tuple[tuple[Request, ...], ...]:
+        return self.loading, self.first_step, self.second_step
+
+
+def list_allocations(
+    schedule: Schedule, *, resident: Resident, tensors: TensorList, plan: Plan, num_moments: int, on_cuda: CudaMoves | None
+) -> Allocations:
+    """resident: on the device between steps, by category. num_moments: that the optimizer keeps of each element. on_cuda: None
+    on the CPU device.
+    """
+    writer = _Writer(on_cuda=on_cuda)
+    device_kind = "cpu" if on_cuda is None else "cuda"
+    writer.begin()
+    for slot, num_bytes in _list_resident(resident, tensors, plan, device_kind):
+        writer.come(slot, num_bytes)
+    loading = writer.requests
+    stays = {slot: writer.live_bytes(slot) for slot in range(len(CATEGORIES))}
+    writer.begin()
+    moments = _Moments(resident, tensors, plan, num_moments)
+    _write_step(writer, schedule, moments)
+    _settle(writer, {**stays, _STATE: int(resident.device[_STATE])})
+    first_step = writer.requests
+    writer.begin()
+    _write_step(writer, schedule, None)
+    _settle(writer, {**stays, _STATE: int(resident.device[_STATE])})
+    return Allocations(
+        loading=tuple(loading),
+        first_step=tuple(first_step),
+        second_step=tuple(writer.requests),
+        peak_bytes=writer.peak_bytes,
+        peak_in=_name_of(writer.peak_task)[0],
+        at_peak=tuple(writer.list_held()),
+    )
+
+
+def list_pass_allocations(
+    rows: Sequence[tuple[Task, ...]], *, loaded: Sequence[int], on_cuda: CudaMoves | None
+) -> Allocations:
+    """Of a generation, as loading and two passes. rows: of tasks, which in order make a pass. loaded: bytes of each weight that
+    is always there; all else goes as a pass ends. on_cuda: as above.
+    """
+    writer = _Writer(on_cuda=on_cuda)
+    writer.begin()
+    for num_bytes in loaded:
+        writer.come(_WEIGHTS, num_bytes)
+    loading = writer.requests
+    requests: list[Request] = []
+    for _ in range(2):
+        writer.begin()
+        for tasks in rows:
+            writer.run(tasks)
+        _settle(writer, {_WEIGHTS: sum(loaded)})
+        requests += writer.requests
+    # One phase: what stays reserved after the first pass is free as the second begins, and tells nothing of what was needed.
+    return Allocations(
+        loading=tuple(loading),
+        first_step=(),
+        second_step=tuple(requests),
+        peak_bytes=writer.peak_bytes,
+        peak_in=_name_of(writer.peak_task)[0],
+        at_peak=tuple(writer.list_held()),
+    )
+
+
+def _write_step(writer: "_Writer", schedule: Schedule, moments: "_Moments | None") -> None:
+    """moments: made by the updates of the first step."""
+    writer.moments = moments if moments is not None and moments.come_in_backward else None
+    writer.run(schedule.first.tasks)
+    for _ in range(min(schedule.num_later, MAX_LATER)):
+        writer.run(schedule.later.tasks)
+    writer.moments = moments
+    if moments is not None and not moments.come_one_by_one:
+        moments.come_all(writer)
+    writer.run(schedule.update.tasks)
+    if moments is not None:
+        moments.come_all(writer)
+    writer.moments = None
+
+
+def _settle(writer: "_Writer", stays: dict[int, int]) -> None:
+    """At the end of a step its gradients go, and whatever else is not there between steps."""
+    for slot in range(len(CATEGORIES)):
+        writer.go_down_to(slot, stays.get(slot, 0))
+
+
+# What is there between steps.
+
+
+def _list_resident(resident: Resident, tensors: TensorList, plan: Plan, device_kind: str) -> Iterator[tuple[int, int]]:
+    """Of weights one storage for each trained tensor, as far as they do not stream; masters of weights below fp32, which are
+    made before the first step. The rest of a category as one."""
+    left = dict(enumerate(resident.device.tolist()))
+    size = plan.weights.bytes_per_element
+    streams = plan.weights.place != "device"
+    for tensor, block in zip(tensors.sizes, tensors.blocks, strict=True):
+        num_bytes = tensor.num_elements * size
+        is_here = not (streams and 0 <= block < tensors.num_blocks)
+        if is_here and num_bytes <= left[_WEIGHTS]:
+            left[_WEIGHTS] -= num_bytes
+            yield _WEIGHTS, num_bytes
+    if plan.weights.dtype != "fp32":
+        for tensor in tensors.sizes:
+            num_bytes = _FP32_BYTES * tensor.num_elements
+            if num_bytes <= left[_STATE]:
+                left[_STATE] -= num_bytes
+                yield _STATE, num_bytes
+    # An int8 trip's packer has two buffers, one of them in fp32.
+    wide_bytes = _FP32_BYTES * chunk_elements(device_kind) if plan.activations.compress == "int8" else 0
+    wide_bytes = min(wide_bytes, left[_TEMPORARIES])
+    left[_TEMPORARIES] -= wide_bytes
+    for slot, num_bytes in (*left.items(), (_TEMPORARIES, wide_bytes)):
+        if slot != _STATE and num_bytes:
+            yield slot, num_bytes
+
+
+class _Moments:
+    """What the first update of each tensor makes: little numbers and two moments, or what else the optimizer keeps."""
+
+    def __init__(self, resident: Resident, tensors: TensorList, plan: Plan, num_moments: int) -> None:
+        has_masters = plan.weights.dtype != "fp32"
+        self.come_in_backward = plan.gradients.choice == "consume"
+        self.come_one_by_one = has_masters or plan.gradients.choice != "keep"
+        self._left = int(resident.device[_STATE])
+        if has_masters:
+            self._left -= _FP32_BYTES * tensors.total_elements
+        self._waiting: dict[int, list[int]] = {}
+        """By bytes of the gradient, in the order of the update: tensors."""
+        self._storages: dict[int, list[int]] = {}
+        """By tensor, in that order."""
+        sizes = [*(t for t in tensors.sizes if t.is_matrix), *(t for t in tensors.sizes if not t.is_matrix)]
+        for index, tensor in enumerate(sizes):
+            num_bytes = estimate_state_bytes([tensor], plan, num_moments=num_moments)
+            num_bytes -= _FP32_BYTES * tensor.num_elements * has_masters
+            little = num_bytes % 8 if num_moments == 2 else 0
+            moments = [(num_bytes - little) // num_moments] * num_moments if num_moments else []
+            gradient_bytes = tensor.num_elements * plan.weights.bytes_per_element
+            self._waiting.setdefault(gradient_bytes, []).append(index)
+            self._storages[index] = [little, *moments]
+
+    def come(self, writer: "_Writer", gradient_bytes: int) -> None:
+        """Those of the tensor whose gradient goes."""
+        waiting = self._waiting.get(gradient_bytes)
+        if waiting:
+            self._come(writer, waiting.pop(0))
+
+    def come_all(self, writer: "_Writer") -> None:
+        """Those that are still to come."""
+        for index in list(self._storages):
+            self._come(writer, index)
+        if self._left > 0:
+            writer.come(_STATE, self._left)
+            self._left = 0
+
+    def _come(self, writer: "_Writer", index: int) -> None:
+        for num_bytes in self._storages.pop(index, ()):
+            if 0 < num_bytes <= self._left:
+                self._left -= num_bytes
+                writer.come(_STATE, num_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Instruction:
+    """What one change does to the storages."""
+
+    slot: int
+    num_bytes: int
+    target: int
+    """The category that the storage counts as from now on; -1 where it comes or goes."""
+    op: str
+    storage: int
+    """As ``Move``'s."""
+
+
+@dataclass
+class _Writer:
+    """The storages that are there, and the requests that made and ended them."""
+
+    requests: list[Request] = field(default_factory=list)
+    peak_bytes: int = 0
+    peak_task: Task | None = None
+    moments: _Moments | None = None
+    """What comes to be as gradients go, in the first step."""
+    unmatched_bytes: int = 0
+    """That went without a storage to take them from: 0 where a schedule is consistent."""
+    _num_made: int = 0
+    _num_loaded: int = 0
+    _num_before_run: int = 0
+    _total_bytes: int = 0
+    _peak_at: int = 0
+    _live: list[dict[int, dict[int, None]]] = field(default_factory=lambda: [{} for _ in CATEGORIES])
+    """By category and size: storages, in order of birth."""
+    _alive_before: list[int] = field(default_factory=list)
+    _births: dict[int, tuple[int, int, Task | None, str]] = field(default_factory=dict)
+    """Of what lives and of what came in this phase: category, bytes, task, op."""
+    _moved: list[tuple[int, int, int]] = field(default_factory=list)
+    """In this phase: after how many requests which storage came to count as what."""
+    on_cuda: CudaMoves | None = None
+    _moves: dict[int, list[Sequence[Move]]] = field(default_factory=dict)
+    """By the id of a row of tasks, which the schedule holds; alike blocks have the same."""
+    _programs: dict[int, tuple[Sequence[Move], list[_Instruction], bool]] = field(default_factory=dict)
+
+    def begin(self) -> None:
+        """A phase."""
+        categories = {key: slot for slot, sizes in enumerate(self._live) for keys in sizes.values() for key in keys}
+        self._births = {key: (categories[key], *birth[1:]) for key, birth in self._births.items() if key in categories}
+        self._alive_before = sorted(categories)
+        self._num_loaded = self._num_loaded or self._num_made
+        self.requests, self._moved = [], []
+        self.peak_bytes, self.peak_task = self._total_bytes, None
+        self._peak_at = 0
+
+    def live_bytes(self, slot: int) -> int:
+        """Of one category."""
+        return sum(size * len(keys) for size, keys in self._live[slot].items())
+
+    def run(self, tasks: Sequence[Task]) -> None:
+        """One micro-batch, or the update."""
+        self._num_before_run = self._num_made
+        known_moves = self._moves.get(id(tasks))
+        if known_moves is None:
+            listed = [list_moves(task) for task in tasks] if self.on_cuda is None else self.on_cuda.list_moves(tasks)
+            known_moves = self._moves[id(tasks)] = listed
+        for task, moves in zip(tasks, known_moves, strict=True):
+            known = self._programs.get(id(moves))
+            if known is None:
+                program = list(_program(moves))
+                known = self._programs[id(moves)] = (moves, program, any(told.storage >= 0 for told in program))
+            born: dict[int, int] = {}
+            for told in known[1]:
+                num_bytes = abs(told.num_bytes)
+                if told.num_bytes > 0 and told.target < 0:
+                    key = self.come(told.slot, num_bytes, task, told.op)
+                    if told.storage >= 0:
+                        born[told.storage] = key
+                    continue
+                found = born.get(told.storage)
+                if found is None:
+                    newest = min(born.values(), default=self._num_made + 1) - 1 if known[2] else self._num_made
+                    found = self._pick(told.slot, num_bytes, newest, from_prologue=told.storage == FROM_PROLOGUE)
+                if told.target < 0:
+                    self.go(told.slot, num_bytes, found)
+                elif found is None:
+                    self.unmatched_bytes += num_bytes
+                else:
+                    del self._live[told.slot][num_bytes][found]
+                    self._live[told.target].setdefault(num_bytes, {})[found] = None
+                    self._moved.append((len(self.requests), found, told.target))
+
+    def come(self, slot: int, num_bytes: int, task: Task | None = None, op: str = "") -> int:
+        key = self._num_made = self._num_made + 1
+        self._live[slot].setdefault(num_bytes, {})[key] = None
+        self._births[key] = (slot, num_bytes, task, op)
+        self.requests.append((key, num_bytes))
+        self._total_bytes += num_bytes
+        if self._total_bytes > self.peak_bytes:
+            self.peak_bytes, self._peak_at, self.peak_task = self._total_bytes, len(self.requests), task
+        return key
+
+    def go(self, slot: int, num_bytes: int, key: int | None) -> None:
+        """key: None where no storage of that category and size is known to be there."""
+        if slot == _GRADIENTS and self.moments is not None:
+            self.moments.come(self, num_bytes)
+        if key is not None:
+            self._end(slot, num_bytes, key)
+        else:
+            self.go_down_to(slot, self.live_bytes(slot) - num_bytes)
+
+    def go_down_to(self, slot: int, left_bytes: int) -> None:
+        """The latest of a category go, as many as it takes; at least ``left_bytes`` stay."""
+        too_many = self.live_bytes(slot) - left_bytes
+        newest = sorted(((key, size) for size, keys in self._live[slot].items() for key in keys), reverse=True)
+        for key, size in newest:
+            if size <= too_many:
+                too_many -= size
+                self._end(slot, size, key)
+        self.unmatched_bytes += max(0, too_many)
+
+    def list_held(self) -> Iterator[Held]:
+        """What was there at this phase's highest point."""
+        there = dict.fromkeys(self._alive_before)
+        for key, num_bytes in self.requests[: self._peak_at]:
+            if num_bytes:
+                there[key] = None
+            else:
+                del there[key]
+        moved = {key: slot for at, key, slot in self._moved if at < self._peak_at}
+        for key in there:
+            slot, num_bytes, task, op = self._births[key]
+            slot = moved.get(key, slot)
+            made_in, block = _name_of(task)
+            yield Held(category=CATEGORIES[slot], num_bytes=num_bytes, made_in=made_in, block=block, op=op)
+
+    def _end(self, slot: int, num_bytes: int, key: int) -> None:
+        del self._live[slot][num_bytes][key]
+        self.requests.append((key, 0))
+        self._total_bytes -= num_bytes
+
+    def _pick(self, slot: int, num_bytes: int, newest: int, *, from_prologue: bool) -> int | None:
+        """newest: the number of the last storage that it may be."""
+        keys = self._live[slot].get(num_bytes, {})
+        if from_prologue:
+            return next((key for key in keys if key > self._num_before_run), None)
+        if slot == _WEIGHTS:
+            return next((key for key in keys if key > self._num_loaded), None)
+        return next((key for key in reversed(keys) if key <= newest), None)
+
+
+def _name_of(task: Task | None) -> tuple[str, int]:
+    """Part of the step, and block."""
+    return ("between steps", -1) if task is None else (task.name or task.phase, task.block)
+
+
+def _program(moves: Sequence[Move]) -> Iterator[_Instruction]:
+    on_device = [move for move in moves if move.tier == "device" and move.num_bytes]
+    index = 0
+    while index < len(on_device):
+        move = on_device[index]
+        after = on_device[index + 1] if index + 1 < len(on_device) else None
+        index += 1
+        if after is not None and move.num_bytes < 0 and _is_same_storage(move, after):
+            yield _Instruction(move.slot, after.num_bytes, after.slot, move.op_name, move.storage)
+            index += 1
+        else:
+            yield _Instruction(move.slot, move.num_bytes, -1, move.op_name, move.storage)
+
+
+def _is_same_storage(gone: Move, come: Move) -> bool:
+    """What goes and comes again at once in another category was only counted anew."""
+    return (
+        come.num_bytes == -gone.num_bytes
+        and come.op == gone.op
+        and come.slot != gone.slot
+        and come.storage == gone.storage
+    )

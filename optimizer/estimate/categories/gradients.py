@@ -1,0 +1,109 @@
+"""What gradients cost beside the backward pass that makes them: where they go, and clipping to a global norm.
+
+Follows ``runtime/step/gradients.py``: gradients on the host have a buffer each, for good, and staging where micro-batches are
+added up; consumed ones are gone before the next op runs. Sparse ones (``runtime/step/sparse_gradients.py``) are bounded from above,
+because how many rows a batch touches depends on its tokens.
+"""
+
+from dataclasses import dataclass
+
+from optimizer.estimate.categories.moments import Moments
+from optimizer.estimate.categories.tensors import TensorList
+from optimizer.estimate.shape.compiled import Dropped
+from optimizer.hardware.machine import Rates
+from optimizer.plan.plan import Plan
+
+_NORM_BYTES = 4
+_SCALAR_BYTES = 4
+_FP32_BYTES = 4
+_INDEX_BYTES = 8
+_OPS_OF_ONE = 4
+"""What becomes of a gradient on the host: copied there, scaled, used for the update, and it or the new weight copied back."""
+_NUM_STAGING = {"cpu": 1, "cuda": 2}
+"""Buffers of later micro-batches (``runtime/step/gradients.py``, NUM_STAGING): a thread adds on CUDA."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientBytes:
+    """What the gradients row holds on each tier between steps."""
+
+    device: int = 0
+    host: int = 0
+
+
+def find_dropped(plan: Plan, *, first_moments: Moments | None = None, device_kind: str = "cuda") -> Dropped | None:
+    """What becomes of each gradient in the part that completes it; None where it stays.
+
+    first_moments: which its update there makes, in the first step.
+    """
+    if plan.gradients.choice == "keep":
+        return None
+    consumes = plan.gradients.choice == "consume"
+    widens = consumes and plan.weights.dtype != "fp32"
+    holds = consumes and device_kind == "cpu" and plan.optimizer_state.bits == 8
+    return Dropped(
+        moments=Moments(bits=8, num=2) if holds else None,
+        widening=4 // plan.weights.bytes_per_element if widens else 0,
+        first_moments=first_moments if consumes else None,
+        element_bytes=plan.weights.bytes_per_element,
+    )
+
+
+def estimate_gradient_bytes(tensors: TensorList, plan: Plan, *, device_kind: str) -> GradientBytes:
+    """As long as the run."""
+    norms_bytes = _NORM_BYTES * len(tensors.sizes)
+    if plan.gradients.choice == "consume":
+        return GradientBytes(device=norms_bytes)
+    if plan.gradients.choice == "keep":
+        return GradientBytes()
+    size = plan.weights.bytes_per_element
+    num_staging = _NUM_STAGING[device_kind] if plan.batch.accumulation_steps > 1 else 0
+    staging_bytes = num_staging * max(tensors.num_elements, default=0) * size
+    return GradientBytes(host=tensors.total_elements * size + staging_bytes + norms_bytes)
+
+
+def estimate_clip_bytes(tensors: TensorList, plan: Plan, *, clips: bool) -> int:
+    """Scratch of the global norm, where the gradients are. Kept ones: a fp32 norm per tensor, and the same again stacked; then
+    a few numbers.
+    """
+    num_scalars = 4 if clips else 2
+    norms_bytes = 2 * _NORM_BYTES * len(tensors.sizes) if plan.gradients.choice == "keep" else 0
+    return norms_bytes + num_scalars * _SCALAR_BYTES
+
+
+def estimate_rows_bytes(tensors: TensorList, *, num_tokens: int) -> int:
+    """Upper bound of what embeddings' sparse gradients hold for so many tokens: a row and its int64 index for each."""
+    return sum(num_tokens * (_FP32_BYTES * size.row_elements + _INDEX_BYTES) for size in tensors.sparse)
+
+
+def estimate_rows_update_bytes(tensors: TensorList, *, num_tokens: int) -> int:
+    """Upper bound of the scratch of their update, one table after the other: weights and two moments of the rows touched."""
+    touched = (min(size.num_elements, num_tokens * size.row_elements) for size in tensors.sparse)
+    return 3 * _FP32_BYTES * max(touched, default=0)
+
+
+def estimate_clipped_bytes(plan: Plan) -> int:
+    """What clipping leaves where the gradients are until the update is done: the norm, and the factor that fp16 gradients
+    are still to be multiplied by.
+    """
+    return _SCALAR_BYTES * (2 if plan.weights.dtype == "fp16" else 1)
+
+
+def gradient_python_s(rates: Rates) -> float:
+    """Between two ops on a gradient that is on the host."""
+    return rates.python_s.get("gradients", 0.0) / _OPS_OF_ONE
+
+
+def estimate_clip_ms(tensors: TensorList, plan: Plan, rates: Rates, *, scales: bool) -> float:
+    """On the device. One read for the norm; one read and one write where gradients are scaled."""
+    if plan.gradients.choice == "host":
+        return 0.0
+    num_passes = 3 if scales else 1
+    moved_bytes = num_passes * tensors.total_elements * plan.weights.bytes_per_element
+    return (moved_bytes / rates.memory_bytes_per_s + (num_passes - 1) * len(tensors.sizes) * rates.op_overhead_s) * 1000
+
+
+def estimate_fetched_scaling_ms(num_elements: int, plan: Plan, rates: Rates) -> float:
+    """Of gradients that come back from the host to be used: one read and one write on the device, of fp16 ones when wide."""
+    size = _FP32_BYTES if plan.weights.dtype == "fp16" else plan.weights.bytes_per_element
+    return 2 * size * num_elements / rates.memory_bytes_per_s * 1000

@@ -1,0 +1,67 @@
+"""What weights cost: every trained parameter once in the plan's dtype, frozen ones as they are held, and the buffers.
+
+Where blocks keep their weights elsewhere (``runtime/step/weights.py``), the device holds them only while their blocks are in use, and
+their home holds them always. Parameters that several blocks share do not stream: a profile lists them ahead of the blocks.
+"""
+
+from collections.abc import Iterator
+
+from optimizer.estimate.categories.tensors import TensorList, list_tensors
+from optimizer.plan.weights import WeightsPlan
+from optimizer.profile.profile import Profile
+
+
+def estimate_weight_bytes(profile: Profile, plan: WeightsPlan) -> int:
+    """Of the whole model, wherever it is."""
+    trained_bytes = list_tensors(profile).total_elements * plan.bytes_per_element
+    frozen_bytes = profile.total_frozen_bytes(plan.representation)
+    return trained_bytes + frozen_bytes + profile.buffer_bytes["fp32" if plan.dtype == "fp32" else "bf16"]
+
+
+def list_streamed_bytes(profile: Profile, plan: WeightsPlan, *, trains_all: bool) -> tuple[int, ...]:
+    """By block, what comes and goes with it; nothing where all stay on the device.
+
+    trains_all: False under adapters, where what is trained stays.
+    """
+    if plan.place == "device":
+        return ()
+    tensors = profile.tensors
+    if trains_all:
+        by_kind = [sum(size.num_elements for size in sizes) * plan.bytes_per_element for sizes in tensors.by_block]
+    else:
+        by_kind = list(profile.frozen_bytes(plan.representation).by_block)
+    return tuple(by_kind[kind] for kind in tensors.block_kinds)
+
+
+def list_streamed_tensors(profile: Profile, plan: WeightsPlan, *, trains_all: bool) -> tuple[tuple[int, ...], ...]:
+    """The same by tensor, as far as a profile knows them: those that are not trained as one."""
+    if not trains_all:
+        return tuple((num_bytes,) for num_bytes in list_streamed_bytes(profile, plan, trains_all=False))
+    tensors = profile.tensors
+    by_kind = [tuple(size.num_elements * plan.bytes_per_element for size in sizes) for sizes in tensors.by_block]
+    return tuple(by_kind[kind] for kind in tensors.block_kinds)
+
+
+def is_streamed(tensors: TensorList, plan: WeightsPlan, *, trains_all: bool) -> Iterator[bool]:
+    """Of each trained tensor, in the model's order: whether it has a home of its own."""
+    for block in tensors.blocks:
+        yield plan.place != "device" and trains_all and 0 <= block < tensors.num_blocks
+
+
+def list_forward_moves(by_block: tuple[int, ...], *, prefetch: int) -> list[tuple[int, range]]:
+    """For each block as its forward begins: bytes that go, and the blocks that come. Bytes that are left go afterwards."""
+    return _moves(by_block, order=range(len(by_block)), prefetch=prefetch)
+
+
+def list_backward_moves(by_block: tuple[int, ...], *, prefetch: int) -> list[tuple[int, range]]:
+    """The same as backward begins; in the order of the blocks, though the last comes first."""
+    return _moves(by_block, order=range(len(by_block) - 1, -1, -1), prefetch=prefetch)[::-1]
+
+
+def _moves(by_block: tuple[int, ...], *, order: range, prefetch: int) -> list[tuple[int, range]]:
+    moves = []
+    for position in range(len(order)):
+        gone = by_block[order[position - 1]] if position else 0
+        fresh = order[position + prefetch : position + prefetch + 1] if position else order[: prefetch + 1]
+        moves.append((gone, fresh))
+    return moves

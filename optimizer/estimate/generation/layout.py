@@ -1,0 +1,277 @@
+"""What runs in one pass of a batch generation, block by block as ``runtime/generation/generator.py`` runs it, as tasks. Torch-free.
+
+Nothing is priced here but what a task itself takes; ``inference_pass.py`` runs the tasks and sums them up. *Not modelled*: moving
+what is kept of a plain cache together as sequences leave, once each time that half of them are over.
+"""
+
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import NamedTuple
+
+from optimizer.estimate.categories.batch import ID_BYTES
+from optimizer.estimate.categories.weights import list_forward_moves
+from optimizer.estimate.generation.cold_weights import are_weights_cold, reading_weights
+from optimizer.estimate.generation.kv_cache import NO_WORKSPACE, KvCosts
+from optimizer.estimate.generation.sampling import draw_bytes, draw_time
+from optimizer.estimate.shape.compiled import Arrival, CompiledShape, compile_shape
+from optimizer.estimate.step.streaming import make_weights_task
+from optimizer.estimate.tasks.tasks import Task, move_task, risen_bytes, single
+from optimizer.hardware.machine import Machine
+from optimizer.plan.generation import PREFILL, InferencePlan, decode_phase, head_of
+from optimizer.plan.passes import MicroBatchShape, PassShape
+from optimizer.profile.generation import EMBEDDING, HEAD, ForwardRegime, InferenceProfile, Phase, block_part
+from optimizer.workload import InferenceWorkload
+
+
+class Placed(NamedTuple):
+    """A task at its place. Tasks know neither block nor token: those that are alike are one, made once for all that runs it."""
+
+    task: Task
+    block: int = -1
+    """-1 outside the blocks."""
+    name: str = ""
+    """Of what is outside the blocks."""
+
+    def describe(self, phase: str, num_blocks: int) -> str:
+        return f"{phase} of block {self.block + 1} of {num_blocks}" if self.block >= 0 else self.name
+
+
+class PassLayout:
+    """What one pass of these micro-batches runs, in order."""
+
+    def __init__(
+        self,
+        profile: InferenceProfile,
+        plan: InferencePlan,
+        workload: InferenceWorkload,
+        machine: Machine,
+        *,
+        micro_batches: PassShape,
+        like: "PassLayout | None" = None,
+    ) -> None:
+        """like: of another pass of the same plan on the same machine, whose tasks are taken over where they are the same."""
+        machine = reading_weights(machine, are_cold=are_weights_cold(profile, plan.weights, machine))
+        self.profile, self.plan, self.workload, self.machine = profile, plan, workload, machine
+        self.micro_batches = micro_batches
+        self.decode = profile.decode_with(plan.kv_cache.attention)
+        """What runs on the device for each token after the prompt."""
+        self._like = like
+        self._rates_key = f"{machine.device.kind} {machine.rates.fingerprint}"
+        self.kv = {shape: KvCosts(profile, plan, machine, shape=shape) for shape in dict.fromkeys(micro_batches)}
+        """What each micro-batch's cache costs."""
+        self.tokens_bytes = ID_BYTES * sum(shape.batch_size * shape.num_steps for shape in micro_batches)
+        """Of the new tokens' ids."""
+        held = profile.weight_bytes(plan.weights.representation)
+        kinds = profile.block_kinds
+        by_block = tuple(held.by_block[kind] for kind in kinds)
+        self._tensors = tuple(held.tensors[kind] for kind in kinds)
+        is_streaming = plan.weights.place != "device"
+        self.streamed = by_block if is_streaming else ()
+        """Bytes of the blocks whose weights come and go."""
+        self._moves = list_forward_moves(self.streamed, prefetch=plan.weights.prefetch)
+        staying_bytes = sum(held.staying_by_block[kind] for kind in kinds)
+        self.weight_bytes = held.outside + staying_bytes + (0 if is_streaming else sum(by_block))
+        """Of weights that stay on the device."""
+
+    def place_prefill(self) -> Iterator[Placed]:
+        prompts_bytes = ID_BYTES * sum(shape.batch_size * shape.prompt_length for shape in self.micro_batches)
+        for num_bytes in (self.tokens_bytes, prompts_bytes):
+            yield Placed(move_task(PREFILL, PREFILL, single("temporaries", num_bytes)), name=PREFILL)
+        yield from self.forward(self.profile.prefill, step=0)
+        name = head_of(PREFILL)
+        yield Placed(move_task(PREFILL, name, -single("temporaries", prompts_bytes)), name=name)
+
+    def forward(self, traced: Phase, *, step: int) -> Iterator[Placed]:
+        """Embeddings, then blocks, each for all micro-batches, then heads; streamed weights before their blocks."""
+        phase = phase_of(step)
+        running = self.running(step)
+        # Micro-batches of one shape are laid out once.
+        arrivals = [()] * len(running) if step else self._kv_arrivals
+        each_shape = list(zip(running, arrivals, strict=True))
+        layouts = {each: self._lay_out(traced, each[0], step=step, arrivals=each[1]) for each in dict.fromkeys(each_shape)}
+        in_turn = [layouts[each] for each in each_shape]
+        kv_tasks = self._list_kv_tasks(running, step=step)
+        for layout in in_turn:
+            yield Placed(layout.embedding, name=phase)
+        for block in range(self.profile.num_blocks):
+            if self.streamed:
+                yield Placed(self.weights_tasks[block], block)
+            for layout in in_turn:
+                for task in () if self.plan.kv_cache.is_plain else next(kv_tasks):
+                    yield Placed(task, block)
+                yield Placed(layout.blocks[block], block)
+        if self.streamed:
+            # The last that are there go as the backbone ends, still told of as the last block.
+            yield Placed(move_task(phase, phase, -single("weights", self.streamed[-1])), name=phase)
+        for layout in in_turn:
+            for task in layout.head:
+                yield Placed(task, name=head_of(phase))
+
+    def _lay_out(
+        self, traced: Phase, shape: MicroBatchShape, *, step: int, arrivals: tuple[tuple[int, ...], ...]
+    ) -> "_Layout":
+        """arrivals: of keys and values, by block; empty where all are there."""
+        num_running = shape.num_running(step)
+        compiled = compile_shape(traced, self.plan.weights, (num_running, shape.prompt_length + step))
+        regime = compiled.regime
+        assert isinstance(regime, ForwardRegime)
+        blocks = []
+        for block, template in enumerate(regime.block_templates):
+            after = regime.kv_after[template]
+            come: tuple[Arrival, ...] = tuple((after, "kv_cache", num_bytes) for num_bytes in arrivals[block]) if arrivals else ()
+            blocks.append(self._part(compiled, block_part(template), arrivals=come))
+        head = [self._part(compiled, HEAD)]
+        if self.workload.draws:
+            head.append(compiled.keep(("draw", self._rates_key), lambda: self._draw_task(num_running)))
+        return _Layout(embedding=self._part(compiled, EMBEDDING), blocks=tuple(blocks), head=tuple(head))
+
+    def _draw_task(self, num_running: int) -> Task:
+        """Sequences draw one after the other while the logits are there, which the head's own part has gone again."""
+        profile, size = self.profile, self.plan.weights.bytes_per_element
+        logits_bytes = num_running * (profile.hidden_size + profile.vocab_size) * size
+        return Task(
+            phase="",
+            block=-1,
+            name="",
+            bytes=risen_bytes(single("logits_and_loss", logits_bytes + draw_bytes(profile.vocab_size))),
+            time=draw_time(profile.vocab_size, num_sequences=num_running, rates=self.machine.rates),
+        )
+
+    def _part(self, compiled: CompiledShape, part: str, *, arrivals: tuple[Arrival, ...] = ()) -> Task:
+        def make() -> Task:
+            return Task(
+                phase="",
+                block=-1,
+                name="",
+                bytes=compiled.part_bytes(part, arrivals=arrivals),
+                time=compiled.part_time(part, self.machine, rates_key=self._rates_key),
+                moves=partial(compiled.part_moves, part, arrivals=arrivals),
+                allocated_rise=partial(compiled.part_rise, part, arrivals=arrivals),
+            )
+
+        return compiled.keep(("task", part, arrivals, self._rates_key), make)
+
+    @cached_property
+    def weights_tasks(self) -> list[Task]:
+        """By block, of any phase: what comes and goes is the same in all, and in all passes."""
+        if self._like is not None:
+            return self._like.weights_tasks
+        kinds = self.profile.block_kinds
+        slots = self.plan.weights.prefetch + 1
+        known: dict[Hashable, Task] = {}
+        found = []
+        for block, (gone_bytes, coming) in enumerate(self._moves):
+            key = (gone_bytes, kinds[block], block % slots, block == 0, tuple(kinds[other] for other in coming))
+            task = known.get(key)
+            if task is None:
+                task = known[key] = make_weights_task(
+                    "",
+                    block,
+                    by_block=self.streamed,
+                    tensors=self._tensors,
+                    gone_bytes=gone_bytes,
+                    coming=coming,
+                    plan=self.plan.weights,
+                    rates=self.machine.rates,
+                    num_keys=slots,
+                    holds_up_cpu=True,
+                    generates=True,
+                )
+            found.append(task)
+        return found
+
+
+    @property
+    def room_bytes(self) -> int:
+        """Of attention on the host, there."""
+        return max(each.room_bytes for each in self.kv.values())
+
+    @cached_property
+    def workspace_bytes(self) -> int:
+        """What caches share on the device while tokens are decoded."""
+        costs = self.kv.values()
+        slots = self.plan.kv_cache.num_ahead + 1
+        return max(each.front_bytes for each in costs) + slots * max(each.slot_bytes for each in costs)
+
+    @cached_property
+    def _kv_arrivals(self) -> list[tuple[tuple[int, ...], ...]]:
+        """By micro-batch and block: what comes to the device as a prompt first runs through it. The workspace comes with those
+        that need it first.
+        """
+        workspace = NO_WORKSPACE
+        arrivals: list[list[tuple[int, ...]]] = [[] for _ in self.micro_batches]
+        for block in range(self.profile.num_blocks):
+            for turn, shape in enumerate(self.micro_batches):
+                come, workspace = self.kv[shape].list_arrivals(block, workspace)
+                arrivals[turn].append(come)
+        return list(map(tuple, arrivals))
+
+    def _list_kv_tasks(self, running: PassShape, *, step: int) -> Iterator[tuple[Task, ...]]:
+        """In the order in which caches take turns: in each block one after the other. Nothing for plain caches.
+
+        A transfer's key tells it from others that are under way with it, of which there are no more than come ahead.
+        """
+        if self.plan.kv_cache.is_plain:
+            return
+        kinds, ahead = self.profile.block_kinds, self.plan.kv_cache.num_ahead
+        if not step or not ahead:
+            alike = {
+                (kind, shape): self._make_kv_tasks(0, kind, shape, later=[], step=step)
+                for kind in dict.fromkeys(kinds)
+                for shape in dict.fromkeys(running)
+            }
+            yield from [alike[kind, shape] for kind in kinds for shape in running]
+            return
+        order = [(kind, shape) for kind in kinds for shape in running]
+        known: dict[Hashable, tuple[Task, ...]] = {}
+        for place, (kind, shape) in enumerate(order):
+            later = order[place + ahead if place else 1 : place + ahead + 1]
+            key = (kind, shape, place % (ahead + 1), place > 0, *later)
+            tasks = known.get(key)
+            if tasks is None:
+                tasks = known[key] = self._make_kv_tasks(place, kind, shape, later=later, step=step)
+            yield tasks
+
+    def _make_kv_tasks(
+        self, place: int, kind: int, shape: MicroBatchShape, *, later: list[tuple[int, MicroBatchShape]], step: int
+    ) -> tuple[Task, ...]:
+        """later: whose keys and values begin to come then."""
+        costs, ahead = self.kv[shape], self.plan.kv_cache.num_ahead
+        if not step:
+            return (costs.prefill_task(kind),)
+        slots = ahead + 1
+        first = place + ahead if place else 1
+        begins = [
+            each
+            for index, (other, its) in enumerate(later, first)
+            for each in self.kv[its].list_coming(other, step=step, key=("keys and values", index % slots))
+        ]
+        return costs.decode_tasks(
+            kind,
+            step=step,
+            arrives=costs.list_coming(kind, step=step, key=("keys and values", place % slots)),
+            begins=begins,
+            was_begun=place > 0 and ahead > 0,
+        )
+
+    def running(self, step: int) -> PassShape:
+        """The micro-batches that still generate in a step."""
+        return tuple(shape for shape in self.micro_batches if step < shape.num_steps)
+
+@dataclass(frozen=True, kw_only=True)
+class _Layout:
+    """Tasks of one micro-batch in one step."""
+
+    embedding: Task
+    blocks: tuple[Task, ...]
+    head: tuple[Task, ...]
+
+
+def phase_of(step: int) -> str:
+    return decode_phase(step + 1) if step else PREFILL
+
+
+def named(placed: Iterable[Placed], phase: str) -> tuple[Task, ...]:
+    """As tasks are told of."""
+    return tuple(replace(task, phase=phase, block=block, name=name) for task, block, name in placed)

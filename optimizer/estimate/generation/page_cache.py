@@ -1,0 +1,45 @@
+"""Whether the system's page cache holds what a generation keeps on the disk, so that it is read at memory's pace. Torch-free.
+
+Each step reads all of it, in turn. So what has room in memory beside what the plan keeps on the host is read from the disk once,
+if ever; of what has not, little is still there when it is read again, and all of it is told at the disk's own rate.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from optimizer.estimate.generation.kv_cache import KvCosts, sum_homes
+from optimizer.hardware.machine import Machine
+from optimizer.plan.generation import InferencePlan
+from optimizer.plan.passes import PassShape
+from optimizer.profile.generation import InferenceProfile
+
+_IN_MEMORY: Final = ("host", "disk")
+
+
+def reading_disk(machine: Machine, *, is_in_memory: bool) -> Machine:
+    """With its rate of the disk as the plan reads it."""
+    return replace(machine, rates=machine.rates.with_page_cache) if is_in_memory else machine
+
+
+def is_disk_in_memory(
+    profile: InferenceProfile, plan: InferencePlan, machine: Machine, *, passes: Sequence[PassShape] = ()
+) -> bool:
+    """Of all passes; without them, where it may be."""
+    away_bytes = _weights_bytes(profile, plan) + _cache_bytes(profile, plan, machine, passes=passes)
+    return away_bytes <= machine.host_memory_bytes
+
+
+def _weights_bytes(profile: InferenceProfile, plan: InferencePlan) -> int:
+    held = profile.weight_bytes(plan.weights.representation)
+    return sum(held.by_block[kind] for kind in profile.block_kinds) if plan.weights.place in _IN_MEMORY else 0
+
+
+def _cache_bytes(profile: InferenceProfile, plan: InferencePlan, machine: Machine, *, passes: Sequence[PassShape]) -> int:
+    if plan.kv_cache.place not in _IN_MEMORY:
+        return 0
+    costs = {
+        shape: KvCosts(profile, plan, machine, shape=shape)
+        for shape in {shape for micro_batches in passes for shape in micro_batches}
+    }
+    return sum_homes([[costs[shape].homes for shape in micro_batches] for micro_batches in passes])

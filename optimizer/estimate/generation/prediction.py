@@ -1,0 +1,102 @@
+"""What the estimator returns for one generation under one plan on one machine. Torch-free, JSON-able."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+from optimizer.base.serialize import from_json, to_json
+from optimizer.estimate.prediction import CardMemory, TimelinePoint, Verdict, judge
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodePoint:
+    """The decode of one token."""
+
+    num_tokens: int
+    """That the new token sees, itself included: prompt and what was generated so far."""
+    step_ms: float
+    device_peak_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferencePrediction:
+    """One plan, priced on one machine for one workload. Of a pass: one of ``plan.batch_size`` sequences."""
+
+    device_peak_bytes: int
+    """Most bytes allocated on the device at any moment of a pass."""
+    device_peak_low_bytes: int
+    device_peak_high_bytes: int
+    """Interval that covers the measurement; the verdict compares ``high`` with the budget."""
+    device_bytes_by_category: dict[str, int]
+    """At the peak moment; sums to ``device_peak_bytes``."""
+    peak_moment: str
+    """For people: ``prefill of block 11 of 12``, ``head of decode (token 40)``."""
+    kv_cache_bytes: int
+    """Of a pass, all of it, wherever it is; without what blocks share on the device."""
+    host_peak_bytes: int
+    disk_peak_bytes: int
+    copied_bytes: dict[str, int]
+    """In all passes by link (``categories.Link``); links without traffic left out, as in the next two."""
+    copied_bytes_per_pass: dict[str, int]
+    copied_bytes_per_token: dict[str, int]
+    """For one decoded token of every sequence of a pass; on average where it grows with the cache."""
+    prefill_ms: float
+    """From a pass's begin to its first token."""
+    prefill_low_ms: float
+    prefill_high_ms: float
+    decode_ms: float
+    """Of each later token, on average over the pass; 0 where there is only one."""
+    decode_low_ms: float
+    decode_high_ms: float
+    decode: tuple[DecodePoint, ...]
+    """How that grows with the cache: what was priced, in order; between two neighbours time is a straight line."""
+    tokens_per_s: float
+    """New tokens of all sequences, prefill included."""
+    total_s: float
+    lane_busy_ms: dict[str, float]
+    """Busy time per lane in one pass."""
+    exposed_ms: dict[str, float]
+    """Time of a pass that compute stands still, by the lane it waits for; lanes that cost nothing left out."""
+    prefill_by_kind_ms: dict[str, float]
+    """Where a pass's prefill goes: each kind of work (``time_kinds``), and each lane that compute waits for."""
+    decode_by_kind_ms: dict[str, float]
+    """The same of all later tokens of a pass."""
+    timeline: tuple[TimelinePoint, ...]
+    """Device bytes within one pass, in order, at most 400 points, the peak moment always among them."""
+    time_source: Literal["measured", "table"]
+    """Whether the machine's rates were measured or come from the table."""
+    num_time_runs: int = 0
+    """Finished runs that the time intervals are drawn from; 0: an assumption."""
+    unmetered_bytes: int = 0
+    """As ``Prediction.unmetered_bytes``."""
+    remote_peak_bytes: int = 0
+    """Bytes in the remote store at their most."""
+    memory: CardMemory | None = None
+    """From tensors to a card (``estimate/generation/process.py``); None where it was not worked out."""
+
+    def decode_step_ms(self, num_tokens: int) -> float:
+        """Time for the token that sees so many, itself included; the nearest priced one beyond the pass's own."""
+        points = self.decode
+        if not points:
+            return 0.0
+        for before, after in pairwise(points):
+            if before.num_tokens <= num_tokens <= after.num_tokens:
+                share = (num_tokens - before.num_tokens) / (after.num_tokens - before.num_tokens)
+                return before.step_ms + share * (after.step_ms - before.step_ms)
+        return points[0].step_ms if num_tokens < points[0].num_tokens else points[-1].step_ms
+
+    def verdict(self, budget_bytes: int) -> Verdict:
+        """As ``Prediction.verdict``: of the tensors against the budget, and where ``memory`` was worked out also as allocated,
+        and of the process against the card.
+        """
+        return judge(
+            self.device_peak_bytes, self.device_peak_high_bytes, memory=self.memory, budget_bytes=budget_bytes
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        document: dict[str, Any] = to_json(self)
+        return document
+
+    @classmethod
+    def from_json(cls, document: Any) -> "InferencePrediction":
+        return from_json(cls, document, path="prediction")

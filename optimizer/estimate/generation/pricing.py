@@ -1,0 +1,230 @@
+"""Prices one batch generation on one machine: what a search over inference plans asks, and what a user sees. Torch-free.
+
+Passes (``inference_pass.py``) run through the simulator that prices training steps. Bytes are simulated storage for storage, so
+on the CPU device they equal what the runtime's meter counts.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optimizer.base.categories import CATEGORIES, Link
+from optimizer.estimate.generation.kv_cache import sum_homes
+from optimizer.estimate.generation.kv_prefix import find_prefix_conflict
+from optimizer.estimate.generation.one_pass import PASS_KINDS, GenerationPass, times_of
+from optimizer.estimate.generation.page_cache import is_disk_in_memory, reading_disk
+from optimizer.estimate.generation.prediction import DecodePoint, InferencePrediction
+from optimizer.estimate.prediction import LANES, TimelinePoint
+from optimizer.estimate.step.simulate import Simulation
+from optimizer.estimate.tasks.parts import Bytes
+from optimizer.estimate.time_interval import time_interval
+from optimizer.estimate.training import MEMORY_MARGIN
+from optimizer.hardware.calibration import Spread, calibrated_machine, of_generations, read_spread
+from optimizer.hardware.machine import Machine
+from optimizer.plan.generation import PREFILL, InferencePlan
+from optimizer.plan.passes import PassShape, covers, num_steps_of
+from optimizer.profile.generation import InferenceProfile
+from optimizer.workload import InferenceWorkload
+
+_MAX_PASSES = 5
+"""Distinct passes that are priced where there are more, beside those that may have the highest peak."""
+_MAX_PREFILL_POINTS = 200
+_MAX_DECODE_POINTS = 199
+
+
+def estimate_inference(
+    profile: InferenceProfile,
+    *,
+    plan: InferencePlan,
+    workload: InferenceWorkload,
+    machine: Machine,
+    calibration: Mapping[str, Any] | None = None,
+    in_detail: bool = True,
+) -> InferencePrediction:
+    """calibration: what finished runs taught of this machine's time (``hardware/calibration.py``). in_detail: False leaves out
+    the timeline and the moment of the peak, of which a search makes no use, and has times to within a thousandth.
+
+    Raises InvalidPlan where the plan contradicts itself, the workload or the profile, InvalidWorkload beyond the positions.
+    """
+    plan.check(workload=workload, max_sequence_length=profile.max_sequence_length)
+    calibration = of_generations(calibration)
+    conflict = find_prefix_conflict(profile, plan)
+    if conflict is not None:
+        raise conflict
+    passes = plan.list_passes(workload)
+    machine = _as_it_reads(calibrated_machine(machine, calibration), profile, plan, [shape for shape, _ in passes])
+    priced: dict[int, GenerationPass] = {}
+    for index in _choose_passes([shape for shape, _ in passes]):
+        like = next(iter(priced.values()), None)
+        priced[index] = GenerationPass(
+            profile, plan, workload, machine, micro_batches=passes[index][0], like=like, is_rough=not in_detail
+        )
+    return _predict(priced, passes, spread=read_spread(calibration), in_detail=in_detail)
+
+
+def _as_it_reads(machine: Machine, profile: InferenceProfile, plan: InferencePlan, passes: Sequence[PassShape]) -> Machine:
+    """With its rate of the disk as the plan reads it, if it does."""
+    if "disk" not in (plan.weights.place, plan.kv_cache.place):
+        return machine
+    return reading_disk(machine, is_in_memory=is_disk_in_memory(profile, plan, machine, passes=passes))
+
+
+# Several passes.
+
+
+def _choose_passes(shapes: Sequence[PassShape]) -> list[int]:
+    """Those to price, in order: all where there are few; else every one that may have the highest peak, and a spread of others,
+    between which time is a straight line.
+    """
+    last = len(shapes) - 1
+    if last < _MAX_PASSES:
+        return list(range(len(shapes)))
+    chosen = {last * place // (_MAX_PASSES - 1) for place in range(_MAX_PASSES)}
+    highest: list[int] = []
+    for index, shape in enumerate(shapes):
+        if not any(covers(shapes[other], shape) for other in highest):
+            highest.append(index)
+    return sorted(chosen.union(highest))
+
+
+def _total_ms(priced: Mapping[int, GenerationPass], passes: Sequence[tuple[PassShape, int]]) -> float:
+    """Of all passes: those that were not priced take for a step what lies between their neighbours."""
+    known = sorted(priced)
+    step_ms = np.interp(
+        np.arange(len(passes)), known, [priced[index].total_ms / priced[index].num_steps for index in known]
+    )
+    return sum(
+        count * (priced[index].total_ms if index in priced else num_steps_of(shape) * float(step_ms[index]))
+        for index, (shape, count) in enumerate(passes)
+    )
+
+
+# The prediction.
+
+
+def _predict(
+    priced: Mapping[int, GenerationPass],
+    passes: Sequence[tuple[PassShape, int]],
+    *,
+    spread: Spread | None,
+    in_detail: bool,
+) -> InferencePrediction:
+    """What is told of a pass is told of the one with the highest peak, the first of equals."""
+    full = max(priced.values(), key=lambda each: each.highest[1].device_peak_bytes)
+    workload, machine = full.workload, full.machine
+    highest = full.highest[1]
+    peak_bytes = highest.device_peak_bytes
+    margin_bytes = int(np.ceil(peak_bytes * MEMORY_MARGIN[machine.device.kind]))
+    unmetered_bytes = max(0, max(each.allocated_bytes for each in priced.values()) - peak_bytes)
+    low, high = time_interval(machine.rates, spread)
+    total_s = _total_ms(priced, passes) / 1000
+    every = [priced.get(index) or full.other(shape) for index, (shape, _) in enumerate(passes)]
+    away_bytes = sum_homes([each.kv_homes for each in every]) + max(each.room_bytes for each in every)
+    decoded = full.decode_sum
+    decode_ms = float(decoded.ms[0]) / decoded.num_tokens if decoded.num_tokens else 0.0
+    prefill = times_of(full.prefill)
+    busy, exposed, _ = _split(prefill + decoded.ms)
+    return InferencePrediction(
+        device_peak_bytes=peak_bytes,
+        device_peak_low_bytes=peak_bytes - margin_bytes,
+        device_peak_high_bytes=peak_bytes + margin_bytes + unmetered_bytes,
+        unmetered_bytes=unmetered_bytes,
+        device_bytes_by_category=_by_category(highest.peak),
+        peak_moment=full.peak_moment if in_detail else "",
+        kv_cache_bytes=full.kv_cache_bytes,
+        host_peak_bytes=max(each.host_bytes for each in every) + (away_bytes if full.plan.kv_cache.place == "host" else 0),
+        disk_peak_bytes=full.disk_bytes + (away_bytes if full.plan.kv_cache.place == "disk" else 0),
+        remote_peak_bytes=away_bytes if full.plan.kv_cache.place == "remote" else 0,
+        copied_bytes=_sum_bytes(
+            (each.copied_bytes, count) for each, (_, count) in zip(every, passes, strict=True)
+        ),
+        copied_bytes_per_pass=_sum_bytes([(full.copied_bytes, 1)]),
+        copied_bytes_per_token={
+            link: num_bytes // decoded.num_tokens for link, num_bytes in full.decode_copied_bytes.items()
+        },
+        prefill_ms=full.prefill.step_ms,
+        prefill_low_ms=full.prefill.step_ms * low,
+        prefill_high_ms=full.prefill.step_ms * high,
+        decode_ms=decode_ms,
+        decode_low_ms=decode_ms * low,
+        decode_high_ms=decode_ms * high,
+        decode=tuple(
+            DecodePoint(
+                num_tokens=full.micro_batches[0].prompt_length + index,
+                step_ms=step.step_ms,
+                device_peak_bytes=step.device_peak_bytes,
+            )
+            for index, step in full.decoded
+        ),
+        tokens_per_s=workload.total_new_tokens / total_s,
+        total_s=total_s,
+        lane_busy_ms=busy,
+        exposed_ms=exposed,
+        prefill_by_kind_ms=by_kind(prefill),
+        decode_by_kind_ms=by_kind(decoded.ms),
+        timeline=tuple(_timeline(full)) if in_detail else (),
+        time_source=machine.rates.source,
+        num_time_runs=spread.num_runs if spread is not None else 0,
+    )
+
+
+def _split(times: NDArray[np.float64]) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
+    """Of what ``times_of`` gives: lanes busy, lanes waited for, kinds; those that cost nothing left out."""
+    names = (LANES, LANES, PASS_KINDS)
+    rows = np.split(times[1:], [len(LANES), 2 * len(LANES)])
+    busy, exposed, kinds = (
+        {name: ms for name, ms in zip(each, row.tolist(), strict=True) if ms > 0}
+        for each, row in zip(names, rows, strict=True)
+    )
+    return busy, exposed, kinds
+
+
+def by_kind(times: NDArray[np.float64]) -> dict[str, float]:
+    """Of what ``times_of`` gives: each kind of work, and each lane that compute waits for; they sum up to the time."""
+    _, exposed, kinds = _split(times)
+    return {**kinds, **exposed}
+
+
+def _sum_bytes(copied: Iterable[tuple[Mapping[Link, int], int]]) -> dict[str, int]:
+    """By link, of each so many times."""
+    total: dict[str, int] = {}
+    for each, times in copied:
+        for link, num_bytes in each.items():
+            total[link] = total.get(link, 0) + times * num_bytes
+    return total
+
+
+def _by_category(row: Bytes) -> dict[str, int]:
+    return dict(zip(CATEGORIES, row.tolist(), strict=True))
+
+
+def _timeline(full: GenerationPass) -> Iterator[TimelinePoint]:
+    """The highest point of each stretch of the prefill, then of each token decoded that was priced, or of a share of them."""
+    prefill = full.prefill
+    row = prefill.rows[0]
+    yield TimelinePoint(offset_ms=0.0, phase=PREFILL, bytes_by_category=_by_category(prefill.resident))
+    edges = np.unique(np.linspace(0, len(row.tasks), _MAX_PREFILL_POINTS).astype(int))
+    for start, end in pairwise(edges):
+        index = int(start + row.levels[start:end].sum(axis=1).argmax())
+        yield TimelinePoint(
+            offset_ms=row.starts_ms[index], phase=PREFILL, bytes_by_category=_by_category(row.levels[index])
+        )
+    decoded = full.decoded
+    if not decoded:
+        return
+    indices = np.arange(decoded[0][0], decoded[-1][0] + 1)
+    step_ms = np.interp(indices, [index for index, _ in decoded], [step.step_ms for _, step in decoded])
+    starts_ms = prefill.step_ms + np.concatenate(([0.0], step_ms.cumsum()[:-1]))
+    for index, step in _thinned(decoded, keep=full.highest[1]):
+        yield TimelinePoint(
+            offset_ms=float(starts_ms[index - indices[0]]), phase="decode", bytes_by_category=_by_category(step.peak)
+        )
+
+
+def _thinned(decoded: list[tuple[int, Simulation]], *, keep: Simulation) -> list[tuple[int, Simulation]]:
+    every = -(-len(decoded) // (_MAX_DECODE_POINTS - 2))
+    last = len(decoded) - 1
+    return [each for index, each in enumerate(decoded) if index % every == 0 or index == last or each[1] is keep]

@@ -1,0 +1,153 @@
+"""From a generation's tensors to what a card and a host really have to hold, as ``process.py`` has it of training. Torch-free.
+
+Two passes are replayed: the prefill, and the decode of a few tokens, from the first to the last. Weights of the blocks are there
+one by one, as they are loaded; what belongs to no block as its matrices of vocabulary by width, and the rest as one.
+
+*Not modelled*: the decode of the tokens between those; each makes tensors a little larger than the one before, where the model
+makes any that grow with the cache.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from optimizer.base.intervals import ByteInterval, exactly
+from optimizer.estimate.card.allocations import Allocations, list_pass_allocations
+from optimizer.estimate.card.depth import keep_blocks, list_alike
+from optimizer.estimate.card.host_memory import PAGE_BYTES
+from optimizer.estimate.card.on_cuda import CudaMoves
+from optimizer.estimate.card.process import Layout, Replayed, allocator_settings, card_memory, replay_layouts
+from optimizer.estimate.generation.one_pass import GenerationPass
+from optimizer.estimate.generation.prediction import InferencePrediction
+from optimizer.hardware.machine import Machine
+from optimizer.plan.generation import InferencePlan
+from optimizer.profile.generation import InferenceProfile, Phase
+from optimizer.workload import InferenceWorkload
+
+_MAX_DECODED = 5
+"""Tokens whose decode is replayed in a pass."""
+
+
+def add_generation_memory(
+    prediction: InferencePrediction,
+    profile: InferenceProfile,
+    *,
+    plan: InferencePlan,
+    workload: InferenceWorkload,
+    machine: Machine,
+) -> InferencePrediction:
+    """The prediction of this plan with ``memory`` filled in; for plans that are shown, not for each that a search tries."""
+    peak_in = prediction.peak_moment.partition(" of block ")[0]
+    replayed = _replay(profile, plan=plan, workload=workload, machine=machine, peak_in=peak_in)
+    host_pinned, host_pageable = _host_memory(prediction, profile, plan=plan, machine=machine)
+    memory = card_memory(
+        prediction, replayed, host_pinned=host_pinned, host_pageable=host_pageable, device=machine.device
+    )
+    return replace(prediction, memory=memory)
+
+
+def list_generation_allocations(
+    profile: InferenceProfile, *, plan: InferencePlan, workload: InferenceWorkload, machine: Machine
+) -> Allocations:
+    """Loading and two passes of the kind that keeps most, as single allocations in order."""
+    passes = plan.list_passes(workload)
+    widest = max((shape for shape, _ in passes), key=lambda shape: sum(each.batch_size * each.cache_length for each in shape))
+    full = GenerationPass(profile, plan, workload, machine, micro_batches=widest)
+    rows = [full.prefill_tasks, full.later_tasks, *(full.decode_tasks(step) for step in _decoded_steps(full.num_steps))]
+    on_cuda = None
+    if machine.device.kind == "cuda":
+        on_cuda = CudaMoves(
+            element_bytes=plan.weights.bytes_per_element, num_tokens=widest[0].batch_size * widest[0].prompt_length
+        )
+    return list_pass_allocations(rows, loaded=_loaded(profile, plan), on_cuda=on_cuda)
+
+
+def _replay(
+    profile: InferenceProfile, *, plan: InferencePlan, workload: InferenceWorkload, machine: Machine, peak_in: str
+) -> Replayed:
+    def laid(kept: tuple[int, ...]) -> Layout:
+        part = _keep(profile, kept)
+        return Layout(
+            kept=kept,
+            list=lambda: list_generation_allocations(part, plan=plan, workload=workload, machine=machine),
+        )
+
+    cuts = keep_blocks(list_alike(_kinds(profile)), num_blocks=profile.num_blocks)
+    return replay_layouts(
+        laid(tuple(range(profile.num_blocks))),
+        cuts=None if cuts is None else (laid(cuts[0]), laid(cuts[1])),
+        settings=allocator_settings(plan.allocator, machine.device),
+        peak_in=peak_in,
+    )
+
+
+def _kinds(profile: InferenceProfile) -> list[object]:
+    """For each block what tells it from others."""
+    regimes = [
+        regime for phase in _list_phases(profile) for found in phase.regimes.values() for regime in found
+    ]
+    return [
+        (kind, tuple(regime.block_templates[block] for regime in regimes))
+        for block, kind in enumerate(profile.block_kinds)
+    ]
+
+
+def _list_phases(profile: InferenceProfile) -> list[Phase]:
+    return [profile.prefill, profile.decode, *([profile.on_host.decode] if profile.on_host is not None else [])]
+
+
+def _keep(profile: InferenceProfile, kept: Sequence[int]) -> InferenceProfile:
+    if len(kept) == profile.num_blocks:
+        return profile
+
+    def cut(phase: Phase) -> Phase:
+        regimes = {
+            name: tuple(
+                replace(regime, block_templates=tuple(regime.block_templates[block] for block in kept))
+                for regime in found
+            )
+            for name, found in phase.regimes.items()
+        }
+        return replace(phase, regimes=regimes)
+
+    return replace(
+        profile,
+        num_blocks=len(kept),
+        block_kinds=tuple(profile.block_kinds[block] for block in kept),
+        prefill=cut(profile.prefill),
+        decode=cut(profile.decode),
+        on_host=None if profile.on_host is None else replace(profile.on_host, decode=cut(profile.on_host.decode)),
+        rebuild=None if profile.rebuild is None else cut(profile.rebuild),
+    )
+
+
+def _decoded_steps(num_steps: int) -> list[int]:
+    """Evenly from the first decoded token to the last."""
+    low, high = 1, num_steps - 1
+    count = min(_MAX_DECODED, high - low + 1)
+    if count < 2:
+        return [high] * count
+    return [low + (high - low) * index // (count - 1) for index in range(count)]
+
+
+def _loaded(profile: InferenceProfile, plan: InferencePlan) -> list[int]:
+    """Weights that are always on the device, tensor by tensor as far as a profile knows them; they sum to what a pass counts."""
+    held = profile.weight_bytes(plan.weights.representation)
+    matrix_bytes = profile.vocab_size * profile.hidden_size * plan.weights.bytes_per_element
+    num_matrices = held.outside // matrix_bytes
+    sizes = [matrix_bytes] * num_matrices + [held.outside - num_matrices * matrix_bytes]
+    for kind in profile.block_kinds:
+        sizes += [held.staying_by_block[kind], *(held.tensors[kind] if plan.weights.place == "device" else ())]
+    return [num_bytes for num_bytes in sizes if num_bytes]
+
+
+def _host_memory(
+    prediction: InferencePrediction, profile: InferenceProfile, *, plan: InferencePlan, machine: Machine
+) -> tuple[ByteInterval, ByteInterval]:
+    """Pinned and pageable. What streams is pinned where it lies, in whole pages; the staging of disk reads as it is."""
+    total_bytes = prediction.host_peak_bytes
+    if machine.device.kind == "cpu":
+        return exactly(0), exactly(total_bytes)
+    held = profile.weight_bytes(plan.weights.representation)
+    num_buffers = sum(len(held.tensors[kind]) for kind in profile.block_kinds) if plan.weights.place == "host" else 0
+    num_buffers += profile.num_blocks + 1 if plan.kv_cache.place == "host" else 0
+    return ByteInterval(low=total_bytes, value=total_bytes, high=total_bytes + num_buffers * PAGE_BYTES), exactly(0)

@@ -1,0 +1,120 @@
+"""What batches of many sizes come to: micro-batches of which shapes, in how many passes and steps. Torch-free.
+
+Arrays over sizes and numbers of micro-batches to a pass, for ``inference_floor.py`` to price all of them at once.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optimizer.estimate.categories.batch import ID_BYTES
+from optimizer.plan.passes import MicroBatchShape, list_passes, num_steps_of
+from optimizer.workload import InferenceWorkload
+
+Floats = NDArray[np.float64]
+
+
+class Way(NamedTuple):
+    """What of a plan decides how micro-batches run, their number and size aside; as ``list_passes`` has it."""
+
+    prefill_tokens: int | None
+    drops_ended: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Splits:
+    """What batches of all sizes come to, by number of micro-batches and size."""
+
+    shapes: tuple[MicroBatchShape, ...]
+    counts: Floats
+    """[number of micro-batches, size, shape]: those of all passes. Where sequences ask for different numbers of tokens, how many
+    share a pass may decide who shares a micro-batch (``arrange_passes``).
+    """
+    first: Floats
+    """The same of the first pass, which keeps most."""
+    leader: NDArray[np.int64]
+    """[number of micro-batches, size]: the shape of the first micro-batch."""
+    num_passes: Floats
+    """The same."""
+    num_steps: Floats
+    """The same: in all passes, prefills among them."""
+    sizes: tuple[int, ...]
+    num_sequences: int
+    is_even: bool
+    """As ``InferenceWorkload.is_even``."""
+
+    @classmethod
+    def of(
+        cls, workload: InferenceWorkload, sizes: tuple[int, ...], micro_batches: tuple[int, ...], way: Way
+    ) -> "Splits":
+        known: dict[MicroBatchShape, int] = {}
+        listed = [
+            [list_passes(workload, batch_size=size, num_micro_batches=number, **way._asdict()) for size in sizes]
+            for number in micro_batches
+        ]
+        for passes in (each for row in listed for each in row):
+            for shape, _ in passes:
+                for each in shape:
+                    known.setdefault(each, len(known))
+        counts, first = np.zeros((2, len(micro_batches), len(sizes), len(known)))
+        num_passes, num_steps = np.zeros((2, len(micro_batches), len(sizes)))
+        for row, column in np.ndindex(num_passes.shape):
+            passes = listed[row][column]
+            num_passes[row, column] = sum(count for _, count in passes)
+            num_steps[row, column] = sum(count * num_steps_of(shape) for shape, count in passes)
+            for each in passes[0][0]:
+                first[row, column, known[each]] += 1
+            for shape, count in passes:
+                for each in shape:
+                    counts[row, column, known[each]] += count
+        leader = np.array([[known[passes[0][0][0]] for passes in row] for row in listed])
+        return cls(
+            shapes=tuple(known),
+            counts=counts,
+            first=first,
+            leader=leader,
+            num_passes=num_passes,
+            num_steps=num_steps,
+            sizes=sizes,
+            num_sequences=workload.num_sequences,
+            is_even=workload.is_even,
+        )
+
+    def count_first(self, of_shape: NDArray[np.int64] | Floats) -> Floats:
+        """Of all micro-batches of the first pass together."""
+        found: Floats = self.first @ of_shape
+        return found
+
+    def of_first(self, of_shape: NDArray[np.int64] | Floats) -> Floats:
+        """[number of micro-batches, size]: of the first micro-batch."""
+        return np.asarray(of_shape, dtype=np.float64)[self.leader]
+
+    @cached_property
+    def new_ids(self) -> Floats:
+        """By shape, of new tokens."""
+        return np.array([ID_BYTES * shape.batch_size * shape.num_steps for shape in self.shapes], dtype=np.float64)
+
+    @cached_property
+    def ids(self) -> Floats:
+        """With those of prompts."""
+        prompts = [ID_BYTES * shape.batch_size * shape.prompt_length for shape in self.shapes]
+        return self.new_ids + np.array(prompts, dtype=np.float64)
+
+    def saved_between(self, of_shape: Floats) -> Floats:
+        """[size]: how much less than that batch one between it and the next could take, of what a micro-batch takes."""
+        saved = np.zeros(len(self.sizes))
+        if not self.is_even:
+            return saved
+        leader = self.leader[0]
+        for place, (size, larger) in enumerate(pairwise(self.sizes)):
+            number = -(-self.num_sequences // size)
+            mean = self.num_sequences / number
+            if larger > size + 1 and mean < size:
+                slope = max(0.0, of_shape[leader[place + 1]] - of_shape[leader[place]]) / (larger - size)
+                full = number * (of_shape[leader[place]] - (size - mean) * slope)
+                saved[place] = max(0.0, float(self.counts[0, place] @ of_shape) - full)
+        return saved

@@ -1,0 +1,417 @@
+"""A profile at one shape, as numbers: each part's bytes, peak, copies and time. What plans of that shape share is computed once.
+
+A part is summed up by what it changes (``net``), the highest point inside it relative to its start (``rise``) and what
+is in memory at that point. That is all a peak over parts needs, so pricing a plan costs one row per part, not one per op.
+"""
+
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
+
+import numpy as np
+
+from optimizer.base.categories import CATEGORIES, Category, Link, Tier
+from optimizer.estimate.categories.activations import (
+    TRACED_TRIP,
+    TracedCopy,
+    Trip,
+    count_copied_bytes,
+    estimate_trip_ms,
+    read_copy,
+    redirect_changes,
+)
+from optimizer.estimate.categories.moments import Moments
+from optimizer.estimate.cpu.cpu_scratch import rise_with_scratch, scratch_of
+from optimizer.estimate.ops.op_overhead import PartOps, is_done_again
+from optimizer.estimate.ops.op_times import OpTimes
+from optimizer.estimate.ops.priced_ops import KIND_SLOT, OpSizes, PricedOps, list_terms
+from optimizer.estimate.tasks.parts import Change, PartBytes, PartName, PartTime, sum_changes
+from optimizer.hardware.machine import Machine, Processor, Rates
+from optimizer.hardware.thread_wakeup import count_shared
+from optimizer.plan.activations import OFFLOADING, REBUILDING, BlockChoice
+from optimizer.plan.weights import DTYPE_BYTES, WeightsPlan
+from optimizer.profile.generation import ForwardRegime, Phase
+from optimizer.profile.profile import Change as ProfileChange
+from optimizer.profile.profile import Op, Part, Regime
+from optimizer.profile.sizes import Shape, evaluate, monomials
+
+Arrival = tuple[int, Category, int]
+"""After which op of a part so many bytes come that are not traced with it."""
+
+
+FROM_PROLOGUE = -2
+"""In place of a storage's number: one of those that the micro-batch made before its blocks."""
+
+
+class Move(NamedTuple):
+    """A change with what it comes or goes with, for people and for replays of what is allocated."""
+
+    tier: Tier
+    slot: int
+    num_bytes: int
+    op: int
+    """Number of the op in its part; -1 is before the first."""
+    op_name: str = ""
+    storage: int = -1
+    """Number of a storage born in this part; -1 where it was there before, or is not known; FROM_PROLOGUE."""
+
+
+_SLOT = {name: index for index, name in enumerate(CATEGORIES)}
+_GRADIENTS, _TEMPORARIES, _LOGITS = _SLOT["gradients"], _SLOT["temporaries"], _SLOT["logits_and_loss"]
+_STATE = _SLOT["optimizer_state"]
+_MAX_CACHED = 64
+_MAX_CACHED_PHASES = 2048
+"""Of a generation's phases, which have few parts, and a shape for each length of the cache that is priced."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dropped:
+    """What becomes of a gradient that is complete, where it does not stay on the device. first_moments: which the update of
+    its tensor makes, in a first step that consumes gradients.
+    """
+
+    first_moments: Moments | None = None
+    element_bytes: int = 4
+    """Of a gradient."""
+    widening: int = 0
+    """The update inside backward makes a wider copy for a moment: so many bytes for each of the gradient's; 0 for none."""
+    moments: Moments | None = None
+    """Whose update inside backward holds copies while it runs; None where it holds none."""
+
+
+NO_COPIES: Mapping[Link, int] = MappingProxyType({})
+
+
+class Traced(Protocol):
+    """What can be compiled: the profile of a step, or of one phase of a generation."""
+
+    @property
+    def ops(self) -> tuple[Op, ...]: ...
+    @property
+    def changes(self) -> tuple[ProfileChange, ...]: ...
+    @property
+    def parts(self) -> tuple[Part, ...]: ...
+    def regime(self, representation: str, shape: Shape) -> Regime: ...
+
+
+class CompiledShape:
+    """One regime of a profile at one micro-batch size and sequence length."""
+
+    def __init__(self, profile: Traced, *, weights: WeightsPlan, shape: Shape) -> None:
+        self.regime = profile.regime(weights.representation, shape)
+        self.shape = shape
+        self.compute_dtype = weights.dtype if weights.autocast == "off" else weights.autocast
+        # Not the profile itself: it is what decides how long this is kept.
+        self._parts = profile.parts
+        self._op_list = profile.ops
+        self._ops = OpSizes(profile, shape, element_bytes=DTYPE_BYTES[self.compute_dtype])
+        terms = list_terms(profile)
+        self._change_places = terms.change_places
+        self._change_bytes: list[int] = (terms.changes @ np.array(monomials(shape), dtype=np.int64)).tolist()
+        self._kept: dict[Hashable, Any] = {}
+        self._aliases: dict[PartName, PartName] = {}
+        self._element_dtype = weights.dtype
+        self._priced: dict[str, PricedOps] = {}
+
+    def keep(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What ``make`` gives, made once: a store for whatever depends on this shape and the key alone."""
+        if key not in self._kept:
+            self._kept[key] = make()
+        return cast(T, self._kept[key])
+
+    def shared_bytes(self, index: int) -> tuple[int, Category]:
+        shared = self.regime.shared[index]
+        return evaluate(shared.num_bytes, self.shape), shared.category
+
+    def part_bytes(
+        self,
+        name: PartName,
+        *,
+        releases: tuple[tuple[int, int], ...] = (),
+        trip: Trip | None = None,
+        dropped: Dropped | None = None,
+        arrivals: tuple[Arrival, ...] = (),
+    ) -> PartBytes:
+        """releases: shared storages that go during the part, as (index, after which op). dropped: None keeps gradients."""
+        name = self._alias(name)
+        key = ("bytes", name, releases, trip, dropped, arrivals)
+        return self.keep(key, lambda: sum_changes(self._list_changes(name, releases, trip, dropped, arrivals)))
+
+    def part_moves(
+        self,
+        name: PartName,
+        *,
+        releases: tuple[tuple[int, int], ...] = (),
+        trip: Trip | None = None,
+        dropped: Dropped | None = None,
+        arrivals: tuple[Arrival, ...] = (),
+    ) -> tuple[Move, ...]:
+        """What ``part_bytes`` sums up, change by change; the same object for the same arguments."""
+        ops = self._part(name).ops
+
+        def make() -> tuple[Move, ...]:
+            return tuple(
+                Move(*change, place, self._op_list[ops[place]].name if place >= 0 else "", storage)
+                for change, place, storage in self._place_changes(name, releases, trip, dropped, arrivals)
+            )
+
+        return self.keep(("moves", name, releases, trip, dropped, arrivals), make)
+
+    def part_rise(
+        self,
+        name: PartName,
+        processor: Processor,
+        *,
+        releases: tuple[tuple[int, int], ...] = (),
+        trip: Trip | None = None,
+        dropped: Dropped | None = None,
+        arrivals: tuple[Arrival, ...] = (),
+    ) -> int:
+        """How high what ``part_bytes`` sums up goes above its start with what the CPU's kernels hold; 0 if nothing."""
+
+        def make() -> int:
+            scratch = self._scratch_in(self._part(name), processor)
+            if not scratch:
+                return 0
+            placed = self._place_changes(name, releases, trip, dropped, arrivals)
+            return rise_with_scratch([(change, at) for change, at, _ in placed], scratch)
+
+        return self.keep(("rise", processor, name, releases, trip, dropped, arrivals), make)
+
+    def indexed_rise(self, index: int, processor: Processor) -> int:
+        """The same of one of the profile's parts by its number."""
+
+        def make() -> int:
+            part = self._parts[index]
+            changes = self._changes_of(part)
+            return rise_with_scratch(list(zip(changes, part.changes_at, strict=True)), self._scratch_in(part, processor))
+
+        return self.keep(("indexed rise", processor, index), make)
+
+    def _scratch_in(self, part: Part, processor: Processor) -> dict[int, int]:
+        """By the op's number in the part; ops that hold nothing left out."""
+        scratch = self.keep(("scratch", processor), lambda: self._list_scratch(processor))
+        return {at: scratch[op] for at, op in enumerate(part.ops) if op in scratch}
+
+    def _list_scratch(self, processor: Processor) -> dict[int, int]:
+        """By the op's number in the profile."""
+        is_half = self.compute_dtype != "fp32"
+        found = (scratch_of(op, self.shape, is_half=is_half, processor=processor) for op in self._op_list)
+        return {index: num_bytes for index, num_bytes in enumerate(found) if num_bytes}
+
+    def indexed_bytes(self, index: int) -> PartBytes:
+        """Of one of the profile's parts by its number."""
+
+        def summed() -> PartBytes:
+            return sum_changes(self._changes_of(self._parts[index]))
+
+        return self.keep(("indexed", index), summed)
+
+    def part_time(
+        self, name: PartName, machine: Machine, *, rates_key: Hashable, trip: Trip | None = None
+    ) -> PartTime:
+        """rates_key: anything that differs where machines differ; they hold dicts and cannot be hashed themselves."""
+        name = self._alias(name)
+        return self.keep(("time", name, rates_key, trip), lambda: self._sum_times(name, machine, str(rates_key), trip))
+
+    def part_copies(self, name: PartName, *, trip: Trip | None) -> Mapping[Link, int]:
+        """Bytes by link."""
+        if trip is None:
+            return NO_COPIES
+        return self.keep(("copies", name, trip), lambda: count_copied_bytes(self._copies(self._part(name)), trip=trip))
+
+    def num_shared_gradients(self, name: PartName) -> int:
+        """Of the gradients that are complete in a part, those that threads copy together."""
+        name = self._alias(name)
+        return self.keep(
+            ("shared gradients", name), lambda: self.count_shared_gradients(self._changes_of(self._part(name)))
+        )
+
+    def count_shared_gradients(self, changes: Iterable[Change]) -> int:
+        """changes: of a part."""
+        size = DTYPE_BYTES[self._element_dtype]
+        return count_shared(
+            num_bytes // size for tier, slot, num_bytes in changes if tier == "device" and slot == _GRADIENTS
+        )
+
+    def num_ops(self, name: PartName) -> int:
+        return len(self._part(name).ops)
+
+    def _part(self, name: PartName) -> Part:
+        if isinstance(name, str):
+            return self._parts[self.regime.parts[name]]
+        choice, template, which = name
+        index: int = getattr(self.regime.templates_of(choice)[template], which)
+        return self._parts[index]
+
+    def _alias(self, name: PartName) -> PartName:
+        """Of templates whose parts are the same, as far as bytes and time go, the first."""
+        if isinstance(name, str):
+            return name
+        if name not in self._aliases:
+            choice, _, which = name
+            alike = (other for other in self._aliases if not isinstance(other, str) and other[0] == choice and other[2] == which)
+            parts = self._parts_behind(name)
+            self._aliases[name] = next((other for other in alike if self._parts_behind(other) == parts), name)
+        return self._aliases[name]
+
+    def _parts_behind(self, name: "tuple[BlockChoice, int, str]") -> tuple[object, ...]:
+        """All that bytes and time of a block's part are worked out from."""
+        choice, template, which = name
+        made = self._copies(self._part((choice, template, "forward"))) if choice in OFFLOADING else ()
+        kept = self._part(("keep", template, which)) if choice in REBUILDING else None
+        return id(self._part(name)), id(kept), made
+
+    def _copies(self, part: Part) -> list[TracedCopy]:
+        return self.keep(("traced copies", id(part)), lambda: list(self._find_copies(part)))
+
+    def _find_copies(self, part: Part) -> Iterator[TracedCopy]:
+        for index in part.ops:
+            op = self._op_list[index]
+            if op.kind in ("copy_out", "copy_in"):
+                copy = read_copy(op.kind, op.name, evaluate(op.written_bytes, self.shape))
+                if copy is not None:
+                    yield copy
+
+    def _changes_of(self, part: Part) -> list[Change]:
+        """As traced."""
+        places, num_bytes = self._change_places, self._change_bytes
+        return [(*places[index], num_bytes[index]) for index in part.changes]
+
+    def _list_changes(
+        self,
+        name: PartName,
+        releases: tuple[tuple[int, int], ...],
+        trip: Trip | None,
+        dropped: Dropped | None,
+        arrivals: tuple[Arrival, ...],
+    ) -> list[Change]:
+        return [change for change, _, _ in self._place_changes(name, releases, trip, dropped, arrivals)]
+
+    def _place_changes(
+        self,
+        name: PartName,
+        releases: tuple[tuple[int, int], ...],
+        trip: Trip | None,
+        dropped: Dropped | None,
+        arrivals: tuple[Arrival, ...],
+    ) -> list[tuple[Change, int, int]]:
+        """Each with the numbers of its op and of its storage (``Part``)."""
+        part = self._part(name)
+        changes = self._changes_of(part)
+        # As traced, copies go to the host as they are.
+        if trip is not None and trip != TRACED_TRIP and not isinstance(name, str):
+            made = self._copies(self._part((name[0], name[1], "forward")))
+            changes = redirect_changes(changes, self._copies(part), trip=trip, made=made)
+        at = list(part.changes_at)
+        storages = list(part.storages) or [-1] * len(at)
+        shared = [(after, *self.shared_bytes(index)) for index, after in releases]
+        moves: list[Arrival] = [(after, category, -num_bytes) for after, num_bytes, category in shared]
+        for after, category, num_bytes in (*moves, *arrivals):
+            place = sum(1 for other in at if other <= after)
+            changes.insert(place, ("device", _SLOT[category], num_bytes))
+            at.insert(place, after)
+            storages.insert(place, FROM_PROLOGUE if num_bytes < 0 else -1)
+        placed = list(zip(changes, at, storages, strict=True))
+        if dropped is None:
+            return placed
+        region = _LOGITS if isinstance(name, str) and name.startswith("head") else _TEMPORARIES
+        found: list[tuple[Change, int, int]] = []
+        for change, place, storage in placed:
+            if change[1] != _GRADIENTS:
+                found.append((change, place, storage))
+                continue
+            for kept in drop_gradients([change], dropped, region=region):
+                found.append((kept, place, storage if kept[1] == change[1] else -1))
+        return found
+
+    def _sum_times(self, name: PartName, machine: Machine, rates_key: str, trip: Trip | None) -> PartTime:
+        priced = self._price_ops(machine.rates, rates_key)
+        part = self._part(name)
+        kernels_s, work, (out_s, in_s) = self.keep(("kernels", id(part), rates_key), lambda: priced.sum_of(part))
+        kinds_s = kernels_s.copy()
+        copies = self._copies(part)
+        moved = None
+        if trip is not None and copies:
+            moved = estimate_trip_ms(copies, trip=trip, rates=machine.rates, device_kind=machine.device.kind)
+            kinds_s[_QUANTIZATION] += moved.compute_ms / 1000 * priced.times.factors["quantization"]
+        kept = self._part(("keep", *name[1:])) if is_done_again(name) else None
+        own = PartOps(name=name, part=part, kept=kept)
+        beside = own.beside_kernels(
+            priced.times,
+            num_copies=len(copies),
+            kernels_s=float(kinds_s.sum()),
+            runs_ahead=machine.device.kind == "cuda",
+        )
+        kinds_s[_DISPATCH] += beside.dispatch_s + own.waking_s(priced, machine.rates)
+        kinds_s[_HOOKS] += beside.hooks_s
+        kinds_ms = tuple((kinds_s * 1000).tolist())
+        compute_ms = sum(kinds_ms)
+        recomputed_ms = 0.0
+        if kept is not None:
+            kept_ms = self.part_time(("keep", *name[1:]), machine, rates_key=rates_key).compute_ms
+            recomputed_ms = max(0.0, compute_ms - kept_ms)
+        return PartTime(
+            compute_ms=compute_ms,
+            copy_out_ms=float(out_s) * 1000 if moved is None else moved.copy_out_ms,
+            copy_in_ms=float(in_s) * 1000 if moved is None else moved.copy_in_ms,
+            disk_ms=0.0 if moved is None else moved.disk_ms,
+            network_ms=0.0 if moved is None else moved.network_ms,
+            kinds_ms=kinds_ms,
+            kinds_work=tuple(work.tolist()),
+            recomputed_ms=recomputed_ms,
+        )
+
+    def _price_ops(self, rates: Rates, rates_key: str) -> PricedOps:
+        if rates_key not in self._priced:
+            generates = isinstance(self.regime, ForwardRegime)
+            times = OpTimes(rates, self.compute_dtype, element_dtype=self._element_dtype, generates=generates)
+            self._priced[rates_key] = self._ops.priced(times, rates)
+        return self._priced[rates_key]
+
+
+_QUANTIZATION, _DISPATCH, _HOOKS = (KIND_SLOT[kind] for kind in ("quantization", "dispatch", "hooks"))
+
+
+def drop_gradients(changes: Iterable[Change], dropped: Dropped, *, region: int) -> Iterable[Change]:
+    """A part's changes where each gradient goes as soon as it is complete: when it comes to count as a gradient.
+
+    region: place of the category under which what the update needs for a moment counts.
+    """
+    for change in changes:
+        yield change
+        tier, slot, num_bytes = change
+        if tier == "device" and slot == _GRADIENTS and num_bytes > 0:
+            used: Change = ("device", _GRADIENTS, -num_bytes)
+            if dropped.widening:
+                yield "device", region, dropped.widening * num_bytes
+                yield used
+                used = ("device", region, -dropped.widening * num_bytes)
+            if dropped.first_moments is not None:
+                yield "device", _STATE, dropped.first_moments.of(num_bytes // dropped.element_bytes)
+            if dropped.moments is not None:
+                scratch_bytes = dropped.moments.scratch_of(num_bytes // dropped.element_bytes, device_kind="cpu")
+                yield "device", _TEMPORARIES, scratch_bytes
+                yield "device", _TEMPORARIES, -scratch_bytes
+            yield used
+
+
+_compiled: dict[tuple[int, str, Shape], CompiledShape] = {}
+_phases: dict[tuple[int, str, Shape], CompiledShape] = {}
+
+
+def compile_shape(profile: Traced, weights: WeightsPlan, shape: Shape) -> CompiledShape:
+    """Raises InvalidWorkload beyond the position table. Kept while the profile lives, the oldest dropped where there are many."""
+    kept, most = (_phases, _MAX_CACHED_PHASES) if isinstance(profile, Phase) else (_compiled, _MAX_CACHED)
+    key = (id(profile), weights.representation, shape)
+    compiled = kept.get(key)
+    if compiled is None:
+        compiled = CompiledShape(profile, weights=weights, shape=shape)
+        if len(kept) >= most:
+            del kept[next(iter(kept))]
+        kept[key] = compiled
+        weakref.finalize(profile, kept.pop, key, None)
+    return compiled

@@ -1,0 +1,107 @@
+"""Tasks of the parts around a step's blocks: the embedding, head and loss, and their backward. Torch-free."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Final
+
+from optimizer.base.categories import CATEGORIES
+from optimizer.estimate.shape.compiled import Move, drop_gradients
+from optimizer.estimate.shape.logits_and_loss import Product, estimate_chunked_head
+from optimizer.estimate.step.part_prices import PartPrices, with_gradients
+from optimizer.estimate.step.update import update_key
+from optimizer.estimate.tasks.parts import Change, sum_changes
+from optimizer.estimate.tasks.tasks import Task, add_legs, as_moves
+from optimizer.hardware.machine import Processor
+from optimizer.plan.activations import BlockChoice
+from optimizer.plan.plan import Plan
+from optimizer.profile.extent import traced_choice
+from optimizer.profile.profile import Profile, tail_name
+
+_SLOT = {name: index for index, name in enumerate(CATEGORIES)}
+_GRADIENTS, _LOGITS = _SLOT["gradients"], _SLOT["logits_and_loss"]
+_PLACES: Final[Mapping[str, tuple[str, str, int | None]]] = {
+    "prologue": ("forward", "embedding", -1),
+    "head": ("forward", "head and loss", 0),
+    "head_backward_first": ("backward", "backward of head and loss", None),
+    "head_backward_accumulate": ("backward", "backward of head and loss", None),
+    "norm_backward_first": ("backward", "backward", None),
+    "norm_backward_accumulate": ("backward", "backward", None),
+}
+"""Phase, name, and below 0 where it waits for the update of what is before the blocks, 0 of what is behind them."""
+
+
+class OutsideTasks:
+    """Of one shape and one count of chunks, made when first asked for."""
+
+    def __init__(self, profile: Profile, prices: PartPrices, *, plan: Plan) -> None:
+        self._prices = prices
+        compiled, machine = prices.compiled, prices.machine
+        self._parts = compiled.regime.parts
+        self._num_blocks = len(compiled.regime.block_templates)
+        self._head = compiled.keep(
+            ("head", plan.logits_and_loss.num_chunks, prices.rates_key),
+            lambda: estimate_chunked_head(profile, compiled, plan=plan, machine=machine),
+        )
+        self._tasks: dict[tuple[str, bool], Task] = {}
+
+    @classmethod
+    def of(cls, profile: Profile, prices: PartPrices, *, plan: Plan) -> "OutsideTasks":
+        """plan: of which only the number of chunks is looked at; its shape and dtypes are those of the prices."""
+        key = ("outside", prices, plan.logits_and_loss.num_chunks)
+        return prices.compiled.keep(key, lambda: cls(profile, prices, plan=plan))
+
+    @property
+    def loss_bytes(self) -> int | None:
+        """Of the loss of chunks, which goes after the traced parts; None where the loss is traced with them."""
+        return None if self._head is None else self._head.loss_bytes
+
+    def task(self, part: str, last: BlockChoice, *, is_first: bool = True) -> Task:
+        """Of one of PART_NAMES. last: what the last block does."""
+        tail = tail_name(part, traced_choice(last))
+        key = (tail if tail in self._parts else part, is_first)
+        if key not in self._tasks:
+            self._tasks[key] = self._make(*_PLACES[part], key[0], is_first=is_first)
+        return self._tasks[key]
+
+    def _make(self, phase: str, name: str, block: int | None, part: str, *, is_first: bool) -> Task:
+        prices, compiled, head = self._prices, self._prices.compiled, self._head
+        dropped = prices.dropped
+        moves: Callable[[], Sequence[Move]]
+        allocated_rise: Callable[[Processor], int] | None
+        if head is not None and part in head.bytes:
+            part_bytes, time = head.bytes[part], head.time[part]
+            changes: list[Change] = [
+                ("device", _SLOT[category], num_bytes) for category, num_bytes in head.changes[part]
+            ]
+            kept_net = part_bytes.net
+            num_shared = compiled.count_shared_gradients(changes)
+            if dropped is not None:
+                changes = list(drop_gradients(changes, dropped, region=_LOGITS))
+                part_bytes = sum_changes(changes)
+            moves = partial(as_moves, changes)
+            allocated_rise = partial(_highest_product, head.products) if part == "head" else None
+        else:
+            time = prices.time(part)
+            part_bytes = compiled.part_bytes(part, dropped=dropped)
+            kept_net = compiled.part_bytes(part).net
+            num_shared = compiled.num_shared_gradients(part)
+            moves = partial(compiled.part_moves, part, dropped=dropped)
+            allocated_rise = partial(compiled.part_rise, part, dropped=dropped)
+        gradient_bytes = int(kept_net[_GRADIENTS]) if prices.leaves_gradients and phase == "backward" else 0
+        leaving = prices.gradients_legs(gradient_bytes, num_shared=num_shared, is_first=is_first)
+        return Task(
+            phase=phase,
+            block=-1,
+            name=name,
+            bytes=part_bytes,
+            time=add_legs(time, leaving),
+            copied=with_gradients({}, gradient_bytes),
+            waits_for=() if block is None else (update_key(block if block < 0 else self._num_blocks),),
+            leaves=(leaving,) if leaving else (),
+            moves=moves,
+            allocated_rise=allocated_rise,
+        )
+
+
+def _highest_product(products: Sequence[Product], processor: Processor) -> int:
+    return max(product.allocated_bytes(processor) for product in products)

@@ -1,0 +1,66 @@
+"""What decides a part's time and what its gradients do, whichever part of a setting it is. Torch-free."""
+
+from collections.abc import Mapping
+from functools import cached_property
+
+from optimizer.base.categories import Link
+from optimizer.estimate.categories.activations import Trip
+from optimizer.estimate.categories.gradients import find_dropped, gradient_python_s
+from optimizer.estimate.categories.moments import Moments
+from optimizer.estimate.categories.optimizer_state import host_bytes_per_s
+from optimizer.estimate.shape.compiled import CompiledShape, Dropped
+from optimizer.estimate.tasks.parts import PartName, PartTime
+from optimizer.estimate.tasks.transfers import Legs
+from optimizer.hardware.machine import Machine
+from optimizer.hardware.thread_wakeup import wakings_s
+from optimizer.plan.plan import Plan
+
+
+class PartPrices:
+    """Of one shape on one machine, where gradients go one way."""
+
+    def __init__(self, compiled: CompiledShape, machine: Machine, *, dropped: Dropped | None, leaves_gradients: bool) -> None:
+        self.compiled, self.machine = compiled, machine
+        self.dropped, self.leaves_gradients = dropped, leaves_gradients
+        self.rates_key = f"{machine.device.kind} {machine.rates.fingerprint}"
+
+    @classmethod
+    def of(
+        cls, compiled: CompiledShape, *, plan: Plan, machine: Machine, first_moments: Moments | None = None
+    ) -> "PartPrices":
+        """plan: of which only what becomes of gradients is looked at. first_moments: which updates inside backward make, in a
+        first step that consumes gradients. The same object for all that differ in nothing else.
+        """
+        dropped = find_dropped(plan, first_moments=first_moments, device_kind=machine.device.kind)
+        leaves = plan.gradients.choice == "host"
+        key = ("part prices", leaves, dropped, machine.device.kind, machine.rates.fingerprint)
+        return compiled.keep(key, lambda: cls(compiled, machine, dropped=dropped, leaves_gradients=leaves))
+
+    def time(self, part: PartName, *, trip: Trip | None = None) -> PartTime:
+        return self.compiled.part_time(part, self.machine, rates_key=self.rates_key, trip=trip)
+
+    def gradients_legs(self, num_bytes: int, *, num_shared: int, is_first: bool) -> Legs:
+        """Of a part's gradients to the host, where they are added to those of the micro-batches before and measured.
+
+        num_shared: of their tensors, those that threads copy together.
+        """
+        if num_bytes <= 0:
+            return ()
+        # Norms are taken in the last micro-batch only, which a single one is too.
+        num_passes = 1 if is_first else 3
+        host_ms = num_passes * num_bytes / self._host_bytes_per_s * 1000
+        num_ops = num_shared * (1 if is_first else 2)
+        rates = self.machine.rates
+        host_ms += wakings_s(num_ops, rates, after_s=gradient_python_s(rates), kind="host") * 1000
+        return (("copy_out", num_bytes / rates.device_to_host_bytes_per_s * 1000), ("host", host_ms))
+
+    @cached_property
+    def _host_bytes_per_s(self) -> float:
+        return host_bytes_per_s(self.machine.rates)
+
+
+def with_gradients(copied: Mapping[Link, int], gradient_bytes: int) -> Mapping[Link, int]:
+    """What a part copies, with the gradients that leave."""
+    if not gradient_bytes:
+        return copied
+    return {**copied, "device_to_host": copied.get("device_to_host", 0) + gradient_bytes}

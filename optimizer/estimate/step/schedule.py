@@ -1,0 +1,207 @@
+"""One steady optimizer step as the runtime executes it: tasks in order, each with its bytes, its copies and its time per lane.
+
+What a search asks for hundreds of times is made of tasks that are kept: a plan only puts them in order.
+
+Per micro-batch: inputs and embedding, blocks forward, head and loss, and back in reverse; a recomputed block's
+backward begins with its forward again, an offloaded block's copies back what it moved, and weights that stream come before
+their block and go after it. Then clipping, the update, and the gradients are dropped.
+Micro-batches after the first are alike, so they are laid out once and counted.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import Final
+
+from optimizer.base.categories import CATEGORIES, Category
+from optimizer.estimate.categories.batch import estimate_input_bytes, inputs_pile_up
+from optimizer.estimate.categories.gradients import estimate_rows_bytes
+from optimizer.estimate.categories.moments import Moments
+from optimizer.estimate.categories.optimizer_state import StateCosts
+from optimizer.estimate.categories.tensors import TensorList
+from optimizer.estimate.categories.weights import (
+    list_backward_moves,
+    list_forward_moves,
+    list_streamed_bytes,
+    list_streamed_tensors,
+)
+from optimizer.estimate.shape.compiled import CompiledShape, Move
+from optimizer.estimate.shape.shared import Places, SharedStorages
+from optimizer.estimate.step.block_tasks import BlockTasks
+from optimizer.estimate.step.outside_tasks import OutsideTasks
+from optimizer.estimate.step.part_prices import PartPrices
+from optimizer.estimate.step.runs import Run, Schedule
+from optimizer.estimate.step.streaming import make_weights_task
+from optimizer.estimate.step.update import list_update_tasks, update_inputs, update_key
+from optimizer.estimate.tasks.tasks import Task, move_task, single
+from optimizer.hardware.machine import Machine
+from optimizer.plan.activations import BlockChoice
+from optimizer.plan.plan import Plan
+from optimizer.profile.profile import Profile
+from optimizer.workload import TrainingWorkload
+
+_END: Final = "end of the micro-batch"
+
+
+class Layout:
+    """Puts the parts of one shape in order: all that a plan decides outside its blocks, for whatever its blocks do.
+
+    Made once for each setting that a search tries; the tasks of its blocks are shared with the settings that do the same to them.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        compiled: CompiledShape,
+        *,
+        plan: Plan,
+        workload: TrainingWorkload,
+        machine: Machine,
+        tensors: TensorList,
+        state: StateCosts,
+        first_moments: Moments | None = None,
+    ) -> None:
+        """plan: of which the blocks' choices are not looked at. first_moments: which updates inside backward make, in a first
+        step that consumes gradients.
+        """
+        self._compiled = compiled
+        self._plan = plan
+        self._machine = machine
+        self._shared = compiled.keep("shared storages", lambda: SharedStorages(compiled))
+        prices = PartPrices.of(compiled, plan=plan, machine=machine, first_moments=first_moments)
+        self._makes_anew = prices.dropped is not None
+        self._rates_key = prices.rates_key
+        self._blocks = BlockTasks.of(prices, compress=plan.activations.compress)
+        self._outside = OutsideTasks.of(profile, prices, plan=plan)
+        self._trains_all = workload.adapter is None
+        self.streamed = list_streamed_bytes(profile, plan.weights, trains_all=self._trains_all)
+        self._streamed_tensors = list_streamed_tensors(profile, plan.weights, trains_all=self._trains_all)
+        self.input_bytes = estimate_input_bytes(profile, plan.batch, sequence_length=workload.sequence_length)
+        self.inputs_stay = inputs_pile_up(machine.device)
+        self._rows_bytes = estimate_rows_bytes(tensors, num_tokens=plan.batch.micro_batch_size * workload.sequence_length)
+        self._carried = single("temporaries", self.input_bytes if self.inputs_stay else 0)
+        self._carried += single("gradients", self._rows_bytes)
+        self._weights: dict[str, list[Task]] = {}
+        self._moves: dict[Hashable, Run] = {}
+        """Bytes that go between two parts, which few plans do differently."""
+        self.num_later = plan.batch.accumulation_steps - 1
+        self._tensors = tensors
+        self._list_update = partial(list_update_tasks, tensors, state, plan=plan, workload=workload, machine=machine)
+        self._update_key = ("update", *update_inputs(plan, workload, machine))
+
+    @cached_property
+    def update(self) -> Run:
+        """What follows the last micro-batch."""
+        return self._tensors.keep(self._update_key, lambda: Run(tuple(self._list_update())))
+
+    @cached_property
+    def _inputs_task(self) -> Task:
+        return move_task("forward", "inputs", single("temporaries", self.input_bytes))
+
+    def schedule(self, choices: Sequence[BlockChoice]) -> Schedule:
+        """choices: of the blocks, first to last. Raises NotProfiled."""
+        places = self._shared.place(choices)
+        forward = Run(self._list_forward(choices, places))
+        first = self._micro_batch(forward, choices, places, is_first=True)
+        later = Run(())
+        if self.num_later:
+            later = self._micro_batch(forward, choices, places, is_first=False)
+            if self._rows_bytes:
+                # The profile adds to the gradient that is there; rows are put aside beside it.
+                later += self._move("backward", _END, (("gradients", self._rows_bytes),))
+        return Schedule(first=first, later=later, num_later=self.num_later, update=self.update, carried=self._carried)
+
+    def _micro_batch(self, forward: Run, choices: Sequence[BlockChoice], places: Places, *, is_first: bool) -> Run:
+        run = forward + Run(self._list_backward(choices, places, is_first=is_first))
+        left_bytes = run.sums.logits
+        # The first one's loss stays and takes up those of the others. The traced parts free the loss and backward's root in
+        # plain training's dtype, and no loss where a gradient that does not stay makes every micro-batch like the first.
+        loss_bytes = left_bytes if self._outside.loss_bytes is None else self._outside.loss_bytes
+        gone_bytes = (loss_bytes if is_first else 0) - left_bytes
+        inputs_bytes = 0 if self.inputs_stay else -self.input_bytes
+        if gone_bytes or inputs_bytes:
+            run += self._move("backward", _END, (("logits_and_loss", gone_bytes), ("temporaries", inputs_bytes)))
+        return run
+
+    def _move(self, phase: str, name: str, bytes_by_category: tuple[tuple[Category, int], ...]) -> Run:
+        """Bytes that come or go at once, as a run of one task."""
+        key = (phase, name, bytes_by_category)
+        if key not in self._moves:
+            net = sum((single(category, num_bytes) for category, num_bytes in bytes_by_category), single("weights", 0))
+            self._moves[key] = Run((move_task(phase, name, net),))
+        return self._moves[key]
+
+    def _list_forward(self, choices: Sequence[BlockChoice], places: Places) -> list[Task]:
+        blocks = self._blocks.list_forward(choices, places.forward)
+        if self.streamed:
+            blocks = _in_turn(self.weights_tasks("forward"), blocks)
+        tasks = [
+            self._inputs_task,
+            self._outside.task("prologue", choices[-1]),
+            *blocks,
+        ]
+        if places.freed:
+            tasks += self._freed(places.freed).tasks
+        if self.streamed:
+            # As they go here, those of the last block come again for its backward.
+            tasks += self._move("forward", "end of the backbone", (("weights", -self.streamed[-1]),)).tasks
+        tasks.append(self._outside.task("head", choices[-1]))
+        return tasks
+
+    def _list_backward(self, choices: Sequence[BlockChoice], places: Places, *, is_first: bool) -> list[Task]:
+        # A gradient that does not stay is new in every micro-batch.
+        which = "first" if is_first or self._makes_anew else "accumulate"
+        blocks = self._blocks.list_backward(choices, places.backward, f"backward_{which}", is_first=is_first)
+        blocks.reverse()
+        if self.streamed:
+            blocks = _in_turn(self.weights_tasks("backward"), blocks)
+        tasks = [
+            self._outside.task(f"head_backward_{which}", choices[-1], is_first=is_first),
+            self._outside.task(f"norm_backward_{which}", choices[-1], is_first=is_first),
+            *blocks,
+        ]
+        if self.streamed:
+            tasks += self._move("backward", _END, (("weights", -self.streamed[0]),)).tasks
+        return tasks
+
+    def weights_tasks(self, phase: str) -> list[Task]:
+        """In the order in which their blocks come; none where weights stay."""
+        if phase in self._weights or not self.streamed:
+            return self._weights.get(phase, [])
+        is_forward = phase == "forward"
+        list_moves = list_forward_moves if is_forward else list_backward_moves
+
+        def make() -> list[Task]:
+            moves = list(enumerate(list_moves(self.streamed, prefetch=self._plan.weights.prefetch)))
+            in_order = moves if is_forward else moves[::-1]
+            return [self._make_weights_task(phase, block, *move) for block, move in in_order]
+
+        key = ("weights", phase, self._plan.weights, self._trains_all, self._rates_key)
+        self._weights[phase] = self._compiled.keep(key, make)
+        return self._weights[phase]
+
+    def _make_weights_task(self, phase: str, block: int, gone_bytes: int, coming: range) -> Task:
+        return make_weights_task(
+            phase,
+            block,
+            by_block=self.streamed,
+            tensors=self._streamed_tensors,
+            gone_bytes=gone_bytes,
+            coming=coming,
+            plan=self._plan.weights,
+            rates=self._machine.rates,
+            waits_for=tuple(update_key(other) for other in coming) if phase == "forward" else (),
+        )
+
+    def _freed(self, freed: list[Move]) -> Run:
+        key = tuple(freed)
+        if key not in self._moves:
+            net = sum((single(CATEGORIES[move.slot], move.num_bytes) for move in freed), single("weights", 0))
+            task = move_task("forward", "end of the backbone", net)
+            self._moves[key] = Run((replace(task, moves=partial(tuple, key)),))
+        return self._moves[key]
+
+
+def _in_turn(weights: Sequence[Task], blocks: Sequence[Task]) -> list[Task]:
+    """Each block's weights before the block."""
+    return [task for pair in zip(weights, blocks, strict=True) for task in pair]

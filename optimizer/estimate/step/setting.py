@@ -1,0 +1,95 @@
+"""What plans have in common that decide the same outside their blocks: made for the first, kept for the others. Torch-free.
+
+A search prices hundreds of plans in a few settings, so what does not depend on the blocks' choices is here, and only putting the
+blocks' tasks in order and running them is done for each plan.
+"""
+
+from dataclasses import dataclass
+
+from optimizer.estimate.categories.activations import estimate_packing_bytes, estimate_staging_bytes
+from optimizer.estimate.categories.gradients import estimate_gradient_bytes
+from optimizer.estimate.categories.optimizer_state import estimate_state
+from optimizer.estimate.categories.tensors import TensorList, list_tensors
+from optimizer.estimate.categories.weights import estimate_weight_bytes, list_streamed_bytes
+from optimizer.estimate.shape.compiled import CompiledShape, compile_shape
+from optimizer.estimate.step.schedule import Layout
+from optimizer.estimate.step.simulate import Resident
+from optimizer.estimate.step.stages import Stages
+from optimizer.estimate.tasks.parts import Bytes
+from optimizer.estimate.tasks.tasks import single
+from optimizer.hardware.machine import Machine
+from optimizer.plan.plan import Plan
+from optimizer.profile.profile import Profile
+from optimizer.workload import TrainingWorkload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A plan without its blocks' choices, at one shape on one kind of machine."""
+
+    layout: Layout
+    stages: Stages
+    tensors: TensorList
+    device_kind: str
+    always: Resident
+    """What is there between steps, whatever the blocks do."""
+
+    def resident(self, plan: Plan) -> Resident:
+        """What is there between steps, with what moving activations of this plan's blocks takes."""
+        packing_bytes = estimate_packing_bytes(plan.activations, device_kind=self.device_kind)
+        staging_bytes = estimate_staging_bytes(plan)
+        if not packing_bytes and not staging_bytes:
+            return self.always
+        device: Bytes = self.always.device + single("temporaries", packing_bytes)
+        return Resident(device=device, host=self.always.host + staging_bytes, disk=self.always.disk)
+
+
+def find_setting(profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine) -> Setting:
+    """Of a plan that was checked; its blocks' choices are not looked at. Raises InvalidWorkload beyond the position table.
+
+    Kept with the profile's compiled shape, so it must not hold the profile.
+    """
+    compiled = compile_shape(profile, plan.weights, (plan.batch.micro_batch_size, workload.sequence_length))
+    key = (
+        "setting",
+        plan.batch,
+        plan.weights,
+        plan.gradients,
+        plan.optimizer_state,
+        plan.logits_and_loss,
+        plan.activations.compress,
+        workload,
+        machine.processor_for(in_fp16=plan.weights.computes_in_fp16),
+        machine.device.kind,
+        machine.rates.fingerprint,
+    )
+    return compiled.keep(key, lambda: _make_setting(profile, compiled, plan=plan, workload=workload, machine=machine))
+
+
+def _make_setting(
+    profile: Profile, compiled: CompiledShape, *, plan: Plan, workload: TrainingWorkload, machine: Machine
+) -> Setting:
+    tensors = list_tensors(profile)
+    trains_all = workload.adapter is None
+    state = estimate_state(tensors, plan, workload=workload, device_kind=machine.device.kind)
+    streamed_bytes = sum(list_streamed_bytes(profile, plan.weights, trains_all=trains_all))
+    gradients = estimate_gradient_bytes(tensors, plan, device_kind=machine.device.kind)
+    device = single("weights", estimate_weight_bytes(profile, plan.weights) - streamed_bytes)
+    device += single("optimizer_state", state.device_bytes)
+    device += single("gradients", gradients.device)
+    home_bytes = {"device": 0, "host": 0, "disk": 0, plan.weights.place: streamed_bytes}
+    return Setting(
+        layout=Layout(
+            profile, compiled, plan=plan, workload=workload, machine=machine, tensors=tensors, state=state
+        ),
+        stages=Stages(
+            profile, compiled, plan=plan, workload=workload, machine=machine, tensors=tensors, state=state
+        ),
+        tensors=tensors,
+        device_kind=machine.device.kind,
+        always=Resident(
+            device=device,
+            host=gradients.host + state.host_bytes + home_bytes["host"],
+            disk=state.disk_bytes + home_bytes["disk"],
+        ),
+    )

@@ -1,0 +1,278 @@
+"""What a job's first step and its evaluations take at most, beside the steady step. Torch-free.
+
+First step: the optimizer's moments come to be in its update, tensor by tensor, so whatever comes before it has their room. It is
+never higher than a steady step. Where gradients are consumed that is inside backward.
+
+Evaluation (``Trainer.evaluate``): forward alone, block by block, without gradients or dropout, whatever the blocks' choices in
+training; weights stream as they do there, the loss may be made in chunks. On the CPU device the inputs of all its micro-batches
+are counted to its end, which a small model's evaluation can make higher than its steps.
+
+*Not modelled*: an evaluation before the first step, which has no moments beside it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from optimizer.base.categories import CATEGORIES
+from optimizer.estimate.categories.batch import estimate_input_bytes, inputs_pile_up
+from optimizer.estimate.categories.moments import Moments
+from optimizer.estimate.categories.optimizer_state import (
+    StateCosts,
+    estimate_early_state_bytes,
+    list_update_changes,
+)
+from optimizer.estimate.categories.tensors import TensorList
+from optimizer.estimate.categories.weights import list_forward_moves, list_streamed_bytes
+from optimizer.estimate.prediction import Stage, StagePeak
+from optimizer.estimate.shape.compiled import CompiledShape
+from optimizer.estimate.shape.logits_and_loss import list_evaluation, read_head
+from optimizer.estimate.step.runs import Run, Schedule
+from optimizer.estimate.step.schedule import Layout
+from optimizer.estimate.step.simulate import Highest, Resident, Simulation
+from optimizer.estimate.step.update import list_update_tasks, update_inputs
+from optimizer.estimate.tasks.parts import Bytes, PartBytes, sum_changes
+from optimizer.estimate.tasks.tasks import single
+from optimizer.hardware.machine import Machine, Processor
+from optimizer.plan.activations import BlockChoice
+from optimizer.plan.plan import Plan
+from optimizer.profile.profile import Evaluation, Profile
+from optimizer.workload import TrainingWorkload
+
+_SLOT = {name: index for index, name in enumerate(CATEGORIES)}
+
+
+class Stages:
+    """What the stages of one setting have in common, whatever its blocks do. Does not keep the profile."""
+
+    def __init__(
+        self,
+        profile: Profile,
+        compiled: CompiledShape,
+        *,
+        plan: Plan,
+        workload: TrainingWorkload,
+        machine: Machine,
+        tensors: TensorList,
+        state: StateCosts,
+    ) -> None:
+        """plan: of which the blocks' choices are not looked at."""
+        self._num_blocks = profile.num_blocks
+        self._has_steady_step = workload.num_steps > 1
+        moments = Moments(bits=plan.optimizer_state.bits, num=workload.num_moments)
+        early_bytes = estimate_early_state_bytes(tensors.list_staying(plan.optimizer_state), plan)
+        self._early_bytes = early_bytes - state.device_bytes
+        self._early = single("optimizer_state", self._early_bytes)
+        self._first_layout: Layout | None = None
+        self._first_update: Run | None = None
+        if plan.gradients.choice == "consume":
+            self._first_layout = Layout(
+                profile,
+                compiled,
+                plan=plan,
+                workload=workload,
+                machine=machine,
+                tensors=tensors,
+                state=state,
+                first_moments=moments,
+            )
+        else:
+            self._first_update = _first_update(
+                plan=plan, workload=workload, machine=machine, tensors=tensors, state=state, moments=moments
+            )
+        self._evaluation: _Evaluated | None = None
+        evaluation = compiled.regime.evaluation
+        if evaluation is not None:
+            self._evaluation = _evaluate(
+                profile, compiled, evaluation, plan=plan, workload=workload, machine=machine
+            )
+
+    def estimate(
+        self, schedule: Schedule, resident: Resident, steady: Simulation, *, choices: Sequence[BlockChoice]
+    ) -> "StagePeaks":
+        """schedule, resident, steady: of a steady step of a plan whose blocks do this."""
+        if self._first_update is not None:
+            schedule = replace(schedule, update=self._first_update)
+        if self._first_layout is not None:
+            schedule = self._first_layout.schedule(choices)
+        first = Highest(
+            schedule, resident.device + self._early, resident_bytes=resident.device_bytes + self._early_bytes
+        )
+        return StagePeaks(
+            num_blocks=self._num_blocks,
+            first=first,
+            steady=steady if self._has_steady_step else None,
+            evaluation=None if self._evaluation is None else self._evaluation.above(resident.device),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagePeaks:
+    """Of one plan."""
+
+    num_blocks: int
+    first: Highest
+    steady: Simulation | None
+    """None where there is only one step."""
+    evaluation: "_Evaluated | None"
+    """None where the profile has traced none."""
+
+    @property
+    def highest_bytes(self) -> int:
+        """Of all stages."""
+        found = [self.first.num_bytes]
+        if self.steady is not None:
+            found.append(self.steady.device_peak_bytes)
+        if self.evaluation is not None:
+            found.append(int(self.evaluation.peak.sum()))
+        return max(found)
+
+    @property
+    def allocated_bytes(self) -> int:
+        """What torch has at most in an evaluation on the CPU device; a first step has no more than a steady one."""
+        return 0 if self.evaluation is None else self.evaluation.allocated_bytes
+
+    def list(self) -> tuple[StagePeak, ...]:
+        """In the order in which they come first."""
+        peaks = [_stage_peak("first_step", self.first.by_category, self.first.task.describe(self.num_blocks))]
+        if self.steady is not None:
+            peaks.append(_stage_peak("steady_step", self.steady.peak, self.steady.peak_task.describe(self.num_blocks)))
+        if self.evaluation is not None:
+            peaks.append(_stage_peak("evaluation", self.evaluation.peak, self.evaluation.moment))
+        return tuple(peaks)
+
+
+def _stage_peak(stage: Stage, peak: Bytes, moment: str) -> StagePeak:
+    return StagePeak(
+        stage=stage,
+        device_peak_bytes=int(peak.sum()),
+        device_bytes_by_category=dict(zip(CATEGORIES, peak.tolist(), strict=True)),
+        moment=moment,
+    )
+
+
+# The first step.
+
+
+def _first_update(
+    *,
+    plan: Plan,
+    workload: TrainingWorkload,
+    machine: Machine,
+    tensors: TensorList,
+    state: StateCosts,
+    moments: Moments,
+) -> Run:
+    """Of gradients that are kept until then."""
+    def make() -> Run:
+        staying = tensors.list_staying(plan.optimizer_state)
+        listed = partial(list_update_changes, staying, plan, first_moments=moments, device_kind=machine.device.kind)
+        early = replace(state, list_changes=listed)
+        return Run(tuple(list_update_tasks(tensors, early, plan=plan, workload=workload, machine=machine)))
+
+    key = ("first update", moments, *update_inputs(plan, workload, machine))
+    return tensors.keep(key, make)
+
+
+# Evaluation.
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Evaluated:
+    """The highest moment of an evaluation, above what is there all the while or with it."""
+
+    peak: Bytes
+    """By category."""
+    moment: str
+    allocated_bytes: int
+    """What torch has then at most, on the CPU device; 0 on CUDA."""
+
+    def above(self, resident: Bytes) -> "_Evaluated":
+        resident_bytes = int(resident.sum()) if self.allocated_bytes else 0
+        return replace(self, peak=resident + self.peak, allocated_bytes=self.allocated_bytes + resident_bytes)
+
+
+def _evaluate(
+    profile: Profile,
+    compiled: CompiledShape,
+    evaluation: Evaluation,
+    *,
+    plan: Plan,
+    workload: TrainingWorkload,
+    machine: Machine,
+) -> _Evaluated:
+    """Above what is there all the while."""
+    trains_all = workload.adapter is None
+    processor = None
+    if machine.device.kind == "cpu":
+        processor = machine.processor_for(in_fp16=plan.weights.computes_in_fp16)
+    key = ("evaluation", plan.weights, plan.logits_and_loss, trains_all, processor)
+    highest = compiled.keep(
+        key,
+        lambda: _find_highest(
+            profile, compiled, evaluation, plan=plan, trains_all=trains_all, processor=processor
+        ),
+    )
+    num_micro_batches = workload.eval_batches * plan.batch.accumulation_steps
+    num_inputs = num_micro_batches if inputs_pile_up(machine.device) else 1
+    input_bytes = num_inputs * estimate_input_bytes(profile, plan.batch, sequence_length=workload.sequence_length)
+    return highest.above(single("temporaries", input_bytes))
+
+
+def _find_highest(
+    profile: Profile,
+    compiled: CompiledShape,
+    evaluation: Evaluation,
+    *,
+    plan: Plan,
+    trains_all: bool,
+    processor: Processor | None,
+) -> _Evaluated:
+    """Above what is there all the while and the inputs. processor: the CPU device's; None on CUDA, where no kernel's scratch is
+    counted.
+    """
+    num_blocks = profile.num_blocks
+    streamed = list_streamed_bytes(profile, plan.weights, trains_all=trains_all)
+    moves = list_forward_moves(streamed, prefetch=plan.weights.prefetch)
+    # What has come so far, over all categories and by category; the latter is looked at only where the level is highest.
+    level, come = 0, [single("weights", 0)]
+    best_bytes, allocated_bytes = 0, 0
+    best: tuple[int, Bytes] = (1, come[0])
+    moment = "forward"
+
+    def run(part: PartBytes, allocated_rise: int, name: str) -> None:
+        nonlocal level, best_bytes, best, moment, allocated_bytes
+        if level + part.rise > best_bytes:
+            best_bytes, best, moment = level + part.rise, (len(come), part.at_rise), name
+        if processor is not None:
+            allocated_bytes = max(allocated_bytes, level + max(part.rise, allocated_rise))
+        level += part.net_bytes
+        come.append(part.net)
+
+    def run_indexed(index: int, name: str) -> None:
+        run(compiled.indexed_bytes(index), compiled.indexed_rise(index, processor) if processor else 0, name)
+
+    run_indexed(evaluation.prologue, "forward")
+    for block, template in enumerate(compiled.regime.block_templates):
+        if streamed:
+            gone_bytes, coming = moves[block]
+            come_bytes = sum(streamed[other] for other in coming) - gone_bytes
+            level += come_bytes
+            come.append(single("weights", come_bytes))
+        run_indexed(evaluation.blocks[template], f"forward of block {block + 1} of {num_blocks}")
+    if streamed:
+        level -= streamed[-1]
+        come.append(single("weights", -streamed[-1]))
+    run(_head_bytes(profile, compiled, evaluation, plan=plan), 0, "head and loss")
+    num_before, at_rise = best
+    return _Evaluated(peak=np.sum(come[:num_before], axis=0) + at_rise, moment=moment, allocated_bytes=allocated_bytes)
+
+
+def _head_bytes(profile: Profile, compiled: CompiledShape, evaluation: Evaluation, *, plan: Plan) -> PartBytes:
+    num_chunks = plan.logits_and_loss.num_chunks
+    if num_chunks == 1 or profile.input_bytes is not None:
+        return compiled.indexed_bytes(evaluation.head)
+    head = read_head(profile, compiled, weight_element_bytes=plan.weights.bytes_per_element)
+    return sum_changes([("device", _SLOT[category], size) for category, size in list_evaluation(head, num_chunks)])

@@ -1,0 +1,105 @@
+"""What it costs that blocks keep their weights elsewhere (``runtime/step/weights.py``): a task before each block's own."""
+
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optimizer.base.categories import CATEGORIES, Link
+from optimizer.estimate.categories.stores import STORE_LANES, read_ms
+from optimizer.estimate.ops.op_times import weights_python_s
+from optimizer.estimate.prediction import LANES
+from optimizer.estimate.tasks.parts import Change, PartTime
+from optimizer.estimate.tasks.tasks import Task, add_legs, as_moves, moved_bytes, single
+from optimizer.estimate.tasks.transfers import Legs, Transfer
+from optimizer.hardware.machine import Rates
+from optimizer.hardware.thread_wakeup import count_shared, wakings_s
+from optimizer.plan.weights import WeightsPlan
+
+_WEIGHTS = CATEGORIES.index("weights")
+
+
+def make_weights_task(
+    phase: str,
+    block: int,
+    *,
+    by_block: tuple[int, ...],
+    tensors: tuple[tuple[int, ...], ...],
+    gone_bytes: int,
+    coming: range,
+    plan: WeightsPlan,
+    rates: Rates,
+    waits_for: tuple[Hashable, ...] = (),
+    num_keys: int | None = None,
+    holds_up_cpu: bool = False,
+    generates: bool = False,
+) -> Task:
+    """As a block begins: ``gone_bytes`` go, the blocks in ``coming`` come, and the block's own must have arrived.
+
+    tensors: bytes of each block's, one by one. num_keys: blocks whose numbers differ by a multiple of it share a transfer's key,
+    so that tasks which are alike can be one; never fewer than come ahead, and the one at work. holds_up_cpu: as ``Transfer``'s.
+    """
+    transfers = {
+        other: _transfer(
+            phase, other if num_keys is None else other % num_keys, by_block[other], plan, rates, holds_up_cpu=holds_up_cpu
+        )
+        for other in (*coming, block)
+    }
+    come_bytes = sum(by_block[other] for other in coming)
+    sizes = [num_bytes for other in coming for num_bytes in tensors[other]]
+    legs = [leg for other in coming for leg in transfers[other].legs]
+    time = add_legs(PartTime.spent(hooks=streaming_python_ms(sizes, plan, rates, generates=generates)), legs)
+    gone = (block + 1 if phase == "backward" else block - 1,) if gone_bytes else ()
+    changes: list[Change] = [("device", _WEIGHTS, -num_bytes) for other in gone for num_bytes in tensors[other]]
+    changes += [("device", _WEIGHTS, num_bytes) for other in coming for num_bytes in tensors[other]]
+    return Task(
+        phase=phase,
+        block=block,
+        name="",
+        bytes=moved_bytes(single("weights", come_bytes - gone_bytes)),
+        time=time,
+        copied=_copied(come_bytes, plan),
+        waits_for=waits_for,
+        arrives=(transfers[block],),
+        begins=tuple(transfers[other] for other in coming if other != block),
+        moves=partial(as_moves, changes),
+    )
+
+
+def sum_weights_ms(
+    by_block: Sequence[int], tensors: Sequence[Sequence[int]], *, plan: WeightsPlan, rates: Rates
+) -> NDArray[np.float64]:
+    """By lane, of the weights of all blocks once. tensors: bytes of each block's, one by one."""
+    total = np.zeros(len(LANES))
+    for (num_bytes, sizes), count in Counter(zip(by_block, map(tuple, tensors), strict=True)).items():
+        time = PartTime.spent(hooks=streaming_python_ms(sizes, plan, rates))
+        total += count * np.array(add_legs(time, _legs(num_bytes, plan, rates)).by_lane)
+    return total
+
+
+def streaming_python_ms(
+    tensors: Sequence[int], plan: WeightsPlan, rates: Rates, *, generates: bool = False
+) -> float:
+    """Of weights that come, beside their copies. tensors: bytes of each."""
+    each_s = weights_python_s(rates, generates=generates, is_stored=plan.place in STORE_LANES)
+    num_shared = count_shared(num_bytes // plan.bytes_per_element for num_bytes in tensors)
+    return (len(tensors) * each_s + wakings_s(num_shared, rates, after_s=each_s)) * 1000
+
+
+def _copied(num_bytes: int, plan: WeightsPlan) -> Mapping[Link, int]:
+    if not num_bytes:
+        return {}
+    return {"host_to_device": num_bytes, **({"disk_to_host": num_bytes} if plan.place == "disk" else {})}
+
+
+def _transfer(
+    phase: str, block: int, num_bytes: int, plan: WeightsPlan, rates: Rates, *, holds_up_cpu: bool
+) -> Transfer:
+    return Transfer(key=("weights", phase, block), legs=_legs(num_bytes, plan, rates), holds_up_cpu=holds_up_cpu)
+
+
+def _legs(num_bytes: int, plan: WeightsPlan, rates: Rates) -> Legs:
+    legs: Legs = (("copy_in", num_bytes / rates.host_to_device_bytes_per_s * 1000),)
+    return (("disk", read_ms(num_bytes, rates, place="disk")), *legs) if plan.place == "disk" else legs

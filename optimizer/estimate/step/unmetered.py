@@ -1,0 +1,46 @@
+"""How high a step really goes on the CPU device, with what torch allocates and the runtime's meter does not see. Torch-free.
+
+What that is: ``cpu_scratch.py``. The highest moment with it need not be the highest without it, so the step is walked through
+again, task by task.
+"""
+
+from optimizer.estimate.cpu.cpu_scratch import RANDOM_STATE_BYTES
+from optimizer.estimate.step.runs import Run, Schedule
+from optimizer.estimate.tasks.parts import Bytes
+from optimizer.hardware.machine import Processor
+
+
+def estimate_allocated_peak(schedule: Schedule, resident: Bytes, *, processor: Processor) -> int:
+    """Bytes of a step at their most; at least what the meter counts."""
+    level = int(resident.sum())
+    peak = level + _top(schedule.first, processor=processor)
+    level += schedule.first.sums.net
+    if schedule.num_later:
+        top = _top(schedule.later, processor=processor)
+        carried_bytes = (schedule.num_later - 1) * int(schedule.carried.sum())
+        # What a later micro-batch leaves beside its inputs, it left when the first of them ended.
+        before_last = level + (schedule.later.sums.net + carried_bytes - int(schedule.carried.sum())) * (schedule.num_later > 1)
+        peak = max(peak, level + top, before_last + top)
+        level += schedule.later.sums.net + carried_bytes
+    return max(peak, level + _top(schedule.update, processor=processor))
+
+
+def _top(run: Run, *, processor: Processor) -> int:
+    """Above the run's start."""
+    level = top = num_states = 0
+    rises: dict[int, int] = {}
+    """By what works it out, which blocks that are alike share."""
+    for task in run.tasks:
+        net, rise, _, _ = task.totals
+        if task.num_random_states > 0:
+            num_states += 1
+        if task.allocated_rise is not None:
+            key = id(task.allocated_rise)
+            if key not in rises:
+                rises[key] = max(rise, task.allocated_rise(processor))
+            rise = rises[key]
+        top = max(top, level + num_states * RANDOM_STATE_BYTES + rise)
+        if task.num_random_states < 0:
+            num_states -= 1
+        level += net
+    return top

@@ -1,0 +1,258 @@
+"""The end of a step as tasks: clipping, the update where the state is, and what of it runs beside the next forward.
+
+On CUDA a thread of the host updates what left the device; the next forward waits block by block for its own new weights.
+Where nothing is clipped or scaled it does so during backward. On the CPU device all is done in turn.
+"""
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from optimizer.base.categories import CATEGORIES
+from optimizer.estimate.categories.gradients import (
+    estimate_clip_bytes,
+    estimate_clip_ms,
+    estimate_clipped_bytes,
+    estimate_fetched_scaling_ms,
+    estimate_rows_bytes,
+    estimate_rows_update_bytes,
+    gradient_python_s,
+)
+from optimizer.estimate.categories.optimizer_state import (
+    Rows,
+    StateCosts,
+    as_rows,
+    estimate_update_ms,
+    host_bytes_per_s,
+    host_elements_per_s,
+)
+from optimizer.estimate.categories.stores import read_ms, write_ms
+from optimizer.estimate.categories.tensors import TensorList
+from optimizer.estimate.prediction import Lane
+from optimizer.estimate.shape.compiled import Move
+from optimizer.estimate.tasks.parts import Change, PartTime, sum_device_rows
+from optimizer.estimate.tasks.tasks import Task, add_legs, as_moves, risen_bytes, single
+from optimizer.estimate.tasks.transfers import Legs, Transfer
+from optimizer.hardware.machine import Machine, Rates
+from optimizer.hardware.thread_wakeup import count_shared, wakings_s
+from optimizer.plan.plan import Plan
+from optimizer.workload import TrainingWorkload
+
+_SLOT = {name: index for index, name in enumerate(CATEGORIES)}
+_SLOTS = (_SLOT["temporaries"], _SLOT["gradients"], _SLOT["optimizer_state"])
+"""Of ``Rows``."""
+_CONVERTED_BYTES = 12
+"""Per element below fp32: its gradient read and widened, its new weight read and narrowed."""
+
+
+def update_key(block: int) -> Hashable:
+    """Of the update on the host of a block's weights; -1 is before the blocks, their number what is after."""
+    return ("update", block)
+
+
+def update_inputs(plan: Plan, workload: TrainingWorkload, machine: Machine) -> tuple[Hashable, ...]:
+    """All that what follows the last micro-batch depends on beside the tensors: the same for every shape."""
+    return (
+        plan.gradients, plan.optimizer_state, plan.weights, workload.max_grad_norm is None, workload.adapter is None,
+        workload.num_moments, workload.tokens_per_step, machine.device.kind, machine.rates.fingerprint,
+    )  # fmt: skip
+
+
+def list_update_tasks(
+    tensors: TensorList, state: StateCosts, *, plan: Plan, workload: TrainingWorkload, machine: Machine
+) -> Iterator[Task]:
+    """What follows the last micro-batch."""
+    clip, update = list_update_times(tensors, state, plan=plan, workload=workload, machine=machine)
+    scratch_bytes = estimate_clip_bytes(tensors, plan, clips=workload.max_grad_norm is not None)
+    is_on_host = plan.gradients.choice == "host"
+    # Rows of sparse gradients are joined and summed into new ones.
+    rows_bytes = estimate_rows_bytes(tensors, num_tokens=workload.tokens_per_step)
+    device = single("temporaries", 0 if is_on_host else scratch_bytes) + single("gradients", rows_bytes)
+    yield Task(
+        phase="optimizer",
+        block=-1,
+        name="gradient clipping",
+        bytes=risen_bytes(device, host=scratch_bytes * is_on_host),
+        time=clip.time,
+        begins=clip.begins,
+        drains=is_on_host,
+    )
+    if update is None:
+        return
+    clipped_bytes = estimate_clipped_bytes(plan) if plan.gradients.choice == "keep" else 0
+    changes = np.concatenate(
+        [
+            as_rows([(clipped_bytes, 0, 0)]),
+            state.changes,
+            as_rows(_rows_changes(tensors, workload)),
+            as_rows([(-clipped_bytes, 0, 0)]),
+        ]
+    )
+    yield Task(
+        phase="optimizer",
+        block=-1,
+        name="optimizer step",
+        bytes=sum_device_rows(changes, slots=_SLOTS),
+        time=update.time,
+        copied=state.copied_bytes,
+        arrives=update.arrives,
+        begins=update.begins,
+        moves=partial(_list_moves, changes),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateTime:
+    """One of the two: what it takes, what it waits for and what it begins beside compute."""
+
+    time: PartTime
+    arrives: tuple[Transfer, ...] = ()
+    begins: tuple[Transfer, ...] = ()
+
+
+def list_update_times(
+    tensors: TensorList, state: StateCosts, *, plan: Plan, workload: TrainingWorkload, machine: Machine
+) -> tuple[UpdateTime, UpdateTime | None]:
+    """Of clipping, and of the update where it is not inside backward."""
+    away = _list_host_updates(state, plan=plan, workload=workload, machine=machine)
+    is_threaded = machine.device.kind == "cuda"
+    in_backward = is_threaded and begins_in_backward(plan, workload)
+    clip = _clip_time(tensors, state, plan, workload, machine, begins=away if in_backward else ())
+    if plan.gradients.choice == "consume":
+        return clip, None
+    fetched_bytes = state.num_staying * plan.weights.bytes_per_element if plan.gradients.choice == "host" else 0
+    fetched: Legs = (("copy_in", fetched_bytes / machine.rates.host_to_device_bytes_per_s * 1000),)
+    back = (Transfer(key="gradients", legs=fetched),) if fetched_bytes else ()
+    optimizer_ms = estimate_update_ms(state.num_staying, plan, machine.rates, num_moments=workload.num_moments)
+    if fetched_bytes and (workload.max_grad_norm is not None or plan.weights.scales_loss):
+        scaling_ms = estimate_fetched_scaling_ms(state.num_staying, plan, machine.rates)
+        optimizer_ms += scaling_ms * machine.rates.time_factors.get("optimizer", 1.0)
+    time = PartTime.spent(
+        optimizer=optimizer_ms,
+        hooks=_python_ms(tensors, state.num_tensors_staying, plan, machine.rates)
+        + _waking_ms(tensors, plan, machine.rates, scales=workload.max_grad_norm is not None or plan.weights.scales_loss),
+    )
+    time = add_legs(time, [leg for transfer in (*back, *(() if in_backward else away)) for leg in transfer.legs])
+    return clip, UpdateTime(
+        time=time,
+        arrives=back if is_threaded else (*away, *back),
+        begins=away if is_threaded and not in_backward else (),
+    )
+
+
+def begins_in_backward(plan: Plan, workload: TrainingWorkload) -> bool:
+    """Whether a block's update on the host of a card may begin before the backward of the others has ended."""
+    return workload.max_grad_norm is None and not plan.weights.scales_loss
+
+
+def _clip_time(
+    tensors: TensorList,
+    state: StateCosts,
+    plan: Plan,
+    workload: TrainingWorkload,
+    machine: Machine,
+    *,
+    begins: tuple[Transfer, ...],
+) -> UpdateTime:
+    optimizer_ms = estimate_clip_ms(tensors, plan, machine.rates, scales=workload.max_grad_norm is not None)
+    optimizer_ms *= machine.rates.time_factors.get("optimizer", 1.0)
+    hooks_ms = 0.0
+    if plan.gradients.choice == "consume":
+        # The update of each tensor is inside backward; its time is the same there.
+        optimizer_ms += estimate_update_ms(
+            tensors.total_elements, plan, machine.rates, num_moments=workload.num_moments
+        )
+        hooks_ms = _python_ms(tensors, state.num_tensors_staying, plan, machine.rates)
+    time = PartTime.spent(optimizer=optimizer_ms, hooks=hooks_ms)
+    time = add_legs(time, [leg for transfer in begins for leg in transfer.legs])
+    return UpdateTime(time=time, begins=begins)
+
+
+def _python_ms(tensors: TensorList, num_staying: int, plan: Plan, rates: Rates) -> float:
+    """What clipping, updating and moving states costs beside kernels: once a step, and for each tensor.
+
+    num_staying: of the tensors, those whose state is on the device.
+    """
+    python_s = rates.python_s
+    staying_s = python_s.get(_name_of_staying(plan), 0.0)
+    if plan.optimizer_state.bits == 8:
+        staying_s += python_s.get("update 8-bit", 0.0)
+    leaving_s = python_s.get("state", 0.0)
+    num_leaving = len(tensors.sizes) - num_staying
+    seconds = python_s.get("step", 0.0) + num_staying * staying_s + num_leaving * leaving_s
+    if num_leaving and plan.weights.place != "device":
+        seconds += min(num_leaving, tensors.num_in_blocks) * (python_s.get("state at home", leaving_s) - leaving_s)
+    return seconds * rates.time_factors.get("hooks", 1.0) * 1000
+
+
+def _waking_ms(tensors: TensorList, plan: Plan, rates: Rates, *, scales: bool) -> float:
+    """Of gradients on the host, which are scaled one by one and fetched, or their new weights are. The update itself shares
+    tensors of any size, and is probed so.
+    """
+    if plan.gradients.choice != "host" or not rates.wake_s:
+        return 0.0
+    leaving = tensors.list_leaving(plan.optimizer_state)
+    num_copied = num_shared = count_shared(tensors.num_elements)
+    if plan.weights.place != "device":
+        # New weights stay where they are at home.
+        blocks = range(tensors.num_blocks)
+        each = zip(tensors.num_elements, leaving, tensors.blocks, strict=True)
+        num_copied -= count_shared(number for number, is_away, block in each if is_away and block in blocks)
+    return wakings_s(num_copied + num_shared * scales, rates, after_s=gradient_python_s(rates)) * 1000
+
+
+def more_for_leaving_ms(num_tensors: int, rates: Rates) -> float:
+    """By how much a step can at most be cheaper, in Python, than where the state of so many tensors leaves."""
+    more_s = max(0.0, rates.python_s.get("state", 0.0) - rates.python_s.get("gradients", 0.0))
+    return num_tensors * more_s * rates.time_factors.get("hooks", 1.0) * 1000
+
+
+def _name_of_staying(plan: Plan) -> str:
+    """Of what is done to each tensor whose state is on the device (``Rates.python_s``)."""
+    if plan.gradients.choice == "host":
+        return "gradients"
+    steps_alone = plan.gradients.choice == "consume" or plan.weights.dtype != "fp32"
+    return "update one" if steps_alone else "update many"
+
+
+def _list_host_updates(
+    state: StateCosts, *, plan: Plan, workload: TrainingWorkload, machine: Machine
+) -> tuple[Transfer, ...]:
+    """In the order in which the host makes them, unless they follow backward."""
+    rates = machine.rates
+    size = plan.weights.bytes_per_element
+    scaled_bytes = 2 * size if workload.max_grad_norm is not None else 0
+    converted_bytes = _CONVERTED_BYTES if plan.weights.dtype != "fp32" else 0
+    host_s = 1 / host_elements_per_s(rates, num_moments=workload.num_moments)
+    host_s += (scaled_bytes + converted_bytes) / host_bytes_per_s(rates)
+    num_leaving = sum(state.leaving_by_block.values())
+    returned_bytes = state.copied_bytes.get("host_to_device", 0)
+    if plan.gradients.choice == "host":
+        returned_bytes -= state.num_staying * size
+    stored = {link: state.copied_bytes.get(link, 0) for link in ("disk_to_host", "host_to_disk")}
+    transfers = []
+    for block, num_elements in state.leaving_by_block.items():
+        share = num_elements / num_leaving
+        legs: list[tuple[Lane, float]] = []
+        if any(stored.values()):
+            come_ms = read_ms(round(share * stored["disk_to_host"]), rates, place="disk")
+            go_ms = write_ms(round(share * stored["host_to_disk"]), rates, place="disk")
+            legs.append(("disk", come_ms + go_ms))
+        legs.append(("host", num_elements * host_s * 1000))
+        if returned_bytes:
+            legs.append(("copy_in", share * returned_bytes / rates.host_to_device_bytes_per_s * 1000))
+        transfers.append(Transfer(key=update_key(block), legs=tuple(legs), after_block=block))
+    return tuple(transfers)
+
+
+def _rows_changes(tensors: TensorList, workload: TrainingWorkload) -> list[tuple[int, int, int]]:
+    num_bytes = estimate_rows_update_bytes(tensors, num_tokens=workload.tokens_per_step)
+    return [(num_bytes, 0, 0), (-num_bytes, 0, 0)] if num_bytes else []
+
+
+def _list_moves(changes: Rows) -> tuple[Move, ...]:
+    pairs = ((slot, size) for change in changes.tolist() for slot, size in zip(_SLOTS, change, strict=True))
+    found: list[Change] = [("device", slot, size) for slot, size in pairs if size]
+    return as_moves(found)
