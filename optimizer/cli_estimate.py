@@ -27,7 +27,7 @@ from optimizer.hardware.machine import Machine
 from optimizer.hardware.rental import price_run, read_prices
 from optimizer.plan.weights import WeightsPlan
 from optimizer.reports_estimate import report_costs, report_estimate, report_padded
-from optimizer.search.baselines import BASELINES
+from optimizer.search.answer.baselines import BASELINES
 from optimizer.workload import LOSSY, Goal, TrainingWorkload
 
 _DTYPES: dict[str, WeightsPlan] = {

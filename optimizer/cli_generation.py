@@ -20,8 +20,8 @@ from optimizer.plan.weights import FrozenFormat, WeightsPlace, WeightsPlan
 from optimizer.planning_generation import compare_model_generations, plan_generation, rank_model_cards_to_generate
 from optimizer.reports_generation import report_generation, report_generation_comparison, report_generation_search
 from optimizer.reports_plan import report_cards
-from optimizer.search.cards import Order
-from optimizer.search.inference.baselines import INFERENCE_BASELINES
+from optimizer.search.generation.baselines import INFERENCE_BASELINES
+from optimizer.search.questions.cards import Order
 from optimizer.workload import LOSSY, Goal, InferenceGoal, InferenceObjective, InferenceWorkload, Technique
 
 

@@ -16,7 +16,7 @@ from optimizer.hardware.machine import Machine
 from optimizer.plan.pins.training import Pins
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
-from optimizer.search.baselines import BASELINES
+from optimizer.search.answer.baselines import BASELINES
 from optimizer.workload import UNLIMITED_BYTES, Goal, Loss, Objective, OptimizerName, TrainingWorkload
 
 

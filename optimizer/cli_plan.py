@@ -43,10 +43,10 @@ from optimizer.planning import (
     rank_model_cards,
 )
 from optimizer.reports_plan import report_answer, report_cards, report_comparison
-from optimizer.search.baselines import BASELINES
-from optimizer.search.cards import Order
-from optimizer.search.inference.baselines import INFERENCE_BASELINES
-from optimizer.search.objectives import Answer
+from optimizer.search.answer.baselines import BASELINES
+from optimizer.search.generation.baselines import INFERENCE_BASELINES
+from optimizer.search.questions.cards import Order
+from optimizer.search.questions.objectives import Answer
 from optimizer.workload import Goal, Loss, Objective, TrainingWorkload
 
 

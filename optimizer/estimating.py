@@ -26,9 +26,9 @@ from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.extent import EVERYTHING, Extent, extent_of_plans, traced_representation
 from optimizer.profile.keep.obtain import ProfileSource
 from optimizer.profile.profile import BLOCK_CHOICES, Profile
-from optimizer.search.baselines import BASELINES
+from optimizer.search.answer.baselines import BASELINES
+from optimizer.search.answer.knobs import Knob, list_knobs
 from optimizer.search.core import search
-from optimizer.search.knobs import Knob, list_knobs
 from optimizer.search.problem import PricedPlan, SearchProblem, divisors
 from optimizer.search.search import training_problem
 from optimizer.workload import Goal, TrainingWorkload

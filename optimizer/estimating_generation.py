@@ -25,10 +25,10 @@ from optimizer.plan.weights import FrozenFormat, WeightsDtype, WeightsPlan
 from optimizer.profile.extent import traced_representation
 from optimizer.profile.generation import InferenceProfile
 from optimizer.profile.keep.obtain import obtain_inference_profile
-from optimizer.search.inference.baselines import INFERENCE_BASELINES, price_inference_baselines
-from optimizer.search.inference.problem import InferenceProblem, PricedInferencePlan
-from optimizer.search.inference.search import inference_problem, search_inference
-from optimizer.search.inference.solve import Book
+from optimizer.search.generation.baselines import INFERENCE_BASELINES, price_inference_baselines
+from optimizer.search.generation.problem import InferenceProblem, PricedInferencePlan
+from optimizer.search.generation.search import inference_problem, search_inference
+from optimizer.search.generation.solve import Book
 from optimizer.workload import InferenceGoal, InferenceWorkload
 
 _PACKED: Final[tuple[FrozenFormat, ...]] = ("int8", "int4", "nf4")

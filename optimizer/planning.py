@@ -21,14 +21,14 @@ from optimizer.plan.plan import Plan
 from optimizer.profile.extent import EVERYTHING, Extent
 from optimizer.profile.keep.obtain import obtain_profile
 from optimizer.profile.profile import Profile
-from optimizer.search.baselines import BASELINES
-from optimizer.search.cards import ALL, CardAnswer, Order, Progress, rank_cards, read_cards
-from optimizer.search.compare import Comparison, Repriced, compare_plans, reprice
+from optimizer.search.answer.baselines import BASELINES
+from optimizer.search.answer.compare import Comparison, Repriced, compare_plans, reprice
 from optimizer.search.core import search
-from optimizer.search.elsewhere import Obtain, add_ways_out
-from optimizer.search.objectives import Answer, answer_goal, sizes_looked_at
 from optimizer.search.problem import SearchProblem
-from optimizer.search.remembered import PriceMemory
+from optimizer.search.questions.alternatives import Obtain, add_ways_out
+from optimizer.search.questions.cards import ALL, CardAnswer, Order, Progress, rank_cards, read_cards
+from optimizer.search.questions.objectives import Answer, answer_goal, sizes_looked_at
+from optimizer.search.questions.price_cache import PriceMemory
 from optimizer.search.search import training_problem
 from optimizer.workload import UNLIMITED_BYTES, Goal, TrainingWorkload
 

@@ -20,23 +20,23 @@ from optimizer.plan.pins.generation_knobs import read_generation_change
 from optimizer.planning import Model, check_number_compared, known_machine
 from optimizer.profile.generation import InferenceProfile
 from optimizer.profile.keep.obtain import obtain_inference_profile
-from optimizer.search.cards import ALL, CardAnswer, Found, Order, Progress, rank, read_cards
-from optimizer.search.inference.baselines import price_inference_baselines
-from optimizer.search.inference.compare import (
+from optimizer.search.generation.baselines import price_inference_baselines
+from optimizer.search.generation.compare import (
     GenerationComparison,
     RepricedGeneration,
     compare_generations,
     reprice_generation,
 )
-from optimizer.search.inference.frontier import inference_label
-from optimizer.search.inference.problem import InferenceProblem
-from optimizer.search.inference.search import (
+from optimizer.search.generation.frontier import inference_label
+from optimizer.search.generation.problem import InferenceProblem
+from optimizer.search.generation.search import (
     InferenceSearchResult,
     find_best_generation,
     inference_problem,
     search_inference_plans,
 )
-from optimizer.search.inference.solve import Book
+from optimizer.search.generation.solve import Book
+from optimizer.search.questions.cards import ALL, CardAnswer, Found, Order, Progress, rank, read_cards
 from optimizer.workload import UNLIMITED_BYTES, InferenceGoal, InferenceWorkload
 
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 
 from optimizer.base.categories import CATEGORY_LABELS
 from optimizer.reports import WIDTH, format_bullets, size_or_dash
-from optimizer.search.compare import BytesAtPeak
+from optimizer.search.answer.compare import BytesAtPeak
 
 
 def side_by_side(

@@ -22,7 +22,7 @@ from optimizer.reports import (
     format_table,
     plans_table,
 )
-from optimizer.search.knobs import Knob
+from optimizer.search.answer.knobs import Knob
 
 _CHART_COLUMNS = 72
 _CHART_ROWS = 8

@@ -10,10 +10,10 @@ from optimizer.plan.pins.generation_knobs import written_value
 from optimizer.reports import VERDICTS, format_bullets, format_ms, format_pairs, format_table, size_or_dash
 from optimizer.reports_compared import side_by_side
 from optimizer.reports_estimate import card_table, contributors_table, lanes_table, peak_table
-from optimizer.search.inference.compare import GenerationComparison
-from optimizer.search.inference.frontier import inference_label
-from optimizer.search.inference.problem import PricedInferencePlan
-from optimizer.search.inference.search import InferenceSearchResult
+from optimizer.search.generation.compare import GenerationComparison
+from optimizer.search.generation.frontier import inference_label
+from optimizer.search.generation.problem import PricedInferencePlan
+from optimizer.search.generation.search import InferenceSearchResult
 from optimizer.workload import InferenceGoal, InferenceWorkload
 
 _NOTHING = 1e-9

@@ -18,11 +18,11 @@ from optimizer.reports import (
     wrap_after,
 )
 from optimizer.reports_compared import side_by_side
-from optimizer.search.cards import CardAnswer
-from optimizer.search.compare import Comparison
+from optimizer.search.answer.compare import Comparison
+from optimizer.search.answer.frontier import plan_label
 from optimizer.search.core import SearchResult
-from optimizer.search.frontier import plan_label
-from optimizer.search.objectives import Answer
+from optimizer.search.questions.cards import CardAnswer
+from optimizer.search.questions.objectives import Answer
 
 _OBJECTIVES = {
     "fastest_step": "the fastest step",

@@ -19,7 +19,7 @@ from optimizer.hardware.probe.probe import probe_machine
 from optimizer.plan.generation import InferencePlan
 from optimizer.profile.trace.generation import profile_inference
 from optimizer.runtime.job.measure_generation import make_prompts, measure_generation
-from optimizer.search.inference.search import search_inference_plans
+from optimizer.search.generation.search import search_inference_plans
 from optimizer.workload import InferenceGoal
 
 NAME = "larger"

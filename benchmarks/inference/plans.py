@@ -24,8 +24,8 @@ from optimizer.plan.generation import InferencePlan
 from optimizer.profile.generation import InferenceProfile
 from optimizer.profile.trace.generation import profile_inference
 from optimizer.runtime.job.measure_generation import measure_generation
-from optimizer.search.inference.levers import list_arrangements
-from optimizer.search.inference.search import inference_problem
+from optimizer.search.generation.levers import list_arrangements
+from optimizer.search.generation.search import inference_problem
 from optimizer.workload import InferenceGoal, InferenceWorkload
 
 NAME = "plans"

@@ -41,8 +41,8 @@ from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.generation import InferenceProfile
 from optimizer.profile.trace.generation import profile_inference
 from optimizer.runtime.job.measure_generation import make_prompts, measure_generation
-from optimizer.search.inference.levers import list_arrangements
-from optimizer.search.inference.search import inference_problem, search_inference_plans
+from optimizer.search.generation.levers import list_arrangements
+from optimizer.search.generation.search import inference_problem, search_inference_plans
 from optimizer.workload import InferenceGoal, InferenceWorkload
 
 NAME = "sweep"

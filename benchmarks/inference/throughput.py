@@ -27,7 +27,7 @@ from optimizer.profile.generation import InferenceProfile
 from optimizer.profile.trace.generation import profile_inference
 from optimizer.runtime.job.measure_generation import make_prompts
 from optimizer.runtime.meter.meter import Meter
-from optimizer.search.inference.search import search_inference_plans
+from optimizer.search.generation.search import search_inference_plans
 from optimizer.workload import InferenceGoal
 
 NAME = "throughput"

@@ -16,8 +16,8 @@ from optimizer.plan.optimizer_state import StatePlace
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlace
 from optimizer.search.arrangements import PerBlock, keep_everything
-from optimizer.search.levers import MAX_PREFETCH, chunk_counts, fraction_steps
 from optimizer.search.problem import SearchProblem, Setting, techniques_of
+from optimizer.search.solver.levers import MAX_PREFETCH, chunk_counts, fraction_steps
 
 _COMPRESSIONS: tuple[Compression, ...] = get_args(Compression)
 _AWAY: tuple[Literal["host", "disk"], ...] = ("host", "disk")

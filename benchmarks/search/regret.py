@@ -25,11 +25,11 @@ from optimizer.base.errors import HeadroomError, InvalidPlan
 from optimizer.plan.plan import Plan
 from optimizer.profile.keep.obtain import obtain_profile
 from optimizer.runtime.meter.device import prepared_device
-from optimizer.search.levers import variants_of
-from optimizer.search.pricebook import PriceBook
+from optimizer.search.answer.smallest import find_smallest
 from optimizer.search.problem import SearchProblem
 from optimizer.search.search import search_plans, training_problem
-from optimizer.search.smallest import find_smallest
+from optimizer.search.solver.levers import variants_of
+from optimizer.search.solver.pricebook import PriceBook
 from optimizer.workload import Goal, Technique
 
 NAME = "regret"
@@ -138,7 +138,7 @@ def measure_job(drawn: DrawnJob, calibrated: Calibrated, options: Options, *, se
 
 
 def _plain(problem: SearchProblem) -> Any:
-    from optimizer.search.baselines import keep_all
+    from optimizer.search.answer.baselines import keep_all
 
     return keep_all(problem)
 

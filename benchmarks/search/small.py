@@ -22,8 +22,8 @@ from optimizer.hardware.devices import table_machine
 from optimizer.hardware.machine import Machine
 from optimizer.plan.plan import Plan
 from optimizer.search.core import search
-from optimizer.search.largest import find_largest_micro_batch
 from optimizer.search.problem import SearchProblem
+from optimizer.search.questions.largest_fit import find_largest_micro_batch
 from optimizer.search.search import training_problem
 from optimizer.workload import Adapter, Goal, Technique, TrainingWorkload
 

@@ -52,8 +52,8 @@ from optimizer.plan.plan import Plan
 from optimizer.profile.keep.obtain import obtain_profile
 from optimizer.profile.profile import Profile
 from optimizer.runtime.meter.device import prepared_device
+from optimizer.search.answer.smallest import find_smallest
 from optimizer.search.search import search_plans, training_problem
-from optimizer.search.smallest import find_smallest
 from optimizer.workload import Goal, Technique
 
 NAME, PEAKS = "sweep", "peaks"

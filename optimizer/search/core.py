@@ -16,18 +16,18 @@ from optimizer.estimate.prediction import Prediction
 from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.explain.training import explain_plan
 from optimizer.plan.plan import Plan
-from optimizer.search.baselines import list_baselines, price_baselines
-from optimizer.search.bounds import bound_of
-from optimizer.search.frontier import frontier_of, price_spread
-from optimizer.search.pins import check_pins
-from optimizer.search.polish import polish
-from optimizer.search.pricebook import PriceBook
+from optimizer.search.answer.baselines import list_baselines, price_baselines
+from optimizer.search.answer.frontier import frontier_of, price_spread
+from optimizer.search.answer.lever_value import LeftOut, list_left_out, price_without
+from optimizer.search.answer.smallest import explain_infeasible, find_smallest, price_floor
+from optimizer.search.check.card_fit import ACCEPTED, Found, find_room
+from optimizer.search.check.pins import check_pins
+from optimizer.search.check.verify import VerificationFailed, verify_plan
 from optimizer.search.problem import PricedPlan, SearchProblem, Setting
-from optimizer.search.room import ACCEPTED, Found, find_room
-from optimizer.search.smallest import explain_infeasible, find_smallest, price_floor
-from optimizer.search.solve import solve
-from optimizer.search.verify import VerificationFailed, verify_plan
-from optimizer.search.worth import LeftOut, list_left_out, price_without
+from optimizer.search.solver.bounds import bound_of
+from optimizer.search.solver.polish import polish
+from optimizer.search.solver.pricebook import PriceBook
+from optimizer.search.solver.solve import solve
 
 _ROUNDING = 1e-8
 """Share by which a bound may be lower because sums of floats are."""

@@ -16,10 +16,10 @@ from optimizer.plan.activations import BlockChoice
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
 from optimizer.search.arrangements import keep_everything
+from optimizer.search.check.ledger import audit_plan
 from optimizer.search.core import SearchResult, search
-from optimizer.search.largest import find_largest_micro_batch
-from optimizer.search.ledger import audit_plan
 from optimizer.search.problem import PricedPlan, SearchProblem, Setting
+from optimizer.search.questions.largest_fit import find_largest_micro_batch
 from optimizer.workload import Goal, Technique, TrainingWorkload
 
 

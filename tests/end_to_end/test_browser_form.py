@@ -6,7 +6,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
-from optimizer.search.baselines import BASELINES
+from optimizer.search.answer.baselines import BASELINES
 from tests.end_to_end.browser import WIDTHS
 
 pytestmark = pytest.mark.browser

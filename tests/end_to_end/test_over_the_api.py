@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from optimizer.search.baselines import BASELINES
+from optimizer.search.answer.baselines import BASELINES
 from tests.end_to_end.stack import Stack, running_stack
 from tests.end_to_end.test_survival import CONFIG, TEXT
 from tests.worker.processes import wait_for

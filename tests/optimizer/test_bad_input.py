@@ -21,7 +21,7 @@ from optimizer.plan.plan import Plan
 from optimizer.profile.keep import child
 from optimizer.profile.keep.obtain import _read_error
 from optimizer.profile.profile import Profile
-from optimizer.search.baselines import BASELINES
+from optimizer.search.answer.baselines import BASELINES
 from optimizer.workload import Goal, TrainingWorkload
 from tests.fuzzing import JUNK, numbers, with_changes
 from tests.optimizer.models.small_configs import SMALL_CONFIGS

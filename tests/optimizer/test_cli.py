@@ -16,7 +16,7 @@ from optimizer.hardware.machine import Machine
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
-from optimizer.search.baselines import BASELINES
+from optimizer.search.answer.baselines import BASELINES
 from optimizer.search.problem import techniques_of
 from optimizer.workload import LOSSY, Technique, TrainingWorkload
 from tests import llama

@@ -17,7 +17,7 @@ from optimizer.models.spec import read_model_spec
 from optimizer.plan.generation import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.passes_run import TimedPass
-from optimizer.search.inference.search import search_inference_plans
+from optimizer.search.generation.search import search_inference_plans
 from optimizer.workload import GenerationWorkload, InferenceGoal
 from tests.valkey import Valkey
 from tests.webapp.conftest import MACHINE_DOCUMENT

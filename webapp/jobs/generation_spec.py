@@ -108,7 +108,7 @@ def read_generate_spec(user: Any, document: dict[str, Any]) -> GenerateSpec:
 
 def _read_plan(label: Any) -> str:
     # here, so that numpy is loaded with the first spec and not with every process that knows of jobs
-    from optimizer.search.inference.baselines import INFERENCE_BASELINES
+    from optimizer.search.generation.baselines import INFERENCE_BASELINES
 
     return read_label(label, ("chosen", *INFERENCE_BASELINES))
 

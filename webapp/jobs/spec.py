@@ -257,6 +257,6 @@ def read_label(label: Any, allowed: Sequence[str]) -> str:
 
 
 def _read_plan(label: Any) -> str:
-    from optimizer.search.baselines import BASELINES
+    from optimizer.search.answer.baselines import BASELINES
 
     return read_label(label, ("chosen", *BASELINES))

@@ -17,7 +17,7 @@ from webapp.pages.presentation import CategoryRow, plan_rows, step_words
 from webapp.pages.pricing import batch_words
 
 if TYPE_CHECKING:  # numpy and scipy are loaded with the first price
-    from optimizer.search.inference.problem import PricedInferencePlan
+    from optimizer.search.generation.problem import PricedInferencePlan
     from optimizer.search.problem import PricedPlan
 
 CHOSEN = "chosen"

@@ -14,7 +14,7 @@ from webapp.planning.generation_searches import GenerationQuestion
 from webapp.planning.searches import TrainingQuestion
 
 if TYPE_CHECKING:
-    from optimizer.search.cards import CardAnswer
+    from optimizer.search.questions.cards import CardAnswer
 
 MAX_KEPT = 400
 LOOK_FOR_S = 1.0
@@ -47,7 +47,7 @@ class CardsSoFar:
     @property
     def cheapest(self) -> "CardAnswer | None":
         """By the rent of a million tokens, of one currency."""
-        from optimizer.search.cards import in_order
+        from optimizer.search.questions.cards import in_order
 
         ranked = in_order(self.answers, "money")
         return next((answer for answer in ranked if answer.rented_per_million_tokens is not None), None)
@@ -59,7 +59,7 @@ def rank_some_cards(question: TrainingQuestion | GenerationQuestion, *, order: L
     question: its machine is not looked at; each card has all its memory, and the goal's other wishes hold.
     """
     # here and below, so that numpy and scipy are loaded with the first price and not with every process that knows of jobs
-    from optimizer.search.cards import in_order
+    from optimizer.search.questions.cards import in_order
 
     began_s, found, left = time.monotonic(), [], []
     for name in card_names():
@@ -100,7 +100,7 @@ def _look_at(question: TrainingQuestion | GenerationQuestion, name: str) -> "Car
 
 def _look_at_generation(question: GenerationQuestion, name: str) -> "CardAnswer":
     from optimizer.planning_generation import rank_cards_to_generate
-    from optimizer.search.inference.problem import PricedInferencePlan
+    from optimizer.search.generation.problem import PricedInferencePlan
 
     goal = replace(question.goal, device_budget_bytes=UNLIMITED_BYTES)
     (answer,) = rank_cards_to_generate(question.profile, [name], workload=question.workload, goal=goal)

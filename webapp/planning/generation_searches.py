@@ -16,8 +16,8 @@ from optimizer.workload import InferenceGoal, InferenceWorkload
 from webapp.planning.searches import NothingFits
 
 if TYPE_CHECKING:
-    from optimizer.search.inference.knobs import GenerationKnob
-    from optimizer.search.inference.problem import InferenceProblem, PricedInferencePlan
+    from optimizer.search.generation.knobs import GenerationKnob
+    from optimizer.search.generation.problem import InferenceProblem, PricedInferencePlan
 
 MAX_ANSWERS = 4
 
@@ -50,7 +50,7 @@ class GenerationQuestion:
 
     def pose(self, workload: InferenceWorkload) -> "InferenceProblem":
         # here and below, so that numpy and scipy are loaded with the first price and not with every process that knows of jobs
-        from optimizer.search.inference.search import inference_problem
+        from optimizer.search.generation.search import inference_problem
 
         return inference_problem(
             self.profile, workload=workload, goal=self.goal, machine=self.machine, calibration=self.calibration
@@ -106,15 +106,15 @@ def detail_at_hand(question: GenerationQuestion, plan: InferencePlan, *, label: 
 
 def knobs_of_generation(question: GenerationQuestion, plan: InferencePlan) -> "tuple[GenerationKnob, ...]":
     """What each single change of a plan would come to, the largest saving first."""
-    from optimizer.search.inference.knobs import list_generation_knobs
+    from optimizer.search.generation.knobs import list_generation_knobs
 
     return _knobs.obtain((*question.key, plan), lambda: list_generation_knobs(problem_of_generation(question), plan))
 
 
 def hand_written(question: GenerationQuestion) -> "PricedInferencePlan | None":
     """Of plans as people write them the first that fits, from fast to small, seen as the search sees them; None if none does."""
-    from optimizer.search.inference.baselines import list_inference_baselines, price_inference_baselines
-    from optimizer.search.inference.solve import Book
+    from optimizer.search.generation.baselines import list_inference_baselines, price_inference_baselines
+    from optimizer.search.generation.solve import Book
 
     problem = _as_if_equal(question)
     known = list_inference_baselines(problem)
@@ -142,9 +142,9 @@ def _as_if_equal(question: GenerationQuestion) -> "InferenceProblem":
 
 
 def _search(question: GenerationQuestion) -> GenerationAnswer:
-    from optimizer.search.inference.baselines import price_inference_baselines
-    from optimizer.search.inference.search import search_inference
-    from optimizer.search.inference.solve import Book
+    from optimizer.search.generation.baselines import price_inference_baselines
+    from optimizer.search.generation.search import search_inference
+    from optimizer.search.generation.solve import Book
 
     exact, bound = problem_of_generation(question), _as_if_equal(question)
 

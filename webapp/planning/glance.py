@@ -18,7 +18,7 @@ from webapp.planning.profiles import ready_profile
 from webapp.planning.searches import TrainingQuestion, is_answered, problem_of
 
 if TYPE_CHECKING:
-    from optimizer.search.inference.problem import PricedInferencePlan
+    from optimizer.search.generation.problem import PricedInferencePlan
     from optimizer.search.problem import PricedPlan, SearchProblem
 
 
@@ -66,7 +66,7 @@ def _total_s(glance: Glance) -> float:
 
 
 def _fastest(question: TrainingQuestion, taken: Plan | None) -> "PricedPlan | None":
-    from optimizer.search.baselines import list_baselines
+    from optimizer.search.answer.baselines import list_baselines
 
     problem = problem_of(question)
     plans = []

@@ -1,6 +1,6 @@
 """The lever of each large part of a plan: the one change that lowers the peak and belongs to that category of memory, priced.
 
-What is listed is one change from the plan (``search/knobs.py``), as pins to be held in a goal: a search fills in the rest.
+What is listed is one change from the plan (``search/answer/knobs.py``), as pins to be held in a goal: a search fills in the rest.
 """
 
 from collections.abc import Mapping
@@ -47,7 +47,7 @@ def list_levers(question: TrainingQuestion, plan: Plan, bytes_by_category: Mappi
     """Of the plan's largest parts, the largest first: the changes that take least time for what they save, one lossless and one
     that changes the numbers. A part without such a change has no lever, and the next one is looked at."""
     # here, so that numpy and scipy are loaded with the first price and not with every process that knows of jobs
-    from optimizer.search.knobs import list_knobs
+    from optimizer.search.answer.knobs import list_knobs
 
     wanted = {technique for techniques in TECHNIQUES_OF.values() for technique in techniques}
     problem = problem_of(question)

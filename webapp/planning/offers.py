@@ -23,7 +23,7 @@ from webapp.jobs.spec import JobSpec
 
 if TYPE_CHECKING:
     from optimizer.hardware.rental import Cost, PriceList
-    from optimizer.search.inference.problem import PricedInferencePlan
+    from optimizer.search.generation.problem import PricedInferencePlan
 
 _PRICE_AGAIN = "Price the spec again and take one of its offers."
 

@@ -24,7 +24,7 @@ from webapp.planning.profiles import known_profiles_of, read_inference_profile, 
 from webapp.planning.searches import TrainingQuestion, find_answer, problem_of
 
 if TYPE_CHECKING:
-    from optimizer.search.objectives import Answer
+    from optimizer.search.questions.objectives import Answer
 
 
 
@@ -132,7 +132,7 @@ class _Searched:
 
 def _search(spec: JobSpec, profile: Profile, machine: Machine) -> _Searched:
     # here, so that numpy and scipy are loaded with the first price and not with every process that knows of jobs
-    from optimizer.search.baselines import price_baselines
+    from optimizer.search.answer.baselines import price_baselines
 
     question = question_of(spec, profile, machine)
     try:

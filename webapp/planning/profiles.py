@@ -27,7 +27,7 @@ from webapp.jobs.actions import create_job
 from webapp.planning.searches import TrainingQuestion
 
 if TYPE_CHECKING:
-    from optimizer.search.elsewhere import Obtain
+    from optimizer.search.questions.alternatives import Obtain
 
 _MODEL_FAULTS = ("bad_model", "unsupported_model_type", "invalid_workload")
 """Errors that the same trace would meet again; of a workload it is the adapters that the model cannot have."""

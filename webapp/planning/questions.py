@@ -23,7 +23,7 @@ from webapp.planning.profiles import known_profiles_of, profile_of, read_profile
 from webapp.planning.searches import TrainingQuestion, find_answer
 
 if TYPE_CHECKING:
-    from optimizer.search.objectives import Answer
+    from optimizer.search.questions.objectives import Answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,7 @@ def compare(user: Any, question: AskedOfModel, plans: dict[str, Any]) -> dict[st
 def rank_cards(user: Any, question: AskedOfModel, cards: list[str], *, by_money: bool) -> dict[str, Any] | None:
     """cards: names of the table, or ``all``."""
     from optimizer.planning import rank_cards_profiled
-    from optimizer.search.cards import read_cards
+    from optimizer.search.questions.cards import read_cards
 
     read_cards(cards)
     if question.generates:

@@ -171,8 +171,8 @@ def _bytes_of(name: MethodName, fingerprint: str, document_sha256: str, sequence
         return _generation_bytes(fingerprint, document_sha256)
     # here, so that numpy and scipy are loaded with the first price and not with every process that knows of jobs
     from optimizer.hardware.devices import table_machine
+    from optimizer.search.answer.smallest import find_smallest
     from optimizer.search.search import training_problem
-    from optimizer.search.smallest import find_smallest
 
     profile = read_profile(fingerprint, document_sha256)
     problem = training_problem(
@@ -203,8 +203,8 @@ def _bytes_of(name: MethodName, fingerprint: str, document_sha256: str, sequence
 
 def _generation_bytes(fingerprint: str, document_sha256: str) -> tuple[int, int]:
     from optimizer.hardware.devices import table_machine
-    from optimizer.search.inference.search import inference_problem
-    from optimizer.search.inference.smallest import find_smallest
+    from optimizer.search.generation.search import inference_problem
+    from optimizer.search.generation.smallest import find_smallest
 
     problem = inference_problem(
         read_inference_profile(fingerprint, document_sha256),

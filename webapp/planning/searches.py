@@ -15,10 +15,10 @@ from optimizer.profile.profile import Profile as ModelProfile
 from optimizer.workload import Goal, TrainingWorkload
 
 if TYPE_CHECKING:
-    from optimizer.search.elsewhere import Obtain
-    from optimizer.search.objectives import Answer
     from optimizer.search.problem import SearchProblem
-    from optimizer.search.remembered import PriceMemory
+    from optimizer.search.questions.alternatives import Obtain
+    from optimizer.search.questions.objectives import Answer
+    from optimizer.search.questions.price_cache import PriceMemory
 
 MAX_ANSWERS = 6
 MAX_MEMORIES = 2
@@ -45,7 +45,7 @@ class TrainingQuestion:
     @property
     def key(self) -> tuple[object, ...]:
         """What the best plan rests on: not the name of a schedule, nor how many steps there are."""
-        from optimizer.search.remembered import priced_part
+        from optimizer.search.questions.price_cache import priced_part
 
         return self.place, priced_part(self.workload), self.goal
 
@@ -75,7 +75,7 @@ _memories: "Recent[str, PriceMemory]" = Recent(MAX_MEMORIES)
 
 def find_answer(question: TrainingQuestion, *, obtain: "Obtain") -> "Answer":
     """The best plan. Raises NoFeasiblePlan with what would fit."""
-    from optimizer.search.remembered import for_run
+    from optimizer.search.questions.price_cache import for_run
 
     found = _answers.obtain(question.key, lambda: _search(question, obtain))
     if isinstance(found, NothingFits):
@@ -121,6 +121,6 @@ def _search(question: TrainingQuestion, obtain: "Obtain") -> "Answer | NothingFi
 
 
 def _memory(question: TrainingQuestion) -> "PriceMemory":
-    from optimizer.search.remembered import PriceMemory
+    from optimizer.search.questions.price_cache import PriceMemory
 
     return _memories.obtain(question.place, PriceMemory)

@@ -3,7 +3,7 @@
 A setting is all that is decided outside the blocks. Bytes: the level between the last block's forward and its backward, where
 all blocks hold what they save; parts count as the schedule counts them, storages that blocks share are taken as gone. Time: a
 step is at least as long as each of a few sums of what has to be done one after the other. Neither is ever more than what the
-estimator simulates; ``tests/optimizer/search/test_relaxed.py`` holds them to it.
+estimator simulates; ``tests/optimizer/search/solver/test_relaxed.py`` holds them to it.
 
 *Not in it*: the middle of backward, where gradients have grown and not all activations are gone; how lanes wait for each other
 inside a micro-batch; on the CPU device the time that fresh memory takes to be touched.

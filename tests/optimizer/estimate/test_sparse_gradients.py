@@ -11,7 +11,7 @@ from optimizer.plan.batch import BatchPlan
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.plan import Plan
 from optimizer.runtime.job.measure import measure_step
-from optimizer.search.baselines import price_baselines
+from optimizer.search.answer.baselines import price_baselines
 from optimizer.search.search import search_plans, training_problem
 from optimizer.workload import Goal
 from tests.optimizer.profiles import extent_of, trace

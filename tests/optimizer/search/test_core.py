@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.search.synthetic import MIB, synthetic_problem
-from optimizer.search.baselines import BASELINES, price_baselines
+from optimizer.search.answer.baselines import BASELINES, price_baselines
+from optimizer.search.answer.frontier import MAX_POINTS, plan_label
+from optimizer.search.check.verify import VerificationFailed, verify_plan
 from optimizer.search.core import search, search_budgets
-from optimizer.search.frontier import MAX_POINTS, plan_label
 from optimizer.search.problem import Setting, divisors
-from optimizer.search.verify import VerificationFailed, verify_plan
 
 
 def test_no_point_of_the_frontier_is_beaten_by_another():

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.search.every import every_plan
 from optimizer.base.errors import NoFeasiblePlan
 from optimizer.hardware.devices import table_machine
-from optimizer.search.baselines import price_baselines
+from optimizer.search.answer.baselines import price_baselines
 from optimizer.search.core import search
 from optimizer.search.search import largest_micro_batch, search_plans, training_problem
 from optimizer.workload import Goal, TrainingWorkload

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from optimizer.search.baselines import BASELINES
+from optimizer.search.answer.baselines import BASELINES
 from tests.fuzzing import JUNK, junk, with_changes
 
 BODY: dict[str, Any] = {

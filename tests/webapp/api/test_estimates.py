@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from optimizer.search.baselines import BASELINES
+from optimizer.search.answer.baselines import BASELINES
 from webapp.api.api import api
 from webapp.catalog.actions import keep_profile
 from webapp.catalog.models import Profile

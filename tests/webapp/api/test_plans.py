@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from optimizer.search.baselines import BASELINES
+from optimizer.search.answer.baselines import BASELINES
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 from tests.webapp.conftest import make_spec, make_tiny_model
 from webapp.catalog.actions import keep_profile, register_machine

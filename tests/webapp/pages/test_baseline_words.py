@@ -1,7 +1,7 @@
 """Words for the plans that people write by hand."""
 
-from optimizer.search.baselines import BASELINES
-from optimizer.search.inference.baselines import INFERENCE_BASELINES
+from optimizer.search.answer.baselines import BASELINES
+from optimizer.search.generation.baselines import INFERENCE_BASELINES
 from webapp.pages.baseline_words import BASELINE_WORDS
 
 

@@ -16,7 +16,7 @@ from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.techniques import TECHNIQUE_GROUPS, TECHNIQUE_LABELS
 from optimizer.plan.weights import WeightsPlan
-from optimizer.search.inference.problem import techniques_of
+from optimizer.search.generation.problem import techniques_of
 from optimizer.workload import Technique
 from tests.webapp.pages import rows
 from webapp.pages.forms import JobForm

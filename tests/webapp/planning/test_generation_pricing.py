@@ -12,7 +12,7 @@ from optimizer.plan.generation import InferencePlan
 from optimizer.plan.passes import MicroBatchShape
 from optimizer.plan.passes_run import TimedPass
 from optimizer.profile.generation import InferenceProfile
-from optimizer.search.inference.baselines import INFERENCE_BASELINES
+from optimizer.search.generation.baselines import INFERENCE_BASELINES
 from optimizer.workload import GenerationWorkload
 from tests.webapp.generation import make_generate_spec, make_prompts, make_writer
 from webapp.catalog.models import Profile, PromptTokens

@@ -11,7 +11,7 @@ from optimizer.base.errors import InvalidInput, NoFeasiblePlan, PlanStale
 from optimizer.estimate.training import estimate_training
 from optimizer.hardware.machine import Machine as MachineSpec
 from optimizer.plan.plan import Plan
-from optimizer.search.baselines import BASELINES
+from optimizer.search.answer.baselines import BASELINES
 from optimizer.workload import TrainingWorkload
 from tests.webapp.conftest import MACHINE_DOCUMENT, make_spec, make_text
 from webapp.catalog.actions import keep_profile, register_machine

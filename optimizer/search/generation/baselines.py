@@ -1,0 +1,73 @@
+"""The plans people choose by hand, priced beside the solver's. They are reported even where the goal forbids what they do."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from optimizer.plan.generation import InferencePlan
+from optimizer.plan.weights import WeightsPlan
+from optimizer.search.generation.problem import InferenceProblem, PricedInferencePlan
+from optimizer.search.generation.solve import Book, find_largest_batch
+
+InferenceBaseline = Callable[[Book, WeightsPlan], InferencePlan]
+
+
+def resident(book: Book, weights: WeightsPlan) -> InferencePlan:
+    """All weights on the device, as many sequences at once as fit."""
+    return _filled(book, weights)
+
+
+def one_at_a_time(book: Book, weights: WeightsPlan) -> InferencePlan:
+    """A loop over the prompts."""
+    return InferencePlan(weights=weights)
+
+
+def all_at_once(book: Book, weights: WeightsPlan) -> InferencePlan:
+    """One call of ``generate`` with every prompt."""
+    return InferencePlan(batch_size=book.problem.workload.num_sequences, weights=weights)
+
+
+def stream_host(book: Book, weights: WeightsPlan) -> InferencePlan:
+    """Weights come from the host block by block, as with accelerate's ``cpu_offload``; as many sequences at once as fit."""
+    return _filled(book, replace(weights, place="host"))
+
+
+def stream_disk(book: Book, weights: WeightsPlan) -> InferencePlan:
+    """The same from disk, as with ``disk_offload``."""
+    return _filled(book, replace(weights, place="disk"))
+
+
+INFERENCE_BASELINES: Final[dict[str, InferenceBaseline]] = {
+    "resident": resident,
+    "one_at_a_time": one_at_a_time,
+    "all_at_once": all_at_once,
+    "stream_host": stream_host,
+    "stream_disk": stream_disk,
+}
+
+
+def list_inference_baselines(problem: InferenceProblem) -> dict[str, InferenceBaseline]:
+    """Those that the machine can carry out, by label."""
+    left_out = (stream_disk,) if "disk" in problem.unavailable or not problem.disk_budget_bytes else ()
+    return {label: baseline for label, baseline in INFERENCE_BASELINES.items() if baseline not in left_out}
+
+
+def price_inference_baselines(
+    book: Book, *, weights: WeightsPlan | None = None, labels: Sequence[str] | None = None, in_detail: bool = True
+) -> dict[str, PricedInferencePlan]:
+    """By label, in fp32 unless ``weights`` says otherwise; one plan per label, also where two coincide. labels: of those wanted;
+    all that the machine can carry out unless given.
+    """
+    if labels is None:
+        labels = list(list_inference_baselines(book.problem))
+    found = {}
+    for label in labels:
+        plan = INFERENCE_BASELINES[label](book, weights or WeightsPlan())
+        found[label] = book.problem.priced(label, plan, in_detail=in_detail)
+    return found
+
+
+def _filled(book: Book, weights: WeightsPlan) -> InferencePlan:
+    """With the largest batch that fits the device; one sequence where none does."""
+    plan = InferencePlan(weights=weights)
+    return replace(plan, batch_size=max(1, find_largest_batch(book, plan)))

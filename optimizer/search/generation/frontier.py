@@ -1,0 +1,95 @@
+"""Plans of which no other is both smaller and faster, over the whole range of budgets."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from typing import Final
+
+from optimizer.plan.generation import InferencePlan
+from optimizer.plan.weights import WeightsPlace
+from optimizer.search.generation.problem import PricedInferencePlan
+from optimizer.search.generation.solve import Book, largest_of
+
+MAX_POINTS = 24
+_GROWTH = 4
+"""Batch sizes priced for the frontier alone are powers of this."""
+_STORED: Final = {"remote": "the remote store"}
+_PLACES: Final[tuple[WeightsPlace, ...]] = ("device", "host", "disk")
+
+
+def inference_frontier(book: Book) -> tuple[PricedInferencePlan, ...]:
+    """From small to fast, of all that a search priced and a spread of batch sizes."""
+    problem = book.problem
+    for plan in _spread(book):
+        book.price(plan)
+    roomy = [
+        (prediction.total_s, prediction.device_peak_high_bytes, plan.weights.prefetch, plan)
+        for plan, prediction in book.predictions.items()
+        if problem.permits(plan) and problem.fits_elsewhere(prediction)
+    ]
+    points: list[InferencePlan] = []
+    smallest_bytes = None
+    for _, peak_bytes, _, plan in sorted(roomy, key=lambda row: row[:3]):
+        if smallest_bytes is None or peak_bytes < smallest_bytes:
+            smallest_bytes = peak_bytes
+            points.append(plan)
+    points.reverse()
+    best = points.index(book.best[1]) if book.best is not None and book.best[1] in points else 0
+    return tuple(problem.priced(inference_label(plan), plan, in_detail=False) for plan in _thinned(points, best))
+
+
+def inference_label(plan: InferencePlan) -> str:
+    """The plan in a few words: ``8 at once, bf16, blocks in int8, weights from host, keys and values in int4 from disk``."""
+    return ", ".join(_words(plan))
+
+
+def _words(plan: InferencePlan) -> Iterator[str]:
+    weights = plan.weights
+    several = f"{plan.num_micro_batches} times " if plan.num_micro_batches > 1 else ""
+    yield f"{several}{plan.batch_size:,} at once"
+    if weights.dtype != "fp32":
+        yield weights.dtype
+    if weights.frozen != "same":
+        yield f"blocks in {weights.frozen}"
+    if weights.place != "device":
+        yield f"weights from {weights.place}, {weights.prefetch} ahead"
+    cache = plan.kv_cache
+    if not cache.is_plain:
+        form = "" if cache.dtype == "same" else f" in {cache.dtype}"
+        place = "" if cache.place == "device" else f" from {_STORED.get(cache.place, cache.place)}"
+        attended = ", attended to there" if cache.attention == "host" else ""
+        yield f"keys and values{form}{place}{attended}"
+    if cache.prefix_tokens:
+        yield f"of {cache.prefix_tokens:,} tokens made again"
+
+
+def _spread(book: Book) -> Iterator[InferencePlan]:
+    """What the best plan and plain generation come to with other batches, and with their weights in other places."""
+    problem, pins = book.problem, book.problem.goal.pins
+    num_sequences = problem.workload.num_sequences
+    plain = InferencePlan()
+    bases = dict.fromkeys([plain, plain if book.best is None else replace(book.best[1], batch_size=1)])
+    for base, place in product(bases, _PLACES):
+        ahead = plain.weights.prefetch if place == "device" else pins.weights.prefetch or 0
+        weights = replace(base.weights, place=place, prefetch=ahead)
+        number = 1 if place == "device" else base.num_micro_batches
+        arranged = replace(base, weights=weights, num_micro_batches=pins.num_micro_batches or number)
+        for size in pins.among("batch_size", _sizes(largest_of(arranged, num_sequences))):
+            plan = replace(arranged, batch_size=size)
+            if problem.permits(plan):
+                yield plan
+
+
+def _sizes(largest: int) -> Iterator[int]:
+    size = 1
+    while size < largest:
+        yield size
+        size *= _GROWTH
+    yield max(1, largest)
+
+
+def _thinned(points: list[InferencePlan], best: int) -> list[InferencePlan]:
+    if len(points) <= MAX_POINTS:
+        return points
+    kept = {index * (len(points) - 1) // (MAX_POINTS - 2) for index in range(MAX_POINTS - 1)} | {best}
+    return [points[index] for index in sorted(kept)]

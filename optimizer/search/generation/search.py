@@ -1,0 +1,252 @@
+"""``search_inference_plans``: the best plan of a batch generation, beside baselines, with its bound, frontier and reasons.
+
+Torch-free; pure and deterministic: the same problem gives the same result, and no clock is read.
+"""
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from math import inf
+from typing import Any
+
+from optimizer.base.serialize import to_json
+from optimizer.estimate.bounds.generation_floor import Floors, InferenceFloors
+from optimizer.estimate.generation.kv_prefix import find_prefix_conflict
+from optimizer.estimate.generation.prediction import InferencePrediction
+from optimizer.estimate.generation.pricing import estimate_inference
+from optimizer.estimate.generation.process import add_generation_memory
+from optimizer.hardware.calibration import calibrated_machine, of_generations
+from optimizer.hardware.machine import Machine
+from optimizer.plan.allocator import AllocatorPlan
+from optimizer.plan.generation import InferencePlan
+from optimizer.plan.weights import WeightsPlan
+from optimizer.profile.generation import InferenceProfile
+from optimizer.search.check.card_fit import ACCEPTED, Found, find_room
+from optimizer.search.generation.baselines import price_inference_baselines
+from optimizer.search.generation.frontier import inference_frontier
+from optimizer.search.generation.levers import MICRO_BATCHES
+from optimizer.search.generation.pins import check_generation_pins
+from optimizer.search.generation.problem import InferenceProblem, PricedInferencePlan
+from optimizer.search.generation.reasons import explain_choice
+from optimizer.search.generation.smallest import explain_nothing_fits, find_smallest
+from optimizer.search.generation.solve import Book, Solution, solve, spread_evenly
+from optimizer.workload import InferenceGoal, InferenceWorkload, Technique
+
+_MAX_LENGTHS = 3
+"""Of prompts, that the search tells apart: a price grows with their number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferenceSearchResult:
+    """What a search found. ``chosen`` always fits; a search that finds nothing raises instead."""
+
+    chosen: PricedInferencePlan
+    baselines: dict[str, PricedInferencePlan]
+    """By label, as in ``baselines.INFERENCE_BASELINES``."""
+    frontier: tuple[PricedInferencePlan, ...]
+    """Plans the goal allows of which no other is both smaller and faster, from small to fast; some over the budget."""
+    bound: float
+    """No permitted plan that fits has less of what the goal is about: seconds of the whole workload, milliseconds to the first
+    token, or sequences at once times minus one."""
+    gap: float
+    """How far the chosen plan may be from the best, as a share of the bound; 0 where it is the best. Where a card has room for
+    the tensors and not for all that comes with them, both are of plans whose tensors take no more than was left for them. Of more
+    than ``MAX_EVERY`` prompts that differ in length both go by passes' average time."""
+    explanation: tuple[str, ...]
+    """The chosen plan in sentences."""
+
+    def to_json(self) -> dict[str, Any]:
+        document: dict[str, Any] = to_json(self)
+        return document
+
+
+def search_inference_plans(
+    profile: InferenceProfile,
+    *,
+    workload: InferenceWorkload,
+    goal: InferenceGoal,
+    machine: Machine,
+    calibration: Mapping[str, Any] | None = None,
+) -> InferenceSearchResult:
+    """The best plan that the goal allows and whose peak, upper end, honours the budgets.
+
+    Raises NoFeasiblePlan with the smallest peak that was found and what it is made of, InvalidWorkload beyond the positions,
+    InvalidPlan where nothing can keep the goal's pins.
+    """
+    InferencePlan().check(workload=workload, max_sequence_length=profile.max_sequence_length)
+    problem = inference_problem(profile, workload=workload, goal=goal, machine=machine, calibration=calibration)
+    return search_inference(problem, profile=profile, machine=machine)
+
+
+def inference_problem(
+    profile: InferenceProfile,
+    *,
+    workload: InferenceWorkload,
+    goal: InferenceGoal,
+    machine: Machine,
+    calibration: Mapping[str, Any] | None = None,
+) -> InferenceProblem:
+    """With the estimator bound as its price. Prompts of many lengths are priced with few, each a little longer than it is; what
+    is shown in detail is priced with their own.
+    """
+
+    coarse = _coarse(workload, max_sequence_length=profile.max_sequence_length)
+
+    def price(plan: InferencePlan) -> InferencePrediction:
+        return estimate_inference(
+            profile, plan=plan, workload=coarse, machine=machine, calibration=calibration, in_detail=False
+        )
+
+    @cache
+    def bounds(sizes: tuple[int, ...], micro_batches: tuple[int, ...]) -> InferenceFloors:
+        here = calibrated_machine(machine, of_generations(calibration))
+        held = goal.pins.kv_cache.prefix_tokens
+        return InferenceFloors(profile, coarse, here, sizes=sizes, micro_batches=micro_batches, prefix_tokens=held)
+
+    def floors(plan: InferencePlan, sizes: Sequence[int], micro_batches: Sequence[int]) -> Floors:
+        numbers, is_free = tuple(micro_batches), goal.pins.num_micro_batches is None
+        if goal.objective != "throughput" or not is_free or not set(numbers) <= set(MICRO_BATCHES):
+            return bounds(tuple(sizes), numbers).of(plan)
+        # Of all numbers that other plans are asked about, since nearly all of the work is for shapes that they share.
+        found = bounds(tuple(sizes), MICRO_BATCHES).of(plan)
+        rows = [MICRO_BATCHES.index(number) for number in numbers]
+        return found if numbers == MICRO_BATCHES else found.of_rows(rows)
+
+    @cache
+    def in_detail(plan: InferencePlan) -> InferencePrediction:
+        prediction = estimate_inference(profile, plan=plan, workload=workload, machine=machine, calibration=calibration)
+        return add_generation_memory(prediction, profile, plan=plan, workload=workload, machine=machine)
+
+    def detail(plan: InferencePlan, prediction: InferencePrediction) -> InferencePrediction:
+        """Baselines may be one plan, and the chosen one."""
+        return in_detail(plan)
+
+    host_budget_bytes = machine.host_memory_bytes if goal.host_budget_bytes is None else goal.host_budget_bytes
+    disk_budget_bytes = machine.disk_free_bytes if goal.disk_budget_bytes is None else goal.disk_budget_bytes
+    return InferenceProblem(
+        workload=workload,
+        goal=goal,
+        host_budget_bytes=host_budget_bytes,
+        disk_budget_bytes=min(disk_budget_bytes, machine.disk_free_bytes),
+        remote_budget_bytes=machine.remote_free_bytes,
+        price=cache(price),
+        detail=detail,
+        floors=floors,
+        can_cut_prompts=profile.prefill.length_multiple == 1,
+        can_attend_on_host=profile.on_host is not None,
+        find_model_conflict=partial(find_prefix_conflict, profile),
+        longest_prefix=0 if profile.rebuild is None else coarse.prompt_length,
+        has_copies_beside=machine.device.kind != "cpu",
+        unavailable=_unavailable(machine),
+        representations=_representations(profile, machine),
+    )
+
+
+def search_inference(
+    problem: InferenceProblem,
+    *,
+    profile: InferenceProfile | None = None,
+    machine: Machine | None = None,
+    weights: WeightsPlan | None = None,
+) -> InferenceSearchResult:
+    """profile and machine: for what is said of techniques that are left out. weights: of the baselines.
+
+    Raises NoFeasiblePlan, and InvalidPlan where nothing can keep the goal's pins.
+    """
+    check_generation_pins(problem)
+    book = Book(problem=problem)
+    solution = solve(book)
+    if solution is None:
+        raise explain_nothing_fits(problem)
+    baselines = price_inference_baselines(Book(problem=problem), weights=weights)
+    quickest_s = min((each.prediction.total_s for each in baselines.values() if each.verdict in ACCEPTED), default=inf)
+    solution = replace(solution, plan=spread_evenly(book, solution.plan, at_most_s=quickest_s))
+    chosen, solution = _first_on_the_card(problem, solution)
+    return InferenceSearchResult(
+        chosen=chosen,
+        baselines=baselines,
+        frontier=inference_frontier(book),
+        bound=solution.bound,
+        gap=_gap(problem, chosen, solution.bound),
+        explanation=tuple(explain_choice(problem, chosen, profile=profile, machine=machine)),
+    )
+
+
+def find_best_generation(problem: InferenceProblem) -> PricedInferencePlan:
+    """The best plan alone. Raises NoFeasiblePlan, and InvalidPlan for pins that none can keep."""
+    check_generation_pins(problem)
+    book = Book(problem=problem)
+    solution = solve(book)
+    if solution is None:
+        raise explain_nothing_fits(problem)
+    return _first_on_the_card(problem, replace(solution, plan=spread_evenly(book, solution.plan)))[0]
+
+
+def _first_on_the_card(problem: InferenceProblem, found: Solution) -> tuple[PricedInferencePlan, Solution]:
+    """The best plan whose whole process has room on the card (``search/check/card_fit.py``). Raises NoFeasiblePlan where none is left."""
+
+    def within(budget_bytes: int) -> Found[PricedInferencePlan, Solution] | None:
+        smaller = solve(Book(problem=problem.with_budget(budget_bytes)))
+        return None if smaller is None else Found(chosen=_with_room(problem, smaller.plan), source=smaller)
+
+    first = Found(chosen=_with_room(problem, found.plan), source=found)
+    best = find_room(first, budget_bytes=problem.goal.device_budget_bytes, within=within)
+    if best is not None:
+        return best.chosen, best.source
+    smallest = _with_room(problem, find_smallest(problem))
+    if smallest.verdict in ACCEPTED:
+        return smallest, found
+    raise explain_nothing_fits(problem)
+
+
+def _with_room(problem: InferenceProblem, plan: InferencePlan) -> PricedInferencePlan:
+    """With segments that grow where the card has room for the plan only so: there are fewer gaps between tensors then."""
+    chosen = problem.priced("chosen", plan)
+    memory = chosen.prediction.memory
+    if chosen.verdict in ACCEPTED or memory is None or not memory.total_bytes:
+        return chosen
+    if problem.goal.pins.allocator.expandable_segments is not None:
+        return chosen
+    growing = problem.priced("chosen", replace(plan, allocator=AllocatorPlan(expandable_segments=True)))
+    return growing if growing.verdict in ACCEPTED else chosen
+
+
+def _gap(problem: InferenceProblem, chosen: PricedInferencePlan, bound: float) -> float:
+    prediction = problem.price(chosen.plan)
+    values = {
+        "throughput": prediction.total_s,
+        "first_token": prediction.prefill_ms,
+        "largest_batch": -float(chosen.plan.batch_size),
+    }
+    return abs(values[problem.goal.objective] / bound - 1)
+
+
+def _coarse(workload: InferenceWorkload, *, max_sequence_length: int) -> InferenceWorkload:
+    """With few lengths, each prompt's own or the next larger of them: no less memory, and nearly the same time."""
+    ordered = sorted(workload.prompt_lengths)
+    if len(set(ordered)) <= _MAX_LENGTHS:
+        return workload
+    levels = [ordered[len(ordered) * place // _MAX_LENGTHS - 1] for place in range(1, _MAX_LENGTHS + 1)]
+    lengths = [levels[bisect_left(levels, length)] for length in workload.prompt_lengths]
+    # No longer than leaves room for the tokens that its own prompt asks for.
+    for index, num_new in enumerate(workload.new_token_counts):
+        lengths[index] = min(lengths[index], max_sequence_length - num_new)
+    return replace(workload, prompt_lengths=tuple(lengths))
+
+
+def _unavailable(machine: Machine) -> frozenset[Technique]:
+    """What the machine has no rate for."""
+    rates = machine.rates
+    needed: dict[Technique, tuple[object, ...]] = {
+        "disk": (rates.disk_write_bytes_per_s, rates.disk_read_bytes_per_s),
+        "remote": (rates.remote_write_bytes_per_s, rates.remote_read_bytes_per_s),
+    }
+    return frozenset(technique for technique, found in needed.items() if not all(found))
+
+
+def _representations(profile: InferenceProfile, machine: Machine) -> frozenset[str]:
+    """What was profiled, in the dtypes that the machine has a rate for. fp16 has the profile of bf16."""
+    rates = machine.rates.matmul_flops_per_s
+    names = {*profile.representations, *(name.replace("bf16", "fp16") for name in profile.representations)}
+    return frozenset(name for name in names if name.partition("/")[0] in rates)

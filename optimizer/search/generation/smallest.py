@@ -1,0 +1,93 @@
+"""Nothing fits: how small the generation could be made, what it is then made of, and what else could be allowed."""
+
+from dataclasses import replace
+from math import inf
+
+from optimizer.base.errors import NoFeasiblePlan
+from optimizer.base.units import format_bytes
+from optimizer.plan.generation import InferencePlan
+from optimizer.plan.pins.table import shown_pin
+from optimizer.plan.techniques import TECHNIQUE_LABELS
+from optimizer.search.check.pin_errors import no_room_elsewhere
+from optimizer.search.generation.levers import list_families
+from optimizer.search.generation.problem import InferenceProblem
+
+
+def explain_nothing_fits(problem: InferenceProblem) -> NoFeasiblePlan:
+    """The error to raise. Its budget is enough: a search with exactly that much succeeds."""
+    plan = find_smallest(problem)
+    prediction = problem.priced("smallest", plan).prediction
+    memory = prediction.memory
+    smallest_bytes = max(prediction.device_peak_high_bytes, memory.allocated.high if memory is not None else 0)
+    error = NoFeasiblePlan(
+        budget_bytes=problem.goal.device_budget_bytes,
+        smallest_feasible_bytes=smallest_bytes,
+        bytes_by_category=prediction.device_bytes_by_category,
+        hint=_hint(problem, smallest_bytes),
+    )
+    error.fields["smallest_plan"] = plan.to_json()
+    return error
+
+
+def find_smallest(problem: InferenceProblem) -> InferencePlan:
+    """One sequence at a time, in the arrangement with the least peak for which the other tiers have room.
+
+    Raises InvalidPlan where pins leave none that has.
+    """
+    roomy = [plan for plan in _list_lean(problem) if problem.fits_elsewhere(problem.price(plan))]
+    if not roomy:
+        raise no_room_elsewhere(
+            problem.goal.pins,
+            host_budget_bytes=problem.host_budget_bytes,
+            disk_budget_bytes=problem.disk_budget_bytes,
+            remote_budget_bytes=problem.remote_budget_bytes,
+        )
+    return min(roomy, key=lambda plan: problem.price(plan).device_peak_high_bytes)
+
+
+def _list_lean(problem: InferenceProblem) -> list[InferencePlan]:
+    """Without what only ever takes more: further micro-batches, and, as far as pins allow, what comes ahead or is made again, and
+    more of a prompt at once.
+    """
+    lean: dict[InferencePlan, InferencePlan] = {}
+    for plan in (family.plan for family in list_families(problem)):
+        weights, cache = plan.weights, plan.kv_cache
+        alike = replace(
+            plan,
+            prefill_tokens=None,
+            weights=replace(weights, prefetch=0),
+            kv_cache=replace(cache, prefetch=0, prefix_tokens=0),
+        )
+        if alike not in lean or _extras(plan) < _extras(lean[alike]):
+            lean[alike] = plan
+    return list(lean.values())
+
+
+def _extras(plan: InferencePlan) -> tuple[float, ...]:
+    weights, cache = plan.weights, plan.kv_cache
+    ahead = weights.prefetch * (weights.place != "device") + cache.num_ahead
+    return ahead, cache.prefix_tokens, plan.prefill_tokens or inf
+
+
+def _hint(problem: InferenceProblem, smallest_bytes: int) -> str:
+    """Ways out, the ones that cost least to the user first. What is said to help has been priced."""
+    ways = [f"Raise the budget to {format_bytes(smallest_bytes)}", "shorten prompts or generate fewer tokens"]
+    goal = problem.goal
+    for technique in goal.forbid:
+        others = tuple(other for other in goal.forbid if other != technique)
+        permitting = replace(problem, goal=replace(goal, forbid=others))
+        ways += _way(f"permit '{TECHNIQUE_LABELS[technique]}'", permitting, smallest_bytes)
+    for path, value in goal.pins.values():
+        free = replace(problem, goal=replace(goal, pins=goal.pins.without(path)))
+        ways += _way(f"leave out the pin of {path} to {shown_pin(value)}", free, smallest_bytes)
+    ways += _way("give it more host memory", replace(problem, host_budget_bytes=2**62), smallest_bytes)
+    if not goal.allow_lossy:
+        lossy = replace(problem, goal=replace(goal, allow_lossy=True))
+        ways += _way("allow choices that change the numbers, such as bf16 and packed weights", lossy, smallest_bytes)
+    return ", ".join(ways[:-1]) + f", or {ways[-1]}."
+
+
+def _way(text: str, relaxed: InferenceProblem, smallest_bytes: int) -> list[str]:
+    """Empty where it would not help."""
+    relaxed_bytes = relaxed.price(find_smallest(relaxed)).device_peak_high_bytes
+    return [f"{text} (smallest peak then {format_bytes(relaxed_bytes)})"] if relaxed_bytes < smallest_bytes else []

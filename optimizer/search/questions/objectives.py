@@ -1,0 +1,264 @@
+"""The most that fits: sequences at once, tokens in a sequence, blocks in a model. The answer is a plan and the limit that binds.
+
+Each is found over ``search``: sizes grow until nothing fits, then the gap is halved. That what fits at one size fits at every
+smaller one is assumed, as memory does; the plan at the answer is searched for and verified, so it holds in any case.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import lcm
+from typing import Any, Literal
+
+from optimizer.base.categories import Tier
+from optimizer.base.errors import InvalidWorkload, NoFeasiblePlan
+from optimizer.base.serialize import to_json
+from optimizer.base.units import format_bytes
+from optimizer.profile.deeper import depth_period, with_depth
+from optimizer.profile.profile import Profile
+from optimizer.search.answer.smallest import smallest_found
+from optimizer.search.check.pins import check_pins
+from optimizer.search.core import SearchResult, search
+from optimizer.search.problem import SearchProblem
+from optimizer.search.solver.pricebook import PriceBook
+from optimizer.workload import Objective, TrainingWorkload
+
+Pose = Callable[[Profile, TrainingWorkload], SearchProblem]
+"""The question for another model or other work; goal and machine stay."""
+SEQUENCE_STEP = 128
+"""Longest sequences are multiples of this, and of the model's own block of attention."""
+MAX_SEQUENCE_LENGTH = 131_072
+MAX_BATCH = 65_536
+MAX_BLOCKS = 1_024
+Unit = Literal["sequences", "tokens", "blocks"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limit:
+    """Where it ends, and why."""
+
+    unit: Unit
+    largest: int
+    """What fits."""
+    peak_bytes: int
+    """Upper end of the chosen plan's peak there."""
+    budget_bytes: int
+    next: int | None
+    """The next size up; None where it is not memory that ends it."""
+    next_peak_bytes: int | None
+    """The smallest peak that was found there."""
+    reason: str
+    """The whole in a sentence."""
+
+    def to_json(self) -> dict[str, Any]:
+        document: dict[str, Any] = to_json(self)
+        return document
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a goal's objective comes to."""
+
+    objective: Objective
+    workload: TrainingWorkload
+    """With the batch or the sequence that was found."""
+    num_blocks: int
+    num_parameters: int
+    budget_bytes: dict[Tier, int]
+    """What binds; 0 for a tier that may not be used or is not there."""
+    result: SearchResult
+    limit: Limit | None
+    """None where the work is as it was asked for."""
+
+    def to_json(self) -> dict[str, Any]:
+        document: dict[str, Any] = to_json(self)
+        return {**document, "result": self.result.to_json()}
+
+
+def answer_goal(pose: Pose, profile: Profile, workload: TrainingWorkload) -> Answer:
+    """The best plan for the goal of the problem that ``pose`` makes.
+
+    Raises NoFeasiblePlan where not even the smallest size fits, InvalidWorkload for a pin on what is looked for, InvalidModel
+    where a deeper model is asked for and the blocks do not repeat.
+    """
+    problem = pose(profile, workload)
+    objective = problem.goal.objective
+    if objective == "largest_batch":
+        return _largest_batch(pose, profile, workload)
+    if objective == "longest_sequence":
+        return _longest_sequence(pose, profile, workload)
+    if objective == "largest_model":
+        return _largest_model(pose, profile, workload)
+    return _answer(problem, profile, search(problem), None)
+
+
+def sizes_looked_at(objective: Objective, profile_limit: int, workload: TrainingWorkload) -> list[tuple[int, int]]:
+    """Micro-batches and sequence lengths in whose ranges a profile must hold for ``answer_goal``.
+
+    profile_limit: the longest sequence that the model has positions for.
+    """
+    if objective == "largest_batch":
+        return [(1, workload.sequence_length), (2, workload.sequence_length)]
+    if objective == "longest_sequence":
+        highest = min(profile_limit, MAX_SEQUENCE_LENGTH)
+        lengths = [length for length in (2**power for power in range(7, 18)) if length < highest]
+        total = workload.global_batch_size
+        return [(size, length) for size in {1, min(2, total)} for length in [*lengths, highest]]
+    return []
+
+
+def _largest_batch(pose: Pose, profile: Profile, workload: TrainingWorkload) -> Answer:
+    def at(size: int) -> SearchProblem:
+        resized = replace(workload, global_batch_size=size)
+        return replace(pose(profile, resized), micro_batch_size=size)
+
+    pins = at(1).goal.pins.batch
+    if pins.micro_batch_size is not None or pins.accumulation_steps is not None:
+        raise InvalidWorkload(
+            "goal.pins.batch is given; largest_batch looks for just that",
+            field="goal.pins.batch",
+            hint="Leave the pin out, or ask for the fastest step.",
+        )
+    largest, result, over = _find_most(at, 1, MAX_BATCH)
+    limit = _limit("sequences", largest, result, over, at(1).goal.device_budget_bytes, "this program looks no further")
+    return _answer(at(largest), profile, result, limit)
+
+
+def _longest_sequence(pose: Pose, profile: Profile, workload: TrainingWorkload) -> Answer:
+    step = lcm(SEQUENCE_STEP, profile.sequence_multiple)
+    highest = min(profile.max_sequence_length, MAX_SEQUENCE_LENGTH)
+    if highest < step:
+        step = highest
+
+    def at(steps: int) -> SearchProblem:
+        return pose(profile, replace(workload, sequence_length=steps * step))
+
+    steps, result, over = _find_most(at, 1, highest // step)
+    over = None if over is None else (over[0] * step, over[1])
+    end = f"the model has positions for {profile.max_sequence_length:,}"
+    limit = _limit("tokens", steps * step, result, over, at(1).goal.device_budget_bytes, end)
+    return _answer(at(steps), profile, result, limit)
+
+
+def _largest_model(pose: Pose, profile: Profile, workload: TrainingWorkload) -> Answer:
+    """Of the given width, as many blocks as fit."""
+    period = depth_period(profile)
+    least = profile.num_blocks - (profile.num_blocks - 2 - period) // period * period
+
+    def blocks(steps: int) -> int:
+        return least + (steps - 1) * period
+
+    def at(steps: int) -> SearchProblem:
+        return pose(with_depth(profile, blocks(steps)), workload)
+
+    steps, result, over = _find_most(at, 1, 1 + (MAX_BLOCKS - least) // period)
+    over = None if over is None else (blocks(over[0]), over[1])
+    budget_bytes = at(1).goal.device_budget_bytes
+    limit = _limit("blocks", blocks(steps), result, over, budget_bytes, "this program looks no further")
+    return _answer(at(steps), with_depth(profile, blocks(steps)), result, limit)
+
+
+def _find_most(
+    at: Callable[[int], SearchProblem], low: int, high: int
+) -> tuple[int, SearchResult, tuple[int, int] | None]:
+    """The largest size that fits with what is best there, and the next with the smallest peak found at it.
+
+    Raises NoFeasiblePlan where the lowest does not fit.
+    """
+    check_pins(at(low))
+    over: tuple[int, int] | None = None
+    size = low
+    while size <= high:
+        needs_bytes = _bytes_too_many(at(size))
+        if needs_bytes is not None:
+            over = (size, needs_bytes)
+            break
+        low, size = size, high if size < high < 2 * size else 2 * size
+    fits, ends = low, high + 1 if over is None else over[0]
+    while ends - fits > 1:
+        middle = (fits + ends) // 2
+        needs_bytes = _bytes_too_many(at(middle))
+        if needs_bytes is None:
+            fits = middle
+        else:
+            ends, over = middle, (middle, needs_bytes)
+    return _searched(at, fits, over)
+
+
+def _searched(
+    at: Callable[[int], SearchProblem], size: int, over: tuple[int, int] | None
+) -> tuple[int, SearchResult, tuple[int, int] | None]:
+    """The plan there; of a smaller size where what comes on top of its tensors has no room on the card."""
+    found: SearchResult | None = None
+    low, stride = size, 1
+    while found is None:
+        try:
+            found = search(at(low))
+        except NoFeasiblePlan as error:
+            if low == 1:
+                raise
+            over = (low, int(error.fields["smallest_feasible_bytes"]))
+            low, stride = max(1, low - stride), 2 * stride
+    while over is not None and over[0] - low > 1 and over[0] <= size:
+        middle = (low + over[0]) // 2
+        try:
+            found, low = search(at(middle)), middle
+        except NoFeasiblePlan as error:
+            over = (middle, int(error.fields["smallest_feasible_bytes"]))
+    return low, found, over
+
+
+def _bytes_too_many(problem: SearchProblem) -> int | None:
+    """None where some plan fits; else the smallest peak that was found."""
+    book = PriceBook(problem)
+    smallest_bytes = smallest_found(book)
+    return None if book.best is not None else smallest_bytes
+
+
+def _limit(
+    unit: Unit, largest: int, result: SearchResult, over: tuple[int, int] | None, budget_bytes: int, end: str
+) -> Limit:
+    peak_bytes = result.chosen.prediction.device_peak_high_bytes
+    at_most = f"at {largest:,} {unit} the peak is up to {format_bytes(peak_bytes)} of {format_bytes(budget_bytes)}"
+    if over is None:
+        return Limit(
+            unit=unit,
+            largest=largest,
+            peak_bytes=peak_bytes,
+            budget_bytes=budget_bytes,
+            next=None,
+            next_peak_bytes=None,
+            reason=f"{at_most}; memory does not end it: {end}",
+        )
+    return Limit(
+        unit=unit,
+        largest=largest,
+        peak_bytes=peak_bytes,
+        budget_bytes=budget_bytes,
+        next=over[0],
+        next_peak_bytes=over[1],
+        reason=f"{at_most}; at {over[0]:,} nothing fits{_why(over[1], budget_bytes)}",
+    )
+
+
+def _why(smallest_bytes: int, budget_bytes: int) -> str:
+    if smallest_bytes > budget_bytes:
+        return f", the smallest peak is {format_bytes(smallest_bytes)}"
+    return " beside what the process takes of the card besides tensors"
+
+
+def _answer(problem: SearchProblem, profile: Profile, result: SearchResult, limit: Limit | None) -> Answer:
+    """problem: the one that ``result`` answers."""
+    return Answer(
+        objective=problem.goal.objective,
+        workload=problem.workload,
+        budget_bytes={
+            "device": problem.goal.device_budget_bytes,
+            "host": problem.host_budget_bytes,
+            "disk": problem.disk_budget_bytes if problem.allows("disk") else 0,
+            "remote": problem.remote_budget_bytes if problem.allows("remote") else 0,
+        },
+        num_blocks=profile.num_blocks,
+        num_parameters=profile.num_parameters,
+        result=result,
+        limit=limit,
+    )

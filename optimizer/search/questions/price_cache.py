@@ -1,0 +1,96 @@
+"""Prices that outlive a search. Another budget, or other techniques allowed, asks for mostly the same plans again.
+
+A price is a function of plan, model, machine and of what ``priced_part`` leaves of the workload, so what is remembered is what
+would be found again, to the byte.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from optimizer.base.recent import Recent
+from optimizer.estimate.prediction import Prediction
+from optimizer.plan.plan import Plan
+from optimizer.search.problem import PricedPlan, SearchProblem
+from optimizer.search.questions.objectives import Answer
+from optimizer.workload import TrainingWorkload
+
+MAX_WORKLOADS = 2
+MAX_PLANS = 1_200
+"""Of one workload: several searches' worth, a few KiB each until someone reads their details."""
+_DEFAULTS = TrainingWorkload()
+
+
+def priced_part(workload: TrainingWorkload) -> TrainingWorkload:
+    """The workload with all that no price reads at its default; of steps it matters whether there is a second one."""
+    return replace(
+        workload,
+        num_steps=min(2, workload.num_steps),
+        warmup_steps=0,
+        learning_rate=_DEFAULTS.learning_rate,
+        schedule=_DEFAULTS.schedule,
+        weight_decay=_DEFAULTS.weight_decay,
+        beta1=_DEFAULTS.beta1,
+        beta2=_DEFAULTS.beta2,
+        epsilon=_DEFAULTS.epsilon,
+        seed=_DEFAULTS.seed,
+        eval_every_steps=_DEFAULTS.eval_every_steps,
+        checkpoint_every_steps=_DEFAULTS.checkpoint_every_steps,
+        sample_tokens=_DEFAULTS.sample_tokens,
+        export=_DEFAULTS.export,
+    )
+
+
+def for_run(answer: Answer, workload: TrainingWorkload) -> Answer:
+    """The answer for a workload with the same ``priced_part`` as its own: its plans are the same, a run may be longer."""
+
+    def over(priced: PricedPlan) -> PricedPlan:
+        return replace(priced, prediction=priced.prediction.over(workload.num_steps))
+
+    result = replace(
+        answer.result,
+        chosen=over(answer.result.chosen),
+        baselines={label: over(priced) for label, priced in answer.result.baselines.items()},
+        frontier=tuple(over(priced) for priced in answer.result.frontier),
+    )
+    length, size = answer.workload.sequence_length, answer.workload.global_batch_size
+    return replace(answer, result=result, workload=replace(workload, sequence_length=length, global_batch_size=size))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Known:
+    """Of one workload."""
+
+    prices: dict[Plan, Prediction] = field(default_factory=dict)
+    details: dict[Plan, Prediction] = field(default_factory=dict)
+
+
+class PriceMemory:
+    """Of one model on one machine as it is calibrated; for several threads."""
+
+    def __init__(self) -> None:
+        self._known: Recent[TrainingWorkload, _Known] = Recent(MAX_WORKLOADS)
+
+    def bind(self, problem: SearchProblem) -> SearchProblem:
+        """The problem with prices from memory. It must be about this model and this machine."""
+        known, num_steps = self._known.obtain(priced_part(problem.workload), _Known), problem.workload.num_steps
+        price, detail = problem.price, problem.detail
+
+        def remembered_price(plan: Plan) -> Prediction:
+            return _recall(known.prices, plan, lambda: price(plan)).over(num_steps)
+
+        if detail is None:
+            return replace(problem, price=remembered_price)
+
+        def remembered_detail(plan: Plan, prediction: Prediction) -> Prediction:
+            return _recall(known.details, plan, lambda: detail(plan, prediction)).over(num_steps)
+
+        return replace(problem, price=remembered_price, detail=remembered_detail)
+
+
+def _recall(found: dict[Plan, Prediction], plan: Plan, work_out: Callable[[], Prediction]) -> Prediction:
+    known = found.get(plan)
+    if known is None:
+        if len(found) >= MAX_PLANS:
+            found.clear()
+        known = found[plan] = work_out()
+    return known

@@ -1,0 +1,105 @@
+"""The solver where settings can be bounded without pricing them: the most promising first, until none can hold a faster plan.
+
+In a node the share of the state that leaves is the one at which the bound is least; only those lines of plans are priced whose
+own bound is under the best plan found, and of mixtures those around the counts that are best in the sums a bound is made of.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from optimizer.estimate.bounds.relaxed_blocks import Form
+from optimizer.search.problem import Relax, Setting
+from optimizer.search.solver.levers import (
+    PREFETCHES,
+    fraction_steps,
+    has_free_fraction,
+    largest_fraction,
+    smallest_fraction,
+)
+from optimizer.search.solver.lines import (
+    all_blocks,
+    ladders,
+    mixtures,
+    plain_lines,
+    pure_choices,
+    pure_offload_lines,
+    search_around,
+    search_line,
+)
+from optimizer.search.solver.nodes import Node, Nodes
+from optimizer.search.solver.polish import polish
+from optimizer.search.solver.pricebook import PriceBook
+
+MIN_GAIN = 1e-3
+"""What a node or a line must promise to win, as a share."""
+_KEEP: Form = ("keep", "none")
+
+
+def solve_guided(book: PriceBook, relax: Relax) -> None:
+    """Price what is worth pricing; the answer is ``book.best``, what it can be behind is ``book.floor_ms``."""
+    nodes = Nodes(book, relax)
+    for node in nodes.in_order():
+        if not _is_worth(book, node.bound_ms):
+            break
+        for setting in _settings_of(book, node):
+            _search_setting(book, node, setting)
+    book.floor_ms = nodes.floor_ms
+    polish(book, is_worth=lambda setting: _is_worth(book, nodes.least_ms(setting)))
+
+
+def bound_guided(book: PriceBook, relax: Relax) -> None:
+    """Only ``book.floor_ms``, of plans that were found otherwise."""
+    nodes = Nodes(book, relax)
+    for node in nodes.in_order():
+        if node.bound_ms >= book.best_step_ms:
+            break
+    book.floor_ms = nodes.floor_ms
+
+
+def _is_worth(book: PriceBook, bound_ms: float) -> bool:
+    return bound_ms * (1 + MIN_GAIN) < book.best_step_ms and not book.is_full
+
+
+def _settings_of(book: PriceBook, node: Node) -> Iterator[Setting]:
+    setting = node.setting
+    if has_free_fraction(book, setting):
+        roomy = largest_fraction(book, setting)
+        if roomy is not None:
+            steps = fraction_steps(book.problem.num_blocks)
+            most = round(roomy.state_fraction * steps)
+            yield replace(roomy, state_fraction=node.best_share(steps, most) / steps)
+    elif setting.weights_place == "device" or "prefetch" in book.problem.pinned_levers:
+        yield setting
+    else:
+        yield from (replace(setting, prefetch=number) for number in PREFETCHES)
+
+
+def _search_setting(book: PriceBook, node: Node, setting: Setting) -> None:
+    if not ladders(book):
+        book.price(setting, all_blocks(book, "keep"))
+    for steps, line in zip(ladders(book), plain_lines(book), strict=True):
+        if _is_worth(book, node.bound_with(*((choice, "none") for choice in steps))):
+            search_line(book, setting, line)
+    for compress in dict.fromkeys(packing for choice, packing in book.problem.forms if choice in book.problem.offloading):
+        _search_offload(book, node, replace(setting, compress=compress))
+    if has_free_fraction(book, setting):
+        for choice in pure_choices(book):
+            if _is_worth(book, node.bound_with((choice, "none"))):
+                roomy = largest_fraction(book, replace(setting, state_fraction=1.0))
+                if roomy is not None:
+                    smallest_fraction(book, roomy, all_blocks(book, choice))
+
+
+def _search_offload(book: PriceBook, node: Node, setting: Setting) -> None:
+    moved: list[Form] = [(choice, setting.compress) for choice in book.problem.offloading]
+    if _is_worth(book, node.bound_with(_KEEP, *moved)):
+        for line in pure_offload_lines(book, setting):
+            search_line(book, setting, line)
+    for steps in ladders(book)[:1]:
+        kept: list[Form] = [(choice, "none") for choice in steps]
+        if not _is_worth(book, node.bound_with(*kept, *moved)):
+            continue
+        for line in mixtures(book, setting):
+            counts = node.best_counts(setting, (kept[0], kept[-1], (line.offload, setting.compress)))
+            if counts is not None and counts[1] and counts[0]:
+                search_around(book, setting, line, num_offload=counts[1])

@@ -1,0 +1,217 @@
+"""What is decided outside the blocks, as nodes of a search: each with a bound that none of its plans can be faster than.
+
+A node is a micro-batch, a representation, a home of gradients, state and weights, and a count of chunks; any share of the state
+may leave and any number of blocks may be fetched ahead. No plan of a node is priced to bound it (``relaxed.py``).
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from heapq import heappop, heappush
+from math import isfinite
+
+from optimizer.estimate.bounds.relaxation import Relaxation
+from optimizer.estimate.bounds.relaxed_blocks import Form
+from optimizer.search.problem import Relax, Setting
+from optimizer.search.solver.levers import all_homes, has_free_fraction, with_chunks
+from optimizer.search.solver.pricebook import PriceBook
+from optimizer.search.solver.relaxed import INFINITE_MS, bound_relaxed, bound_with_between, count_forms
+
+
+@dataclass(frozen=True, kw_only=True)
+class Home:
+    """The nodes that differ in their count of chunks alone."""
+
+    setting: Setting
+    """With one chunk, all of the state away that may be."""
+    chunk_counts: tuple[int, ...]
+    forms: tuple[Form, ...]
+    relaxation: Relaxation
+    budget_bytes: int
+
+    @cached_property
+    def _bounds_ms(self) -> tuple[list[float], list[float]]:
+        """By count of chunks, alone and with all counts up to the next."""
+        own, between = bound_with_between(self.relaxation, budget_bytes=self.budget_bytes)
+        return own.tolist(), between.tolist()
+
+    @property
+    def bounds_ms(self) -> list[float]:
+        """By count of chunks."""
+        return self._bounds_ms[0]
+
+    @property
+    def floor_ms(self) -> float:
+        """Of all nodes, with the counts of chunks between those that are tried."""
+        return min(self._bounds_ms[1])
+
+    def least_with(self, num_chunks: int) -> float:
+        """With just so many chunks, tried or not."""
+        at = bisect_right(self.chunk_counts, num_chunks) - 1
+        return self._bounds_ms[num_chunks not in self.chunk_counts][at]
+
+    @cached_property
+    def fingerprint(self) -> bytes:
+        """The same where plans take the same bytes and times, as far as the bound knows."""
+        found = self.relaxation
+        arrays = (found.kind_bytes, found.kind_ms, found.last_bytes, found.last_ms, found.fixed_ms, found.state_ms)
+        return b"".join([*(array.tobytes() for array in arrays), repr((found.fixed_bytes, found.state_bytes)).encode()])
+
+    def bound_with(self, forms: frozenset[Form], chunks: int) -> float:
+        """chunks: which count."""
+        kept = [index for index, form in enumerate(self.forms) if form in forms]
+        if not kept:
+            return INFINITE_MS
+        narrowed = narrow(self.relaxation, kept, chunks)
+        return float(bound_relaxed(narrowed, budget_bytes=self.budget_bytes)[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """One count of chunks at a home."""
+
+    home: Home
+    chunks: int
+    """Which of the home's counts."""
+
+    @property
+    def setting(self) -> Setting:
+        return replace(self.home.setting, num_chunks=self.home.chunk_counts[self.chunks])
+
+    @property
+    def bound_ms(self) -> float:
+        return self.home.bounds_ms[self.chunks]
+
+    def bound_with(self, *forms: Form) -> float:
+        """Of plans whose blocks do nothing else."""
+        return self.home.bound_with(frozenset(forms), self.chunks)
+
+    def best_share(self, steps: int, most: int) -> int:
+        """Of the state that leaves, in steps, one or more: where the bound is least. It falls to there and rises beyond."""
+        found = narrow(self.home.relaxation, list(range(len(self.home.forms))), self.chunks)
+
+        def bound_ms(step: int) -> float:
+            return float(bound_relaxed(with_share(found, step / steps), budget_bytes=self.home.budget_bytes)[0])
+
+        low, high = 1, most
+        while low < high:
+            middle = (low + high) // 2
+            here_ms, next_ms = bound_ms(middle), bound_ms(middle + 1)
+            low, high = (middle + 1, high) if next_ms < here_ms or here_ms == INFINITE_MS else (low, middle)
+        return low
+
+    def best_counts(self, setting: Setting, forms: tuple[Form, Form, Form]) -> tuple[int, int] | None:
+        """Of blocks that take the first and the last of three forms, the rest the second, where the sums that bounds are made of
+        are shortest; blocks of all kinds as one. None where no counts fit."""
+        home = self.home
+        found = narrow(home.relaxation, [home.forms.index(form) for form in forms], self.chunks)
+        if setting.state_place != "device" and found.state_bytes:
+            found = with_share(found, setting.state_fraction)
+        return count_forms(found, budget_bytes=home.budget_bytes)
+
+
+def narrow(found: Relaxation, forms: list[int], chunks: int) -> Relaxation:
+    """With these forms alone and one count of chunks."""
+    return replace(
+        found,
+        kind_bytes=found.kind_bytes[:, forms],
+        kind_ms=found.kind_ms[:, :, forms],
+        last_bytes=found.last_bytes[chunks : chunks + 1, forms],
+        last_ms=found.last_ms[:, forms],
+        end_bytes=found.end_bytes[chunks : chunks + 1],
+        fixed_ms=found.fixed_ms[:, chunks : chunks + 1],
+    )
+
+
+def with_share(found: Relaxation, share: float) -> Relaxation:
+    """With just this share of the state away."""
+    return replace(
+        found,
+        fixed_bytes=found.fixed_bytes - share * found.state_bytes,
+        fixed_ms=found.fixed_ms + share * found.state_ms[:, None],
+        state_bytes=0.0,
+        state_ms=0 * found.state_ms,
+    )
+
+
+class Nodes:
+    """Of all bases; a base is looked into when nothing that is known promises more."""
+
+    def __init__(self, book: PriceBook, relax: Relax) -> None:
+        self._book, self._relax = book, relax
+        self._by_setting: dict[Setting, Home] = {}
+        self._waiting: list[tuple[float, str, Setting | Node]] = []
+        self._seen: set[tuple[int, bytes]] = set()
+        for base in book.problem.settings():
+            self._wait(relax.base_ms(base), base)
+
+    def in_order(self) -> Iterator[Node]:
+        """Those in which something may fit, most promising first; of nodes with the same bytes and times only the first.
+
+        What is not asked for any more still counts in ``floor_ms``.
+        """
+        while self._waiting:
+            _, _, first = heappop(self._waiting)
+            if isinstance(first, Node):
+                key = (first.setting.num_chunks, first.home.fingerprint)
+                if key not in self._seen:
+                    self._seen.add(key)
+                    yield first
+                continue
+            for home in _homes_of(self._book, first, self._relax):
+                self._by_setting[_home_key(home.setting)] = home
+                for chunks, bound_ms in enumerate(home.bounds_ms):
+                    if isfinite(bound_ms):
+                        self._wait(bound_ms, Node(home=home, chunks=chunks))
+
+    @property
+    def floor_ms(self) -> float:
+        """No plan of any base is faster."""
+        bases = [bound_ms for bound_ms, _, waiting in self._waiting if isinstance(waiting, Setting)]
+        return min([*bases, *(home.floor_ms for home in self._by_setting.values())], default=INFINITE_MS)
+
+    def least_ms(self, setting: Setting) -> float:
+        """No plan with another share of the state or other blocks fetched ahead is faster either; 0 where nothing is known."""
+        home = self._by_setting.get(_home_key(setting))
+        return 0.0 if home is None else home.least_with(setting.num_chunks)
+
+    def _wait(self, bound_ms: float, waiting: "Setting | Node") -> None:
+        setting = waiting if isinstance(waiting, Setting) else waiting.setting
+        heappush(self._waiting, (bound_ms, repr(setting) + type(waiting).__name__, waiting))
+
+
+def _home_key(setting: Setting) -> Setting:
+    return replace(setting, num_chunks=1, state_fraction=1.0, prefetch=1, compress="none")
+
+
+def _homes_of(book: PriceBook, base: Setting, relax: Relax) -> Iterator[Home]:
+    """A home on the disk only where the same on the host has no room."""
+    problem = book.problem
+    roomy: set[Setting] = set()
+    for setting in all_homes(book, base):
+        nearer = _on_host(setting)
+        if nearer != setting and nearer in roomy:
+            continue
+        counts = tuple(chunked.num_chunks for chunked in with_chunks(book, setting))
+        is_free = has_free_fraction(book, setting)
+        found = relax.setting(setting, forms=problem.forms, chunk_counts=counts, state_is_free=is_free)
+        if found.host_bytes <= problem.host_budget_bytes and found.disk_bytes <= problem.disk_budget_bytes:
+            roomy.add(setting)
+        elif not is_free:
+            continue
+        yield Home(
+            setting=setting,
+            chunk_counts=counts,
+            forms=problem.forms,
+            relaxation=found,
+            budget_bytes=problem.goal.device_budget_bytes,
+        )
+
+
+def _on_host(setting: Setting) -> Setting:
+    return replace(
+        setting,
+        state_place="host" if setting.state_place == "disk" else setting.state_place,
+        weights_place="host" if setting.weights_place == "disk" else setting.weights_place,
+    )

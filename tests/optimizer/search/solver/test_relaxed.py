@@ -1,0 +1,89 @@
+"""No plan is faster than the bound of its setting at the budget that it just keeps, nor where it says that nothing fits."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.search.profiles import TINY, with_depth
+from benchmarks.search.small import draw_machine
+from optimizer.models.spec import read_model_spec
+from optimizer.profile.extent import Extent
+from optimizer.profile.profile import Profile
+from optimizer.profile.trace.trace import profile_model
+from optimizer.search.problem import SearchProblem, Setting
+from optimizer.search.search import training_problem
+from optimizer.search.solver.levers import MAX_PREFETCH, chunk_counts
+from optimizer.search.solver.relaxed import bound_relaxed
+from optimizer.workload import Goal, TrainingWorkload
+
+NUM_PLANS = 24
+REPRESENTATIONS = {"llama": ("fp32+bf16",), "gpt2": ("bf16",), "gemma3_text": ("fp32",)}
+"""One for each model: tracing takes most of the time."""
+
+
+LENGTHS = {"llama": (32, 128, 512), "gpt2": (32, 128, 512), "gemma3_text": (512,)}
+"""Of sequences; beyond its window alone blocks of the last one differ much."""
+
+
+def traced(name: str) -> Profile:
+    shapes = tuple((size, length) for size in (1, 2) for length in LENGTHS[name])
+    return profile_model(read_model_spec(TINY[name]), extent=Extent(representations=REPRESENTATIONS[name], shapes=shapes))
+
+
+def draw_problem(draw: random.Random, profile: Profile, lengths: tuple[int, ...]) -> SearchProblem:
+    workload = TrainingWorkload(
+        sequence_length=draw.choice(lengths),
+        global_batch_size=draw.choice([1, 4, 6]),
+        max_grad_norm=draw.choice([None, 1.0]),
+        optimizer=draw.choice(["adamw", "sgd"]),
+        adapter=None,
+        eval_batches=1,
+    )
+    _, machine = draw_machine(draw)
+    goal = Goal(device_budget_bytes=1, allow_lossy=True)
+    return training_problem(with_depth(profile, draw.randint(2, 9)), workload=workload, goal=goal, machine=machine)
+
+
+def draw_setting(draw: random.Random, problem: SearchProblem) -> Setting:
+    while True:
+        setting = replace(
+            draw.choice(problem.settings()),
+            gradients=draw.choice(["keep", "consume", "host"]),
+            state_place=draw.choice(["device", "host", "disk"]),
+            state_fraction=draw.choice([1.0, 0.5, 3 / 64]),
+            weights_place=draw.choice(["device", "host", "disk"]),
+            prefetch=draw.randint(0, MAX_PREFETCH),
+            compress=draw.choice(["none", "bf16", "int8"]),
+        )
+        if setting.state_place == "device" or setting.weights_place != "device":
+            setting = replace(setting, state_fraction=1.0)
+        if problem.permits_setting(setting):
+            counts = chunk_counts(setting, tokens=problem.workload.sequence_length)
+            return replace(setting, num_chunks=draw.choice(counts))
+
+
+@pytest.mark.parametrize("name", list(REPRESENTATIONS))
+def test_no_plan_is_faster_than_its_settings_bound(name):
+    draw = random.Random(f"relaxed {name}")
+    profile = traced(name)
+    problem = draw_problem(draw, profile, LENGTHS[name])
+    tightness = []
+    for index in range(NUM_PLANS):
+        if index % 8 == 0:
+            problem = draw_problem(draw, profile, LENGTHS[name])
+        setting = draw_setting(draw, problem)
+        favourite = draw.choice(problem.choices)
+        per_block = tuple(
+            favourite if draw.random() < 0.6 else draw.choice(problem.choices) for _ in range(problem.num_blocks)
+        )
+        prediction = problem.price(setting.plan(per_block))
+        counts = chunk_counts(setting, tokens=problem.workload.sequence_length)
+        free = setting.state_place != "device" and setting.weights_place == "device" and draw.random() < 0.7
+        found = problem.relax.setting(setting, forms=problem.forms, chunk_counts=counts, state_is_free=free)
+        bounds = bound_relaxed(found, budget_bytes=prediction.device_peak_high_bytes)
+        bound_ms = bounds[counts.index(setting.num_chunks)]
+        assert bound_ms <= prediction.step_ms, (setting, per_block)
+        assert problem.relax.base_ms(setting.base) <= prediction.step_ms
+        tightness.append(bound_ms / prediction.step_ms)
+    assert max(tightness) > 0.9
