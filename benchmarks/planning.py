@@ -198,7 +198,7 @@ def _plain_plan(num_blocks: int) -> Any:
 
 def _estimate(model: str, *, home: Path) -> Run:
     options = ["--model", model, "--gpu", GPU, "--plan", "keep_all", "--json"]
-    return _run("optimizer.cli", "estimate", *options, "--batch", "1", "--sequence-length", str(SEQUENCE_LENGTH), home=home)
+    return _run("optimizer.cli.main", "estimate", *options, "--batch", "1", "--sequence-length", str(SEQUENCE_LENGTH), home=home)
 
 
 def _run(module: str, *options: str, home: Path | None = None) -> Run:

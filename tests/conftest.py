@@ -53,7 +53,7 @@ def llama_folder(pytestconfig):
     def trace(folder):
         import torch
 
-        from optimizer.cli import main
+        from optimizer.cli.main import main
 
         torch.set_num_threads(1)
         (folder / "config.json").write_text(json.dumps(llama.CONFIG))

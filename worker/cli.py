@@ -71,7 +71,7 @@ def make_parser(*, with_optimizer: bool) -> argparse.ArgumentParser:
     for more in (cli_plans, cli_records, cli_catalog, cli_access):
         more.add_commands(commands, connection, connect=_connect)
     if with_optimizer:
-        from optimizer.cli import add_subcommands
+        from optimizer.cli.main import add_subcommands
 
         add_subcommands(commands)
     return parser

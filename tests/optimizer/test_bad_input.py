@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from optimizer.api.estimate import estimate_model, estimate_profiled, read_model
 from optimizer.base.errors import HeadroomError, InvalidModel
-from optimizer.cli import main
-from optimizer.estimating import estimate_model, estimate_profiled, read_model
+from optimizer.cli.main import main
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.machine import Machine
 from optimizer.models.spec import ModelSpec

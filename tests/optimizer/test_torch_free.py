@@ -14,8 +14,8 @@ MODULES = [
     "optimizer.hardware.memory",
     "optimizer.plan.explain.training",
     "optimizer.plan.explain.diff",
-    "optimizer.cli",
-    "optimizer.reports",
+    "optimizer.cli.main",
+    "optimizer.cli.reports.text",
 ]
 
 

@@ -86,7 +86,7 @@ def _asked(question: TrainingQuestion | GenerationQuestion) -> tuple[object, ...
 def _look_at(question: TrainingQuestion | GenerationQuestion, name: str) -> "CardAnswer":
     if isinstance(question, GenerationQuestion):
         return _look_at_generation(question, name)
-    from optimizer.planning import rank_cards_profiled
+    from optimizer.api.plan import rank_cards_profiled
     from optimizer.search.problem import PricedPlan
 
     goal = replace(question.goal, device_budget_bytes=UNLIMITED_BYTES, objective="fastest_step")
@@ -99,7 +99,7 @@ def _look_at(question: TrainingQuestion | GenerationQuestion, name: str) -> "Car
 
 
 def _look_at_generation(question: GenerationQuestion, name: str) -> "CardAnswer":
-    from optimizer.planning_generation import rank_cards_to_generate
+    from optimizer.api.plan_generation import rank_cards_to_generate
     from optimizer.search.generation.problem import PricedInferencePlan
 
     goal = replace(question.goal, device_budget_bytes=UNLIMITED_BYTES)

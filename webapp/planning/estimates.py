@@ -64,7 +64,7 @@ def estimate(user: Any, request: EstimateRequest) -> dict[str, Any] | None:
     if request.generates:
         return _estimate_generation(user, request)
     # here, so that numpy and scipy are loaded with the first price and not with every process that knows of jobs
-    from optimizer.estimating import estimate_profiled
+    from optimizer.api.estimate import estimate_profiled
 
     model: Model = find_visible(models_visible_to(user), request.model, field="model")
     workload = read_workload({key: value for key, value in request.workload.items() if (key, value) != _TRAINING})
@@ -88,7 +88,7 @@ def estimate(user: Any, request: EstimateRequest) -> dict[str, Any] | None:
 
 
 def _estimate_generation(user: Any, request: EstimateRequest) -> dict[str, Any] | None:
-    from optimizer.estimating_generation import estimate_generation_profiled
+    from optimizer.api.estimate_generation import estimate_generation_profiled
 
     plan = InferencePlan.from_json(request.plan) if isinstance(request.plan, dict) else request.plan
     asked = read_generation(user, request)

@@ -84,7 +84,7 @@ def _find_best_generation(user: Any, question: AskedOfModel) -> dict[str, Any] |
 def compare(user: Any, question: AskedOfModel, plans: dict[str, Any]) -> dict[str, Any] | None:
     """plans: by the name to show, a plan, a baseline's label or ``best``."""
     # here and below, so that numpy and scipy are loaded with the first price and not with every process that knows of jobs
-    from optimizer.planning import compare_profiled
+    from optimizer.api.plan import compare_profiled
 
     if question.generates:
         return _compare_generations(user, question, plans)
@@ -97,7 +97,7 @@ def compare(user: Any, question: AskedOfModel, plans: dict[str, Any]) -> dict[st
 
 def rank_cards(user: Any, question: AskedOfModel, cards: list[str], *, by_money: bool) -> dict[str, Any] | None:
     """cards: names of the table, or ``all``."""
-    from optimizer.planning import rank_cards_profiled
+    from optimizer.api.plan import rank_cards_profiled
     from optimizer.search.questions.cards import read_cards
 
     read_cards(cards)
@@ -115,7 +115,7 @@ def rank_cards(user: Any, question: AskedOfModel, cards: list[str], *, by_money:
 
 def price_change(user: Any, question: AskedOfModel, plan: dict[str, Any], change: dict[str, Any]) -> dict[str, Any] | None:
     """change: a part of a plan's JSON, such as ``{"optimizer_state": {"bits": 8}}``, or ``{"kv_cache": {"place": "host"}}``."""
-    from optimizer.planning import reprice_profiled
+    from optimizer.api.plan import reprice_profiled
 
     if question.generates:
         return _price_changed_generation(user, question, plan, change)
@@ -127,7 +127,7 @@ def price_change(user: Any, question: AskedOfModel, plan: dict[str, Any], change
 
 
 def _compare_generations(user: Any, question: AskedOfModel, plans: dict[str, Any]) -> dict[str, Any] | None:
-    from optimizer.planning_generation import compare_generations_profiled
+    from optimizer.api.plan_generation import compare_generations_profiled
 
     read = {name: InferencePlan.from_json(plan) if isinstance(plan, dict) else plan for name, plan in plans.items()}
     asked = read_generation(user, question)
@@ -139,7 +139,7 @@ def _compare_generations(user: Any, question: AskedOfModel, plans: dict[str, Any
 def _rank_cards_to_generate(
     user: Any, question: AskedOfModel, cards: list[str], *, by_money: bool
 ) -> dict[str, Any] | None:
-    from optimizer.planning_generation import rank_cards_to_generate
+    from optimizer.api.plan_generation import rank_cards_to_generate
 
     # any card: what is asked of the place is not looked at
     asked = read_generation(user, replace(question, machine=None, gpu=next(iter(known_devices()))))
@@ -154,7 +154,7 @@ def _rank_cards_to_generate(
 def _price_changed_generation(
     user: Any, question: AskedOfModel, plan: dict[str, Any], change: dict[str, Any]
 ) -> dict[str, Any] | None:
-    from optimizer.planning_generation import reprice_generation_profiled
+    from optimizer.api.plan_generation import reprice_generation_profiled
 
     read = InferencePlan.from_json(plan)
     change_generation(read, change)  # what is no change is refused before a model is profiled

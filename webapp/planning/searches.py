@@ -104,7 +104,7 @@ def problem_of(question: TrainingQuestion) -> "SearchProblem":
 
 
 def _search(question: TrainingQuestion, obtain: "Obtain") -> "Answer | NothingFits":
-    from optimizer.planning import plan_profiled
+    from optimizer.api.plan import plan_profiled
 
     try:
         return plan_profiled(

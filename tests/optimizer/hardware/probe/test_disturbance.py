@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from optimizer.base.errors import InvalidInput
+from optimizer.cli.reports.text import report_machine
 from optimizer.estimate.time_interval import time_interval
 from optimizer.hardware.calibration import Spread
 from optimizer.hardware.machine import DISTURBED, Machine
 from optimizer.hardware.probe.disturbance import NOTABLE_SLOWDOWN, Disturbance, Watch
-from optimizer.reports import report_machine
 from tests.optimizer.machines import make_cpu_machine
 
 

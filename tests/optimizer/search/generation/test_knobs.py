@@ -2,6 +2,11 @@
 
 import pytest
 
+from optimizer.api.plan_generation import (
+    compare_generations_profiled,
+    rank_cards_to_generate,
+    reprice_generation_profiled,
+)
 from optimizer.base.errors import InvalidInput, InvalidPlan, NoFeasiblePlan
 from optimizer.hardware.devices import table_machine
 from optimizer.models.spec import read_model_spec
@@ -9,11 +14,6 @@ from optimizer.plan.generation import InferencePlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.pins.generation import techniques_of
 from optimizer.plan.weights import WeightsPlan
-from optimizer.planning_generation import (
-    compare_generations_profiled,
-    rank_cards_to_generate,
-    reprice_generation_profiled,
-)
 from optimizer.profile.trace.generation import profile_inference
 from optimizer.search.generation.compare import reprice_generation
 from optimizer.search.generation.knobs import list_generation_knobs

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from optimizer.api.plan import plan_profiled
 from optimizer.hardware.devices import table_machine
 from optimizer.plan.plan import Plan
-from optimizer.planning import plan_profiled
 from optimizer.search.questions.price_cache import MAX_WORKLOADS, PriceMemory, for_run, priced_part
 from optimizer.search.search import training_problem
 from optimizer.workload import Adapter, Export, Goal, TrainingWorkload

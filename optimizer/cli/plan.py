@@ -5,17 +5,27 @@ import sys
 from pathlib import Path
 from typing import Any, get_args
 
+from optimizer.api.estimate import BEST
+from optimizer.api.plan import (
+    compare_model,
+    compare_profiled,
+    largest_of_models,
+    plan_model,
+    plan_profiled,
+    rank_cards_profiled,
+    rank_model_cards,
+)
 from optimizer.base.errors import InvalidInput, NoFeasiblePlan
 from optimizer.base.serialize import to_json
-from optimizer.cli_adapters import add_adapter_options
-from optimizer.cli_generation import (
+from optimizer.cli.adapters import add_adapter_options
+from optimizer.cli.generation import (
     add_generation_options,
     asks_for_generation,
     read_generation_goal,
     run_generation_cards,
     run_generation_plan,
 )
-from optimizer.cli_options import (
+from optimizer.cli.options import (
     add_machine_options,
     add_model_options,
     add_workload_options,
@@ -27,22 +37,12 @@ from optimizer.cli_options import (
     read_profile,
     read_workload,
 )
-from optimizer.cli_progress import ProgressLine
-from optimizer.estimating import BEST
+from optimizer.cli.progress import ProgressLine
+from optimizer.cli.reports.plan import report_answer, report_cards, report_comparison
 from optimizer.hardware.machine import Machine
 from optimizer.plan.pins.generation_knobs import generation_knobs, read_generation_pins
 from optimizer.plan.pins.training import list_knobs_to_pin, read_pins
 from optimizer.plan.techniques import TECHNIQUE_LABELS
-from optimizer.planning import (
-    compare_model,
-    compare_profiled,
-    largest_of_models,
-    plan_model,
-    plan_profiled,
-    rank_cards_profiled,
-    rank_model_cards,
-)
-from optimizer.reports_plan import report_answer, report_cards, report_comparison
 from optimizer.search.answer.baselines import BASELINES
 from optimizer.search.generation.baselines import INFERENCE_BASELINES
 from optimizer.search.questions.cards import Order

@@ -1,4 +1,4 @@
-"""Planning from the command line, without any service: ``python -m optimizer.cli plan|estimate|profile|probe``.
+"""Planning from the command line, without any service: ``python -m optimizer.cli.main plan|estimate|profile|probe``.
 
 ``plan`` searches (``cli_plan.py``), ``estimate`` prices one plan and explains it (``cli_estimate.py``), ``profile`` writes a
 model's profile to a file, ``probe`` measures this machine. The same commands appear in ``headroom`` through
@@ -12,19 +12,19 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from optimizer.api.estimate import read_model
 from optimizer.base.errors import HeadroomError
 from optimizer.base.threads import sleep_while_waiting
-from optimizer.cli_estimate import add_estimate_command
-from optimizer.cli_options import write_json
-from optimizer.cli_plan import add_plan_command
-from optimizer.estimating import read_model
-from optimizer.reports import report_machine, report_profile
+from optimizer.cli.estimate import add_estimate_command
+from optimizer.cli.options import write_json
+from optimizer.cli.plan import add_plan_command
+from optimizer.cli.reports.text import report_machine, report_profile
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0, or 2 where the request cannot be met or understood."""
     parser = argparse.ArgumentParser(
-        prog="python -m optimizer.cli", description="Plan training within a memory budget."
+        prog="python -m optimizer.cli.main", description="Plan training within a memory budget."
     )
     add_subcommands(parser.add_subparsers(dest="command", required=True, metavar="COMMAND"))
     options = parser.parse_args(arguments)

@@ -4,16 +4,16 @@ import json
 
 import pytest
 
+from optimizer.api.plan_generation import compare_model_generations, plan_generation, rank_model_cards_to_generate
 from optimizer.base.errors import InvalidInput
 from optimizer.base.units import GIB
-from optimizer.cli import main
+from optimizer.cli.main import main
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.rental import read_prices
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.generation import InferencePlan
 from optimizer.plan.pins.generation_knobs import read_generation_pins
 from optimizer.plan.weights import WeightsPlan
-from optimizer.planning_generation import compare_model_generations, plan_generation, rank_model_cards_to_generate
 from optimizer.workload import InferenceGoal, InferenceWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 

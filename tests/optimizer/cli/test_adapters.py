@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from optimizer.cli import main
+from optimizer.cli.main import main
 from optimizer.models.spec import read_model_spec
 from optimizer.profile.extent import Extent
 from optimizer.profile.keep.kept import keep_profile

@@ -10,13 +10,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
+from optimizer.api.estimate import BEST
 from optimizer.base.errors import InvalidInput, NoFeasiblePlan
 from optimizer.base.serialize import to_json
 from optimizer.estimate.explanation import Explanation
 from optimizer.estimate.generation.explanation import explain_generation
 from optimizer.estimate.generation.prediction import InferencePrediction
 from optimizer.estimate.prediction import Verdict
-from optimizer.estimating import BEST
 from optimizer.hardware.machine import Machine
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.explain.generation import explain_inference_plan

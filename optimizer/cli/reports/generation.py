@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
+from optimizer.api.estimate_generation import GenerationEstimate
 from optimizer.base.units import format_bytes, format_duration
+from optimizer.cli.reports.compared import side_by_side
+from optimizer.cli.reports.estimate import card_table, contributors_table, lanes_table, peak_table
+from optimizer.cli.reports.text import VERDICTS, format_bullets, format_ms, format_pairs, format_table, size_or_dash
 from optimizer.estimate.generation.prediction import InferencePrediction
-from optimizer.estimating_generation import GenerationEstimate
 from optimizer.hardware.machine import DISTURBED, Machine
 from optimizer.plan.pins.generation_knobs import written_value
-from optimizer.reports import VERDICTS, format_bullets, format_ms, format_pairs, format_table, size_or_dash
-from optimizer.reports_compared import side_by_side
-from optimizer.reports_estimate import card_table, contributors_table, lanes_table, peak_table
 from optimizer.search.generation.compare import GenerationComparison
 from optimizer.search.generation.frontier import inference_label
 from optimizer.search.generation.problem import PricedInferencePlan

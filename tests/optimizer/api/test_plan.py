@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from optimizer.api.plan import compare_profiled, plan_profiled, rank_cards_profiled, reprice_profiled
 from optimizer.base.errors import InvalidInput, InvalidPlan, InvalidWorkload, NoFeasiblePlan
 from optimizer.base.units import MIB
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.rental import PriceList, Rental
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.pins.training import read_pins
-from optimizer.planning import compare_profiled, plan_profiled, rank_cards_profiled, reprice_profiled
 from optimizer.profile.deeper import depth_period, with_depth
 from optimizer.profile.extent import Extent
 from optimizer.profile.trace.trace import profile_model

@@ -10,14 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from optimizer.estimating import BEST, read_model
-from optimizer.estimating_generation import check_plan_label, needed_representations
+from optimizer.api.estimate import BEST, read_model
+from optimizer.api.estimate_generation import check_plan_label, needed_representations
+from optimizer.api.plan import Model, check_number_compared, known_machine
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.rental import PriceList, read_prices
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.generation import InferencePlan
 from optimizer.plan.pins.generation_knobs import read_generation_change
-from optimizer.planning import Model, check_number_compared, known_machine
 from optimizer.profile.generation import InferenceProfile
 from optimizer.profile.keep.obtain import obtain_inference_profile
 from optimizer.search.generation.baselines import price_inference_baselines

@@ -5,11 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
+from optimizer.api.estimate import BEST, read_config, read_json, read_model
+from optimizer.api.estimate_generation import check_plan_label, estimate_generation
+from optimizer.api.plan_generation import compare_model_generations, plan_generation, rank_model_cards_to_generate
 from optimizer.base.errors import InvalidInput
 from optimizer.base.serialize import to_json
-from optimizer.cli_progress import ProgressLine
-from optimizer.estimating import BEST, read_config, read_json, read_model
-from optimizer.estimating_generation import check_plan_label, estimate_generation
+from optimizer.cli.progress import ProgressLine
+from optimizer.cli.reports.generation import report_generation, report_generation_comparison, report_generation_search
+from optimizer.cli.reports.plan import report_cards
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.rental import price_run, read_prices
 from optimizer.models.spec import ModelSpec
@@ -17,9 +20,6 @@ from optimizer.models.unread import describe_unread
 from optimizer.plan.generation import InferencePlan
 from optimizer.plan.pins.generation import GenerationPins
 from optimizer.plan.weights import FrozenFormat, WeightsPlace, WeightsPlan
-from optimizer.planning_generation import compare_model_generations, plan_generation, rank_model_cards_to_generate
-from optimizer.reports_generation import report_generation, report_generation_comparison, report_generation_search
-from optimizer.reports_plan import report_cards
 from optimizer.search.generation.baselines import INFERENCE_BASELINES
 from optimizer.search.questions.cards import Order
 from optimizer.workload import LOSSY, Goal, InferenceGoal, InferenceObjective, InferenceWorkload, Technique

@@ -5,10 +5,10 @@ import random
 
 import pytest
 
+from optimizer.api.estimate_padded import estimate_padded_model, read_lengths
 from optimizer.base.errors import InvalidInput
-from optimizer.cli import main
+from optimizer.cli.main import main
 from optimizer.data.lengths import Lengths
-from optimizer.estimating_padded import estimate_padded_model, read_lengths
 from optimizer.workload import TrainingWorkload
 
 LLAMA = {

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 
 from optimizer.base.categories import CATEGORY_LABELS
-from optimizer.reports import WIDTH, format_bullets, size_or_dash
+from optimizer.cli.reports.text import WIDTH, format_bullets, size_or_dash
 from optimizer.search.answer.compare import BytesAtPeak
 
 

@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 from optimizer.base.units import format_bytes
-from optimizer.cli import main
+from optimizer.cli.main import main
 from optimizer.estimate.training import estimate_training
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.machine import Machine

@@ -3,10 +3,8 @@
 from collections.abc import Sequence
 
 from optimizer.base.units import format_bytes, format_duration
-from optimizer.estimate.generation.prediction import InferencePrediction
-from optimizer.estimate.prediction import Prediction
-from optimizer.hardware.machine import Machine
-from optimizer.reports import (
+from optimizer.cli.reports.compared import side_by_side
+from optimizer.cli.reports.text import (
     VERDICTS,
     categories_table,
     format_bullets,
@@ -17,7 +15,9 @@ from optimizer.reports import (
     size_or_dash,
     wrap_after,
 )
-from optimizer.reports_compared import side_by_side
+from optimizer.estimate.generation.prediction import InferencePrediction
+from optimizer.estimate.prediction import Prediction
+from optimizer.hardware.machine import Machine
 from optimizer.search.answer.compare import Comparison
 from optimizer.search.answer.frontier import plan_label
 from optimizer.search.core import SearchResult

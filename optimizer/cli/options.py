@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 from typing import Any, get_args
 
+from optimizer.api.estimate import BEST, is_there, read_json
 from optimizer.base.errors import InvalidInput
 from optimizer.base.threads import sleep_while_waiting
 from optimizer.base.units import parse_bytes
-from optimizer.cli_adapters import read_adapter
-from optimizer.estimating import BEST, is_there, read_json
+from optimizer.cli.adapters import read_adapter
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.machine import Machine
 from optimizer.plan.pins.training import Pins

@@ -5,11 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from optimizer.api.estimate import estimate_model, estimate_profiled
+from optimizer.api.estimate_padded import estimate_padded_model, read_lengths
 from optimizer.base.errors import InvalidInput
 from optimizer.base.serialize import to_json
-from optimizer.cli_adapters import add_adapter_options, pack_frozen
-from optimizer.cli_generation import add_generation_options, asks_for_generation, run_generation_estimate
-from optimizer.cli_options import (
+from optimizer.cli.adapters import add_adapter_options, pack_frozen
+from optimizer.cli.generation import add_generation_options, asks_for_generation, run_generation_estimate
+from optimizer.cli.options import (
     add_machine_options,
     add_model_options,
     add_workload_options,
@@ -21,12 +23,10 @@ from optimizer.cli_options import (
     read_profile,
     read_workload,
 )
-from optimizer.estimating import estimate_model, estimate_profiled
-from optimizer.estimating_padded import estimate_padded_model, read_lengths
+from optimizer.cli.reports.estimate import report_costs, report_estimate, report_padded
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.rental import price_run, read_prices
 from optimizer.plan.weights import WeightsPlan
-from optimizer.reports_estimate import report_costs, report_estimate, report_padded
 from optimizer.search.answer.baselines import BASELINES
 from optimizer.workload import LOSSY, Goal, TrainingWorkload
 

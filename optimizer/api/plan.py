@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from optimizer.api.estimate import BEST, baseline_plan, needed_extent, read_model
 from optimizer.base.errors import InvalidInput, NoFeasiblePlan
-from optimizer.estimating import BEST, baseline_plan, needed_extent, read_model
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.rental import PriceList, read_prices

@@ -2,17 +2,11 @@
 
 from collections.abc import Sequence
 
+from optimizer.api.estimate import Estimate
+from optimizer.api.estimate_padded import PaddedEstimate
 from optimizer.base.categories import CATEGORY_LABELS
 from optimizer.base.units import format_bytes
-from optimizer.estimate.explanation import Explanation
-from optimizer.estimate.prediction import CardMemory, Prediction
-from optimizer.estimating import Estimate
-from optimizer.estimating_padded import PaddedEstimate
-from optimizer.hardware.machine import DISTURBED
-from optimizer.hardware.rental import Cost, describe_costs
-from optimizer.plan.explain.training import explain_plan
-from optimizer.profile.time_kinds import PRODUCTS
-from optimizer.reports import (
+from optimizer.cli.reports.text import (
     VERDICTS,
     categories_table,
     format_bullets,
@@ -22,6 +16,12 @@ from optimizer.reports import (
     format_table,
     plans_table,
 )
+from optimizer.estimate.explanation import Explanation
+from optimizer.estimate.prediction import CardMemory, Prediction
+from optimizer.hardware.machine import DISTURBED
+from optimizer.hardware.rental import Cost, describe_costs
+from optimizer.plan.explain.training import explain_plan
+from optimizer.profile.time_kinds import PRODUCTS
 from optimizer.search.answer.knobs import Knob
 
 _CHART_COLUMNS = 72

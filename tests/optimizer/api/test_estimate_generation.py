@@ -4,14 +4,14 @@ import json
 
 import pytest
 
+from optimizer.api.estimate_generation import estimate_generation, needed_representations
 from optimizer.base.errors import InvalidInput, InvalidModel, InvalidPlan, InvalidWorkload, NoFeasiblePlan
-from optimizer.cli import main
-from optimizer.estimating_generation import estimate_generation, needed_representations
+from optimizer.cli.main import main
+from optimizer.cli.reports.generation import report_generation
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.generation import InferencePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.keep import obtain
-from optimizer.reports_generation import report_generation
 from optimizer.runtime.job.measure_generation import measure_generation
 from optimizer.workload import InferenceGoal, InferenceWorkload
 from tests.optimizer.machines import make_cpu_machine

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from optimizer.api.estimate import BEST, baseline_plan, read_model, read_text
 from optimizer.base.errors import InvalidDataset, InvalidInput
 from optimizer.base.serialize import to_json
 from optimizer.data.lengths import Lengths
 from optimizer.estimate.padded import PaddedPrediction, estimate_padded
 from optimizer.estimate.prediction import Verdict
-from optimizer.estimating import BEST, baseline_plan, read_model, read_text
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.machine import Machine
 from optimizer.models.spec import ModelSpec
