@@ -18,7 +18,7 @@ setup-test:
 
 demo: setup  ## train a real model inside a budget that plain training exceeds, and say what came of it
 	@$(PY) -m worker.stack up --if-needed
-	@$(PY) -m worker.demo
+	@$(PY) -m headroom.commands.demo
 
 up: setup  ## start the service in the background and say where it is
 	@$(PY) -m worker.stack up

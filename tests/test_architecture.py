@@ -32,7 +32,7 @@ TORCH_FREE = (
     "worker.app",
     "worker.supervisor",
     "worker.reconciler",
-    "worker.cli",
+    "headroom.commands.main",
     "worker.stack_supervisor",
 )
 FORBIDDEN_CALLS = {"torch.load", "pickle.load", "pickle.loads", "yaml.load", "yaml.unsafe_load", "os.system", "eval", "exec"}

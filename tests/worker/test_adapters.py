@@ -6,6 +6,7 @@ import subprocess
 import pytest
 from safetensors.torch import load_file
 
+from headroom.commands.submit import read_job_file
 from optimizer.base.serialize import to_json
 from optimizer.estimate.training import estimate_training
 from optimizer.hardware.machine import Machine
@@ -20,7 +21,6 @@ from tests.optimizer.runtime.tiny import write_tokenizer
 from tests.webapp.conftest import MACHINE_DOCUMENT
 from worker.attempt import read_result
 from worker.child import child_environment, isolated_command
-from worker.submit import read_job_file
 
 CONFIG = {**SMALL_CONFIGS["llama"], "vocab_size": 512, "num_hidden_layers": 2}
 ADAPTER = Adapter(rank=2, targets=("q_proj", "down_proj"))

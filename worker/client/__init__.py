@@ -4,8 +4,8 @@ It knows addresses, problem documents and the event stream; it draws nothing and
 by ``types.py``. Files of more than a piece go up in pieces: what a cut leaves is gone on from, also by a later process.
 """
 
-from worker.client.calls import HeadroomClient
-from worker.client.connection import (
+from headroom.client.calls import HeadroomClient
+from headroom.client.connection import (
     ApiProblem,
     JobTooSlow,
     Row,

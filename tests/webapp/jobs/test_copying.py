@@ -5,9 +5,9 @@ import subprocess
 
 import pytest
 
+from headroom.commands.submit import read_job_file
 from tests.webapp.conftest import make_spec
 from webapp.jobs.copying import as_curl, as_yaml, copies_of
-from worker.submit import read_job_file
 
 URL = "http://127.0.0.1:8400"
 

@@ -6,7 +6,8 @@ import json
 import httpx
 import pytest
 
-from worker.client import ApiProblem, HeadroomClient, uploads
+from headroom.client import uploads
+from worker.client import ApiProblem, HeadroomClient
 
 CONTENT = bytes(range(256)) * 100
 PIECE_BYTES = 10_000

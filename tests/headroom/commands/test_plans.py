@@ -2,8 +2,8 @@
 
 import pytest
 
+from headroom.commands import main as cli
 from tests.worker.answering import AnsweringService
-from worker import cli
 
 PREDICTION = {"device_peak_bytes": 3 * 1024**2, "total_s": 90.0, "tokens_per_s": 1234.5}
 JOB_FILE = """
@@ -41,7 +41,7 @@ ANSWERS = {
 def service(monkeypatch):
     service = AnsweringService(ANSWERS)
     monkeypatch.setattr(cli, "connect", service.connect)
-    monkeypatch.setattr("worker.submit.HeadroomClient.create_dataset", lambda *_, **how: {"id": f"dataset_{how['purpose']}"})
+    monkeypatch.setattr("headroom.commands.submit.HeadroomClient.create_dataset", lambda *_, **how: {"id": f"dataset_{how['purpose']}"})
     return service
 
 

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tests.worker.answering import AnsweringService
-from worker import cli, submit
-from worker.cli import describe_job, main
-from worker.client import HeadroomClient, StreamEvent
-from worker.submit import (
+from headroom.commands import main as cli
+from headroom.commands import submit
+from headroom.commands.main import describe_job, main
+from headroom.commands.submit import (
     JobFailed,
     UsageError,
     connect,
@@ -22,8 +21,10 @@ from worker.submit import (
     upload_named_files,
     verdict_of,
 )
+from tests.worker.answering import AnsweringService
+from worker.client import HeadroomClient, StreamEvent
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 JOB = {
     "id": "job_1",
     "name": "kjv-demo",
@@ -233,7 +234,7 @@ def test_an_unknown_command_ends_with_two(capsys):
 
 
 def test_commands_that_talk_to_the_service_import_neither_torch_nor_django():
-    code = "import sys, worker.cli; print(sorted({'torch', 'django', 'numpy', 'transformers'} & set(sys.modules)))"
+    code = "import sys, headroom.commands.main; print(sorted({'torch', 'django', 'numpy', 'transformers'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import yaml
 
+from headroom.client.types import Offer
+from headroom.commands.catalog import Connect, Subparsers, size
+from headroom.commands.submit import read_job_file, upload_named_files
+from headroom.commands.tables import print_table
 from optimizer.base.units import format_bytes, format_duration
-from worker.cli_catalog import Connect, Subparsers, size
 from worker.client import ApiProblem, HeadroomClient, Row
-from worker.client.types import Offer
-from worker.submit import read_job_file, upload_named_files
-from worker.tables import print_table
 
 
 def add_commands(commands: Subparsers, connection: argparse.ArgumentParser, *, connect: Connect) -> None:

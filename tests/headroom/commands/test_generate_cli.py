@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from headroom.commands import generate
+from headroom.commands import main as cli
 from tests.worker.answering import AnsweringService
-from worker import cli, generate
 
 MACHINES = {
     "results": [{"id": "machine_1", "device": {"memory_bytes": 4096}}, {"id": "machine_2", "device": {"memory_bytes": 8192}}]

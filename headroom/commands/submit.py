@@ -11,13 +11,13 @@ import httpx
 import yaml
 from rich.console import Console
 
+from headroom.client.types import Job, Offer
+from headroom.commands.terminal import JobView, watch
 from optimizer.base.errors import HeadroomError
 from optimizer.base.units import format_bytes, parse_bytes
 from worker import stack
 from worker.client import ApiProblem, HeadroomClient, Row
-from worker.client.types import Job, Offer
 from worker.stack_home import Stack
-from worker.terminal import JobView, watch
 
 DATASET_SUFFIXES = (".txt", ".jsonl", ".parquet")
 

@@ -2,8 +2,8 @@
 
 from typing import cast
 
-from worker.client import types
-from worker.client.connection import Connection, in_path
+from headroom.client import types
+from headroom.client.connection import Connection, in_path
 
 
 class AccessCalls(Connection):

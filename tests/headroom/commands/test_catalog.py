@@ -2,8 +2,8 @@
 
 import pytest
 
+from headroom.commands import main as cli
 from tests.worker.answering import AnsweringService
-from worker import cli
 
 MADE = {"id": "model_1", "name": "kjv-demo", "unread": []}
 

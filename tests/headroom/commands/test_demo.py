@@ -7,7 +7,7 @@ import time
 import pytest
 from rich.console import Console
 
-from worker.demo import DemoError, DemoJobs, check_jobs, check_weights, print_table, time_limit
+from headroom.commands.demo import DemoError, DemoJobs, check_jobs, check_weights, print_table, time_limit
 
 MIB = 1024**2
 

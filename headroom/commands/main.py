@@ -13,14 +13,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from optimizer.base.errors import HeadroomError
-from optimizer.base.units import format_bytes, format_duration
-from worker import cli_access, cli_catalog, cli_plans, cli_records, stack
-from worker.client import HeadroomClient
-from worker.client.types import Job
-from worker.comparing import print_comparison
-from worker.generate import add_generate_options, generate_from_options
-from worker.submit import (
+from headroom.client.types import Job
+from headroom.commands import access as cli_access
+from headroom.commands import catalog as cli_catalog
+from headroom.commands import plans as cli_plans
+from headroom.commands import records as cli_records
+from headroom.commands.compare import print_comparison
+from headroom.commands.generate import add_generate_options, generate_from_options
+from headroom.commands.submit import (
     UsageError,
     connect,
     download_artifacts,
@@ -30,7 +30,11 @@ from worker.submit import (
     upload_named_files,
     verdict_of,
 )
-from worker.tables import print_table
+from headroom.commands.tables import print_table
+from optimizer.base.errors import HeadroomError
+from optimizer.base.units import format_bytes, format_duration
+from worker import stack
+from worker.client import HeadroomClient
 
 OPTIMIZER_COMMANDS = ("plan", "estimate", "probe", "profile")
 

@@ -5,9 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from optimizer.base.categories import CATEGORIES
-from worker.client import StreamEvent
-from worker.terminal import (
+from headroom.commands.terminal import (
     CATEGORY_COLOURS,
     CATEGORY_SIGNS,
     JobView,
@@ -20,6 +18,8 @@ from worker.terminal import (
     render,
     watch,
 )
+from optimizer.base.categories import CATEGORIES
+from worker.client import StreamEvent
 
 MIB = 1024**2
 JOB = {

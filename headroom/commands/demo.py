@@ -17,12 +17,12 @@ from pathlib import Path
 
 from rich.console import Console
 
+from headroom.client.types import Job
+from headroom.commands.submit import connect, download_artifacts, follow_to_end, read_job_file, submit_job, verdict_of
 from optimizer.base.errors import HeadroomError
 from optimizer.base.units import TIB, format_bytes, format_duration
 from worker.client import HeadroomClient, Row
-from worker.client.types import Job
 from worker.stack_home import PROGRAM_FOLDER, Stack
-from worker.submit import connect, download_artifacts, follow_to_end, read_job_file, submit_job, verdict_of
 
 JOB_LIMIT_S = 900.0
 """No job of the demo takes half as long on two cores; without a worker it would wait for ever."""

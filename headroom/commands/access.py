@@ -3,10 +3,10 @@
 import argparse
 from collections.abc import Callable
 
-from worker.cli_catalog import Connect, Run, Subparsers, add_group, with_client
+from headroom.client.types import Webhook
+from headroom.commands.catalog import Connect, Run, Subparsers, add_group, with_client
+from headroom.commands.tables import print_table
 from worker.client import HeadroomClient
-from worker.client.types import Webhook
-from worker.tables import print_table
 
 ROLES = ("viewer", "member", "admin")
 

@@ -7,9 +7,9 @@ from typing import Literal, cast
 
 import httpx
 
-from worker.client import types
-from worker.client.access import AccessCalls
-from worker.client.connection import (
+from headroom.client import types
+from headroom.client.access import AccessCalls
+from headroom.client.connection import (
     LONGEST_RETRY_S,
     ApiProblem,
     Row,
@@ -19,7 +19,7 @@ from worker.client.connection import (
     parse_events,
     unreachable,
 )
-from worker.client.uploads import UploadCalls, send_files
+from headroom.client.uploads import UploadCalls, send_files
 
 FIRST_RETRY_S = 0.5
 SILENCE_LIMIT_S = 45.0

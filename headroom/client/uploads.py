@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from headroom.client import types
+from headroom.client.connection import Connection, Row, in_path
 from optimizer.base.errors import HeadroomError
-from worker.client import types
-from worker.client.connection import Connection, Row, in_path
 
 SMALL_BYTES = 1024 * 1024
 """What goes up in one request."""

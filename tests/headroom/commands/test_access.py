@@ -5,8 +5,8 @@ import json
 import httpx
 import pytest
 
-from worker import cli
-from worker.cli import main
+from headroom.commands import main as cli
+from headroom.commands.main import main
 from worker.client import HeadroomClient
 
 PROJECT = {"id": "project_1", "name": "lab", "role": "admin", "is_own": False, "created_at": "2026-11-21T00:00:00Z"}

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+from headroom.client.types import Comparison
+from headroom.commands.tables import print_table
 from optimizer.base.units import format_bytes, format_duration
-from worker.client.types import Comparison
-from worker.tables import print_table
 
 LETTERS = "ABCDEFGHIJ"
 
