@@ -46,8 +46,8 @@ from optimizer.runtime.meter.counting import CountingPolicy
 from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.step.step import MicroBatch, StepResult, Trainer
 from optimizer.workload import TrainingWorkload
-from worker.pipe import PipeWriter
-from worker.reporter import Reporter
+from worker.run.pipe import PipeWriter
+from worker.run.reporter import Reporter
 
 MODEL = "headroom-demo-10m"
 WORKLOAD = TrainingWorkload(sequence_length=256, global_batch_size=2, num_steps=1_000_000)

@@ -43,7 +43,7 @@ def _follow(attempt: Any, folder: Path, pipe_fd: int) -> None:
     """As ``worker.attempt`` does between a child's start and its end."""
     from webapp.jobs import actions
     from webapp.live.publish import publish_all
-    from worker.pipe import PipeReader
+    from worker.run.pipe import PipeReader
     from worker.telemetry import Progress, SampleCopier
 
     reader, progress = PipeReader(pipe_fd), Progress(num_steps=1_000_000)

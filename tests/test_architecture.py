@@ -33,7 +33,7 @@ TORCH_FREE = (
     "worker.supervisor",
     "worker.reconciler",
     "headroom.commands.main",
-    "worker.stack_supervisor",
+    "worker.stack.supervisor",
 )
 FORBIDDEN_CALLS = {"torch.load", "pickle.load", "pickle.loads", "yaml.load", "yaml.unsafe_load", "os.system", "eval", "exec"}
 FORBIDDEN_IMPORTS = {"pickle", "cPickle", "dill", "marshal", "shelve"}

@@ -20,12 +20,12 @@ from django.db import connections
 from webapp.jobs import actions
 from webapp.jobs.models import Attempt, Sample
 from webapp.live.publish import publish, publish_all, tell_of_gap
-from worker.brief import job_folder, write_brief
-from worker.child import Child, DeviceLock, isolated_command
 from worker.config import WorkerConfig
 from worker.gpu import GpuMeter
 from worker.heartbeat import Heartbeat
-from worker.pipe import PipeReader
+from worker.run.brief import job_folder, write_brief
+from worker.run.child import Child, DeviceLock, isolated_command
+from worker.run.pipe import PipeReader
 from worker.telemetry import Progress, Records, SampleCopier
 
 logger = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class _AttemptRun:
 
     def run(self) -> None:
         write_brief(self._attempt, folder=self._folder, home=self._config.home, device=self._device)
-        child = Child(isolated_command("worker.runner", str(self._folder)), folder=self._folder, lock=self._lock)
+        child = Child(isolated_command("worker.run.runner", str(self._folder)), folder=self._folder, lock=self._lock)
         self._heartbeat.start()
         try:
             self._pending.append(lambda: copy_earlier_samples(self._attempt, home=self._config.home))

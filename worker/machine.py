@@ -84,7 +84,7 @@ def machine_key() -> str:
 
 def probe_in_process(home: Path) -> dict[str, Any]:
     """Run this module as a program in a process of its own; its standard output is the measured machine as JSON."""
-    from worker.child import child_environment, isolated_command
+    from worker.run.child import child_environment, isolated_command
 
     ended = subprocess.run(
         isolated_command("worker.machine"),

@@ -14,10 +14,10 @@ from webapp.catalog.actions import heartbeat_machine
 from webapp.catalog.models import Machine
 from webapp.jobs import actions
 from worker.attempt import run_attempt
-from worker.child import DeviceLock
 from worker.config import WorkerConfig
 from worker.gpu import GpuMeter
 from worker.machine import device_lock_file, device_name, register_this_machine
+from worker.run.child import DeviceLock
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.live.service import LiveService
 from worker.client import HeadroomClient
-from worker.stack_home import HOST
+from worker.stack.home import HOST
 
 PER_SECOND = 5.0
 

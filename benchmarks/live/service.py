@@ -19,9 +19,9 @@ from typing import Any, Self
 import httpx
 
 from optimizer.base.errors import HeadroomError
-from worker.stack import run_manage
-from worker.stack_home import HOST, PROGRAM_FOLDER, Stack, prepare_home
-from worker.stack_supervisor import services_of
+from worker.stack.home import HOST, PROGRAM_FOLDER, Stack, prepare_home
+from worker.stack.stack import run_manage
+from worker.stack.supervisor import services_of
 
 START_LIMIT_S = 90.0
 

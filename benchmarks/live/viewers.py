@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.live.service import LiveService
-from worker.stack_home import HOST
+from worker.stack.home import HOST
 
 STREAMS_PER_PERSON = 20
 PER_SECOND = 2.0

@@ -55,7 +55,7 @@ def measure(*, job_id: str, num_samples: int, per_second: float, first_step: int
     from webapp.jobs.actions import record_progress, record_samples
     from webapp.live.publish import num_dropped, publish_all
     from worker.attempt import TURN_S
-    from worker.pipe import PipeReader
+    from worker.run.pipe import PipeReader
     from worker.telemetry import Progress, SampleCopier
 
     attempt = _attempts[job_id]
@@ -86,8 +86,8 @@ def measure(*, job_id: str, num_samples: int, per_second: float, first_step: int
 
 def _step(attempt: Any, folder: Path, write_end: int, steps: range, pause_s: float) -> None:
     from tests.webapp.pages import rows
-    from worker.pipe import PipeWriter
-    from worker.reporter import Reporter
+    from worker.run.pipe import PipeWriter
+    from worker.run.reporter import Reporter
 
     reporter = Reporter(folder, pipe=PipeWriter(write_end))
     started_at = time.monotonic()

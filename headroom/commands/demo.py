@@ -22,7 +22,7 @@ from headroom.commands.submit import connect, download_artifacts, follow_to_end,
 from optimizer.base.errors import HeadroomError
 from optimizer.base.units import TIB, format_bytes, format_duration
 from worker.client import HeadroomClient, Row
-from worker.stack_home import PROGRAM_FOLDER, Stack
+from worker.stack.home import PROGRAM_FOLDER, Stack
 
 JOB_LIMIT_S = 900.0
 """No job of the demo takes half as long on two cores; without a worker it would wait for ever."""

@@ -33,8 +33,8 @@ from headroom.commands.submit import (
 from headroom.commands.tables import print_table
 from optimizer.base.errors import HeadroomError
 from optimizer.base.units import format_bytes, format_duration
-from worker import stack
 from worker.client import HeadroomClient
+from worker.stack import stack
 
 OPTIMIZER_COMMANDS = ("plan", "estimate", "probe", "profile")
 

@@ -15,9 +15,9 @@ from headroom.client.types import Job, Offer
 from headroom.commands.terminal import JobView, watch
 from optimizer.base.errors import HeadroomError
 from optimizer.base.units import format_bytes, parse_bytes
-from worker import stack
 from worker.client import ApiProblem, HeadroomClient, Row
-from worker.stack_home import Stack
+from worker.stack import stack
+from worker.stack.home import Stack
 
 DATASET_SUFFIXES = (".txt", ".jsonl", ".parquet")
 

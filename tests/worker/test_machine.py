@@ -10,7 +10,6 @@ from tests.webapp.conftest import MACHINE_DOCUMENT, make_bench, make_text, make_
 from webapp.jobs import actions
 from webapp.jobs.models import Job
 from worker import machine as machine_module
-from worker.brief import write_brief
 from worker.config import WorkerConfig
 from worker.gpu import visible_card
 from worker.machine import (
@@ -21,6 +20,7 @@ from worker.machine import (
     probe_in_process,
     register_this_machine,
 )
+from worker.run.brief import write_brief
 
 
 def kept_file(home):

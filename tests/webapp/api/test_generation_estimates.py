@@ -10,8 +10,8 @@ from tests.webapp.conftest import TINY_CONFIG
 from webapp.catalog.actions import keep_profile
 from webapp.catalog.models import Profile
 from webapp.jobs.models import Job
-from worker.brief import make_brief
-from worker.profiling import profile_to_file
+from worker.run.brief import make_brief
+from worker.run.profiling import profile_to_file
 
 WORKLOAD = {"kind": "inference", "prompt_length": 8, "num_new_tokens": 6, "num_sequences": 4}
 

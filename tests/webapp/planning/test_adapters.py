@@ -18,7 +18,7 @@ from webapp.jobs.spec import read_spec
 from webapp.planning.pricing import price_spec
 from webapp.planning.profiles import ProfileFailed
 from webapp.planning.submitting import submit_job
-from worker.brief import make_brief
+from worker.run.brief import make_brief
 
 pytestmark = pytest.mark.django_db
 

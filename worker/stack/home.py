@@ -12,7 +12,7 @@ from typing import Any
 from optimizer.base.errors import HeadroomError
 from optimizer.base.units import GIB, format_bytes
 
-PROGRAM_FOLDER = Path(__file__).resolve().parent.parent
+PROGRAM_FOLDER = Path(__file__).resolve().parent.parent.parent
 HOST = "127.0.0.1"
 DEFAULT_PORT = 8400
 LEAST_FREE_BYTES = GIB

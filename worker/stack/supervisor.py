@@ -1,6 +1,6 @@
 """The embedded stack's one supervisor: holds the lock, keeps Valkey, web, reconciler and worker running, ends them in order.
 
-Started by ``worker.stack`` as ``python -m worker.stack_supervisor``; what it prints goes to ``log/stack.log``.
+Started by ``worker.stack.stack`` as ``python -m worker.stack.supervisor``; what it prints goes to ``log/stack.log``.
 """
 
 import fcntl
@@ -12,8 +12,8 @@ import time
 from collections.abc import Sequence
 from typing import IO
 
-from worker.services import RunningService, Service, run_services
-from worker.stack_home import HOST, PROGRAM_FOLDER, Stack, StackError, write_private
+from worker.stack.home import HOST, PROGRAM_FOLDER, Stack, StackError, write_private
+from worker.stack.services import RunningService, Service, run_services
 
 WORKER_SAVE_S = 10.0
 """Beyond the worker's own grace for running jobs to save: time to record it and leave."""

@@ -1,6 +1,6 @@
 """The embedded stack: Valkey, the web server, a Celery worker and the reconciler, under one supervisor.
 
-``python -m worker.stack up [--foreground] | down | status``, and behind ``headroom up`` and ``make up``. All state lives in one
+``python -m worker.stack.stack up [--foreground] | down | status``, and behind ``headroom up`` and ``make up``. All state lives in one
 folder, ``HEADROOM_HOME``. A ``flock`` held by the supervisor says whether it runs; it is free the moment the supervisor is
 gone, however it went, so there is no stale lock. A database and broker named by ``DATABASE_URL`` and ``REDIS_URL`` are used
 rather than started.
@@ -22,8 +22,8 @@ from typing import Any
 import httpx
 
 from optimizer.base.units import format_duration
-from worker.stack_home import PROGRAM_FOLDER, Stack, StackError, check_port, prepare_home, write_private
-from worker.stack_supervisor import services_of
+from worker.stack.home import PROGRAM_FOLDER, Stack, StackError, check_port, prepare_home, write_private
+from worker.stack.supervisor import services_of
 
 READY_LIMIT_S = 120.0
 """From the start to an answer of /readyz; a cold start on two busy cores takes a quarter of it."""
@@ -158,7 +158,7 @@ def spawn_supervisor(stack: Stack, *, foreground: bool) -> "subprocess.Popen[byt
     """In its own session either way; in the foreground this process passes Ctrl-C on and waits."""
     with (stack.log_folder / "stack.log").open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "worker.stack_supervisor", *(["--with-parent"] if foreground else [])],
+            [sys.executable, "-m", "worker.stack.supervisor", *(["--with-parent"] if foreground else [])],
             cwd=PROGRAM_FOLDER,
             env=stack.environment(),
             stdin=subprocess.PIPE if foreground else subprocess.DEVNULL,
@@ -204,7 +204,7 @@ def _stay_until_end(supervisor: "subprocess.Popen[bytes]") -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m worker.stack", description="Start and stop the embedded stack.")
+    parser = argparse.ArgumentParser(prog="python -m worker.stack.stack", description="Start and stop the embedded stack.")
     add_commands(parser.add_subparsers(dest="command", required=True))
     options = parser.parse_args(arguments)
     try:

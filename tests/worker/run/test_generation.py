@@ -22,10 +22,10 @@ from optimizer.workload import GenerationWorkload, InferenceGoal
 from tests.valkey import Valkey
 from tests.webapp.conftest import MACHINE_DOCUMENT
 from webapp.jobs.generation_spec import summed_workload
-from worker import generating
 from worker.attempt import read_result
-from worker.reporter import Reporter
-from worker.runner import EXIT_DONE, EXIT_DRAINED, EXIT_FAILED, StopFlag, run_attempt
+from worker.run import generation as generating
+from worker.run.reporter import Reporter
+from worker.run.runner import EXIT_DONE, EXIT_DRAINED, EXIT_FAILED, StopFlag, run_attempt
 
 CONFIG = {
     "model_type": "llama",
@@ -240,8 +240,8 @@ DIES = """
 import json, os, signal, sys
 from pathlib import Path
 from worker import results
-from worker.reporter import Reporter
-from worker.runner import StopFlag, run_attempt
+from worker.run.reporter import Reporter
+from worker.run.runner import StopFlag, run_attempt
 
 left, add = int(sys.argv[2]), results.ResultWriter.add
 

@@ -9,7 +9,7 @@ from optimizer.data.tokens import tokenize_dataset
 from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan.plan import Plan
 from optimizer.workload import Goal, TrainingWorkload
-from worker.reporter import Reporter
+from worker.run.reporter import Reporter
 
 if TYPE_CHECKING:
     from optimizer.runtime.job.train import TrainingRun

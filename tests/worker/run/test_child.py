@@ -13,14 +13,14 @@ import pytest
 
 from optimizer.base.threads import WAIT_POLICY
 from tests.worker.processes import is_alive, wait_for
-from worker.child import ALLOWED_VARIABLES, Child, DeviceLock, child_environment, isolated_command
-from worker.pipe import PipeReader
+from worker.run.child import ALLOWED_VARIABLES, Child, DeviceLock, child_environment, isolated_command
+from worker.run.pipe import PipeReader
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 REPORTER = """
 import json, os, subprocess, sys
-from worker.lifeline import die_with_supervisor
+from worker.run.lifeline import die_with_supervisor
 die_with_supervisor(int(os.environ["HEADROOM_LIFELINE_FD"]))
 grandchild = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
 facts = {"pid": os.getpid(), "grandchild": grandchild.pid, "pgid": os.getpgrp(), "cwd": os.getcwd(),
@@ -125,7 +125,7 @@ def test_child_and_grandchild_die_with_a_killed_supervisor(tmp_path):
     supervisor_source = textwrap.dedent("""
         import sys, threading, time
         from pathlib import Path
-        from worker.child import Child
+        from worker.run.child import Child
         def slot():
             child = Child(sys.argv[2:], folder=Path(sys.argv[1]))
             import select, os
@@ -147,7 +147,7 @@ def test_child_and_grandchild_die_with_a_killed_supervisor(tmp_path):
 
 
 def test_a_child_whose_supervisor_is_gone_before_it_looks_ends_at_once():
-    source = "import os, sys; from worker.lifeline import die_with_supervisor; die_with_supervisor(int(sys.argv[1]))"
+    source = "import os, sys; from worker.run.lifeline import die_with_supervisor; die_with_supervisor(int(sys.argv[1]))"
     read_fd, write_fd = os.pipe()
     os.close(write_fd)
     ended = subprocess.run(
@@ -194,6 +194,6 @@ def test_output_of_the_child_goes_to_the_log(tmp_path):
 
 
 def test_a_module_is_found_without_help_from_the_working_directory(tmp_path):
-    ended = subprocess.run(isolated_command("worker.runner"), cwd=tmp_path, env={}, capture_output=True, text=True)
+    ended = subprocess.run(isolated_command("worker.run.runner"), cwd=tmp_path, env={}, capture_output=True, text=True)
     assert "usage" in ended.stderr.lower()
     assert ended.returncode == 2

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from worker.pipe import MAX_LINE_BYTES, PipeReader, PipeWriter, encode_line
+from worker.run.pipe import MAX_LINE_BYTES, PipeReader, PipeWriter, encode_line
 
 
 @pytest.fixture

@@ -20,9 +20,9 @@ from optimizer.data.stop_texts import StopWatch, cut_at_stop
 from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan.generation import InferencePlan
 from optimizer.workload import GenerationWorkload, InferenceGoal
-from worker.answers import answer, refusal
-from worker.reporter import Reporter
-from worker.results import Result, ResultWriter, read_finished, write_finished
+from worker.run.answers import answer, refusal
+from worker.run.reporter import Reporter
+from worker.run.results import Result, ResultWriter, read_finished, write_finished
 
 if TYPE_CHECKING:
     from optimizer.runtime.generation.run_requests import Finished, GenerationResult, Request

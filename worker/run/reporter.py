@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from worker.pipe import PipeWriter, encode_line
+from worker.run.pipe import PipeWriter, encode_line
 
 
 class Reporter:

@@ -56,7 +56,7 @@ DEFAULT_VARIABLES = {
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
 }
 
-_PROGRAM_ROOT = Path(__file__).resolve().parent.parent
+_PROGRAM_ROOT = Path(__file__).resolve().parent.parent.parent
 # -I drops the working directory and PYTHONPATH, so a program that runs from its tree must be found by name. It is appended,
 # so that nothing beside the packages can stand in for the standard library.
 _BOOTSTRAP = """\

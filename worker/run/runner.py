@@ -1,4 +1,4 @@
-"""The fresh process of one attempt: ``python -I -m worker.runner FOLDER``. Reads a file, writes a folder, talks on a pipe.
+"""The fresh process of one attempt: ``python -I -m worker.run.runner FOLDER``. Reads a file, writes a folder, talks on a pipe.
 
 Exit codes: 0 done, 75 stopped as asked with a checkpoint, 1 failed, 2 called wrongly. What happened is in ``result.json``; a
 traceback only in the log. It knows nothing of Django, the database or the broker.
@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.base.errors import HeadroomError, InvalidDataset, InvalidModel, InvalidPlan
-from worker.lifeline import die_with_supervisor
-from worker.pipe import PipeWriter
-from worker.reporter import Reporter, read_json
-from worker.tensorboard import leave_event_file
+from worker.run.lifeline import die_with_supervisor
+from worker.run.pipe import PipeWriter
+from worker.run.reporter import Reporter, read_json
+from worker.run.tensorboard import leave_event_file
 
 EXIT_DONE = 0
 EXIT_FAILED = 1
@@ -59,7 +59,7 @@ class StopFlag:
 
 def main() -> int:
     if len(sys.argv) != 2:
-        print("usage: python -m worker.runner ATTEMPT_FOLDER", file=sys.stderr)
+        print("usage: python -m worker.run.runner ATTEMPT_FOLDER", file=sys.stderr)
         return EXIT_USAGE
     should_stop = StopFlag()
     should_stop.raise_on_term()
@@ -98,7 +98,7 @@ def _event_file(attempt: dict[str, Any], reporter: Reporter) -> list[dict[str, A
 
 def profile(attempt: dict[str, Any], *, reporter: Reporter, should_stop: StopFlag) -> dict[str, Any]:
     """Trace the model for pricing. Seconds; a stop that comes meanwhile is answered after the end."""
-    from worker.profiling import profile_to_file
+    from worker.run.profiling import profile_to_file
 
     reporter({"type": "started", "resumed_from_step": 0})
     reporter.phase("profiling")
@@ -112,13 +112,13 @@ def profile(attempt: dict[str, Any], *, reporter: Reporter, should_stop: StopFla
 
 
 def train(attempt: dict[str, Any], *, reporter: Reporter, should_stop: StopFlag) -> dict[str, Any]:
-    from worker.training import train_attempt
+    from worker.run.training import train_attempt
 
     return train_attempt(attempt, reporter=reporter, should_stop=should_stop)
 
 
 def generate(attempt: dict[str, Any], *, reporter: Reporter, should_stop: StopFlag) -> dict[str, Any]:
-    from worker.generating import generate_attempt
+    from worker.run.generation import generate_attempt
 
     return generate_attempt(attempt, reporter=reporter, should_stop=should_stop)
 

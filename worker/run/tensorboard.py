@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from worker.event_file import FILE_NAME_START, Scalars, write_event_file
+from worker.run.event_file import FILE_NAME_START, Scalars, write_event_file
 
 FOLDER = "tensorboard"
 _TAGS = {

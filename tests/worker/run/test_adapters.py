@@ -20,7 +20,7 @@ from tests.optimizer.models.small_configs import SMALL_CONFIGS
 from tests.optimizer.runtime.tiny import write_tokenizer
 from tests.webapp.conftest import MACHINE_DOCUMENT
 from worker.attempt import read_result
-from worker.child import child_environment, isolated_command
+from worker.run.child import child_environment, isolated_command
 
 CONFIG = {**SMALL_CONFIGS["llama"], "vocab_size": 512, "num_hidden_layers": 2}
 ADAPTER = Adapter(rank=2, targets=("q_proj", "down_proj"))
@@ -30,7 +30,7 @@ def run_in_folder(folder, attempt):
     folder.mkdir()
     (folder / "attempt.json").write_text(json.dumps({"job_id": "job_1", "attempt": 1, "fence": 1, "device": "cpu", **attempt}))
     return subprocess.run(
-        isolated_command("worker.runner", str(folder)),
+        isolated_command("worker.run.runner", str(folder)),
         cwd=folder,
         env={**child_environment({}, folder=folder), "HEADROOM_NUM_THREADS": "1"},
         capture_output=True,

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.worker.processes import is_alive, wait_for
-from worker.services import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, RunningService, Service, stop_services
+from worker.stack.services import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, RunningService, Service, stop_services
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_services_end_last_to_first_each_before_the_next_is_asked(make_service, 
 SUPERVISOR = """
 import os, sys
 from pathlib import Path
-from worker.services import RunningService, Service, run_services
+from worker.stack.services import RunningService, Service, run_services
 folder = Path(sys.argv[1])
 services = [
     RunningService(

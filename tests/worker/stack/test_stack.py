@@ -16,12 +16,14 @@ import httpx
 import pytest
 
 from tests.worker.processes import is_alive, wait_for
-from worker import stack, stack_home, stack_supervisor
-from worker.stack import find_running, main, read_credentials, tail
-from worker.stack_home import LONGEST_SOCKET_PATH, Stack, StackError, check_port, prepare_home, write_private
-from worker.stack_supervisor import services_of
+from worker.stack import home as stack_home
+from worker.stack import stack
+from worker.stack import supervisor as stack_supervisor
+from worker.stack.home import LONGEST_SOCKET_PATH, Stack, StackError, check_port, prepare_home, write_private
+from worker.stack.stack import find_running, main, read_credentials, tail
+from worker.stack.supervisor import services_of
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
@@ -180,7 +182,7 @@ def test_a_failing_manage_command_is_told_by_its_last_line(place, monkeypatch):
 
 def run_stack(*arguments, **environment):
     return subprocess.run(
-        [sys.executable, "-m", "worker.stack", *arguments],
+        [sys.executable, "-m", "worker.stack.stack", *arguments],
         cwd=ROOT,
         env=os.environ | environment,
         capture_output=True,
@@ -234,7 +236,7 @@ def test_a_whole_stack_starts_restarts_what_dies_and_leaves_no_orphan(place, sta
 
 @pytest.mark.slow
 def test_in_the_foreground_ctrl_c_ends_everything(place):
-    process = subprocess.Popen([sys.executable, "-m", "worker.stack", "up", "--foreground"], cwd=ROOT, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, "-m", "worker.stack.stack", "up", "--foreground"], cwd=ROOT, stdout=subprocess.DEVNULL)
     try:
         wait_for(lambda: len([pid for pid in pids_of(place).values() if pid]) == 4, what="four processes", timeout_s=90)
         children = list(pids_of(place).values())

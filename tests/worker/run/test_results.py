@@ -4,8 +4,8 @@ import hashlib
 import json
 
 from optimizer.data.prompts import LineProblem, PromptLine
-from worker.answers import answer, refusal
-from worker.results import Result, ResultWriter, read_finished, write_finished
+from worker.run.answers import answer, refusal
+from worker.run.results import Result, ResultWriter, read_finished, write_finished
 
 
 def result(index, *, is_error=False, word="x"):

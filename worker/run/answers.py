@@ -8,7 +8,7 @@ import uuid
 from typing import Any
 
 from optimizer.data.prompts import CHAT_URL, LineProblem, PromptLine
-from worker.results import Result
+from worker.run.results import Result
 
 
 def answer(

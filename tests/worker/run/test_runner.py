@@ -23,10 +23,10 @@ from optimizer.base.errors import (
 from webapp.jobs.models import Reason
 from worker.attempt import EXIT_DRAINED as SUPERVISOR_EXIT_DRAINED
 from worker.attempt import read_result
-from worker.child import child_environment, isolated_command
-from worker.pipe import PipeReader, PipeWriter
-from worker.reporter import Reporter
-from worker.runner import EXIT_DRAINED, EXIT_FAILED, REASONS, failure, reason_of
+from worker.run.child import child_environment, isolated_command
+from worker.run.pipe import PipeReader, PipeWriter
+from worker.run.reporter import Reporter
+from worker.run.runner import EXIT_DRAINED, EXIT_FAILED, REASONS, failure, reason_of
 
 
 def out_of_device_memory():
@@ -85,7 +85,7 @@ def test_a_fault_of_the_program_does_not_leak_its_text():
 def run_in_folder(folder, attempt):
     (folder / "attempt.json").write_text(json.dumps(attempt))
     return subprocess.run(
-        isolated_command("worker.runner", str(folder)),
+        isolated_command("worker.run.runner", str(folder)),
         cwd=folder,
         env=child_environment({}, folder=folder),
         capture_output=True,
@@ -114,10 +114,10 @@ def test_a_kind_of_job_that_is_not_known_is_a_fault_with_its_traceback_in_the_lo
 
 def test_called_without_a_folder_it_says_how_it_is_called(tmp_path):
     ended = subprocess.run(
-        isolated_command("worker.runner"), cwd=tmp_path, env={}, capture_output=True, text=True, check=False
+        isolated_command("worker.run.runner"), cwd=tmp_path, env={}, capture_output=True, text=True, check=False
     )
     assert ended.returncode == 2
-    assert ended.stderr == "usage: python -m worker.runner ATTEMPT_FOLDER\n"
+    assert ended.stderr == "usage: python -m worker.run.runner ATTEMPT_FOLDER\n"
 
 
 def test_a_record_is_in_the_file_before_the_pipe_tells_of_it(tmp_path):

@@ -9,8 +9,8 @@ import struct
 
 import pytest
 
-from worker.event_file import crc32c, frame, masked_crc32c, write_event_file
-from worker.tensorboard import leave_event_file
+from worker.run.event_file import crc32c, frame, masked_crc32c, write_event_file
+from worker.run.tensorboard import leave_event_file
 
 
 def read_frames(data):
