@@ -127,8 +127,8 @@ def _seed() -> dict[str, str]:
         name="bench",
         document={"name": "bench", "device": device, "host_memory_bytes": 16 * 2**30, "rates": RATES, "num_threads": 2},
     )
-    from webapp.pages.forms import JobForm
-    from webapp.pages.work_form import typed_of
+    from webapp.pages.forms.training import JobForm
+    from webapp.pages.forms.work import typed_of
 
     typed = typed_of(JobForm(models=[], datasets=[]))
     return {**{name: str(text) for name, text in typed.items()}, "model": model.pk, "dataset": dataset.pk}

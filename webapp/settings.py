@@ -64,7 +64,7 @@ INSTALLED_APPS = [
 
 MIDDLEWARE = [
     "webapp.monitoring.requests.count_requests",
-    "webapp.api.middleware.problem_middleware",  # around the rest: it also words what the others refuse
+    "webapp.http.middleware.problem_middleware",  # around the rest: it also words what the others refuse
     "django.middleware.security.SecurityMiddleware",
     "servestatic.middleware.ServeStaticMiddleware",
     "csp.middleware.CSPMiddleware",

@@ -2,7 +2,7 @@
 
 from django.urls import URLPattern, URLResolver, include, path
 
-from webapp.api.health import healthz, readyz
+from webapp.api.routes.health import healthz, readyz
 from webapp.api.urls import urlpatterns as api_urlpatterns
 from webapp.monitoring.view import metrics
 
@@ -11,6 +11,6 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("readyz", readyz, name="readyz"),
     path("metrics", metrics, name="metrics"),
     path("api/v1/", include(api_urlpatterns)),
-    path("v1/", include("webapp.batches.urls")),
+    path("v1/", include("webapp.api.batch_urls")),
     path("", include("webapp.pages.urls")),
 ]

@@ -14,7 +14,7 @@ os.environ.setdefault("CELERY_SKIP_CHECKS", "1")
 
 from celery import Celery, signals
 
-from webapp.jobs.broker import celery_settings
+from webapp.wire.broker import celery_settings
 
 
 def _make_app() -> Celery:

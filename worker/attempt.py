@@ -19,7 +19,7 @@ from django.db import connections
 
 from webapp.jobs import actions
 from webapp.jobs.models import Attempt, Sample
-from webapp.live.publish import publish, publish_all, tell_of_gap
+from webapp.wire.publish import publish, publish_all, tell_of_gap
 from worker.config import WorkerConfig
 from worker.gpu import GpuMeter
 from worker.heartbeat import Heartbeat

@@ -1,6 +1,6 @@
 """The one task. Its message is a hint that may be lost, doubled or forged, all without harm."""
 
-from webapp.jobs.broker import RUN_JOB_TASK
+from webapp.wire.broker import RUN_JOB_TASK
 from worker.app import app
 
 

@@ -183,7 +183,7 @@ def measure(*, job_id, first, last):
     """Steps as a worker reports them: into the database, then onto the wire. Returns how many were not taken by the wire."""
     from tests.webapp.pages import rows
     from webapp.jobs.actions import record_progress, record_samples
-    from webapp.live.publish import publish
+    from webapp.wire.publish import publish
 
     attempt = ATTEMPTS[job_id]
     records = [rows.step_record(attempt, step) for step in range(first, last + 1)]

@@ -12,23 +12,21 @@ from ninja import NinjaAPI
 from ninja.errors import AuthenticationError, HttpError, Throttled, ValidationError
 
 from optimizer.base.errors import HeadroomError
-from webapp.accounts import routes as account_routes
-from webapp.api import (
-    catalog_routes,
-    compare_routes,
-    estimate_routes,
-    file_routes,
-    job_routes,
-    plan_routes,
-    queue_routes,
-    upload_routes,
-)
-from webapp.api.auth import CsrfFailedError, TokenOrSession
 from webapp.api.openapi import complete_document
-from webapp.api.parsing import JsonParser
-from webapp.api.problems import csrf_failed, field_problems, not_found, problem, problem_of, unauthorized
-from webapp.live import routes as live_routes
-from webapp.webhooks import routes as webhook_routes
+from webapp.api.routes import access as account_routes
+from webapp.api.routes import catalog as catalog_routes
+from webapp.api.routes import compare as compare_routes
+from webapp.api.routes import estimates as estimate_routes
+from webapp.api.routes import events as live_routes
+from webapp.api.routes import files as file_routes
+from webapp.api.routes import jobs as job_routes
+from webapp.api.routes import plans as plan_routes
+from webapp.api.routes import queue as queue_routes
+from webapp.api.routes import uploads as upload_routes
+from webapp.api.routes import webhooks as webhook_routes
+from webapp.http.auth import CsrfFailedError, TokenOrSession
+from webapp.http.parsing import JsonParser
+from webapp.http.problems import csrf_failed, field_problems, not_found, problem, problem_of, unauthorized
 
 logger = logging.getLogger(__name__)
 

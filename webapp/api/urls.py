@@ -6,7 +6,7 @@ from django.urls import URLPattern, URLResolver, path, re_path
 from django.views.decorators.csrf import csrf_exempt
 
 from webapp.api.api import api, openapi_document
-from webapp.api.problems import not_found
+from webapp.http.problems import not_found
 
 
 def openapi_json(request: HttpRequest) -> HttpResponse:

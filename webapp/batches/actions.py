@@ -28,7 +28,7 @@ from webapp.catalog.queries import machines_visible_to, models_visible_to
 from webapp.jobs.actions import cancel_job
 from webapp.jobs.errors import WrongState
 from webapp.jobs.models import Artifact, Job, State
-from webapp.jobs.spec import find_visible
+from webapp.jobs.specs.training import find_visible
 from webapp.planning.submitting import NotPricedYet, submit_job
 
 logger = logging.getLogger(__name__)

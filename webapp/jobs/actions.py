@@ -19,8 +19,6 @@ from webapp.accounts.models import Project
 from webapp.catalog.models import Dataset, Machine, Model
 from webapp.jobs.claiming import claim_job
 from webapp.jobs.errors import JobConflict, WrongState
-from webapp.jobs.finishing import finish_attempt
-from webapp.jobs.hints import send_hint
 from webapp.jobs.models import (
     LIVE_STATES,
     PEOPLES_KINDS,
@@ -35,8 +33,10 @@ from webapp.jobs.models import (
     State,
 )
 from webapp.jobs.moves import from_now, held_by, move_job, tell_webhooks
+from webapp.jobs.outcome import finish_attempt
 from webapp.jobs.reconciling import enforce_deadlines, expire_leases, forget_old_offers, resend_hints
-from webapp.live.publish import publish
+from webapp.wire.hints import send_hint
+from webapp.wire.publish import publish
 
 __all__ = [
     "LeaseAnswer",

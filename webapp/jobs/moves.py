@@ -13,8 +13,8 @@ from django.db.models.functions import Now
 
 from webapp.jobs.documents import state_document
 from webapp.jobs.models import LIVE_STATES, PEOPLES_KINDS, Attempt, Event, Job, State
-from webapp.live.publish import publish
 from webapp.webhooks.actions import queue_job_event
+from webapp.wire.publish import publish
 
 
 def move_job(

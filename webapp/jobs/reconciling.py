@@ -3,10 +3,10 @@
 from django.db.models import F, Q
 from django.db.models.functions import Coalesce, Now
 
-from webapp.jobs.finishing import finish_attempt
-from webapp.jobs.hints import send_hint
 from webapp.jobs.models import LIVE_STATES, Attempt, Job, Outbox, PlanOffer, Reason, State
 from webapp.jobs.moves import claimable, from_now, move_job
+from webapp.jobs.outcome import finish_attempt
+from webapp.wire.hints import send_hint
 
 NO_PROGRESS_S = 30 * 60
 """Without a new step, phase or checkpoint for this long, a job is taken to hang."""

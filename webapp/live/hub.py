@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import redis.asyncio
 import redis.exceptions
 
-from webapp.live.publish import stream_key
+from webapp.wire.publish import stream_key
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from webapp.accounts.errors import Forbidden
-from webapp.api.auth import authenticate
-from webapp.api.problems import problem_of, unauthorized
+from webapp.http.auth import authenticate
+from webapp.http.problems import problem_of, unauthorized
 from webapp.monitoring.collect import ServiceCollector
 from webapp.monitoring.requests import REGISTRY
 

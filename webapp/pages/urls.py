@@ -7,11 +7,9 @@ from webapp.pages.views import (
     audit,
     catalog,
     compare,
-    generate,
     job,
     jobs,
     machines,
-    new_job,
     people,
     plans,
     projects,
@@ -20,6 +18,8 @@ from webapp.pages.views import (
     webhooks,
     words,
 )
+from webapp.pages.views.new import generation as generate
+from webapp.pages.views.new import training as new_job
 
 urlpatterns = [
     path("", jobs.home, name="home"),

@@ -13,8 +13,8 @@ from optimizer.plan.plan import Plan
 from optimizer.workload import Goal
 from webapp.catalog.models import Model
 from webapp.catalog.queries import machines_visible_to, models_visible_to
-from webapp.jobs.generation_spec import inference_workload, read_generate_spec
-from webapp.jobs.spec import (
+from webapp.jobs.specs.generation import inference_workload, read_generate_spec
+from webapp.jobs.specs.training import (
     check_against_model,
     check_generates,
     find_visible,

@@ -10,8 +10,8 @@ from optimizer.base.errors import HeadroomError
 from optimizer.plan.plan import Plan
 from webapp.catalog.models import Machine
 from webapp.catalog.queries import machines_visible_to
-from webapp.jobs.generation_spec import GenerateSpec, inference_workload
-from webapp.jobs.spec import JobSpec
+from webapp.jobs.specs.generation import GenerateSpec, inference_workload
+from webapp.jobs.specs.training import JobSpec
 from webapp.planning.generation_searches import GenerationQuestion, answer_at_hand, hand_written
 from webapp.planning.pricing import generation_question_of, question_of
 from webapp.planning.profiles import ready_profile

@@ -16,10 +16,10 @@ from optimizer.base.serialize import to_json
 from optimizer.plan.plan import PLAN_VERSION
 from optimizer.search.problem import PricedPlan
 from webapp.catalog.models import Machine, Profile
-from webapp.jobs.generation_spec import GenerateSpec
 from webapp.jobs.models import PlanOffer
 from webapp.jobs.queries import offers_visible_to
-from webapp.jobs.spec import JobSpec
+from webapp.jobs.specs.generation import GenerateSpec
+from webapp.jobs.specs.training import JobSpec
 
 if TYPE_CHECKING:
     from optimizer.hardware.rental import Cost, PriceList

@@ -16,8 +16,8 @@ from optimizer.search.problem import PricedPlan
 from optimizer.workload import Goal, InferenceWorkload
 from webapp.catalog.models import Machine, Profile
 from webapp.catalog.queries import machines_visible_to
-from webapp.jobs.generation_spec import GenerateSpec, inference_workload, read_job_spec
-from webapp.jobs.spec import JobSpec
+from webapp.jobs.specs.generation import GenerateSpec, inference_workload, read_job_spec
+from webapp.jobs.specs.training import JobSpec
 from webapp.planning.generation_searches import GenerationQuestion, explain_generation, find_generation
 from webapp.planning.offers import Found, Offer, PlanAnswer, keep_offer
 from webapp.planning.profiles import known_profiles_of, read_inference_profile, read_profile, ready_profile

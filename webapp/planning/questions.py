@@ -16,7 +16,7 @@ from optimizer.plan.plan import Plan
 from optimizer.workload import UNLIMITED_BYTES, Goal, TrainingWorkload
 from webapp.catalog.models import Model
 from webapp.catalog.queries import models_visible_to
-from webapp.jobs.spec import check_against_model, find_visible, read_goal, read_workload
+from webapp.jobs.specs.training import check_against_model, find_visible, read_goal, read_workload
 from webapp.planning.estimates import AskedOfModel, read_generation, read_machine
 from webapp.planning.generation_searches import find_generation
 from webapp.planning.profiles import known_profiles_of, profile_of, read_profile, ready_profile

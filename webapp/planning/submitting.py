@@ -10,10 +10,10 @@ from optimizer.base.units import format_bytes
 from webapp.accounts.access import project_of_job
 from webapp.jobs.actions import create_job
 from webapp.jobs.errors import JobConflict, PlanDoesNotFit
-from webapp.jobs.generation_spec import GenerateSpec, read_job_spec
 from webapp.jobs.models import Job, PlanOffer
 from webapp.jobs.queries import offers_visible_to
-from webapp.jobs.spec import JobSpec
+from webapp.jobs.specs.generation import GenerateSpec, read_job_spec
+from webapp.jobs.specs.training import JobSpec
 from webapp.planning.offers import given_offer
 from webapp.planning.pricing import price_job_spec
 

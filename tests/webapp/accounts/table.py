@@ -15,8 +15,8 @@ from webapp.accounts.models import Project
 from webapp.accounts.permissions import OWNED, PERSONAL, PLAIN, TABLE, Rule
 from webapp.accounts.tokens import create_token
 from webapp.api.api import openapi_document
+from webapp.api.batch_urls import api as openai_api
 from webapp.batches.models import Batch, BatchFile
-from webapp.batches.urls import api as openai_api
 from webapp.catalog.models import Upload
 from webapp.jobs.actions import create_job
 from webapp.jobs.models import Artifact

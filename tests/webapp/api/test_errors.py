@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from webapp.api import catalog_routes
+from webapp.api.routes import catalog as catalog_routes
 from webapp.jobs.models import IdempotencyKey, Job
 
 PROBLEM_KEYS = {"type", "title", "status", "detail", "code", "fields", "hint"}

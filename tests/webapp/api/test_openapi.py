@@ -24,7 +24,7 @@ from webapp.accounts.models import Scope
 from webapp.accounts.projects import create_project
 from webapp.accounts.tokens import create_token
 from webapp.api.api import openapi_document
-from webapp.batches.urls import api as openai_api
+from webapp.api.batch_urls import api as openai_api
 
 EXAMPLES = 5
 """For each operation; drawn afresh by the same seed, so that a failure comes again."""

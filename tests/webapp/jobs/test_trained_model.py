@@ -17,8 +17,8 @@ from webapp.catalog.models import Model
 from webapp.catalog.queries import models_visible_to
 from webapp.catalog.removal import delete_row
 from webapp.jobs.errors import FilesLost, NoModelLeft, WrongState
-from webapp.jobs.generation_spec import read_job_spec
 from webapp.jobs.models import Artifact, Job
+from webapp.jobs.specs.generation import read_job_spec
 from webapp.jobs.trained_model import create_trained_model
 
 

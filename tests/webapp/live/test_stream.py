@@ -11,9 +11,9 @@ from webapp.jobs.actions import claim_job, create_job, finish_attempt, record_sa
 from webapp.jobs.models import Job
 from webapp.live import hub as hub_module
 from webapp.live import stream as stream_module
-from webapp.live.publish import publish, publish_all, stream_key, tell_of_gap
 from webapp.live.record import from_database
 from webapp.live.stream import job_events
+from webapp.wire.publish import publish, publish_all, stream_key, tell_of_gap
 
 pytestmark = pytest.mark.django_db(transaction=True)
 DONE = {

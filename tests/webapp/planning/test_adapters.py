@@ -12,9 +12,9 @@ from tests.webapp.conftest import make_spec
 from webapp.catalog.actions import keep_profile
 from webapp.catalog.models import Profile
 from webapp.jobs.actions import claim_job
-from webapp.jobs.finishing import finish_attempt
 from webapp.jobs.models import Job
-from webapp.jobs.spec import read_spec
+from webapp.jobs.outcome import finish_attempt
+from webapp.jobs.specs.training import read_spec
 from webapp.planning.pricing import price_spec
 from webapp.planning.profiles import ProfileFailed
 from webapp.planning.submitting import submit_job

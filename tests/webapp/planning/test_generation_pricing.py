@@ -17,8 +17,8 @@ from optimizer.workload import GenerationWorkload
 from tests.webapp.generation import make_generate_spec, make_prompts, make_writer
 from webapp.catalog.models import Profile, PromptTokens
 from webapp.jobs.actions import claim_job, finish_attempt, record_progress, record_started, retry_job
-from webapp.jobs.generation_spec import inference_workload, read_job_spec, summed_workload
 from webapp.jobs.models import Job
+from webapp.jobs.specs.generation import inference_workload, read_job_spec, summed_workload
 from webapp.planning.pricing import price_spec
 from webapp.planning.submitting import submit_job
 

@@ -21,7 +21,7 @@ from optimizer.search.generation.search import search_inference_plans
 from optimizer.workload import GenerationWorkload, InferenceGoal
 from tests.valkey import Valkey
 from tests.webapp.conftest import MACHINE_DOCUMENT
-from webapp.jobs.generation_spec import summed_workload
+from webapp.jobs.specs.generation import summed_workload
 from worker.attempt import read_result
 from worker.run import generation as generating
 from worker.run.reporter import Reporter

@@ -17,9 +17,9 @@ from django.utils.safestring import SafeString
 from optimizer.base.categories import CATEGORY_LABELS
 from optimizer.base.units import format_bytes, format_duration
 from optimizer.hardware.rental import Cost
-from webapp.pages.baseline_words import BASELINE_WORDS
-from webapp.pages.presentation import step_words
-from webapp.pages.work_form import form_query
+from webapp.pages.forms.work import form_query
+from webapp.pages.shown.presentation import step_words
+from webapp.pages.words.baselines import BASELINE_WORDS
 
 register = template.Library()
 
@@ -66,7 +66,7 @@ def milliseconds(value: Any) -> str:
 
 @register.simple_tag
 def outcome_value(value: float | None, unit: str) -> str | SafeString:
-    """One number of a run, as its unit is read (``webapp.jobs.comparing.Unit``)."""
+    """One number of a run, as its unit is read (``webapp.planning.comparing.Unit``)."""
     if value is None:
         return NONE_YET
     if unit == "bytes":

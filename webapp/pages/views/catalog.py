@@ -23,8 +23,8 @@ from webapp.catalog.queries import (
 )
 from webapp.catalog.removal import delete_row, restore_row
 from webapp.jobs.queries import jobs_visible_to
-from webapp.pages.catalog_words import fold_cards, length_facts, structure_rows
-from webapp.pages.forms import DatasetUploadForm, ModelUploadForm
+from webapp.pages.forms.training import DatasetUploadForm, ModelUploadForm
+from webapp.pages.words.catalog import fold_cards, length_facts, structure_rows
 from webapp.planning.reach import ask_for_needs, read_cards, read_needs
 
 SHOWN_JOBS = 10

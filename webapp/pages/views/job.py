@@ -30,20 +30,20 @@ from webapp.accounts.audit import note_target
 from webapp.catalog.errors import ModelExists
 from webapp.catalog.queries import models_visible_to
 from webapp.jobs.actions import CancelMode, cancel_job, pause_job, resume_job, retry_job
-from webapp.jobs.copying import copies_of
 from webapp.jobs.documents import job_document
 from webapp.jobs.errors import JobConflict
-from webapp.jobs.generation_spec import inference_workload, spec_of_job
 from webapp.jobs.models import Job, Kind, State
 from webapp.jobs.queries import jobs_visible_to
+from webapp.jobs.specs.copying import copies_of
+from webapp.jobs.specs.generation import inference_workload, spec_of_job
 from webapp.jobs.trained_model import create_trained_model, what_is_left
-from webapp.pages.files import find_in_log, log_after, log_tail, newest_answers, sample_text
-from webapp.pages.job_head import budget_bytes, describe_job
-from webapp.pages.next_steps import edit_url
-from webapp.pages.pin_fields import flat_pins
-from webapp.pages.places import Places, places_of
-from webapp.pages.presentation import comparisons, plan_rows
-from webapp.pages.tables import CHARTS, build_table
+from webapp.pages.forms.pins import flat_pins
+from webapp.pages.shown.files import find_in_log, log_after, log_tail, newest_answers, sample_text
+from webapp.pages.shown.job_head import budget_bytes, describe_job
+from webapp.pages.shown.places import Places, places_of
+from webapp.pages.shown.presentation import comparisons, plan_rows
+from webapp.pages.shown.tables import CHARTS, build_table
+from webapp.pages.words.next_steps import edit_url
 
 TABS = ("plan", "checkpoints", "samples", "logs", "events", "files")
 

@@ -13,7 +13,7 @@ from webapp.catalog.documents import ONLINE_WITHIN
 from webapp.catalog.models import Machine
 from webapp.catalog.queries import machines_visible_to
 from webapp.jobs.fleet import Accuracy, read_accuracy, read_occupancy
-from webapp.pages.device_bar import accuracy_facts, device_bar, holder_rows, within_words
+from webapp.pages.shown.device_bar import accuracy_facts, device_bar, holder_rows, within_words
 
 
 @require_GET

@@ -9,7 +9,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 from optimizer.base.errors import InvalidInput
 from webapp.accounts.audit import note_target
 from webapp.accounts.projects import ACCOUNT_ROLES, account_role, create_account, set_account_role, set_active
-from webapp.pages.access_forms import AccountForm
+from webapp.pages.forms.access import AccountForm
 
 CHANGES = ("deactivate", "activate", *ACCOUNT_ROLES)
 

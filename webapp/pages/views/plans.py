@@ -24,18 +24,19 @@ from optimizer.hardware.devices import known_devices
 from optimizer.profile.generation import traced_fingerprint
 from webapp.catalog.models import Profile
 from webapp.catalog.queries import machines_visible_to
-from webapp.jobs.generation_spec import GenerateSpec, inference_workload, read_job_spec
 from webapp.jobs.models import Kind
 from webapp.jobs.queries import jobs_visible_to
-from webapp.jobs.spec import read_workload
-from webapp.pages import plans
-from webapp.pages.pin_fields import EditForm
-from webapp.pages.plan_work import Edited, Found, GenerationWork, TrainingWork, Work
-from webapp.pages.presentation import largest_part
-from webapp.pages.pricing import budget_suggestion, ways_out
-from webapp.pages.views import generate, new_job
-from webapp.pages.views.work import FormPage, first_model, incomplete
-from webapp.pages.work_form import WorkForm, form_query, initial_from_query, typed_of
+from webapp.jobs.specs.generation import GenerateSpec, inference_workload, read_job_spec
+from webapp.jobs.specs.training import read_workload
+from webapp.pages.forms.pins import EditForm
+from webapp.pages.forms.work import WorkForm, form_query, initial_from_query, typed_of
+from webapp.pages.shown import plans
+from webapp.pages.shown.plan_work import Edited, Found, GenerationWork, TrainingWork, Work
+from webapp.pages.shown.presentation import largest_part
+from webapp.pages.shown.price_view import budget_suggestion, ways_out
+from webapp.pages.views.new import generation as generate
+from webapp.pages.views.new import training as new_job
+from webapp.pages.views.new.work import FormPage, first_model, incomplete
 from webapp.planning.cards import rank_some_cards
 from webapp.planning.estimates import AskedOfModel, read_machine
 from webapp.planning.generation_searches import GenerationQuestion

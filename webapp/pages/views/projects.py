@@ -15,7 +15,7 @@ from webapp.accounts.audit import note_target
 from webapp.accounts.middleware import SESSION_KEY
 from webapp.accounts.models import Project, Role
 from webapp.accounts.projects import create_project, remove_member, set_member
-from webapp.pages.access_forms import MemberForm, ProjectForm
+from webapp.pages.forms.access import MemberForm, ProjectForm
 
 ROLE_WORDS = {
     Role.VIEWER: "looks at everything, changes nothing",

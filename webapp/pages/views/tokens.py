@@ -16,7 +16,7 @@ from webapp.accounts.audit import note_target
 from webapp.accounts.models import Scope
 from webapp.accounts.queries import tokens_visible_to
 from webapp.accounts.tokens import create_token, revoke_token
-from webapp.pages.access_forms import TokenForm
+from webapp.pages.forms.access import TokenForm
 
 
 @require_http_methods(["GET", "HEAD", "POST"])

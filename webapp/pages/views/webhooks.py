@@ -11,7 +11,7 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 from optimizer.base.errors import InvalidInput
 from webapp.accounts.access import reachable_projects
 from webapp.accounts.audit import note_target
-from webapp.pages.access_forms import WebhookForm
+from webapp.pages.forms.access import WebhookForm
 from webapp.webhooks import actions
 from webapp.webhooks.models import Webhook
 from webapp.webhooks.queries import deliveries_visible_to, webhooks_visible_to

@@ -5,7 +5,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_GET
 
-from webapp.pages.glossary import GLOSSARY
+from webapp.pages.words.glossary import GLOSSARY
 
 
 @require_GET

@@ -1,0 +1,43 @@
+"""A job's spec, to be sent again."""
+
+import json
+import subprocess
+
+import pytest
+
+from headroom.commands.submit import read_job_file
+from tests.webapp.conftest import make_spec
+from webapp.jobs.specs.copying import as_curl, as_yaml, copies_of
+
+URL = "http://127.0.0.1:8400"
+
+
+@pytest.fixture
+def spec(model, dataset):
+    return {**make_spec(model, dataset), "name": 'it\'s "HEADROOM": $HOME `x`'}
+
+
+@pytest.mark.django_db
+def test_the_yaml_reads_back_as_the_same_spec(spec, tmp_path):
+    file = tmp_path / "job.yaml"
+    file.write_text(as_yaml(spec))
+    assert read_job_file(file) == spec
+
+
+@pytest.mark.django_db
+def test_a_shell_hands_the_curl_body_over_untouched(spec):
+    script = as_curl(spec, url=URL).replace("curl --fail-with-body", "show", 1)
+    program = 'show() { printf "%s\\n" "$@" >&2; cat; }\n' + script
+    done = subprocess.run(["sh", "-c", program], capture_output=True, text=True, check=True, env={"HEADROOM_TOKEN": "hr_secret"})
+    assert json.loads(done.stdout) == {"spec": spec}
+    assert f"{URL}/api/v1/jobs" in done.stderr.splitlines()
+    assert "Authorization: Bearer hr_secret" in done.stderr.splitlines()
+
+
+@pytest.mark.django_db
+def test_a_shell_hands_the_command_the_same_yaml(spec):
+    command = next(copy.text for copy in copies_of(spec, url=URL) if copy.key == "cli")
+    program = 'headroom() { printf "%s\\n" "$@" >&2; cat; }\n' + command
+    done = subprocess.run(["sh", "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == as_yaml(spec)
+    assert done.stderr.split() == ["submit", "/dev/stdin", "--url", URL, "--follow"]

@@ -1,0 +1,219 @@
+"""``/me``, ``/models``, ``/datasets``, ``/machines``."""
+
+from typing import Any, Literal, TypeVar
+
+from django.db import models, transaction
+from django.db.models import QuerySet
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from ninja import File, Form, Router, Schema, UploadedFile
+from pydantic import Field
+
+from webapp.accounts.access import acting_of
+from webapp.catalog import actions
+from webapp.catalog.documents import dataset_documents, machine_documents, model_document, model_documents
+from webapp.catalog.models import Dataset, Model
+from webapp.catalog.queries import (
+    datasets_visible_to,
+    deleted_datasets_visible_to,
+    deleted_models_visible_to,
+    machines_visible_to,
+    models_visible_to,
+)
+from webapp.catalog.removal import KEPT, delete_row, restore_row
+from webapp.http.auth import owner_of
+from webapp.http.idempotency import idempotent, remember
+from webapp.http.paging import page_of
+from webapp.jobs.documents import iso
+from webapp.jobs.fleet import machine_document
+from webapp.planning.offers import program_version
+from webapp.planning.reach import ask_for_needs, reach_document
+
+router = Router()
+R = TypeVar("R", bound=models.Model)
+
+
+class ModelRow(Schema):
+    """A model of a list."""
+
+    id: str
+    name: str
+    project: str | None
+    preset: str
+    model_type: str
+    num_parameters: int | None
+    has_weights: bool
+    has_tokenizer: bool
+    has_chat: bool
+    unread: list[str] = Field(description="what its config.json asked for that no price has, in sentences")
+    from_job: str | None = Field(description="the run that trained it; null for what was uploaded")
+    created_at: str
+    profile: Literal["ready", "pending", "failed"]
+
+
+class ModelDetails(ModelRow):
+    """With what the model is built of."""
+
+    config: dict[str, Any]
+    num_bytes: int
+    structure: dict[str, Any]
+
+
+class ModelPage(Schema):
+    """Newest first; ``next`` and ``previous`` are whole addresses."""
+
+    results: list[ModelRow]
+    next: str | None
+    previous: str | None
+
+
+@router.get("/me", response=dict[str, Any], tags=["account"])
+def get_me(request: HttpRequest) -> dict[str, Any]:
+    """Who the token or session belongs to, what it may do, and the program's version."""
+    acting = acting_of(request.user)
+    return {
+        "user": request.user.get_username(),
+        "is_admin": request.user.is_superuser,
+        "scope": acting.scope,
+        "project": acting.project_id or None,
+        "version": program_version(),
+    }
+
+
+@router.get("/models", response=ModelPage, tags=["models"])
+def list_models(request: HttpRequest, cursor: str = "", page_size: str = "") -> dict[str, Any]:
+    """Your models and those that ship with the program, newest first."""
+    return page_of(request, models_visible_to(request.user), model_documents)
+
+
+@router.post("/models", response={201: ModelRow}, tags=["models"])
+@idempotent
+def create_model(
+    request: HttpRequest,
+    name: Form[str],
+    config: File[UploadedFile],
+    tokenizer: File[UploadedFile | None] = None,
+    tokenizer_config: File[UploadedFile | None] = None,
+    weights: File[list[UploadedFile] | None] = None,
+) -> HttpResponse:
+    """A Hugging Face model: config.json, perhaps tokenizer.json and safetensors (one file, or shards with their index).
+
+    Of tokenizer_config.json the chat template is kept, for generate jobs.
+    """
+    model = actions.create_model(
+        owner=owner_of(request),
+        name=name,
+        config=config,
+        tokenizer=tokenizer,
+        weights=tuple(weights or ()),
+        tokenizer_config=tokenizer_config,
+    )
+    location = f"/api/v1/models/{model.pk}"
+    with transaction.atomic():
+        return remember(request, status=201, body=model_documents([model])[0], location=location)
+
+
+@router.get("/models/{model_id}", response=ModelDetails, tags=["models"])
+def get_model(request: HttpRequest, model_id: str) -> dict[str, Any]:
+    return model_document(_one(models_visible_to(request.user), model_id))
+
+
+@router.get("/models/{model_id}/cards", response=dict[str, Any], tags=["models"])
+def get_model_cards(request: HttpRequest, model_id: str) -> dict[str, Any]:
+    """On which cards it can be trained or run: each method with its plain and smallest peak, each card with verdicts.
+
+    A method whose profile was never made says ``not_asked``; POST here asks for it.
+    """
+    return reach_document(_one(models_visible_to(request.user), model_id))
+
+
+@router.post("/models/{model_id}/cards", response={202: dict[str, Any]}, tags=["models"])
+def ask_for_model_cards(request: HttpRequest, model_id: str) -> HttpResponse:
+    """Have a worker profile it for every method that is not known; GET tells when that is done."""
+    row = _one(models_visible_to(request.user), model_id)
+    ask_for_needs(row)
+    return JsonResponse(reach_document(row), status=202)
+
+
+@router.delete("/models/{model_id}", response=dict[str, Any], tags=["models"])
+def delete_model(request: HttpRequest, model_id: str) -> dict[str, Any]:
+    """Out of sight at once; until ``restorable_until`` it can be had back. 409 for what ships with the program."""
+    return _deleted(_one(models_visible_to(request.user), model_id))
+
+
+@router.post("/models/{model_id}/restore", response=ModelRow, tags=["models"])
+def restore_model(request: HttpRequest, model_id: str) -> dict[str, Any]:
+    """Have a deleted one back."""
+    row = _one(deleted_models_visible_to(request.user), model_id)
+    restore_row(row)
+    return model_documents([row])[0]
+
+
+@router.get("/datasets", response=dict[str, Any], tags=["datasets"])
+def list_datasets(request: HttpRequest, cursor: str = "", page_size: str = "") -> dict[str, Any]:
+    """Your datasets and those that ship with the program, newest first."""
+    return page_of(request, datasets_visible_to(request.user), dataset_documents)
+
+
+@router.post("/datasets", response={201: dict[str, Any]}, tags=["datasets"])
+@idempotent
+def create_dataset(
+    request: HttpRequest, name: Form[str], file: File[UploadedFile], purpose: Form[actions.DatasetPurpose] = "text"
+) -> HttpResponse:
+    """Text to train on: .txt, .jsonl with ``text`` or ``messages``, or .parquet. With ``purpose=prompts`` what generate jobs
+    continue: .jsonl with ``prompt`` or ``messages``, or lines as OpenAI's Batch API has them.
+    """
+    dataset = actions.create_dataset(owner=owner_of(request), name=name, file=file, purpose=purpose)
+    location = f"/api/v1/datasets/{dataset.pk}"
+    with transaction.atomic():
+        return remember(request, status=201, body=dataset_documents([dataset])[0], location=location)
+
+
+@router.get("/datasets/{dataset_id}", response=dict[str, Any], tags=["datasets"])
+def get_dataset(request: HttpRequest, dataset_id: str) -> dict[str, Any]:
+    return dataset_documents([_one(datasets_visible_to(request.user), dataset_id)])[0]
+
+
+@router.delete("/datasets/{dataset_id}", response=dict[str, Any], tags=["datasets"])
+def delete_dataset(request: HttpRequest, dataset_id: str) -> dict[str, Any]:
+    """As of a model."""
+    return _deleted(_one(datasets_visible_to(request.user), dataset_id))
+
+
+@router.post("/datasets/{dataset_id}/restore", response=dict[str, Any], tags=["datasets"])
+def restore_dataset(request: HttpRequest, dataset_id: str) -> dict[str, Any]:
+    """Have a deleted one back."""
+    row = _one(deleted_datasets_visible_to(request.user), dataset_id)
+    restore_row(row)
+    return dataset_documents([row])[0]
+
+
+@router.get("/machines", response=dict[str, Any], tags=["machines"])
+def list_machines(request: HttpRequest, cursor: str = "", page_size: str = "") -> dict[str, Any]:
+    """Machines that have run a worker, and how well their runs were predicted."""
+    return page_of(request, machines_visible_to(request.user), machine_documents)
+
+
+@router.get("/machines/{machine_id}", response=dict[str, Any], tags=["machines"])
+def get_machine(request: HttpRequest, machine_id: str) -> dict[str, Any]:
+    """One machine, with who holds its device now (``memory``) and how its latest runs were predicted (``accuracy``).
+
+    Of jobs that are not yours there are bytes and no names.
+    """
+    return machine_document(request.user, _one(machines_visible_to(request.user), machine_id))
+
+
+def _one(rows: QuerySet[R], key: str) -> R:
+    row = rows.filter(pk=key).first()
+    if row is None:
+        raise Http404
+    return row
+
+
+def _deleted(row: Model | Dataset) -> dict[str, Any]:
+    delete_row(row)
+    deleted_at = row.deleted_at
+    return {
+        "id": row.pk,
+        "deleted_at": iso(deleted_at),
+        "restorable_until": iso(deleted_at + KEPT) if deleted_at is not None else None,
+    }

@@ -1,0 +1,210 @@
+"""``/plans``, ``/jobs`` and what belongs to a job."""
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from django.db import transaction
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from ninja import Body, Query, Router, Schema
+from pydantic import Field
+
+from optimizer.base.errors import InvalidInput
+from webapp.accounts.audit import note_target
+from webapp.api.routes.catalog import ModelRow
+from webapp.catalog.documents import model_documents
+from webapp.http.idempotency import idempotent, remember
+from webapp.http.paging import page_of
+from webapp.jobs import actions, documents
+from webapp.jobs.metrics import DEFAULT_MAX_POINTS, MAX_POINTS_ALLOWED, job_metrics
+from webapp.jobs.models import Job, State
+from webapp.jobs.queries import artifacts_visible_to, jobs_visible_to
+from webapp.jobs.trained_model import create_trained_model
+from webapp.planning.pricing import price_spec
+from webapp.planning.submitting import submit_job
+
+router = Router()
+RETRY_AFTER_S = "2"
+
+
+class JobRequest(Schema, extra="forbid"):
+    """A spec, and the offer to take."""
+
+    spec: dict[str, Any]
+    plan_id: str | None = Field(default=None, max_length=60)
+    override: bool = False
+
+
+class ModelRequest(Schema, extra="forbid"):
+    """name: of the new model; the job's unless given, with a number where that is taken."""
+
+    name: str | None = None
+
+
+class CancelRequest(Schema, extra="forbid"):
+    """``save`` stops at a checkpoint, ``discard`` at once."""
+
+    mode: Literal["save", "discard"] = "save"
+
+
+@router.post("/plans", response={200: dict[str, Any], 202: dict[str, Any]}, tags=["plans"])
+@idempotent
+def create_plans(request: HttpRequest, spec: Annotated[dict[str, Any], Body()]) -> HttpResponse:
+    """Price a job spec on each known machine. 202 while the model is profiled: ask again after Retry-After."""
+    answer = price_spec(request.user, spec)
+    if answer.profile == "pending":
+        # not remembered: the same request is meant to be sent again
+        return JsonResponse(answer.to_json(), status=202, headers={"Retry-After": RETRY_AFTER_S})
+    with transaction.atomic():
+        return remember(request, status=200, body=answer.to_json())
+
+
+@router.post("/jobs", response={201: dict[str, Any]}, tags=["jobs"])
+@idempotent
+def create_job(request: HttpRequest, body: JobRequest) -> HttpResponse:
+    """Submit a job; without ``plan_id`` the chosen plan of a fresh search is taken."""
+    remembered: list[HttpResponse] = []
+
+    def keep(job: Job) -> None:
+        remembered.append(_created(request, job, status=201))
+
+    submit_job(
+        request.user,
+        spec=body.spec,
+        plan_id=body.plan_id,
+        override=body.override,
+        actor=_actor(request),
+        and_then=keep,
+    )
+    return remembered[0]
+
+
+@router.get("/jobs", response=dict[str, Any], tags=["jobs"])
+def list_jobs(
+    request: HttpRequest, state: str = "", q: str = "", cursor: str = "", page_size: str = ""
+) -> dict[str, Any]:
+    """Your jobs, newest first. ``state`` may name several, parted by commas; ``q`` is searched in names."""
+    rows = jobs_visible_to(request.user)
+    if state:
+        rows = rows.filter(state__in=_states(state))
+    if q:
+        rows = rows.filter(name__icontains=q)
+    return page_of(request, rows, lambda jobs: [documents.job_document(job) for job in jobs])
+
+
+@router.get("/jobs/{job_id}", response=dict[str, Any], tags=["jobs"])
+def get_job(request: HttpRequest, job_id: str) -> dict[str, Any]:
+    return documents.job_document(_job(request, job_id))
+
+
+@router.post("/jobs/{job_id}/cancel", response={200: dict[str, Any], 202: dict[str, Any]}, tags=["jobs"])
+@idempotent
+def cancel_job(request: HttpRequest, job_id: str, body: CancelRequest | None = None) -> HttpResponse:
+    """Ask for the end: 202 the first time, 200 when it was asked before, 409 when the job has ended."""
+    job = _job(request, job_id)
+    with transaction.atomic():
+        mode = body.mode if body else "save"
+        is_new = actions.cancel_job(job, mode=mode, actor=_actor(request))
+        job.refresh_from_db()
+        return remember(request, status=202 if is_new else 200, body=documents.job_document(job))
+
+
+@router.post("/jobs/{job_id}/pause", response={202: dict[str, Any]}, tags=["jobs"])
+@idempotent
+def pause_job(request: HttpRequest, job_id: str) -> HttpResponse:
+    """A queued job may not start; a running one stops at a checkpoint."""
+    return _act(request, job_id, actions.pause_job)
+
+
+@router.post("/jobs/{job_id}/resume", response={202: dict[str, Any]}, tags=["jobs"])
+@idempotent
+def resume_job(request: HttpRequest, job_id: str) -> HttpResponse:
+    """Lift a pause."""
+    return _act(request, job_id, actions.resume_job)
+
+
+@router.post("/jobs/{job_id}/retry", response={202: dict[str, Any]}, tags=["jobs"])
+@idempotent
+def retry_job(request: HttpRequest, job_id: str) -> HttpResponse:
+    """The same spec and plan again as a new job, which is the answer; an ended job never moves."""
+    job = _job(request, job_id)
+    with transaction.atomic():
+        return _created(request, actions.retry_job(job, actor=_actor(request)), status=202)
+
+
+@router.post("/jobs/{job_id}/model", response={201: ModelRow}, tags=["jobs"])
+@idempotent
+def create_model_of_job(request: HttpRequest, job_id: str, body: ModelRequest | None = None) -> HttpResponse:
+    """Of the weights that a training run left a model, to generate with or to train further; answered as ``POST /models``.
+
+    409 while the run goes on, where it left no whole model, where its files are gone, and for a name that is taken.
+    """
+    model = create_trained_model(_job(request, job_id), name=(body.name if body else None) or "")
+    note_target(request, model.pk, detail=model.name)
+    with transaction.atomic():
+        document = model_documents([model])[0]
+        return remember(request, status=201, body=document, location=f"/api/v1/models/{model.pk}")
+
+
+@router.get("/jobs/{job_id}/metrics", response=dict[str, Any], tags=["jobs"])
+def get_metrics(
+    request: HttpRequest,
+    job_id: str,
+    max_points: Annotated[int, Query(ge=3, le=MAX_POINTS_ALLOWED)] = DEFAULT_MAX_POINTS,
+    fields: Annotated[str, Query(max_length=500)] = "",
+) -> dict[str, Any]:
+    """What was measured: steps (thinned so that no peak is lost), evaluations, the latest timeline within a step.
+
+    ``fields``: of steps, parted by commas, beside ``kind``, ``attempt``, ``step`` and ``time_s``; all without it.
+    """
+    wanted = [name for name in fields.split(",") if name] or None
+    return job_metrics(_job(request, job_id).pk, max_points=max_points, fields=wanted)
+
+
+@router.get("/jobs/{job_id}/artifacts", response=dict[str, Any], tags=["jobs"])
+def list_artifacts(request: HttpRequest, job_id: str, cursor: str = "", page_size: str = "") -> dict[str, Any]:
+    """Files the job left, with their sha256."""
+    rows = artifacts_visible_to(request.user).filter(job=_job(request, job_id))
+    return page_of(request, rows, lambda found: [documents.artifact_document(row) for row in found])
+
+
+@router.get("/jobs/{job_id}/checkpoints", response=dict[str, Any], tags=["jobs"])
+def list_checkpoints(request: HttpRequest, job_id: str, cursor: str = "", page_size: str = "") -> dict[str, Any]:
+    """Resumable checkpoints, newest first."""
+    rows = _job(request, job_id).checkpoints.all()
+    return page_of(request, rows, lambda found: [documents.checkpoint_document(row) for row in found])
+
+
+def _job(request: HttpRequest, job_id: str) -> Job:
+    job = jobs_visible_to(request.user).filter(pk=job_id).first()
+    if job is None:
+        raise Http404
+    return job
+
+
+def _actor(request: HttpRequest) -> str:
+    return f"user:{request.user.get_username()}"
+
+
+def _act(request: HttpRequest, job_id: str, action: Callable[..., Job]) -> HttpResponse:
+    job = _job(request, job_id)
+    with transaction.atomic():
+        return remember(
+            request, status=202, body=documents.job_document(action(job, actor=_actor(request)))
+        )
+
+
+def _created(request: HttpRequest, job: Job, *, status: int) -> HttpResponse:
+    return remember(request, status=status, body=documents.job_document(job), location=f"/api/v1/jobs/{job.pk}")
+
+
+def _states(text: str) -> list[str]:
+    states = text.split(",")
+    unknown = [state for state in states if state not in State.values]
+    if unknown:
+        raise InvalidInput(
+            f"state is {unknown[0][:40]!r}; allowed: {', '.join(State.values)}",
+            field="state",
+            value=unknown[0][:40],
+            allowed=list(State.values),
+        )
+    return states

@@ -1,0 +1,286 @@
+"""``/plans/...``: the best plan for a goal, plans side by side, cards ranked, a plan after one edit. Nothing is kept."""
+
+from typing import Any, Literal
+
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from ninja import Router, Schema
+from pydantic import Field
+
+from webapp.api.routes.estimates import Pending, PricedPlan
+from webapp.api.routes.jobs import RETRY_AFTER_S
+from webapp.planning import questions
+from webapp.planning.estimates import AskedOfModel
+
+router = Router()
+_MAX_PLANS = 6
+_MAX_CARDS = 100
+
+
+class WorkBody(Schema, extra="forbid"):
+    """A model and what it is to do."""
+
+    model: str = Field(max_length=200, description="id or name of a model, presets among them")
+    workload: dict[str, Any] = Field(default_factory=dict, description="as in a job spec; defaults where left out")
+    prompts: str | None = Field(
+        default=None, max_length=60, description="id of prompts to generate for; the workload is then that of a generate job"
+    )
+    goal: dict[str, Any] | None = Field(
+        default=None, description="as in a job spec, with objective, pins and forbid; all of the device's memory unless given"
+    )
+
+
+class PlaceBody(WorkBody):
+    """The same on one machine, known or only named."""
+
+    machine: str | None = Field(default=None, max_length=60, description="id of a machine that has run a worker")
+    gpu: str | None = Field(default=None, max_length=100, description="name of a card of the table, instead of a machine")
+
+
+class CompareBody(PlaceBody):
+    """Two plans or more."""
+
+    plans: dict[str, str | dict[str, Any]] = Field(
+        min_length=2,
+        max_length=_MAX_PLANS,
+        description="by the name to show: a plan, a baseline's label, or `best`",
+    )
+
+
+class CardsBody(WorkBody):
+    """Cards of the table."""
+
+    cards: list[str] = Field(
+        default_factory=lambda: ["all"], max_length=_MAX_CARDS, description="names of the table, or `all` alone"
+    )
+    order: Literal["speed", "money"] = Field(
+        default="speed", description="tokens per second, or the rent of a million tokens"
+    )
+
+
+class PriceBody(PlaceBody):
+    """A plan, and an edit of it."""
+
+    plan: dict[str, Any]
+    change: dict[str, Any] = Field(
+        description='a part of a plan, such as {"optimizer_state": {"bits": 8}} or {"kv_cache": {"place": "host"}}'
+    )
+
+
+class Limit(Schema):
+    """What binds where the most that fits was asked for."""
+
+    unit: Literal["sequences", "tokens", "blocks"]
+    largest: int
+    peak_bytes: int
+    budget_bytes: int
+    next: int | None
+    next_peak_bytes: int | None
+    reason: str
+
+
+class LeftOut(Schema):
+    """A technique that is allowed and would not pay."""
+
+    technique: str
+    sentence: str
+    device_change_bytes: int
+    step_change_ms: float
+
+
+class BestAnswer(Schema):
+    """Of training: the chosen plan, what it is held against, and the limit."""
+
+    kind: Literal["training"] = "training"
+    profile: Literal["ready"] = "ready"
+    machine: dict[str, Any]
+    objective: str
+    workload: dict[str, Any]
+    num_blocks: int
+    num_parameters: int
+    budget_bytes: dict[str, int]
+    chosen: PricedPlan
+    baselines: dict[str, PricedPlan]
+    frontier: list[PricedPlan]
+    bound_step_ms: float | None
+    unlimited_step_ms: float
+    gap: float | None
+    is_optimal: bool
+    explanation: list[str]
+    left_out: list[LeftOut]
+    limit: Limit | None
+
+
+class BestGenerationAnswer(Schema):
+    """Of a batch generation."""
+
+    kind: Literal["inference"]
+    profile: Literal["ready"] = "ready"
+    machine: dict[str, Any]
+    objective: str
+    workload: dict[str, Any]
+    chosen: PricedPlan
+    baselines: dict[str, PricedPlan]
+    frontier: list[PricedPlan]
+    explanation: list[str]
+
+
+class Cell(Schema):
+    """One decision on which the plans differ; values in their order."""
+
+    category: str
+    aspect: Literal["lifetime", "place", "representation"]
+    values: list[str]
+
+
+class BytesAtPeak(Schema):
+    """Of one category, in the order of the plans."""
+
+    category: str
+    values: list[int]
+
+
+class CompareAnswer(Schema):
+    """Of training, only what differs."""
+
+    kind: Literal["training"] = "training"
+    profile: Literal["ready"] = "ready"
+    plans: list[PricedPlan]
+    cells: list[Cell]
+    bytes_at_peak: list[BytesAtPeak]
+
+
+class Cost(Schema):
+    """Of the whole run, with the date of its price."""
+
+    kind: Literal["rented", "energy"]
+    amount: float
+    per_million_tokens: float | None
+    currency: str
+    price: float
+    price_date: str
+    provider: str
+
+
+class Decision(Schema):
+    """One knob of a generation's plan (``kv_cache.place``) on which the plans differ; values in their order."""
+
+    knob: str
+    values: list[Any]
+
+
+class CompareGenerationsAnswer(Schema):
+    """Of a batch generation, only what differs."""
+
+    kind: Literal["inference"]
+    profile: Literal["ready"] = "ready"
+    plans: list[PricedPlan]
+    decisions: list[Decision]
+    bytes_at_peak: list[BytesAtPeak]
+
+
+class CardAnswer(Schema):
+    """One card; ``chosen`` is null where nothing fits."""
+
+    card: str
+    memory_bytes: int
+    chosen: PricedPlan | None
+    what: str
+    tokens_per_s: float | None
+    costs: list[Cost]
+
+
+class CardsAnswer(Schema):
+    """Best first."""
+
+    profile: Literal["ready"] = "ready"
+    order: Literal["speed", "money"]
+    cards: list[CardAnswer]
+
+
+class Difference(Schema):
+    """One field of the plan, before and after."""
+
+    path: str
+    a: Any
+    b: Any
+
+
+class PriceAnswer(Schema):
+    """The plan after the edit; changes are new minus old."""
+
+    kind: Literal["training"] = "training"
+    profile: Literal["ready"] = "ready"
+    priced: PricedPlan
+    differences: list[Difference]
+    device_change_bytes: int
+    host_change_bytes: int
+    step_change_ms: float
+    is_lossless: bool
+
+
+class PriceGenerationAnswer(Schema):
+    """Of a batch generation."""
+
+    kind: Literal["inference"]
+    profile: Literal["ready"] = "ready"
+    priced: PricedPlan
+    differences: list[Difference]
+    device_change_bytes: int
+    host_change_bytes: int
+    disk_change_bytes: int
+    remote_change_bytes: int
+    total_change_s: float
+    is_lossless: bool
+
+
+@router.post("/plans/best", response={200: BestAnswer | BestGenerationAnswer, 202: Pending}, tags=["plans"])
+def find_best(request: HttpRequest, body: PlaceBody) -> HttpResponse | dict[str, Any]:
+    """The best plan for `goal.objective`; with `kind: inference` in the workload, of a batch generation.
+
+    422 where nothing fits; of training with `extra.ways_out`, each of them priced.
+    """
+    return _answer(questions.find_best(request.user, _question(body)))
+
+
+@router.post("/plans/compare", response={200: CompareAnswer | CompareGenerationsAnswer, 202: Pending}, tags=["plans"])
+def compare_plans(request: HttpRequest, body: CompareBody) -> HttpResponse | dict[str, Any]:
+    """Plans side by side: what of the table differs, bytes at each plan's peak, time; with `kind: inference` in the workload,
+    plans of a batch generation.
+    """
+    return _answer(questions.compare(request.user, _question(body), body.plans))
+
+
+@router.post("/plans/cards", response={200: CardsAnswer, 202: Pending}, tags=["plans"])
+def rank_cards(request: HttpRequest, body: CardsBody) -> HttpResponse | dict[str, Any]:
+    """Cards of the table ranked for this work, training or `kind: inference`, each with its best plan; those on which nothing
+    fits come last.
+    """
+    question = AskedOfModel(model=body.model, workload=body.workload, goal=body.goal, prompts=body.prompts)
+    return _answer(questions.rank_cards(request.user, question, body.cards, by_money=body.order == "money"))
+
+
+@router.post("/plans/price", response={200: PriceAnswer | PriceGenerationAnswer, 202: Pending}, tags=["plans"])
+def price_change(request: HttpRequest, body: PriceBody) -> HttpResponse | dict[str, Any]:
+    """A plan, of training or with `kind: inference` of a batch generation, after one edit, against what it was.
+
+    Of training what comes on top of tensors on a card is not worked out anew.
+    """
+    return _answer(questions.price_change(request.user, _question(body), body.plan, body.change))
+
+
+def _question(body: PlaceBody) -> AskedOfModel:
+    return AskedOfModel(
+        model=body.model,
+        workload=body.workload,
+        goal=body.goal,
+        machine=body.machine,
+        gpu=body.gpu,
+        prompts=body.prompts,
+    )
+
+
+def _answer(found: dict[str, Any] | None) -> HttpResponse | dict[str, Any]:
+    """202 while the model is profiled: ask again after Retry-After."""
+    if found is None:
+        return JsonResponse(Pending().dict(), status=202, headers={"Retry-After": RETRY_AFTER_S})
+    return found

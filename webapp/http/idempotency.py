@@ -1,0 +1,119 @@
+"""Idempotency-Key on POST: the same key with the same request replays the stored answer for a day, with another is refused.
+
+The answer is stored in the transaction that makes the row (``remember``), so that a crash between the two cannot make a second
+one. An error leaves no trace: the same key may then be tried again.
+"""
+
+import functools
+import hashlib
+import json
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from django.db import IntegrityError, transaction
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.utils import timezone
+
+from webapp.accounts.access import acting_of
+from webapp.http.auth import owner_of
+from webapp.http.problems import problem
+from webapp.jobs.models import IdempotencyKey
+
+KEPT = timedelta(hours=24)
+ABANDONED = timedelta(minutes=10)
+"""A request that has not answered for so long died with its process."""
+_MAX_KEY_CHARACTERS = 200
+
+
+def idempotent(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
+    """For a view that answers with an HttpResponse and calls ``remember`` beside what it writes."""
+
+    @functools.wraps(view)
+    def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        key = request.headers.get("Idempotency-Key", "")
+        if not key:
+            return view(request, *args, **kwargs)
+        if len(key) > _MAX_KEY_CHARACTERS:
+            return problem(
+                422,
+                code="invalid_input",
+                detail=f"Idempotency-Key has {len(key)} characters; allowed: at most {_MAX_KEY_CHARACTERS}",
+            )
+        row, earlier = _begin(request, key)
+        if earlier is not None:
+            return earlier
+        request.idempotency_row = row  # type: ignore[attr-defined]
+        try:
+            response = view(request, *args, **kwargs)
+        finally:
+            # still without an answer: it failed, and may be tried again
+            IdempotencyKey.objects.filter(pk=row.pk, status__isnull=True).delete()
+        return response
+
+    guarded.is_idempotent = True  # type: ignore[attr-defined]  # the description of the API tells of it
+    return guarded
+
+
+def remember(request: HttpRequest, *, status: int, body: dict[str, Any], location: str = "") -> HttpResponse:
+    """The response, stored under the request's key where it has one. Call it inside the transaction of the write."""
+    row: IdempotencyKey | None = getattr(request, "idempotency_row", None)
+    if row is not None:
+        row.status, row.body, row.location = status, body, location
+        row.save(update_fields=["status", "body", "location"])
+    return _answer(status, body, location)
+
+
+def _begin(request: HttpRequest, key: str) -> tuple[IdempotencyKey, HttpResponse | None]:
+    sha256 = _request_sha256(request)
+    now = timezone.now()
+    rows = IdempotencyKey.objects.filter(user=owner_of(request), key=key)
+    rows.filter(created_at__lt=now - KEPT).delete()
+    rows.filter(status__isnull=True, created_at__lt=now - ABANDONED).delete()
+    try:
+        with transaction.atomic():
+            return IdempotencyKey.objects.create(user=owner_of(request), key=key, request_sha256=sha256), None
+    except IntegrityError:
+        row = rows.get()
+    return row, _earlier(row, sha256)
+
+
+def _earlier(row: IdempotencyKey, sha256: str) -> HttpResponse:
+    if row.request_sha256 != sha256:
+        return problem(
+            422,
+            code="idempotency_key_reused",
+            detail="this Idempotency-Key was used for another request",
+            hint="Use a new key for a new request.",
+        )
+    if row.status is None:
+        return problem(
+            409,
+            code="idempotency_in_progress",
+            detail="the first request with this Idempotency-Key is still running",
+            headers={"Retry-After": "1"},
+        )
+    response = _answer(row.status, row.body, row.location)
+    response["Idempotent-Replayed"] = "true"
+    return response
+
+
+def _answer(status: int, body: Any, location: str) -> HttpResponse:
+    return JsonResponse(body, status=status, headers={"Location": location} if location else {})
+
+
+def _request_sha256(request: HttpRequest) -> str:
+    project_id = acting_of(request.user).project_id
+    digest = hashlib.sha256(f"{request.method} {request.get_full_path()} {project_id}\n".encode())
+    if request.content_type != "multipart/form-data":
+        digest.update(request.body)
+        return digest.hexdigest()
+    # the boundary differs between two sendings of the same form, so its parts are hashed
+    digest.update(json.dumps(sorted(request.POST.lists())).encode())
+    for field, files in sorted(request.FILES.lists()):
+        for file in files:
+            digest.update(f"{field} {file.name} {file.size}\n".encode())
+            for chunk in file.chunks():
+                digest.update(chunk)
+            file.seek(0)
+    return digest.hexdigest()

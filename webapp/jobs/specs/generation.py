@@ -1,0 +1,189 @@
+"""Reads the spec of a generate job into the one normalized form that is priced and frozen with the job, as ``spec.py`` does it of
+training.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from optimizer.base.errors import InvalidInput, InvalidModel, InvalidWorkload
+from optimizer.base.serialize import from_json, shown, to_json
+from optimizer.models.spec import read_model_spec
+from optimizer.profile.generation import inference_fingerprint
+from optimizer.workload import GenerationWorkload, InferenceGoal, InferenceWorkload
+from webapp.catalog.actions import count_prompt_tokens
+from webapp.catalog.models import Dataset, Model
+from webapp.catalog.queries import datasets_visible_to, models_visible_to
+from webapp.jobs.models import Job
+from webapp.jobs.specs.training import (
+    JobSpec,
+    check_generates,
+    find_visible,
+    read_inference_goal,
+    read_label,
+    read_name,
+    read_spec,
+    refuse_unknown,
+)
+
+GENERATE_FIELDS = ("name", "model", "prompts", "workload", "goal", "plan", "kind")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateSpec:
+    """A valid spec with what it names."""
+
+    name: str
+    model: Model
+    dataset: Dataset
+    """Its prompts."""
+    workload: GenerationWorkload
+    goal: InferenceGoal
+    plan_label: str
+    """``chosen``, or the baseline that is asked for."""
+    kind: Literal["generate"] = "generate"
+
+    @property
+    def profile_fingerprint(self) -> str:
+        return inference_fingerprint(self.model.fingerprint)
+
+    @property
+    def num_steps(self) -> int:
+        """What the job counts to: its lines."""
+        return int(self.dataset.num_documents or 0)
+
+    def to_json(self) -> dict[str, Any]:
+        """Normalized: ids for names, bytes for sizes, every default written out."""
+        return {
+            "kind": self.kind,
+            "name": self.name,
+            "model": self.model.pk,
+            "prompts": self.dataset.pk,
+            "workload": to_json(self.workload),
+            "goal": to_json(self.goal),
+            "plan": self.plan_label,
+        }
+
+    def priced_part(self) -> dict[str, Any]:
+        document = self.to_json()
+        return {key: document[key] for key in ("kind", "model", "prompts", "workload", "goal")}
+
+
+def read_job_spec(user: Any, document: Any) -> JobSpec | GenerateSpec:
+    """Of any kind of job; without ``kind`` it trains. Raises InvalidInput."""
+    if isinstance(document, dict) and document.get("kind", "train") != "train":
+        if document["kind"] != "generate":
+            raise InvalidInput(
+                f"kind is {document['kind']!r:.80}; allowed: train, generate",
+                field="kind",
+                value=shown(document["kind"]),
+                allowed=["train", "generate"],
+            )
+        return read_generate_spec(user, document)
+    return read_spec(user, document)
+
+
+def read_generate_spec(user: Any, document: dict[str, Any]) -> GenerateSpec:
+    """Raises InvalidInput with the dotted name of the first field that is wrong, its value and what is allowed."""
+    refuse_unknown(document, GENERATE_FIELDS)
+    model = find_visible(models_visible_to(user), document.get("model"), field="model")
+    prompts = datasets_visible_to(user).filter(format="prompts")
+    dataset = find_visible(prompts, document.get("prompts"), field="prompts")
+    workload = read_generation_workload(document.get("workload", {}))
+    if document.get("goal") is None:
+        raise InvalidWorkload(
+            "goal is missing; allowed: an object with device_budget_bytes", field="goal", allowed="{device_budget_bytes: 6 GiB}"
+        )
+    goal = read_inference_goal(document["goal"])
+    check_can_generate(model)
+    return GenerateSpec(
+        name=read_name(document.get("name"), fallback=f"{dataset.name} by {model.name}"),
+        model=model,
+        dataset=dataset,
+        workload=workload,
+        goal=goal,
+        plan_label=_read_plan(document.get("plan", "chosen")),
+    )
+
+
+def _read_plan(label: Any) -> str:
+    # here, so that numpy is loaded with the first spec and not with every process that knows of jobs
+    from optimizer.search.generation.baselines import INFERENCE_BASELINES
+
+    return read_label(label, ("chosen", *INFERENCE_BASELINES))
+
+
+def spec_of_job(job: Job) -> GenerateSpec:
+    """Of a generate job that exists; nothing is checked again."""
+    if job.dataset is None:
+        raise InvalidInput("the job names no prompts", field="prompts")
+    return GenerateSpec(
+        name=job.name,
+        model=job.model,
+        dataset=job.dataset,
+        workload=read_generation_workload(job.spec["workload"]),
+        goal=read_inference_goal(job.spec["goal"]),
+        plan_label=job.spec["plan"],
+    )
+
+
+def read_generation_workload(document: Any) -> GenerationWorkload:
+    return from_json(GenerationWorkload, document, path="workload", error=InvalidWorkload)
+
+
+def check_can_generate(model: Model) -> None:
+    """Raise InvalidModel for one that is no decoder, or has no weights: random ones write nothing that anyone wants."""
+    check_generates(model)
+    if not model.has_weights:
+        raise InvalidModel(
+            f"{model.name} has no weights; a generate job needs a model with them",
+            field="model",
+            value=model.name,
+            allowed="a model with weights",
+            hint="Upload the model with its safetensors files; what generating would take is answered by POST /estimates.",
+        )
+
+
+def inference_workload(spec: GenerateSpec) -> InferenceWorkload:
+    """What is priced: the lines that the model has room for.
+
+    Raises InvalidInput where it has room for none, InvalidModel where its tokenizer cannot be used.
+    """
+    longest = read_model_spec(spec.model.config).max_sequence_length
+    fitting = [
+        (prompt, new, num)
+        for prompt, new, num in asked_tokens(count_prompt_tokens(spec.dataset, spec.model), spec.workload)
+        if prompt + new <= longest
+    ]
+    if not fitting:
+        raise InvalidInput(
+            f"prompts: no line can be generated for: {_first_problem(spec)}; the model has positions for {longest:,} tokens and "
+            f"workload.max_new_tokens is {spec.workload.max_new_tokens:,}",
+            field="prompts",
+            value=spec.dataset.name,
+            allowed=f"at least one line of at most {longest:,} tokens, those that are generated among them",
+        )
+    draws = spec.workload.temperature > 0 or bool(spec.dataset.facts.get("num_drawing"))
+    return summed_workload(fitting, max_sequence_length=longest, draws=draws)
+
+
+def asked_tokens(
+    counts: Iterable[Sequence[int | None]], workload: GenerationWorkload
+) -> Iterable[tuple[int, int, int]]:
+    """Prompt tokens, new tokens and lines, where lines that name no number get the job's."""
+    for prompt, new, num in counts:
+        yield int(prompt or 0), int(new or workload.max_new_tokens), int(num or 0)
+
+
+def summed_workload(
+    tokens: Sequence[tuple[int, int, int]], *, max_sequence_length: int, draws: bool = False
+) -> InferenceWorkload:
+    """Each prompt with its own length and the new tokens that it asks for."""
+    lengths = [max(2, prompt) for prompt, _, num in tokens for _ in range(num)]
+    counts = [min(new, max_sequence_length - max(2, prompt)) for prompt, new, num in tokens for _ in range(num)]
+    return InferenceWorkload.of_prompts(lengths, num_new_tokens=[max(1, count) for count in counts], draws=draws)
+
+
+def _first_problem(spec: GenerateSpec) -> str:
+    problems = spec.dataset.facts.get("problems") or [{"line": 1, "message": "its prompt and answer have too many tokens"}]
+    return f"line {problems[0]['line']}: {problems[0]['message']}"

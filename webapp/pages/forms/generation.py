@@ -1,0 +1,100 @@
+"""What people type for a generate job, and how it becomes a job spec; as ``forms.py`` has it for training."""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from django import forms
+
+from optimizer.workload import GenerationWorkload, Technique
+from webapp.catalog.models import Dataset, Model
+from webapp.pages.forms.pins import GENERATION, PinnedForm, written_pins
+from webapp.pages.forms.work import BytesField, initial_goal
+
+SAMPLING_FIELDS: Final = ("max_new_tokens", "temperature", "top_k", "top_p", "seed")
+FORBIDDEN: Final[tuple[Technique, ...]] = (
+    "stream_weights",
+    "disk",
+    "remote",
+    "bf16",
+    "fp16",
+    "quantize_frozen",
+    "offload_kv",
+    "host_attention",
+    "quantize_kv",
+    "rebuild_kv",
+)
+"""Techniques that a generation may use."""
+OBJECTIVES: Final = (
+    ("throughput", "all prompts in the least time"),
+    ("first_token", "the first token after the least time"),
+    ("largest_batch", "most prompts at once"),
+)
+_DEFAULTS: Final = GenerationWorkload()
+
+
+class GenerateForm(PinnedForm):
+    """One spec of a generate job. ``model`` and ``prompts`` offer only what the user may see and what can be used."""
+
+    decisions = GENERATION
+    techniques = FORBIDDEN
+    decimals = ("temperature", "top_p")
+
+    name = forms.CharField(max_length=200, initial="my-prompts")
+    objective = forms.ChoiceField(label="Best is", choices=OBJECTIVES, initial="throughput", required=False)
+    device_budget = BytesField(label="Device memory budget", help_text="such as 360 MiB or 12 GiB", initial="2 GiB")
+    allow_lossy = forms.BooleanField(
+        label="Allow choices that change the numbers (16-bit weights, packed weights)", required=False
+    )
+    prompts = forms.ChoiceField()
+    max_new_tokens = forms.IntegerField(
+        label="New tokens", help_text="at most, after each prompt", initial=_DEFAULTS.max_new_tokens
+    )
+    temperature = forms.FloatField(help_text="0: the likeliest token each time", initial=_DEFAULTS.temperature)
+    top_k = forms.IntegerField(label="Top k", help_text="0: no limit", initial=_DEFAULTS.top_k)
+    top_p = forms.FloatField(label="Top p", initial=_DEFAULTS.top_p)
+    seed = forms.IntegerField(initial=_DEFAULTS.seed)
+    stop = forms.CharField(
+        label="Stop at",
+        help_text="texts that end an answer, one a line, at most four",
+        required=False,
+        strip=False,
+        widget=forms.Textarea(attrs={"rows": 2}),
+    )
+
+    def __init__(self, *args: Any, models: Iterable[Model], prompts: Iterable[Dataset], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.offer_rows("model", models, nothing="no model with weights yet: upload one")
+        self.offer_rows("prompts", prompts, nothing="no prompts yet: upload some")
+
+    def spec(self) -> dict[str, Any]:
+        """The job spec as the API takes it. Only after ``is_valid()``."""
+        data = self.cleaned_data
+        return {
+            "kind": "generate",
+            "name": data["name"],
+            "model": data["model"],
+            "prompts": data["prompts"],
+            "workload": {
+                **{name: data[name] for name in SAMPLING_FIELDS},
+                "stop": [line for line in data["stop"].splitlines() if line],
+            },
+            "goal": self.goal(),
+            "plan": "chosen",
+        }
+
+
+def initial_from_generate_spec(spec: dict[str, Any]) -> dict[str, Any]:
+    """What the form shows for a spec: a clone of a job."""
+    goal, workload = spec.get("goal", {}), spec.get("workload", {})
+    initial = {name: spec.get(name) for name in ("name", "model", "prompts")}
+    initial |= {name: workload[name] for name in SAMPLING_FIELDS if name in workload}
+    initial["stop"] = "\n".join(workload.get("stop", ()))
+    return {**initial, **initial_goal(goal), **written_pins(goal.get("pins") or {})}
+
+
+class PromptsUploadForm(forms.Form):
+    """Prompts as their file; the checks are ``create_dataset``'s."""
+
+    name = forms.CharField(max_length=200)
+    file = forms.FileField(label="File", help_text=".jsonl: each line a prompt or messages, or as OpenAI's Batch API has it")
+    fallback_field = "file"

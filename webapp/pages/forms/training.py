@@ -1,0 +1,209 @@
+"""What people type for a training job, and how it becomes a job spec; and the forms of uploads and tokens.
+
+Ranges live in ``optimizer/workload.py``; here is only the reading of text.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from django import forms
+
+from optimizer.base.serialize import to_json
+from optimizer.plan.techniques import TECHNIQUE_GROUPS, TECHNIQUE_LABELS
+from optimizer.workload import Adapter, TrainingWorkload
+from webapp.catalog.models import Dataset, Model
+from webapp.pages.forms.pins import TRAINING, PinnedForm, written_pins
+from webapp.pages.forms.work import initial_goal
+
+WORKLOAD_FIELDS = (
+    "mode",
+    "sequence_length",
+    "global_batch_size",
+    "num_steps",
+    "learning_rate",
+    "schedule",
+    "warmup_steps",
+    "optimizer",
+    "momentum",
+    "weight_decay",
+    "max_grad_norm",
+    "seed",
+    "eval_every_steps",
+    "eval_batches",
+    "checkpoint_every_steps",
+    "sample_tokens",
+)
+_DEFAULTS = TrainingWorkload()
+_ADAPTER_DEFAULTS = Adapter()
+
+
+OBJECTIVES = (
+    ("fastest_step", "the fastest step"),
+    ("cheapest_run", "the run that costs least"),
+    ("largest_batch", "the largest batch that fits"),
+    ("longest_sequence", "the longest sequence that fits"),
+)
+MOST_LOSS = (
+    ("", "nothing: they stay those of plain fp32 training"),
+    ("rounding", "a little: 16-bit weights and sums, 8-bit state"),
+    ("any", "whatever does: also compression and packed weights"),
+)
+ANY_LOSS = {"most_loss": "any"}
+"""The form's field that allows it all."""
+
+
+class JobForm(PinnedForm):
+    """One spec of a training job. ``model`` and ``dataset`` offer only what the user may see."""
+
+    decisions = TRAINING
+    techniques = tuple(name for name in TECHNIQUE_LABELS if name not in dict(TECHNIQUE_GROUPS)["Keys and values of generations"])
+    decimals = ("learning_rate", "momentum", "weight_decay", "max_grad_norm", "alpha", "dropout")
+
+    name = forms.CharField(max_length=200, initial="my-job")
+    objective = forms.ChoiceField(label="Best is", choices=OBJECTIVES, initial="fastest_step", required=False)
+    most_loss = forms.ChoiceField(label="May change the numbers", choices=MOST_LOSS, required=False)
+    dataset = forms.ChoiceField()
+    mode = forms.ChoiceField(
+        label="Kind of training",
+        choices=[("pretrain", "pre-train from scratch"), ("finetune", "fine-tune given weights")],
+        initial=_DEFAULTS.mode,
+    )
+    sequence_length = forms.IntegerField(label="Sequence length", help_text="tokens", initial=256)
+    global_batch_size = forms.IntegerField(
+        label="Batch size", help_text="sequences per step", initial=_DEFAULTS.global_batch_size
+    )
+    num_steps = forms.IntegerField(label="Steps", initial=200)
+    learning_rate = forms.FloatField(label="Learning rate", initial=_DEFAULTS.learning_rate)
+    schedule = forms.ChoiceField(
+        choices=[(name, name) for name in ("cosine", "linear", "constant")], initial=_DEFAULTS.schedule
+    )
+    warmup_steps = forms.IntegerField(label="Warm-up steps", initial=_DEFAULTS.warmup_steps)
+    optimizer = forms.ChoiceField(choices=[("adamw", "AdamW"), ("sgd", "SGD")], initial=_DEFAULTS.optimizer)
+    momentum = forms.FloatField(label="Momentum", help_text="of SGD; 0 keeps no state", initial=_DEFAULTS.momentum)
+    weight_decay = forms.FloatField(label="Weight decay", initial=_DEFAULTS.weight_decay)
+    max_grad_norm = forms.FloatField(
+        label="Clip gradients to", help_text="empty: no clipping", initial=_DEFAULTS.max_grad_norm, required=False
+    )
+    seed = forms.IntegerField(initial=_DEFAULTS.seed)
+    eval_every_steps = forms.IntegerField(label="Validate every", help_text="steps", initial=_DEFAULTS.eval_every_steps)
+    eval_batches = forms.IntegerField(label="Validation batches", initial=_DEFAULTS.eval_batches)
+    checkpoint_every_steps = forms.IntegerField(
+        label="Checkpoint every", help_text="steps", initial=_DEFAULTS.checkpoint_every_steps
+    )
+    sample_tokens = forms.IntegerField(
+        label="Text sample", help_text="tokens at the end", initial=_DEFAULTS.sample_tokens
+    )
+    use_adapters = forms.BooleanField(
+        label="Train low-rank adapters (LoRA) and leave the model's own weights as they are", required=False
+    )
+    rank = forms.IntegerField(label="Rank", initial=_ADAPTER_DEFAULTS.rank, required=False)
+    alpha = forms.FloatField(
+        label="Alpha", help_text="their product counts alpha / rank", initial=_ADAPTER_DEFAULTS.alpha, required=False
+    )
+    dropout = forms.FloatField(
+        label="Dropout", help_text="on their input", initial=_ADAPTER_DEFAULTS.dropout, required=False
+    )
+    targets = forms.CharField(
+        label="Matrices",
+        help_text="names such as q_proj, v_proj; empty: every matrix in the blocks",
+        max_length=1000,
+        required=False,
+    )
+    export_adapter = forms.ChoiceField(
+        label="Save",
+        choices=[
+            ("both", "the adapters, and the model with them added"),
+            ("alone", "the adapters alone"),
+            ("merged", "the model with the adapters added"),
+        ],
+        initial=_DEFAULTS.export.adapter,
+        required=False,
+    )
+    export_dtype = forms.ChoiceField(
+        label="Save weights as",
+        choices=[("same", "as they are trained"), ("fp32", "fp32"), ("bf16", "bf16"), ("fp16", "fp16")],
+        initial=_DEFAULTS.export.dtype,
+        required=False,
+    )
+
+    def __init__(self, *args: Any, models: Iterable[Model], datasets: Iterable[Dataset], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.offer_rows("model", models, nothing="no model yet: upload one")
+        self.offer_rows("dataset", datasets, nothing="no dataset yet: upload one")
+
+    def spec(self) -> dict[str, Any]:
+        """The job spec as the API takes it. Only after ``is_valid()``."""
+        data = self.cleaned_data
+        return {
+            "name": data["name"],
+            "model": data["model"],
+            "dataset": data["dataset"],
+            "workload": {
+                **{name: data[name] for name in WORKLOAD_FIELDS},
+                "adapter": self._adapter() if data["use_adapters"] else None,
+                "export": self._export(),
+            },
+            "goal": self.goal(),
+            "plan": "chosen",
+        }
+
+    def _adapter(self) -> dict[str, Any]:
+        """A number that was left empty is the default."""
+        data = self.cleaned_data
+        given = {name: data[name] for name in ("rank", "alpha", "dropout") if data[name] is not None}
+        targets = [name for name in data["targets"].replace(",", " ").split() if name]
+        return {**to_json(_ADAPTER_DEFAULTS), **given, "targets": targets}
+
+    def _export(self) -> dict[str, Any]:
+        data = self.cleaned_data
+        return {name: data[f"export_{name}"] for name in ("dtype", "adapter") if data[f"export_{name}"]}
+
+
+def initial_from_spec(spec: dict[str, Any]) -> dict[str, Any]:
+    """What the form shows for a spec: a clone of a job."""
+    goal, workload = spec.get("goal", {}), spec.get("workload", {})
+    initial = {**workload, **{name: spec.get(name) for name in ("name", "model", "dataset")}}
+    if (adapter := workload.get("adapter")) is not None:
+        initial |= {**adapter, "use_adapters": True, "targets": ", ".join(adapter.get("targets", ()))}
+    initial |= {f"export_{name}": value for name, value in workload.get("export", {}).items()}
+    return {**initial, **initial_goal(goal), **written_pins(goal.get("pins") or {})}
+
+
+class SeveralFilesInput(forms.ClearableFileInput):
+    allow_multiple_selected = True
+
+
+class SeveralFilesField(forms.FileField):
+    """Any number of files, cleaned to a list."""
+
+    widget = SeveralFilesInput
+
+    def clean(self, data: Any, initial: Any = None) -> Any:
+        given = data if isinstance(data, list | tuple) else [data] if data else []
+        return [super(SeveralFilesField, self).clean(file, initial) for file in given]
+
+
+class ModelUploadForm(forms.Form):
+    """A model as its files; the checks are ``create_model``'s."""
+
+    name = forms.CharField(max_length=200)
+    config = forms.FileField(label="config.json")
+    tokenizer = forms.FileField(label="tokenizer.json", required=False, help_text="without it: the bundled tokenizer")
+    tokenizer_config = forms.FileField(
+        label="tokenizer_config.json", required=False, help_text="for its chat template, which generate jobs use"
+    )
+    weights = SeveralFilesField(
+        label="Weights",
+        required=False,
+        help_text="*.safetensors, and model.safetensors.index.json when there are several",
+    )
+
+    fallback_field = "config"
+
+
+class DatasetUploadForm(forms.Form):
+    """A dataset as its file; the checks are ``create_dataset``'s."""
+
+    name = forms.CharField(max_length=200)
+    file = forms.FileField(label="File", help_text=".txt, .jsonl or .parquet")
+    fallback_field = "file"

@@ -1,0 +1,105 @@
+"""A machine's device as one bar: the jobs that hold it, each with its categories; and runs beside their predictions.
+
+Pure functions from what ``webapp.jobs.fleet`` reads to what templates and charts draw.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from optimizer.base.units import format_bytes
+from webapp.jobs.fleet import Accuracy, Holder, Occupancy, Within
+from webapp.pages.shown.presentation import Segment, StackedBar, bar_percent, stacked_bar
+
+OTHERS = "someone else's job"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceBar:
+    """Categories job by job; a job's stretch is as wide as what was set aside for it, or as what it holds where that is more."""
+
+    segments: tuple[Segment, ...]
+    bounds: tuple[str, ...]
+    """Where a job's stretch ends, in percent."""
+    summary: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class HolderRow:
+    """One job at work, for the table under the bar."""
+
+    job_id: str
+    name: str
+    worker: str
+    needs_bytes: int
+    held_bytes: int
+    bar: StackedBar
+
+
+def device_bar(occupancy: Occupancy) -> DeviceBar:
+    widths = [max(holder.needs_bytes, holder.held_bytes) for holder in occupancy.holders]
+    scale_bytes = max(occupancy.memory_bytes, sum(widths), 1)
+    segments: list[Segment] = []
+    bounds = []
+    start_bytes = 0
+    for holder, width_bytes in zip(occupancy.holders, widths, strict=True):
+        own = stacked_bar(holder.bytes_by_category, budget_bytes=None)
+        reached_bytes = start_bytes
+        for segment in own.segments:
+            segments.append(
+                Segment(
+                    category=segment.category,
+                    label=f"{holder.name or OTHERS}: {segment.label}",
+                    num_bytes=segment.num_bytes,
+                    start_percent=bar_percent(reached_bytes, scale_bytes),
+                    width_percent=bar_percent(segment.num_bytes, scale_bytes),
+                )
+            )
+            reached_bytes += segment.num_bytes
+        start_bytes += width_bytes
+        bounds.append(bar_percent(start_bytes, scale_bytes))
+    return DeviceBar(segments=tuple(segments), bounds=tuple(bounds), summary=_summary(occupancy))
+
+
+def holder_rows(holders: Sequence[Holder]) -> list[HolderRow]:
+    return [
+        HolderRow(
+            job_id=holder.job_id,
+            name=holder.name or OTHERS,
+            worker=holder.worker,
+            needs_bytes=holder.needs_bytes,
+            held_bytes=holder.held_bytes,
+            bar=stacked_bar(holder.bytes_by_category, budget_bytes=holder.needs_bytes),
+        )
+        for holder in holders
+    ]
+
+
+def within_words(found: Within | None) -> str:
+    """``within 2.0 % over 37 runs``: of so many nine in ten, of fewer than ten all."""
+    if found is None:
+        return ""
+    runs = f"over {found.num_runs} run{'' if found.num_runs == 1 else 's'}"
+    if found.num_runs < 10:
+        return f"within {_share(found.worst)} {runs}"
+    return f"within {_share(found.nine_of_ten)} in nine of ten {runs} (at worst {_share(found.worst)})"
+
+
+def accuracy_facts(accuracy: Accuracy) -> dict[str, Any]:
+    """What the chart draws, oldest first."""
+    runs = [run for run in reversed(accuracy.runs) if run.predicted_bytes and run.measured_bytes]
+    timed = [run for run in reversed(accuracy.runs) if run.predicted_ms and run.measured_ms]
+    return {
+        "peak": [[run.predicted_bytes, run.measured_bytes, run.name or OTHERS] for run in runs],
+        "step": [[run.predicted_ms, run.measured_ms, run.name or OTHERS] for run in timed],
+    }
+
+
+def _share(error: float) -> str:
+    return "0.01 %" if 0 < error < 0.0001 else f"{100 * error:.2g} %"
+
+
+def _summary(occupancy: Occupancy) -> str:
+    held = [f"{holder.name or OTHERS} {format_bytes(holder.needs_bytes)}" for holder in occupancy.holders]
+    free = f"{format_bytes(max(0, occupancy.free_bytes))} of {format_bytes(occupancy.memory_bytes)} free"
+    return f"{free}; set aside: {', '.join(held)}" if held else f"{free}; no job is at work"

@@ -1,0 +1,163 @@
+"""The head of the job page from one job row: state in words, what may be done now, and how it ended.
+
+Pure but for the clock of the page; reads the row and documents that it is given, never the database.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from django.utils import timezone
+
+from optimizer.base.units import format_bytes, format_duration
+from webapp.jobs.models import LIVE_STATES, Job, Kind, State
+from webapp.pages.shown.presentation import StackedBar, eta_words, signed_error, stacked_bar
+from webapp.pages.words.next_steps import NAMES, NextStep, edit_url, next_steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a job ended, cause first."""
+
+    name: str
+    """Of a failure."""
+    cause: str
+    """In one sentence."""
+    hint: str
+    tone: str
+    """CSS class: good-end, quiet, or empty for a failure."""
+    failed: bool
+    bar: StackedBar | None
+    tier: str
+    kept: str
+    """What of the work is left, as a sentence."""
+    steps: tuple[NextStep, ...]
+    """What to do about a failure, the likeliest first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobHead:
+    """What the head shows beside the row itself."""
+
+    state_words: str
+    waiting: str
+    eta: str
+    budget_bytes: int | None
+    peak: str
+    peak_error: str
+    can_stop: bool
+    stop_asked: bool
+    can_pause: bool
+    can_resume: bool
+    can_retry: bool
+    edit_url: str
+    """The form for a new job, filled from this one."""
+    stop_loses: str
+    outcome: Outcome | None
+
+
+def describe_job(job: Job, *, last_checkpoint_step: int | None) -> JobHead:
+    paused, stop_asked = job.pause_requested_at is not None, job.cancel_requested_at is not None
+    peak_bytes = job.summary.get("device_peak_bytes")
+    prediction: Mapping[str, Any] = job.prediction or {}
+    predicted_bytes = prediction.get("device_peak_bytes")
+    return JobHead(
+        state_words=state_words(job),
+        waiting=waiting_words(job),
+        eta=eta_words(job.eta_s, state=job.state),
+        budget_bytes=budget_bytes(job),
+        peak=format_bytes(peak_bytes) if peak_bytes else "–",
+        peak_error=signed_error(predicted_bytes, measured=peak_bytes) if predicted_bytes else "",
+        can_stop=not job.is_terminal,
+        stop_asked=stop_asked,
+        can_pause=not job.is_terminal and not paused and not stop_asked,
+        can_resume=not job.is_terminal and paused,
+        can_retry=job.state == State.CANCELLED,
+        edit_url=edit_url(job),
+        stop_loses=_stop_loses(job, last_checkpoint_step),
+        outcome=_outcome(job, last_checkpoint_step) if job.is_terminal else None,
+    )
+
+
+def budget_bytes(job: Job) -> int | None:
+    found: int | None = job.spec.get("goal", {}).get("device_budget_bytes")
+    return found
+
+
+def state_words(job: Job) -> str:
+    """The state, and the request that is not yet fulfilled."""
+    if job.is_terminal:
+        return job.state
+    if job.cancel_requested_at is not None:
+        return "stopping"
+    if job.pause_requested_at is not None:
+        return "paused" if job.state == State.QUEUED else "pausing"
+    return job.state
+
+
+def waiting_words(job: Job) -> str:
+    """What a job that is not running waits for, and since when."""
+    if job.state == State.QUEUED and job.pause_requested_at is None:
+        retry = f" after attempt {job.attempt}" if job.attempt else ""
+        return f"Waiting for a worker{retry}, for {_ago(job)}."
+    if job.state == State.QUEUED:
+        kept = f" It continues at its last checkpoint, about step {job.step}." if job.step else ""
+        if job.kind == Kind.GENERATE:
+            kept = " Finished prompts are kept." if job.step else ""
+        return f"Paused: it may not start until it is resumed.{kept}"
+    if job.state in LIVE_STATES and job.cancel_requested_at is not None:
+        saves = "Stopping: the worker ends the step at hand and saves."
+        if job.kind == Kind.GENERATE:
+            saves = "Stopping: the worker ends the pass at hand and writes the results."
+        return saves if job.cancel_mode == "save" else "Stopping now."
+    if job.state == State.STARTING:
+        return f"Worker {job.worker} has claimed it; its process is starting."
+    return ""
+
+
+def _ago(job: Job) -> str:
+    since = job.created_at if not job.attempt else (job.progress_at or job.created_at)
+    return format_duration(max(0.0, (timezone.now() - since).total_seconds()))
+
+
+def _stop_loses(job: Job, last_checkpoint_step: int | None) -> str:
+    if job.kind == Kind.GENERATE:
+        return "The prompts of the pass at hand would be lost, and no file of results is written; finished lines stay readable."
+    if not job.step:
+        return "Nothing has been trained yet; the job ends without files."
+    if last_checkpoint_step is None:
+        return f"All {job.step} steps would be lost: there is no checkpoint yet."
+    lost = max(0, job.step - last_checkpoint_step)
+    steps = "1 step" if lost == 1 else f"{lost} steps"
+    return f"About {steps} since the checkpoint at step {last_checkpoint_step} would be lost, and no weights are exported."
+
+
+def _outcome(job: Job, last_checkpoint_step: int | None) -> Outcome | None:
+    error = job.error or {}
+    fields = error.get("fields", {})
+    sizes = fields.get("bytes_by_category") or {}
+    failed = job.state == State.FAILED
+    name = NAMES.get(job.reason, job.reason)
+    cause = job.message or error.get("message") or f"{name}."
+    kept = ""
+    if job.state != State.SUCCEEDED and last_checkpoint_step is not None:
+        kept = f"The checkpoint at step {last_checkpoint_step} is kept."
+    return Outcome(
+        name=name if failed else "",
+        cause=cause[:1].upper() + cause[1:],
+        hint=error.get("hint", "") if failed else "",
+        tone="" if failed else "good-end" if job.state == State.SUCCEEDED else "quiet",
+        failed=failed,
+        bar=_bar_at_failure(fields) if failed and sizes else None,
+        tier=fields.get("tier", "device"),
+        kept=kept,
+        steps=next_steps(job, has_checkpoint=last_checkpoint_step is not None) if failed else (),
+    )
+
+
+def _bar_at_failure(fields: Mapping[str, Any]) -> StackedBar:
+    """What was in memory, and on top of it what was asked for and did not fit."""
+    sizes = dict(fields["bytes_by_category"])
+    if requested_bytes := fields.get("requested_bytes"):
+        sizes["more_requested"] = requested_bytes
+    return stacked_bar(sizes, budget_bytes=fields.get("budget_bytes"))

@@ -1,0 +1,247 @@
+"""What the page Plans asks of the library, alike for both kinds of work: an answer, one of its plans edited, its neighbours.
+
+A search for a generation takes seconds, a price milliseconds. So without ``whole`` a generation's page is answered with what is
+at hand: the edit's own price, which needs no search where the address names every decision, and what a search found before.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from optimizer.base.errors import HeadroomError, NoFeasiblePlan
+from optimizer.plan.explain.diff import Difference, diff_plans
+from optimizer.plan.generation import InferencePlan
+from optimizer.plan.pins.generation_knobs import change_generation, pins_of_generation_change, read_generation_change
+from optimizer.plan.pins.training import pins_of_change
+from optimizer.plan.plan import Plan
+from webapp.pages.forms.pins import GENERATION, TRAINING, Decisions, typed_knobs, written_pins
+from webapp.pages.forms.training import ANY_LOSS
+from webapp.pages.forms.work import pin_field
+from webapp.pages.shown.plans import YOURS, AnyPriced
+from webapp.planning.generation_searches import (
+    GenerationQuestion,
+    answer_at_hand,
+    detail_at_hand,
+    detail_generation,
+    find_generation,
+    knobs_of_generation,
+    problem_of_generation,
+)
+from webapp.planning.questions import Asked
+from webapp.planning.searches import TrainingQuestion, problem_of
+
+if TYPE_CHECKING:
+    from optimizer.search.generation.knobs import GenerationKnob
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A search's answer, of either kind of work."""
+
+    model: str
+    device: str
+    budget_bytes: int
+    work: str
+    """In words: how much of it there is."""
+    limit: str = ""
+    """What binds, where the most that fits was asked for."""
+    chosen: "AnyPriced | None" = None
+    """None while it is looked for, and where nothing fits."""
+    baselines: Mapping[str, AnyPriced] = field(default_factory=dict)
+    frontier: Sequence[AnyPriced] = ()
+    explanation: tuple[str, ...] = ()
+    bound: str = ""
+    """How near the chosen plan is to the best, in words; empty where that is not known."""
+    nothing_fits: NoFeasiblePlan | None = None
+    """Of a generation, whose baselines are shown all the same."""
+    is_whole: bool = True
+    """False while the best plan is still to be looked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edited:
+    """A plan after an edit."""
+
+    priced: AnyPriced
+    differences: Sequence[Difference]
+    is_whole: bool = True
+    """False while its memory over a pass is still to be worked out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Neighbour:
+    """What one change of a plan would come to."""
+
+    change: str
+    verdict: str
+    is_lossless: bool
+    device_change_bytes: int
+    host_change_bytes: int
+    time_change_ms: float
+    """Of a step; of a generation that of all its prompts."""
+    tried: dict[str, str]
+    """Texts of the edit's fields, without their prefix."""
+    held: dict[str, str] | None
+    """Texts of the form's fields that make a search keep the change; None where a goal cannot hold it."""
+
+
+class Work(Protocol):
+    """One question of the page."""
+
+    @property
+    def decisions(self) -> Decisions: ...
+
+    @property
+    def card_question(self) -> TrainingQuestion | GenerationQuestion: ...
+
+    def find(self, *, whole: bool) -> Found: ...
+
+    def read_edit(self, typed: Mapping[str, Any], *, prefix: str) -> Any:
+        """The plan that is typed in full; None where it is not, or where it is none."""
+
+    def edit(self, plan: Any, change: Any, *, whole: bool) -> Edited: ...
+
+    def neighbours(self, plan: Any) -> Iterable[Neighbour]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingWork:
+    """Always whole: its search takes about a second, and is remembered."""
+
+    asked: Asked
+    decisions: Decisions = TRAINING
+
+    @property
+    def card_question(self) -> TrainingQuestion:
+        return self.asked.question
+
+    def find(self, *, whole: bool) -> Found:
+        answer = self.asked.answer()
+        found, question = answer.result, self.asked.question
+        bound = f" by more than {100 * found.gap:.2g} %" if found.gap is not None and not found.is_optimal else ""
+        return Found(
+            model=self.asked.model.name,
+            device=question.machine.device.name,
+            budget_bytes=question.goal.device_budget_bytes,
+            work=f"sequences of {answer.workload.sequence_length:,} tokens, batch of {answer.workload.global_batch_size:,}",
+            limit="" if answer.limit is None else answer.limit.reason,
+            chosen=found.chosen,
+            baselines=found.baselines,
+            frontier=found.frontier,
+            explanation=found.explanation,
+            bound="" if found.gap is None else f"No allowed plan that fits is faster{bound}",
+        )
+
+    def read_edit(self, typed: Mapping[str, Any], *, prefix: str) -> None:
+        return None
+
+    def edit(self, plan: Plan, change: Any, *, whole: bool) -> Edited:
+        from optimizer.search.answer.compare import reprice
+
+        found = reprice(problem_of(self.asked.question), plan, change=change)
+        return Edited(priced=found.priced, differences=found.differences)
+
+    def neighbours(self, plan: Plan) -> Iterable[Neighbour]:
+        from optimizer.search.answer.knobs import list_knobs
+
+        for knob in list_knobs(problem_of(self.asked.question), plan):
+            fields = written_pins(pins_of_change(plan, knob.plan))
+            yield Neighbour(
+                change=knob.change,
+                verdict=knob.verdict,
+                is_lossless=knob.is_lossless,
+                device_change_bytes=knob.device_change_bytes,
+                host_change_bytes=knob.host_change_bytes,
+                time_change_ms=knob.step_change_ms,
+                tried=fields,
+                held=fields | ({} if knob.is_lossless else ANY_LOSS),
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationWork:
+    """Prompts by a model."""
+
+    model: str
+    question: GenerationQuestion
+    decisions: Decisions = GENERATION
+
+    @property
+    def card_question(self) -> GenerationQuestion:
+        return self.question
+
+    def find(self, *, whole: bool) -> Found:
+        question = self.question
+        workload = question.workload
+        work = f"{workload.num_sequences:,} prompts, up to {workload.num_new_tokens:,} new tokens each"
+        facts: dict[str, Any] = {
+            "model": self.model,
+            "device": question.machine.device.name,
+            "budget_bytes": question.goal.device_budget_bytes,
+            "work": work,
+        }
+        answer = find_generation(question) if whole else answer_at_hand(question)
+        if answer is None:
+            return Found(**facts, is_whole=False)
+        return Found(
+            **facts,
+            chosen=answer.chosen,
+            baselines=answer.baselines,
+            frontier=answer.frontier,
+            explanation=answer.explanation,
+            bound=self._bound_words(answer.gap),
+            nothing_fits=answer.nothing_fits.error() if answer.nothing_fits else None,
+        )
+
+    def _bound_words(self, gap: float | None) -> str:
+        """Said of what was searched, which sees prompts of many lengths as if they were alike."""
+        if gap is None or not self.question.workload.is_even:
+            return ""
+        better = {"throughput": "faster", "first_token": "sooner at the first token", "largest_batch": "of more prompts at once"}
+        more = f" by more than {100 * gap:.2g} %" if gap >= _NOTHING else ""
+        return f"No allowed plan that fits is {better[self.question.goal.objective]}{more}"
+
+    def read_edit(self, typed: Mapping[str, Any], *, prefix: str) -> InferencePlan | None:
+        texts = typed_knobs(typed, decisions=self.decisions, prefix=prefix)
+        try:
+            plan = change_generation(InferencePlan(), read_generation_change(texts)) if texts else None
+            if plan is not None:
+                problem_of_generation(self.question).check(plan)
+        except HeadroomError:
+            return None  # The whole page says what is wrong with it, beside its field.
+        return plan
+
+    def edit(self, plan: InferencePlan, change: Mapping[str, Any], *, whole: bool) -> Edited:
+        problem, changed = problem_of_generation(self.question), change_generation(plan, change)
+        problem.check(changed)
+        known = detail_at_hand(self.question, changed, label=YOURS)
+        differences = diff_plans(plan, changed)
+        if known is not None or whole:
+            priced = known or detail_generation(self.question, changed, label=YOURS)
+            return Edited(priced=priced, differences=differences)
+        return Edited(
+            priced=problem.priced(YOURS, changed, in_detail=False), differences=differences, is_whole=False
+        )
+
+    def neighbours(self, plan: InferencePlan) -> Iterable[Neighbour]:
+        looks_for_batch = self.question.goal.objective == "largest_batch"
+        for knob in knobs_of_generation(self.question, plan):
+            yield Neighbour(
+                change=knob.change,
+                verdict=knob.verdict,
+                is_lossless=knob.is_lossless,
+                device_change_bytes=knob.device_change_bytes,
+                host_change_bytes=knob.host_change_bytes,
+                time_change_ms=knob.total_change_s * 1000,
+                # all of it, so that it is priced without a search
+                tried={pin_field(path): text for path, text in self.decisions.write(knob.plan).items()},
+                held=None if looks_for_batch and knob.knob == "batch_size" else self._held(plan, knob),
+            )
+
+    def _held(self, plan: InferencePlan, knob: "GenerationKnob") -> dict[str, str]:
+        fields = written_pins(pins_of_generation_change(plan, knob.plan).to_json())
+        return fields | ({} if knob.is_lossless else {"allow_lossy": "on"})
+
+
+_NOTHING = 1e-9
+"""A gap that is only rounding."""

@@ -1,0 +1,278 @@
+"""What the page Plans shows of a search's answer: every plan as a point, some of them side by side, and each one's step or pass.
+
+Pure functions from the library's values to rows; reads no database and writes no HTML.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+from optimizer.base.categories import CATEGORIES, CATEGORY_LABELS
+from optimizer.base.units import format_bytes, format_duration
+from optimizer.estimate.generation.prediction import InferencePrediction
+from optimizer.estimate.prediction import Prediction
+from optimizer.plan.generation import InferencePlan
+from optimizer.plan.pins.generation_knobs import generation_knobs, written_knobs
+from webapp.pages.shown.presentation import CategoryRow, plan_rows, step_words
+from webapp.pages.shown.price_view import batch_words
+
+if TYPE_CHECKING:  # numpy and scipy are loaded with the first price
+    from optimizer.search.generation.problem import PricedInferencePlan
+    from optimizer.search.problem import PricedPlan
+
+CHOSEN = "chosen"
+YOURS = "yours"
+AnyPriced: TypeAlias = "PricedPlan | PricedInferencePlan"
+MAX_COMPARED = 6
+LETTERS = "ABCDEF"
+Sort = Literal["chosen", "baseline", "frontier", "yours"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One plan of the chart and of the table behind it."""
+
+    key: str
+    """What the address calls it: ``chosen``, a baseline's label, the fingerprint of a plan of the frontier, ``yours``."""
+    label: str
+    sort: Sort
+    priced: AnyPriced
+    is_compared: bool = False
+    letter: str = ""
+
+    @property
+    def peak_bytes(self) -> int:
+        """Upper end, which the budget is held to."""
+        return self.priced.prediction.device_peak_high_bytes
+
+    @property
+    def time_ms(self) -> float:
+        """Of a step; of a generation that of all its prompts."""
+        found = self.priced.prediction
+        return found.step_ms if isinstance(found, Prediction) else found.total_s * 1000
+
+
+def list_points(
+    chosen: "AnyPriced | None", *, baselines: Mapping[str, AnyPriced], frontier: Iterable[AnyPriced], yours: "AnyPriced | None"
+) -> tuple[Point, ...]:
+    """Each plan once: the chosen one, one's own, then from small to fast. Baselines that are the same plan share a point."""
+    found: dict[object, Point] = {}
+    if yours is not None:
+        found[yours.plan] = Point(key=YOURS, label="your edit", sort="yours", priced=yours)
+    if chosen is not None:
+        found[chosen.plan] = Point(key=CHOSEN, label="chosen by Headroom", sort="chosen", priced=chosen)
+    for label, priced in baselines.items():
+        known = found.get(priced.plan)
+        words = label.replace("_", " ")
+        if known is None:
+            found[priced.plan] = Point(key=label, label=words, sort="baseline", priced=priced)
+        else:
+            found[priced.plan] = replace(known, label=f"{known.label}, {words}")
+    for priced in frontier:
+        found.setdefault(
+            priced.plan, Point(key=priced.plan.fingerprint, label=priced.label, sort="frontier", priced=priced)
+        )
+    first = {"chosen": 0, "yours": 1}
+    return tuple(sorted(found.values(), key=lambda point: (first.get(point.sort, 2), point.peak_bytes, point.label)))
+
+
+def choose_points(points: Sequence[Point], wanted: Iterable[str]) -> tuple[Point, ...]:
+    """The same with those that are compared marked and lettered: the chosen, one's own, and what was asked for."""
+    always = [point.key for point in points if point.sort in ("chosen", "yours")]
+    keys = list(dict.fromkeys([*always, *wanted]))
+    known = [key for key in keys if any(point.key == key for point in points)][:MAX_COMPARED]
+    letters = dict(zip(known, LETTERS, strict=False))
+    return tuple(
+        replace(point, is_compared=True, letter=letters[point.key]) if point.key in letters else point for point in points
+    )
+
+
+def compared_points(points: Sequence[Point]) -> list[Point]:
+    """By their letters."""
+    return sorted((point for point in points if point.is_compared), key=lambda point: point.letter)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Value:
+    """One cell of the comparison; of sizes the bytes as well."""
+
+    text: str
+    num_bytes: int | None = None
+    differs: bool = False
+    """From the first column."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One aspect of the plans."""
+
+    name: str
+    values: tuple[Value, ...]
+
+    @property
+    def differs(self) -> bool:
+        return any(value.differs for value in self.values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """A category with its aspects, or the plan as a whole."""
+
+    label: str
+    lines: tuple[Line, ...]
+
+
+def side_by_side(points: Sequence[Point]) -> tuple[Group, ...]:
+    """The plans as a whole, then category by category."""
+    tables = [{row.category: row for row in _rows(point.priced)} for point in points]
+    groups = [Group(label="the plan", lines=tuple(_whole_lines([point.priced for point in points])))]
+    for category in CATEGORIES:
+        rows = [table.get(category) for table in tables]
+        if any(rows):
+            groups.append(Group(label=CATEGORY_LABELS[category], lines=tuple(_category_lines(rows))))
+    return tuple(groups)
+
+
+def _rows(priced: AnyPriced) -> list[CategoryRow]:
+    sizes = {"device_bytes_by_category": priced.prediction.device_bytes_by_category}
+    return plan_rows(priced.plan.to_json(), prediction=sizes, measured=None)
+
+
+def _category_lines(rows: Sequence[CategoryRow | None]) -> Iterable[Line]:
+    for name, aspect in (("place", "place"), ("bits", "representation"), ("lifetime", "lifetime")):
+        texts = ["" if row is None else str(getattr(row, aspect)) for row in rows]
+        if any(texts):
+            yield _line(name, [Value(text=text or "none") for text in texts])
+    sizes = [0 if row is None else row.predicted_bytes or 0 for row in rows]
+    yield _line("bytes at the peak", [Value(text=format_bytes(size), num_bytes=size) for size in sizes])
+
+
+def _whole_lines(plans: Sequence[AnyPriced]) -> Iterable[Line]:
+    found = [priced.prediction for priced in plans]
+    yield _line("verdict", [Value(text=priced.verdict.replace("_", " ")) for priced in plans])
+    yield _line("peak, at most", [_size(here.device_peak_high_bytes) for here in found])
+    yield _line("host memory", [_size(here.host_peak_bytes) for here in found])
+    steps = [here for here in found if isinstance(here, Prediction)]
+    passes = [here for here in found if isinstance(here, InferencePrediction)]
+    if passes:
+        yield _line("first token", [Value(text=step_words(here.prefill_ms)) for here in passes])
+        yield _line("each later token", [Value(text=step_words(here.decode_ms)) for here in passes])
+    else:
+        yield _line("a step", [Value(text=step_words(here.step_ms)) for here in steps])
+    yield _line("tokens/s", [Value(text=f"{here.tokens_per_s:,.0f}") for here in found])
+    yield _line("all prompts" if passes else "all steps", [Value(text=format_duration(here.total_s)) for here in found])
+    yield _line("sequences at once", [Value(text=batch_words(priced.plan.to_json())) for priced in plans])
+    yield from _other_decisions([priced.plan for priced in plans if isinstance(priced.plan, InferencePlan)])
+    yield _line("numbers", [Value(text="as in fp32" if priced.plan.is_lossless else "changed") for priced in plans])
+
+
+_SHOWN_ELSEWHERE: Final = frozenset(
+    {"batch_size", "num_micro_batches", "weights.dtype", "weights.frozen", "weights.place", "kv_cache.dtype", "kv_cache.place"}
+)
+"""Knobs of a generation that other lines tell of."""
+
+
+def _other_decisions(plans: Sequence[InferencePlan]) -> Iterable[Line]:
+    """Of a generation's plan whatever has no line of its own, where not all are alike."""
+    written = [written_knobs(plan) for plan in plans]
+    for knob in generation_knobs() if plans else ():
+        texts = [of_plan[knob] for of_plan in written]
+        if knob not in _SHOWN_ELSEWHERE and len(set(texts)) > 1:
+            yield _line(knob.replace(".", " ").replace("_", " "), [Value(text=text) for text in texts])
+
+
+def _line(name: str, values: Sequence[Value]) -> Line:
+    first = values[0]
+    return Line(
+        name=name,
+        values=tuple(
+            replace(value, differs=(value.text, value.num_bytes) != (first.text, first.num_bytes)) for value in values
+        ),
+    )
+
+
+def _size(num_bytes: int) -> Value:
+    return Value(text=format_bytes(num_bytes), num_bytes=num_bytes)
+
+
+def chart_facts(points: Sequence[Point], *, budget_bytes: int) -> dict[str, Any]:
+    """What the charts are drawn from: every point, and the step, or the pass, of each plan that is compared.
+
+    Training is drawn by the time of a step, generating by its tokens per second.
+    """
+    is_training = isinstance(points[0].priced.prediction, Prediction)
+    return {
+        "budget_bytes": budget_bytes,
+        "by": "time" if is_training else "speed",
+        "time_of": "a step" if is_training else "all prompts",
+        "categories": [{"key": category, "label": CATEGORY_LABELS[category]} for category in CATEGORIES],
+        "points": [
+            {
+                "key": point.key,
+                "label": point.label,
+                "sort": point.sort,
+                "letter": point.letter,
+                "time_ms": point.time_ms,
+                "tokens_per_s": point.priced.prediction.tokens_per_s,
+                "peak_bytes": point.peak_bytes,
+                "verdict": point.priced.verdict,
+            }
+            for point in points
+        ],
+        "steps": [
+            {
+                "letter": point.letter,
+                "label": point.label,
+                "peak_bytes": point.priced.prediction.device_peak_bytes,
+                "timeline": [
+                    {"offset_ms": moment.offset_ms, "phase": moment.phase, "bytes": moment.bytes_by_category}
+                    for moment in point.priced.prediction.timeline
+                ],
+            }
+            for point in compared_points(points)
+            if point.priced.prediction.timeline
+        ],
+    }
+
+
+def categories_of(points: Iterable[Point]) -> list[tuple[str, str]]:
+    """Those that any of the plans has at its peak, with their names, from bottom to top of a chart."""
+    held = {name for point in points for name, size in point.priced.prediction.device_bytes_by_category.items() if size}
+    return [(category, CATEGORY_LABELS[category]) for category in CATEGORIES if category in held]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimelineTable:
+    """The table behind a step's chart."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    """Offset in milliseconds, phase, bytes of each column, their sum."""
+
+
+def timeline_table(priced: AnyPriced) -> TimelineTable:
+    timeline = priced.prediction.timeline
+    shown = [category for category in CATEGORIES if any(moment.bytes_by_category.get(category) for moment in timeline)]
+    return TimelineTable(
+        columns=tuple(CATEGORY_LABELS[category] for category in shown),
+        rows=tuple(
+            (
+                f"{moment.offset_ms:,.2f}",
+                moment.phase,
+                tuple(moment.bytes_by_category.get(category, 0) for category in shown),
+                sum(moment.bytes_by_category.values()),
+            )
+            for moment in timeline
+        ),
+    )
+
+
+def find_point(points: Sequence[Point], key: str) -> Point | None:
+    return next((point for point in points if point.key == key), None)
+
+
+def edited_words(differences: Iterable[Any]) -> list[str]:
+    """``optimizer state bits: 32 → 8``."""
+    return [f"{each.path.replace('.', ' ').replace('_', ' ')}: {each.a} → {each.b}" for each in differences]
+
+

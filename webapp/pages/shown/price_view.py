@@ -1,0 +1,402 @@
+"""What the new-job page says of a priced spec: a verdict in words, the chosen plan's bytes, its levers, and the table of plans.
+
+Shapes what ``webapp.jobs`` answers; computes no price itself.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, Literal
+
+from django.utils import timezone
+
+from optimizer.base.categories import CATEGORIES, CATEGORY_LABELS
+from optimizer.base.errors import HeadroomError, NoFeasiblePlan
+from optimizer.base.units import MIB, format_bytes
+from optimizer.estimate.prediction import Prediction
+from optimizer.hardware.devices import find_device
+from optimizer.plan.plan import Plan
+from webapp.catalog.models import Profile
+from webapp.jobs.specs.generation import GenerateSpec, read_job_spec
+from webapp.jobs.specs.training import JobSpec
+from webapp.pages.forms.pins import written_pins
+from webapp.pages.forms.training import ANY_LOSS
+from webapp.pages.forms.work import exact_bytes, field_of
+from webapp.pages.shown.presentation import (
+    BLOCK_CHOICES,
+    StackedBar,
+    largest_part,
+    signed_bytes,
+    signed_percent,
+    stacked_bar,
+)
+from webapp.planning.glance import glance_at, glance_at_generation
+from webapp.planning.levers import Lever, list_levers
+from webapp.planning.offers import PlanAnswer
+from webapp.planning.pricing import find_most, price_job_spec, question_of
+from webapp.planning.profiles import ready_profile
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One category of one plan, and whether it differs from the plan at the top."""
+
+    num_bytes: int
+    differs: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfferRow:
+    """One plan, priced on one machine."""
+
+    id: str
+    label: str
+    chosen: bool
+    selected: bool
+    verdict: str
+    machine: str
+    lossless: bool
+    explanation: tuple[str, ...]
+    peak_bytes: int
+    host_bytes: int
+    step_ms: float
+    total_s: float
+    tokens_per_s: float
+    time_source: str
+    bytes_by_category: dict[str, int]
+    cells: tuple[Cell, ...]
+    bar: StackedBar
+    largest: tuple[str, int] | None
+    blocks: str
+    """One letter a block, runs shortened: ``K2 R10``."""
+    batch: str
+    first_token_ms: float | None = None
+    """Of a generation, whose ``step_ms`` is that of each later token of a pass."""
+    costs: tuple[str, ...] = ()
+    """In words, with the date of the price."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suggestion:
+    """Something else to ask for, as a button that fills fields of the form."""
+
+    words: str
+    changes: dict[str, str]
+    """Text of fields, by name."""
+    gained: str = ""
+    """What it comes to: ``−7.1 GiB, +19 % time``."""
+    part: str = ""
+    """The category that it is a lever of, with its bytes."""
+    card: str = ""
+    """A card of the table, on which the changed form is looked at on the page of plans."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pricing:
+    """The state of the verdict pane. Only the fields of its kind are set."""
+
+    kind: Literal["priced", "does_not_fit", "largest", "glance", "pending", "incomplete", "refused"]
+    budget_bytes: int | None = None
+    best: OfferRow | None = None
+    offers: tuple[OfferRow, ...] = ()
+    columns: tuple[str, ...] = ()
+    several_machines: bool = False
+    any_over: bool = False
+    smallest_bytes: int | None = None
+    peak_bytes: int | None = None
+    """This and the next two of a first answer's plan."""
+    step_ms: float | None = None
+    total_s: float | None = None
+    """Of a generation, in the place of a step's time."""
+    largest: tuple[str, int] | None = None
+    bar: StackedBar | None = None
+    since: datetime | None = None
+    problems: tuple[str, ...] = ()
+    message: str = ""
+    hint: str = ""
+    suggestions: tuple[Suggestion, ...] = ()
+    """Levers of the largest parts, or what would fit instead."""
+
+    @property
+    def is_generation(self) -> bool:
+        return any(offer.first_token_ms is not None for offer in self.offers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FieldProblem:
+    """An error that belongs beside a field of the form."""
+
+    field: str
+    error: HeadroomError
+
+
+def price_for_page(user: Any, spec: dict[str, Any], *, selected: str = "") -> tuple[Pricing, FieldProblem | None]:
+    """Price a spec for the page; an error that names a field comes back beside the pane."""
+    budget_bytes = spec["goal"]["device_budget_bytes"]
+    try:
+        read = read_job_spec(user, spec)
+        if isinstance(read, JobSpec) and read.goal.objective in LOOKS_FOR:
+            return _most(user, read, budget_bytes=budget_bytes), None
+        answer = price_job_spec(user, read)
+    except NoFeasiblePlan as error:
+        return _nothing_fits(error, budget_bytes=budget_bytes, selected=selected), None
+    except HeadroomError as error:
+        field = field_of(str(error.fields.get("field", "")))
+        pricing = Pricing(kind="refused", message=error.message, hint=error.hint)
+        return pricing, FieldProblem(field=field, error=error) if field else None
+    if answer.profile == "pending":
+        return _pending(answer, read), None
+    pricing = _answered(answer, budget_bytes=budget_bytes, selected=selected)
+    return replace(pricing, suggestions=_levers(read, answer)) if isinstance(read, JobSpec) else pricing, None
+
+
+def glance_for_page(user: Any, spec: dict[str, Any], *, taken: Mapping[str, Any] | None) -> Pricing | None:
+    """A first answer, where the search for the best plan would take longer than a glance; None where it would not, and where
+    the spec is wrong, which ``price_for_page`` says.
+
+    taken: the plan of the offer that was taken before the edit.
+    """
+    try:
+        read = read_job_spec(user, spec)
+        if isinstance(read, GenerateSpec):
+            found = glance_at_generation(user, read)
+        elif read.goal.objective in LOOKS_FOR:
+            return None
+        else:
+            known = Plan.from_json(dict(taken)) if taken and "activations" in taken else None
+            found = glance_at(user, read, taken=known)
+    except HeadroomError:
+        return None
+    if found is None:
+        return None
+    budget_bytes = read.goal.device_budget_bytes
+    if found.priced is None:
+        return Pricing(kind="glance", budget_bytes=budget_bytes, since=timezone.now())
+    prediction = found.priced.prediction
+    return Pricing(
+        kind="glance",
+        budget_bytes=budget_bytes,
+        since=timezone.now(),
+        message=found.priced.label.replace("_", " "),
+        peak_bytes=prediction.device_peak_high_bytes,
+        largest=largest_part(prediction.device_bytes_by_category),
+        bar=stacked_bar(prediction.device_bytes_by_category, budget_bytes=budget_bytes),
+        step_ms=prediction.step_ms if isinstance(prediction, Prediction) else None,
+        total_s=None if isinstance(prediction, Prediction) else prediction.total_s,
+    )
+
+
+LOOKS_FOR = {"largest_batch": "global_batch_size", "longest_sequence": "sequence_length"}
+"""Objectives that look for the work, with the field that they find."""
+
+
+def _most(user: Any, read: JobSpec, *, budget_bytes: int) -> Pricing:
+    """The most that fits, and a button that asks for just that."""
+    found = find_most(user, read)
+    if isinstance(found, PlanAnswer):
+        return _pending(found, read)
+    answer = found.answer
+    field = LOOKS_FOR[answer.objective]
+    size = getattr(answer.workload, field)
+    unit = "sequences" if field == "global_batch_size" else "tokens"
+    chosen = answer.result.chosen.prediction
+    return Pricing(
+        kind="largest",
+        budget_bytes=budget_bytes,
+        largest=largest_part(chosen.device_bytes_by_category),
+        bar=stacked_bar(chosen.device_bytes_by_category, budget_bytes=budget_bytes),
+        message=f"{size:,} {unit} on {found.machine.name}",
+        hint="" if answer.limit is None else answer.limit.reason,
+        suggestions=(
+            Suggestion(words=f"Use {size:,} {unit}", changes={field: str(size), "objective": "fastest_step"}),
+        ),
+    )
+
+
+def _levers(read: JobSpec, answer: PlanAnswer) -> tuple[Suggestion, ...]:
+    """Of the chosen plan, on its machine."""
+    chosen = next(offer for offer in answer.offers if offer.is_chosen)
+    profile = ready_profile(read.model, adapter=read.workload.adapter)
+    if profile is None:  # it is being made anew since the plan was found
+        return ()
+    question = question_of(read, profile, chosen.row.machine)
+    levers = list_levers(question, Plan.from_json(chosen.row.plan), chosen.row.prediction["device_bytes_by_category"])
+    return tuple(_lever(lever) for lever in levers)
+
+
+def _lever(lever: Lever) -> Suggestion:
+    allowed = {} if lever.is_lossless else ANY_LOSS
+    return Suggestion(
+        words=lever.change + ("" if lever.is_lossless else ", which changes the numbers"),
+        changes={**written_pins(lever.pins), **allowed},
+        gained=f"{signed_bytes(lever.device_change_bytes)}, {signed_percent(lever.step_share)} time",
+        part=f"{CATEGORY_LABELS[lever.category]} {format_bytes(lever.num_bytes)}",
+    )
+
+
+def budget_suggestion(error: NoFeasiblePlan) -> Suggestion:
+    """The smallest that would do."""
+    budget = _whole_mib(_enough_bytes(error))
+    return Suggestion(words=f"a budget of {budget}", changes={"device_budget": budget})
+
+
+def _enough_bytes(error: NoFeasiblePlan) -> int:
+    """Rounded up to whole MiB, so that the offered budget is enough."""
+    return -(-int(error.fields["smallest_feasible_bytes"]) // MIB) * MIB
+
+
+def ways_out(error: NoFeasiblePlan) -> tuple[Suggestion, ...]:
+    """What would fit instead, each of which was priced."""
+    return tuple(_way_out(way) for way in error.fields.get("ways_out", ()))
+
+
+def _way_out(way: Mapping[str, Any]) -> Suggestion:
+    card = str(way["change"].get("gpu", ""))
+    whole = {"device_budget": exact_bytes(find_device(card).usable_bytes)} if card else {}
+    return Suggestion(words=str(way["sentence"]), changes={**_fields_of(way["change"]), **whole}, card=card)
+
+
+def _fields_of(change: Mapping[str, Any]) -> dict[str, str]:
+    """A change in the words of a job spec as text of the form's fields."""
+    workload = dict(change.get("workload", {}))
+    adapter = workload.pop("adapter", None)
+    fields = {name: str(value) for name, value in workload.items()}
+    if adapter is not None:
+        fields |= {"use_adapters": "on", "rank": str(adapter["rank"])}
+    goal = change.get("goal", {})
+    return {**fields, **ANY_LOSS} if goal.get("allow_lossy") or goal.get("most_loss") else fields
+
+
+def _pending(answer: PlanAnswer, read: JobSpec | GenerateSpec) -> Pricing:
+    if answer.waiting_for == "machine":
+        return Pricing(
+            kind="refused",
+            message="No machine has registered yet, so there is nothing to price the job on.",
+            hint="Start a worker; this page prices the job again with the next edit.",
+        )
+    # since when the profile that the spec needs has been waited for
+    rows = Profile.objects.filter(fingerprint=read.profile_fingerprint)
+    return Pricing(kind="pending", since=rows.values_list("created_at", flat=True).first())
+
+
+def _answered(answer: PlanAnswer, *, budget_bytes: int, selected: str) -> Pricing:
+    # a plan that was taken stays taken while its label is still offered; prices were made anew, so ids are new
+    documents = [offer.to_json() for offer in answer.offers]
+    rows = _rows(documents, budget_bytes=budget_bytes, selected=selected)
+    return _with_table(Pricing(kind="priced", budget_bytes=budget_bytes, best=rows[0]), rows)
+
+
+def _nothing_fits(error: NoFeasiblePlan, *, budget_bytes: int, selected: str) -> Pricing:
+    fields = error.fields
+    sizes: dict[str, int] = fields["bytes_by_category"]
+    rows = _rows(fields.get("offers", []), budget_bytes=budget_bytes, selected=selected)
+    pricing = Pricing(
+        kind="does_not_fit",
+        budget_bytes=budget_bytes,
+        smallest_bytes=_enough_bytes(error),
+        suggestions=(budget_suggestion(error), *ways_out(error)),
+        largest=largest_part(sizes),
+        bar=stacked_bar(sizes, budget_bytes=budget_bytes) if sizes else None,
+    )
+    return _with_table(pricing, rows)
+
+
+def _with_table(pricing: Pricing, rows: Sequence[OfferRow]) -> Pricing:
+    columns = [category for category in CATEGORIES if any(row.bytes_by_category.get(category) for row in rows)]
+    return replace(
+        pricing,
+        columns=tuple(CATEGORY_LABELS[category] for category in columns),
+        offers=tuple(replace(row, cells=_cells(row, against=rows[0], columns=columns)) for row in rows),
+        several_machines=len({row.machine for row in rows}) > 1,
+        any_over=any(row.verdict == "does_not_fit" for row in rows),
+    )
+
+
+def _cells(row: OfferRow, *, against: OfferRow, columns: Sequence[str]) -> tuple[Cell, ...]:
+    first = against.bytes_by_category
+    return tuple(
+        Cell(
+            num_bytes=row.bytes_by_category.get(category, 0),
+            differs=row is not against and row.bytes_by_category.get(category, 0) != first.get(category, 0),
+        )
+        for category in columns
+    )
+
+
+def _rows(documents: Sequence[Mapping[str, Any]], *, budget_bytes: int, selected: str) -> list[OfferRow]:
+    """The chosen plan first; of the others the faster ones first. ``selected`` is ``label@machine``."""
+    ordered = sorted(documents, key=lambda offer: (not offer["chosen"], offer["prediction"]["total_s"]))
+    known = any(_key(offer) == selected for offer in ordered)
+    return [
+        _row(offer, budget_bytes=budget_bytes, selected=_key(offer) == selected if known else bool(offer["chosen"]))
+        for offer in ordered
+    ]
+
+
+def _key(offer: Mapping[str, Any]) -> str:
+    return f"{offer['label']}@{offer['machine']['id']}"
+
+
+def _row(offer: Mapping[str, Any], *, budget_bytes: int, selected: bool) -> OfferRow:
+    prediction, plan = offer["prediction"], offer["plan"]
+    sizes = prediction["device_bytes_by_category"]
+    is_generation = "kv_cache" in plan
+    return OfferRow(
+        id=offer["id"],
+        label=offer["label"],
+        chosen=offer["chosen"],
+        selected=selected,
+        verdict=offer["verdict"],
+        machine=offer["machine"]["name"],
+        lossless=offer["lossless"],
+        explanation=tuple(offer["explanation"]),
+        peak_bytes=prediction["device_peak_bytes"],
+        host_bytes=prediction["host_peak_bytes"],
+        step_ms=prediction["decode_ms" if is_generation else "step_ms"],
+        first_token_ms=prediction["prefill_ms"] if is_generation else None,
+        total_s=prediction["total_s"],
+        tokens_per_s=prediction["tokens_per_s"],
+        time_source=prediction["time_source"],
+        bytes_by_category=sizes,
+        cells=(),
+        bar=stacked_bar(sizes, budget_bytes=budget_bytes),
+        largest=largest_part(sizes),
+        blocks=weights_words(plan["weights"]) if is_generation else block_letters(plan["activations"]["per_block"]),
+        batch=batch_words(plan),
+        costs=tuple(_cost_words(cost) for cost in offer["costs"]),
+    )
+
+
+def _cost_words(cost: Mapping[str, Any]) -> str:
+    what = "to rent" if cost["kind"] == "rented" else "of energy, at most"
+    return f"{cost['currency']} {cost['amount']:,.2f} {what} (price of {cost['price_date']})"
+
+
+def weights_words(weights: Mapping[str, Any]) -> str:
+    """``fp32 on the device``, ``bf16 int8 on the host``."""
+    packed = "" if weights["frozen"] == "same" else f" {weights['frozen']}"
+    return f"{weights['dtype']}{packed} on the {weights['place']}"
+
+
+def batch_words(plan: Mapping[str, Any]) -> str:
+    """Sequences of a micro-batch, and how many of them make a step or share a pass."""
+    if "kv_cache" in plan:
+        return f"{plan['batch_size']} × {plan.get('num_micro_batches', 1)}"
+    return f"{plan['batch']['micro_batch_size']} × {plan['batch']['accumulation_steps']}"
+
+
+def block_letters(choices: Sequence[str]) -> str:
+    """``["keep", "keep", "recompute"]`` as ``K2 R1``."""
+    runs: list[tuple[str, int]] = []
+    for choice in choices:
+        letter = BLOCK_CHOICES[choice][0]
+        if runs and runs[-1][0] == letter:
+            runs[-1] = (letter, runs[-1][1] + 1)
+        else:
+            runs.append((letter, 1))
+    return " ".join(f"{letter}{length}" for letter, length in runs)
+
+
+def _whole_mib(num_bytes: int) -> str:
+    text = exact_bytes(num_bytes)
+    return text if not text.endswith(" B") else f"{num_bytes // MIB} MiB"

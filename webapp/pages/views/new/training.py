@@ -1,0 +1,93 @@
+"""The form for a new training job: each edit is priced again beside it, and nothing that was typed is lost.
+
+The verdict comes from the same calls as the API's ``POST /plans`` and ``POST /jobs``.
+"""
+
+from typing import Any
+
+from django.contrib.auth.decorators import login_required
+from django.http import HttpRequest, HttpResponse, QueryDict
+from django.views.decorators.http import require_http_methods, require_POST
+
+from webapp.catalog.bundled import example_spec
+from webapp.catalog.queries import datasets_visible_to, models_visible_to
+from webapp.jobs.models import Kind
+from webapp.pages.forms.training import DatasetUploadForm, JobForm, ModelUploadForm, initial_from_spec
+from webapp.pages.forms.work import WorkForm
+from webapp.pages.views.catalog import upload_dataset, upload_model
+from webapp.pages.views.new.work import FormPage, answer_form, answer_price, answer_upload, has_errors
+
+ADVANCED = (
+    "optimizer",
+    "momentum",
+    "weight_decay",
+    "max_grad_norm",
+    "seed",
+    "eval_every_steps",
+    "eval_batches",
+    "checkpoint_every_steps",
+    "sample_tokens",
+    "export_dtype",
+)
+ADAPTERS = ("rank", "alpha", "dropout", "targets", "export_adapter")
+
+
+def make_job_form(request: HttpRequest, data: QueryDict | None, initial: dict[str, Any]) -> JobForm:
+    return JobForm(
+        data,
+        initial=initial,
+        models=models_visible_to(request.user),
+        datasets=datasets_visible_to(request.user).exclude(format="prompts"),
+    )
+
+
+def _describe(form: WorkForm) -> dict[str, Any]:
+    return {
+        "model_upload": ModelUploadForm(auto_id="model_upload_%s"),
+        "dataset_upload": DatasetUploadForm(auto_id="dataset_upload_%s"),
+        "advanced": [form[name] for name in ADVANCED],
+        "advanced_open": has_errors(form, ADVANCED),
+        "adapters": [form[name] for name in ADAPTERS],
+        "adapters_open": bool(form["use_adapters"].value()) or has_errors(form, ADAPTERS),
+    }
+
+
+PAGE = FormPage(
+    kind=Kind.TRAIN,
+    template="jobs/new.html",
+    address="job_new",
+    price_address="job_price",
+    make_form=make_job_form,
+    initial_from_spec=initial_from_spec,
+    models=lambda request: models_visible_to(request.user),
+    describe=_describe,
+    example=example_spec,
+)
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@login_required
+def new_job(request: HttpRequest) -> HttpResponse:
+    return answer_form(request, PAGE)
+
+
+@require_POST
+@login_required
+def price(request: HttpRequest) -> HttpResponse:
+    return answer_price(request, PAGE)
+
+
+@require_POST
+@login_required
+def upload_model_here(request: HttpRequest) -> HttpResponse:
+    return answer_upload(
+        request, PAGE, field="model", make_upload=ModelUploadForm, upload=upload_model, template="jobs/new_model.html"
+    )
+
+
+@require_POST
+@login_required
+def upload_dataset_here(request: HttpRequest) -> HttpResponse:
+    return answer_upload(
+        request, PAGE, field="dataset", make_upload=DatasetUploadForm, upload=upload_dataset, template="jobs/new_dataset.html"
+    )
