@@ -5,8 +5,8 @@ from urllib.parse import urlparse
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
-from tests.end_to_end.browser import ARGUMENTS, CHROMIUM, PATIENCE_MS, Watched, log_in
-from tests.end_to_end.site import Site
+from tests.end_to_end.site.browser import ARGUMENTS, CHROMIUM, PATIENCE_MS, Watched, log_in
+from tests.end_to_end.site.site import Site
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
 from optimizer.search.answer.baselines import BASELINES
-from tests.end_to_end.browser import WIDTHS
+from tests.end_to_end.site.browser import WIDTHS
 
 pytestmark = pytest.mark.browser
 

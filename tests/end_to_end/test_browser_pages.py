@@ -7,7 +7,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
-from tests.end_to_end.browser import WIDTHS, log_in, take_picture, wait_for_points
+from tests.end_to_end.site.browser import WIDTHS, log_in, take_picture, wait_for_points
 
 pytestmark = pytest.mark.browser
 MOST_COMPARED = 1200

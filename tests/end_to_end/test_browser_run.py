@@ -3,7 +3,7 @@
 import pytest
 from playwright.sync_api import expect
 
-from tests.end_to_end.browser import WIDTHS, wait_for_points
+from tests.end_to_end.site.browser import WIDTHS, wait_for_points
 from tests.webapp.pages import rows
 
 pytestmark = pytest.mark.browser

@@ -5,8 +5,8 @@ import json
 import pytest
 from playwright.sync_api import expect
 
-from tests.end_to_end.browser import Watched
-from tests.end_to_end.stack import running_stack
+from tests.end_to_end.site.browser import Watched
+from tests.end_to_end.site.stack import running_stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 

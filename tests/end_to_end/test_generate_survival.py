@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from tests.end_to_end.stack import Jobs, Stack, running_stack
-from tests.end_to_end.writer import CONFIG, write_weights
+from tests.end_to_end.site.stack import Jobs, Stack, running_stack
+from tests.end_to_end.site.writer import CONFIG, write_weights
 from tests.worker.processes import is_alive, wait_for
 
 pytestmark = pytest.mark.slow

@@ -7,8 +7,8 @@ import openai
 import pytest
 from openai import OpenAI
 
-from tests.end_to_end.stack import running_stack
-from tests.end_to_end.writer import CONFIG, write_weights
+from tests.end_to_end.site.stack import running_stack
+from tests.end_to_end.site.writer import CONFIG, write_weights
 from tests.worker.processes import wait_for
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from optimizer.search.answer.baselines import BASELINES
-from tests.end_to_end.stack import Stack, running_stack
+from tests.end_to_end.site.stack import Stack, running_stack
 from tests.end_to_end.test_survival import CONFIG, TEXT
 from tests.worker.processes import wait_for
 

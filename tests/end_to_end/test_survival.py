@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from tests.end_to_end.stack import Jobs, Stack, running_stack
+from tests.end_to_end.site.stack import Jobs, Stack, running_stack
 from tests.worker.processes import is_alive, wait_for
 
 pytestmark = pytest.mark.slow

