@@ -17,17 +17,17 @@ setup-test:
 	@bash tools/test_programs.sh
 
 demo: setup  ## train a real model inside a budget that plain training exceeds, and say what came of it
-	@$(PY) -m worker.stack.stack up --if-needed
+	@$(PY) -m worker.stack up --if-needed
 	@$(PY) -m headroom.commands.demo
 
 up: setup  ## start the service in the background and say where it is
-	@$(PY) -m worker.stack.stack up
+	@$(PY) -m worker.stack up
 
 down:  ## stop it; running jobs save first
-	@test -x $(PY) || { echo "nothing to stop: .venv is not there"; exit 0; }; $(PY) -m worker.stack.stack down
+	@test -x $(PY) || { echo "nothing to stop: .venv is not there"; exit 0; }; $(PY) -m worker.stack down
 
 status:  ## say what runs, and where
-	@$(PY) -m worker.stack.stack status
+	@$(PY) -m worker.stack status
 
 # One process for each core, each with servers of its own; who has nothing left takes half of what another has. More than eight
 # would need more memory than time. A single file is quicker without: `.venv/bin/python -m pytest tests/...`.

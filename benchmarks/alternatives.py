@@ -116,8 +116,8 @@ class Loop:
         quick_products: bool = False,
         light_layers: bool = False,
     ) -> None:
-        """quick_products: made as the runtime makes them (``runtime/layers/matmul_dispatch.py``), where torch's own way is slower.
-        light_layers: norms and capped scores save what the runtime's do.
+        """quick_products: made as the runtime makes them (``runtime/layers/matmul_dispatch.py``), where torch's own way
+        is slower. light_layers: norms and capped scores save what the runtime's do.
         """
         self.model = job.build(WeightsPlan())
         if checkpointing:

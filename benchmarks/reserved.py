@@ -1,10 +1,10 @@
 """Does the replay of predicted allocations reserve what the replay of real ones does? Needs no GPU.
 
 Real steps run on the CPU device under a meter that writes down every storage as it comes and goes; the estimate spells out the
-same steps from a profile. Both go through one model of torch's CUDA allocator (``estimate/card/allocator.py``), so what differs is the
-order and identity of allocations, which is what fragmentation hangs on. The models are small, so that a case takes seconds;
-sizes are multiplied on their way into the allocator, else everything would fit in a few segments. What the model of the allocator
-itself is worth, ``benchmarks/gpu_check.py`` shows on a card.
+same steps from a profile. Both go through one model of torch's CUDA allocator (``estimate/card/allocator.py``), so what
+differs is the order and identity of allocations, which is what fragmentation hangs on. The models are small, so that a
+case takes seconds; sizes are multiplied on their way into the allocator, else everything would fit in a few segments.
+What the model of the allocator itself is worth, ``benchmarks/gpu_check.py`` shows on a card.
 
     python -m benchmarks.reserved [--quick] [--json FILE]
 """

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("optimizer", "webapp", "worker", "benchmarks")
+PACKAGES = ("optimizer", "webapp", "worker", "headroom", "benchmarks")
 TORCH_PLACES = ("optimizer/models/", "optimizer/profile/", "optimizer/hardware/probe", "optimizer/runtime/")
 """Where torch may be imported; in the first two only by the modules that build and trace."""
 TORCH_FREE = (

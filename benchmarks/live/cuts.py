@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from benchmarks.live.service import LiveService
-from worker.client import HeadroomClient
+from headroom.client import HeadroomClient
 from worker.stack.home import HOST
 
 PER_SECOND = 5.0

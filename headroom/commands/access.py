@@ -3,10 +3,10 @@
 import argparse
 from collections.abc import Callable
 
+from headroom.client import HeadroomClient
 from headroom.client.types import Webhook
 from headroom.commands.catalog import Connect, Run, Subparsers, add_group, with_client
 from headroom.commands.tables import print_table
-from worker.client import HeadroomClient
 
 ROLES = ("viewer", "member", "admin")
 

@@ -10,11 +10,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from headroom.client import HeadroomClient
 from headroom.client.types import Device, Machine, MachineDetails, Model, ModelDetails, Within
 from headroom.commands.submit import DATASET_SUFFIXES, UsageError
 from headroom.commands.tables import print_table
 from optimizer.base.units import format_bytes
-from worker.client import HeadroomClient
 
 Connect = Callable[[argparse.Namespace], HeadroomClient]
 Run = Callable[[HeadroomClient, argparse.Namespace], None]

@@ -17,11 +17,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from headroom.client import HeadroomClient, Row
 from headroom.client.types import Job
 from headroom.commands.submit import connect, download_artifacts, follow_to_end, read_job_file, submit_job, verdict_of
 from optimizer.base.errors import HeadroomError
 from optimizer.base.units import TIB, format_bytes, format_duration
-from worker.client import HeadroomClient, Row
 from worker.stack.home import PROGRAM_FOLDER, Stack
 
 JOB_LIMIT_S = 900.0

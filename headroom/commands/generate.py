@@ -6,9 +6,9 @@ from typing import Any
 
 from rich.console import Console
 
+from headroom.client import HeadroomClient, Row
 from headroom.commands.submit import UsageError, connect, download_artifacts, follow_to_end, submit_job, verdict_of
 from optimizer.base.units import parse_bytes
-from worker.client import HeadroomClient, Row
 
 
 def add_generate_options(parser: argparse.ArgumentParser) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from headroom.client import HeadroomClient
 from headroom.client.types import Job
 from headroom.commands import access as cli_access
 from headroom.commands import catalog as cli_catalog
@@ -33,7 +34,6 @@ from headroom.commands.submit import (
 from headroom.commands.tables import print_table
 from optimizer.base.errors import HeadroomError
 from optimizer.base.units import format_bytes, format_duration
-from worker.client import HeadroomClient
 from worker.stack import stack
 
 OPTIMIZER_COMMANDS = ("plan", "estimate", "probe", "profile")

@@ -8,12 +8,12 @@ from typing import Any
 
 import yaml
 
+from headroom.client import ApiProblem, HeadroomClient, Row
 from headroom.client.types import Offer
 from headroom.commands.catalog import Connect, Subparsers, size
 from headroom.commands.submit import read_job_file, upload_named_files
 from headroom.commands.tables import print_table
 from optimizer.base.units import format_bytes, format_duration
-from worker.client import ApiProblem, HeadroomClient, Row
 
 
 def add_commands(commands: Subparsers, connection: argparse.ArgumentParser, *, connect: Connect) -> None:

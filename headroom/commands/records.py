@@ -6,11 +6,11 @@ import json
 import sys
 from collections.abc import Callable
 
+from headroom.client import HeadroomClient
 from headroom.commands.catalog import Connect, Subparsers
 from headroom.commands.tables import print_table
 from optimizer.base.categories import CATEGORIES
 from optimizer.base.units import format_bytes
-from worker.client import HeadroomClient
 
 FIELDS = ("loss", "learning_rate", "grad_norm", "step_ms", "tokens_per_s", "device_peak_bytes", "host_bytes")
 """Of a step, in the table of ``metrics``; the categories' bytes follow."""

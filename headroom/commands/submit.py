@@ -11,11 +11,11 @@ import httpx
 import yaml
 from rich.console import Console
 
+from headroom.client import ApiProblem, HeadroomClient, Row
 from headroom.client.types import Job, Offer
 from headroom.commands.terminal import JobView, watch
 from optimizer.base.errors import HeadroomError
 from optimizer.base.units import format_bytes, parse_bytes
-from worker.client import ApiProblem, HeadroomClient, Row
 from worker.stack import stack
 from worker.stack.home import Stack
 

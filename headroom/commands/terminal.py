@@ -13,9 +13,9 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from headroom.client import Row, StreamEvent
 from optimizer.base.categories import CATEGORIES, CATEGORY_LABELS, Category
 from optimizer.base.units import format_bytes, format_duration
-from worker.client import Row, StreamEvent
 
 CATEGORY_COLOURS: dict[Category, str] = {
     "weights": "#0072B2",

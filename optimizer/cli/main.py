@@ -1,4 +1,4 @@
-"""Planning from the command line, without any service: ``python -m optimizer.cli.main plan|estimate|profile|probe``.
+"""Planning from the command line, without any service: ``python -m optimizer.cli plan|estimate|profile|probe``.
 
 ``plan`` searches (``cli_plan.py``), ``estimate`` prices one plan and explains it (``cli_estimate.py``), ``profile`` writes a
 model's profile to a file, ``probe`` measures this machine. The same commands appear in ``headroom`` through
@@ -24,7 +24,7 @@ from optimizer.cli.reports.text import report_machine, report_profile
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0, or 2 where the request cannot be met or understood."""
     parser = argparse.ArgumentParser(
-        prog="python -m optimizer.cli.main", description="Plan training within a memory budget."
+        prog="python -m optimizer.cli", description="Plan training within a memory budget."
     )
     add_subcommands(parser.add_subparsers(dest="command", required=True, metavar="COMMAND"))
     options = parser.parse_args(arguments)
@@ -77,7 +77,3 @@ def run_probe(options: argparse.Namespace) -> int:
     if options.json:
         print(f"written to {options.json}")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,5 @@
-"""Which products in fp32 the runtime leaves to oneDNN on processors where that is quicker (``runtime/layers/matmul_dispatch.py``). Torch-free.
+"""Which products in fp32 the runtime leaves to oneDNN on processors where that is quicker
+(``runtime/layers/matmul_dispatch.py``). Torch-free.
 
 By their size alone, so that an estimate knows it too. Each call of the library takes some 15 microseconds before it multiplies,
 and a single row or column is a pass over the matrix, which no library makes quicker: break-even was measured between 1 and 3

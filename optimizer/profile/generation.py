@@ -166,9 +166,9 @@ class InferenceProfile:
     prefill: Phase
     decode: Phase
     rebuild: Phase | None = None
-    """Keys and values of a prompt's first tokens made again (``runtime/generation/kv_prefix.py``), in batch and the number of these tokens.
-    Of its parts the embedding makes the copies of positions, which stay; the head, and blocks that cannot do it, do nothing.
-    None where no block can."""
+    """Keys and values of a prompt's first tokens made again (``runtime/generation/kv_prefix.py``), in batch and the
+    number of these tokens. Of its parts the embedding makes the copies of positions, which stay; the head, and blocks
+    that cannot do it, do nothing. None where no block can."""
     on_host: HostAttended | None = None
     """None where the model attends in code of its own."""
 

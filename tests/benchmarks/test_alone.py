@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ("benchmarks.accuracy.command", "benchmarks.gpu_check", "benchmarks.training.command", "optimizer.cli.main")
+COMMANDS = ("benchmarks.accuracy.command", "benchmarks.gpu_check", "benchmarks.training.command", "optimizer.cli")
 SCRIPT = """
 import importlib, re, sys
 from importlib.machinery import PathFinder

@@ -11,12 +11,12 @@ import re
 import pytest
 import yaml
 
+from headroom.client import HeadroomClient
 from headroom.commands.main import main
 from tests.end_to_end.site import writer
 from tests.end_to_end.site.stack import running_stack
 from tests.end_to_end.test_survival import TEXT
 from tests.worker.processes import wait_for
-from worker.client import HeadroomClient
 
 pytestmark = pytest.mark.slow
 

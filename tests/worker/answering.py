@@ -4,7 +4,7 @@ import json
 
 import httpx
 
-from worker.client import HeadroomClient
+from headroom.client import HeadroomClient
 
 
 class AnsweringService:

@@ -1,6 +1,6 @@
 """The embedded stack: Valkey, the web server, a Celery worker and the reconciler, under one supervisor.
 
-``python -m worker.stack.stack up [--foreground] | down | status``, and behind ``headroom up`` and ``make up``. All state lives in one
+``python -m worker.stack up [--foreground] | down | status``, and behind ``headroom up`` and ``make up``. All state lives in one
 folder, ``HEADROOM_HOME``. A ``flock`` held by the supervisor says whether it runs; it is free the moment the supervisor is
 gone, however it went, so there is no stale lock. A database and broker named by ``DATABASE_URL`` and ``REDIS_URL`` are used
 rather than started.
@@ -204,7 +204,7 @@ def _stay_until_end(supervisor: "subprocess.Popen[bytes]") -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m worker.stack.stack", description="Start and stop the embedded stack.")
+    parser = argparse.ArgumentParser(prog="python -m worker.stack", description="Start and stop the embedded stack.")
     add_commands(parser.add_subparsers(dest="command", required=True))
     options = parser.parse_args(arguments)
     try:
@@ -237,7 +237,3 @@ def run_command(options: argparse.Namespace) -> int:
     else:
         start_stack(stack, foreground=options.foreground)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,8 +1,9 @@
 """A schedule's allocations as they are on CUDA: copies keep device memory for longer, kernels hold scratch. Torch-free.
 
-Follows ``runtime/tiers/tiers.py`` and ``runtime/step/activations.py``. What an offloaded block sends away stays allocated until the
-offloaded block after the next begins, or the backbone ends: only then compute has been told to wait for its copy. What comes
-back is there a block early: as backward enters an offloaded block, that block's and the next offloaded one's are fetched.
+Follows ``runtime/tiers/tiers.py`` and ``runtime/step/activations.py``. What an offloaded block sends away stays
+allocated until the offloaded block after the next begins, or the backbone ends: only then compute has been told to wait
+for its copy. What comes back is there a block early: as backward enters an offloaded block, that block's and the next
+offloaded one's are fetched.
 
 *Not modelled*: compressed trips, whose sources stay as well; up to four gradients on their way to the host.
 """

@@ -1,8 +1,8 @@
 """What gradients cost beside the backward pass that makes them: where they go, and clipping to a global norm.
 
 Follows ``runtime/step/gradients.py``: gradients on the host have a buffer each, for good, and staging where micro-batches are
-added up; consumed ones are gone before the next op runs. Sparse ones (``runtime/step/sparse_gradients.py``) are bounded from above,
-because how many rows a batch touches depends on its tokens.
+added up; consumed ones are gone before the next op runs. Sparse ones (``runtime/step/sparse_gradients.py``) are bounded
+from above, because how many rows a batch touches depends on its tokens.
 """
 
 from dataclasses import dataclass

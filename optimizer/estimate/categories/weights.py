@@ -1,7 +1,8 @@
 """What weights cost: every trained parameter once in the plan's dtype, frozen ones as they are held, and the buffers.
 
-Where blocks keep their weights elsewhere (``runtime/step/weights.py``), the device holds them only while their blocks are in use, and
-their home holds them always. Parameters that several blocks share do not stream: a profile lists them ahead of the blocks.
+Where blocks keep their weights elsewhere (``runtime/step/weights.py``), the device holds them only while their blocks
+are in use, and their home holds them always. Parameters that several blocks share do not stream: a profile lists them
+ahead of the blocks.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,8 @@
 """What the cache of keys and values costs: exact by the model's heads and windows, the batch, and the tokens it has room for.
 
-Bytes are those of ``runtime/generation/kv_layer.py``, ``kv_placed.py`` and ``kv_workspace.py``, tensor for tensor. Of a plain cache nothing
-takes time beside what is traced: writing a token is one of a block's ops. Of others there is a task before each block's own.
+Bytes are those of ``runtime/generation/kv_layer.py``, ``kv_placed.py`` and ``kv_workspace.py``, tensor for tensor. Of a
+plain cache nothing takes time beside what is traced: writing a token is one of a block's ops. Of others there is a task
+before each block's own.
 
 Time in between the packing of blocks is that of the average: packing a 64th of a block, half a block waiting. Bytes moved are
 counted exactly.

@@ -1,4 +1,5 @@
-"""The ops that packing and unpacking keys and values run, as ``runtime/generation/kv_packing.py`` has them, and their time. Torch-free.
+"""The ops that packing and unpacking keys and values run, as ``runtime/generation/kv_packing.py`` has them, and their
+time. Torch-free.
 
 A test holds the list to what the runtime does, op for op and byte for byte.
 """

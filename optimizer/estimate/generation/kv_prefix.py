@@ -1,7 +1,8 @@
 """What it costs to make keys and values of a prompt's first tokens again for each token. Torch-free.
 
-As ``runtime/generation/kv_prefix.py`` does it. Before a block's own task there are two then: hidden states come, and keys and values are
-made of them; after that the rest of its cache must be there. *Not modelled*: copies of positions in a prompt, a few small ops.
+As ``runtime/generation/kv_prefix.py`` does it. Before a block's own task there are two then: hidden states come, and
+keys and values are made of them; after that the rest of its cache must be there. *Not modelled*: copies of positions in
+a prompt, a few small ops.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,5 @@
-"""What it costs that sequences draw their tokens (``runtime/generation/sampling.py``) instead of taking the likeliest. Torch-free."""
+"""What it costs that sequences draw their tokens (``runtime/generation/sampling.py``) instead of taking the likeliest.
+Torch-free."""
 
 import numpy as np
 

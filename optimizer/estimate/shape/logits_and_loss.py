@@ -1,8 +1,8 @@
 """What head and loss cost when they are made in chunks: bytes and time in place of the profile's three head parts.
 
 The number of chunks is no polynomial in micro-batch and sequence, so these parts are not traced but written down from what
-``runtime/step/logits_and_loss.py`` allocates, in its order; what the head is like (width, bias, soft cap, frozen, tied) is read off
-the traced ones. Every tensor counts, small ones too, so that the bytes are the meter's. One chunk is the traced head.
+``runtime/step/logits_and_loss.py`` allocates, in its order; what the head is like (width, bias, soft cap, frozen, tied)
+is read off the traced ones. Every tensor counts, small ones too, so that the bytes are the meter's. One chunk is the traced head.
 """
 
 import math

@@ -1,7 +1,7 @@
 """What each decision of a generation's plan would buy and cost: its neighbours, each one change away, priced beside it.
 
-As ``search/answer/knobs.py`` does it of training. What cannot be carried out, what the machine cannot do and what the goal forbids is
-left out; what changes the numbers is listed and marked.
+As ``search/answer/knobs.py`` does it of training. What cannot be carried out, what the machine cannot do and what the
+goal forbids is left out; what changes the numbers is listed and marked.
 """
 
 import types

@@ -184,7 +184,8 @@ def find_best_generation(problem: InferenceProblem) -> PricedInferencePlan:
 
 
 def _first_on_the_card(problem: InferenceProblem, found: Solution) -> tuple[PricedInferencePlan, Solution]:
-    """The best plan whose whole process has room on the card (``search/check/card_fit.py``). Raises NoFeasiblePlan where none is left."""
+    """The best plan whose whole process has room on the card (``search/check/card_fit.py``). Raises NoFeasiblePlan where
+    none is left."""
 
     def within(budget_bytes: int) -> Found[PricedInferencePlan, Solution] | None:
         smaller = solve(Book(problem=problem.with_budget(budget_bytes)))

@@ -2,7 +2,8 @@
 
 What is relied on, each held to the estimator by a test:
 
-- no plan takes less time, or less of any tier, than its floor (``estimate/bounds/generation_floor.py``), which costs next to nothing;
+- no plan takes less time, or less of any tier, than its floor (``estimate/bounds/generation_floor.py``), which costs
+next to nothing;
 - where prompts are of one length and ask for as many tokens, a pass of more sequences takes no less memory on any tier. So of
   plans that differ in their batch alone none larger than one that does not fit is priced; where they differ all are.
 

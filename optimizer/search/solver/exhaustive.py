@@ -2,7 +2,8 @@
 
 Assumes of a price what holds of any schedule in which compute waits for copies and nothing waits for memory: in one setting no
 plan is faster than the one whose blocks all keep, but for the time that fresh memory takes to be touched on the CPU device. That
-grows with what is kept and is left out of the bound. ``tests/optimizer/search/solver/test_exhaustive.py`` holds the estimator to it.
+grows with what is kept and is left out of the bound. ``tests/optimizer/search/solver/test_exhaustive.py`` holds the
+estimator to it.
 """
 
 from optimizer.search.arrangements import keep_everything

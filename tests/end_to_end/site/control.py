@@ -1,7 +1,7 @@
 """A person at the record: creates jobs, asks things of them, reads how they are.
 
-``python -m tests.end_to_end.site.control``: one JSON line ``[command, arguments]`` in, one JSON line out. A process of its own, so
-that it uses the stack's own database and never the one that pytest-django made for other tests.
+``python -m tests.end_to_end.site.control``: one JSON line ``[command, arguments]`` in, one JSON line out. A process of
+its own, so that it uses the stack's own database and never the one that pytest-django made for other tests.
 """
 
 import json

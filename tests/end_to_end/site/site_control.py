@@ -1,7 +1,7 @@
 """A worker and a person at the record of a running site: makes jobs, measures steps, ends jobs.
 
-``python -m tests.end_to_end.site.site_control``: one JSON line ``[command, arguments]`` in, one JSON line out. A process of its own,
-so that it uses the site's database and never the one that pytest-django made.
+``python -m tests.end_to_end.site.site_control``: one JSON line ``[command, arguments]`` in, one JSON line out. A process
+of its own, so that it uses the site's database and never the one that pytest-django made.
 """
 
 import json

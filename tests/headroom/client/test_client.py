@@ -6,8 +6,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from headroom.client import calls, connection
-from worker.client import ApiProblem, HeadroomClient, ServiceUnreachable, parse_events
+from headroom.client import ApiProblem, HeadroomClient, ServiceUnreachable, calls, connection, parse_events
 
 
 class Server:

@@ -6,8 +6,7 @@ import json
 import httpx
 import pytest
 
-from headroom.client import uploads
-from worker.client import ApiProblem, HeadroomClient
+from headroom.client import ApiProblem, HeadroomClient, uploads
 
 CONTENT = bytes(range(256)) * 100
 PIECE_BYTES = 10_000

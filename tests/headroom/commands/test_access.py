@@ -5,9 +5,9 @@ import json
 import httpx
 import pytest
 
+from headroom.client import HeadroomClient
 from headroom.commands import main as cli
 from headroom.commands.main import main
-from worker.client import HeadroomClient
 
 PROJECT = {"id": "project_1", "name": "lab", "role": "admin", "is_own": False, "created_at": "2026-11-21T00:00:00Z"}
 WEBHOOK = {"id": "webhook_1", "project": "project_1", "url": "https://example.org", "events": [], "is_active": True}

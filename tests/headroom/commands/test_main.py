@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from headroom.client import HeadroomClient, StreamEvent
 from headroom.commands import main as cli
 from headroom.commands import submit
 from headroom.commands.main import describe_job, main
@@ -22,7 +23,6 @@ from headroom.commands.submit import (
     verdict_of,
 )
 from tests.worker.answering import AnsweringService
-from worker.client import HeadroomClient, StreamEvent
 
 ROOT = Path(__file__).resolve().parents[3]
 JOB = {

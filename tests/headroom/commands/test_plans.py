@@ -41,7 +41,8 @@ ANSWERS = {
 def service(monkeypatch):
     service = AnsweringService(ANSWERS)
     monkeypatch.setattr(cli, "connect", service.connect)
-    monkeypatch.setattr("headroom.commands.submit.HeadroomClient.create_dataset", lambda *_, **how: {"id": f"dataset_{how['purpose']}"})
+    monkeypatch.setattr(
+        "headroom.commands.submit.HeadroomClient.create_dataset", lambda *_, **how: {"id": f"dataset_{how['purpose']}"})
     return service
 
 

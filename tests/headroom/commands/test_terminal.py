@@ -5,6 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
+from headroom.client import StreamEvent
 from headroom.commands.terminal import (
     CATEGORY_COLOURS,
     CATEGORY_SIGNS,
@@ -19,7 +20,6 @@ from headroom.commands.terminal import (
     watch,
 )
 from optimizer.base.categories import CATEGORIES
-from worker.client import StreamEvent
 
 MIB = 1024**2
 JOB = {

@@ -182,7 +182,7 @@ def test_a_failing_manage_command_is_told_by_its_last_line(place, monkeypatch):
 
 def run_stack(*arguments, **environment):
     return subprocess.run(
-        [sys.executable, "-m", "worker.stack.stack", *arguments],
+        [sys.executable, "-m", "worker.stack", *arguments],
         cwd=ROOT,
         env=os.environ | environment,
         capture_output=True,
@@ -236,7 +236,7 @@ def test_a_whole_stack_starts_restarts_what_dies_and_leaves_no_orphan(place, sta
 
 @pytest.mark.slow
 def test_in_the_foreground_ctrl_c_ends_everything(place):
-    process = subprocess.Popen([sys.executable, "-m", "worker.stack.stack", "up", "--foreground"], cwd=ROOT, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, "-m", "worker.stack", "up", "--foreground"], cwd=ROOT, stdout=subprocess.DEVNULL)
     try:
         wait_for(lambda: len([pid for pid in pids_of(place).values() if pid]) == 4, what="four processes", timeout_s=90)
         children = list(pids_of(place).values())

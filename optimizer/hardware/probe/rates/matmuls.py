@@ -2,7 +2,8 @@
 
 Each is run as a step runs it: products in their forward and both backward forms, each form timed by itself, because where a
 processor has no instructions for a dtype one form may take ten times as long as another. Where a library makes the large ones
-of a dtype (``runtime/layers/matmul_dispatch.py``), the small ones have curves of their own, and the library's are without what each call takes.
+of a dtype (``runtime/layers/matmul_dispatch.py``), the small ones have curves of their own, and the library's are
+without what each call takes.
 """
 
 from collections import deque
