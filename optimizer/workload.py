@@ -167,7 +167,7 @@ class TrainingWorkload:
 
 
 @dataclass(frozen=True, kw_only=True)
-class InferenceWorkload:
+class GenerationWorkload:
     """Batch generation: each prompt is continued by as many tokens as asked for."""
 
     prompt_length: int = 512
@@ -226,7 +226,7 @@ class InferenceWorkload:
         num_new_tokens: int | Sequence[int] = 128,
         seed: int = 0,
         draws: bool = False,
-    ) -> "InferenceWorkload":
+    ) -> "GenerationWorkload":
         """Of prompts of these lengths, one at least. num_new_tokens: after each of them, or one number for all."""
         counts = (num_new_tokens,) if isinstance(num_new_tokens, int) else tuple(num_new_tokens)
         return cls(
@@ -258,7 +258,7 @@ class InferenceWorkload:
         """Of all sequences."""
         return sum(self.new_token_counts) or self.num_sequences * self.num_new_tokens
 
-    def as_if_equal(self, *, max_sequence_length: int) -> "InferenceWorkload":
+    def as_if_equal(self, *, max_sequence_length: int) -> "GenerationWorkload":
         """As if every prompt were the longest, and each asked for the most new tokens, as far as a model has positions: no plan
         needs less for it.
         """
@@ -274,7 +274,7 @@ class InferenceWorkload:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerationWorkload:
+class GenerationRequest:
     """What a generate job does with each of its prompts; a line of the file may say otherwise for itself."""
 
     max_new_tokens: int = 128
@@ -308,18 +308,18 @@ class GenerationWorkload:
 
 MAX_STOPS = 4
 MAX_STOP_CHARACTERS = 200
-InferenceObjective = Literal["throughput", "first_token", "largest_batch"]
+GenerationObjective = Literal["throughput", "first_token", "largest_batch"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class InferenceGoal:
+class GenerationGoal:
     """What the plan of a batch generation must honour, and what it is judged by."""
 
     device_budget_bytes: int
     """As in ``Goal``, as are the next two."""
     host_budget_bytes: int | None = None
     disk_budget_bytes: int | None = None
-    objective: InferenceObjective = "throughput"
+    objective: GenerationObjective = "throughput"
     """throughput: the whole workload in the least time. first_token: the first pass's first token after the least time.
     largest_batch: most sequences at once."""
     allow_lossy: bool = False
@@ -370,7 +370,7 @@ class Goal:
         return self.allow_lossy and (self.most_loss == "any" or technique in ROUNDING)
 
 
-def _check_pins(goal: "Goal | InferenceGoal") -> None:
+def _check_pins(goal: "Goal | GenerationGoal") -> None:
     """Raise InvalidWorkload where a pin asks for what the goal rules out."""
     for path, technique in goal.pins.techniques():
         name, value = f"goal.pins.{path}", dict(goal.pins.values())[path]
@@ -392,7 +392,7 @@ def _check_pins(goal: "Goal | InferenceGoal") -> None:
             )
 
 
-def _check_budgets(goal: "Goal | InferenceGoal") -> None:
+def _check_budgets(goal: "Goal | GenerationGoal") -> None:
     _require_int("device_budget_bytes", goal.device_budget_bytes, low=1, high=UNLIMITED_BYTES, section="goal")
     if goal.host_budget_bytes is not None:
         _require_int("host_budget_bytes", goal.host_budget_bytes, low=0, high=UNLIMITED_BYTES, section="goal")

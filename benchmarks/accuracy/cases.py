@@ -27,10 +27,10 @@ from benchmarks.accuracy.techniques import (
     merge_changes,
 )
 from optimizer.models.spec import ModelSpec, read_model_spec
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
-from optimizer.workload import Adapter, InferenceWorkload, TrainingWorkload
+from optimizer.workload import Adapter, GenerationWorkload, TrainingWorkload
 
 Option = TypeVar("Option")
 
@@ -125,8 +125,8 @@ class Case:
     shape: str
     techniques: tuple[str, ...]
     config: Mapping[str, Any] = field(repr=False)
-    workload: TrainingWorkload | InferenceWorkload = field(repr=False)
-    plan: Plan | InferencePlan = field(repr=False)
+    workload: TrainingWorkload | GenerationWorkload = field(repr=False)
+    plan: Plan | GenerationPlan = field(repr=False)
     is_timed: bool = False
     is_padded: bool = False
     """Each micro-batch's last sequence ends before the others."""
@@ -284,9 +284,9 @@ def make_generation_case(
         shape=shape,
         techniques=names,
         config=config,
-        workload=InferenceWorkload(
+        workload=GenerationWorkload(
             prompt_length=prompt_length, num_new_tokens=num_new_tokens, num_sequences=batch_size
         ),
-        plan=InferencePlan(batch_size=batch_size, weights=WeightsPlan(**weights)),
+        plan=GenerationPlan(batch_size=batch_size, weights=WeightsPlan(**weights)),
         is_timed=is_timed,
     )

@@ -36,7 +36,7 @@ from optimizer.base.units import format_bytes
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.probe.probe import probe_machine
 from optimizer.runtime.job.train import set_num_threads
-from optimizer.workload import InferenceWorkload
+from optimizer.workload import GenerationWorkload
 
 PARTS = ("memory", "estimators", "time")
 PROBE_S = 50.0
@@ -143,7 +143,7 @@ def ask(journal: Journal, case: Case) -> None:
         or case.is_timed
         or case.is_padded
         or case.module is not None
-        or isinstance(case.workload, InferenceWorkload)
+        or isinstance(case.workload, GenerationWorkload)
         or journal.has(what="estimator", case=case.name)
     ):
         return

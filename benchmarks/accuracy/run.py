@@ -23,20 +23,20 @@ from benchmarks.accuracy.techniques import REMOTE
 from benchmarks.record import Row
 from benchmarks.yardstick import get_yardstick
 from optimizer.base.errors import OutOfDeviceMemory
-from optimizer.estimate.generation.prediction import InferencePrediction
-from optimizer.estimate.generation.pricing import estimate_inference
+from optimizer.estimate.generation.prediction import GenerationPrediction
+from optimizer.estimate.generation.pricing import estimate_generation
 from optimizer.estimate.prediction import Prediction
 from optimizer.estimate.training import estimate_training
 from optimizer.hardware.calibration import TimedRun
 from optimizer.hardware.machine import Machine
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.plan import Plan
 from optimizer.profile.extent import Extent, extent_of_plans
-from optimizer.profile.generation import InferenceProfile
+from optimizer.profile.generation import GenerationProfile
 from optimizer.profile.profile import Profile
-from optimizer.profile.trace.generation import profile_inference
+from optimizer.profile.trace.generation import profile_generation
 from optimizer.profile.trace.trace import profile_model
-from optimizer.runtime.generation.generator import Generator, build_for_inference
+from optimizer.runtime.generation.generator import Generator, build_for_generation
 from optimizer.runtime.job.measure import make_synthetic_batches, measure_step
 from optimizer.runtime.job.measure_generation import make_prompts, measure_generation
 from optimizer.runtime.job.prepare import build_prepared
@@ -46,7 +46,7 @@ from optimizer.runtime.step.step import MicroBatch, Trainer
 from optimizer.runtime.step.weights import torch_dtype
 from optimizer.runtime.tiers.remote import URL_VARIABLE
 from optimizer.runtime.tiers.tiers import Tiers
-from optimizer.workload import InferenceWorkload, TrainingWorkload
+from optimizer.workload import GenerationWorkload, TrainingWorkload
 
 CPU = torch.device("cpu")
 EXACT = ("weights", "gradients", "optimizer_state", "kv_cache")
@@ -62,28 +62,28 @@ class Bench:
         self.machine = machine
         self._extents: dict[str, Extent] = {}
         self._representations: dict[str, set[str]] = {}
-        self._profiles: dict[str, Profile | InferenceProfile] = {}
+        self._profiles: dict[str, Profile | GenerationProfile] = {}
         for case in cases:
             self._note(case)
 
     def _note(self, case: Case) -> None:
         key = _key_of(case)
-        if isinstance(case.plan, InferencePlan):
+        if isinstance(case.plan, GenerationPlan):
             self._representations.setdefault(key, set()).add(case.plan.weights.representation)
         elif isinstance(case.workload, TrainingWorkload):
             extent = extent_of_plans([case.plan], workload=case.workload)
             known = self._extents.get(key)
             self._extents[key] = extent if known is None else known.union(extent)
 
-    def profile_of(self, case: Case) -> Profile | InferenceProfile:
+    def profile_of(self, case: Case) -> Profile | GenerationProfile:
         """Of all that the noted cases of this model need."""
         key = _key_of(case)
         if key not in self._profiles:
             if key not in self._extents and key not in self._representations:
                 self._note(case)
-            if isinstance(case.plan, InferencePlan):
+            if isinstance(case.plan, GenerationPlan):
                 names = sorted(self._representations[key])
-                self._profiles[key] = profile_inference(case.spec, representations=names)
+                self._profiles[key] = profile_generation(case.spec, representations=names)
             elif case.module is not None:
                 self._profiles[key] = case.module.profile()
             else:
@@ -92,12 +92,12 @@ class Bench:
                 )
         return self._profiles[key]
 
-    def predict(self, case: Case, *, calibration: Any = None) -> Prediction | InferencePrediction:
+    def predict(self, case: Case, *, calibration: Any = None) -> Prediction | GenerationPrediction:
         profile, plan, workload = self.profile_of(case), case.plan, case.workload
-        if isinstance(profile, InferenceProfile):
-            assert isinstance(plan, InferencePlan)
-            assert isinstance(workload, InferenceWorkload)
-            return estimate_inference(
+        if isinstance(profile, GenerationProfile):
+            assert isinstance(plan, GenerationPlan)
+            assert isinstance(workload, GenerationWorkload)
+            return estimate_generation(
                 profile, plan=plan, workload=workload, machine=self.machine, calibration=calibration
             )
         assert isinstance(plan, Plan)
@@ -110,15 +110,15 @@ def _key_of(case: Case) -> str:
     return json.dumps([kind, dict(case.config) or case.model, repr(case.adapter), case.is_padded], sort_keys=True)
 
 
-def predicted_ms(prediction: Prediction | InferencePrediction, case: Case) -> float:
+def predicted_ms(prediction: Prediction | GenerationPrediction, case: Case) -> float:
     """Of what is timed: a training step, or a pass of generation."""
     if isinstance(prediction, Prediction):
         return prediction.step_ms
-    assert isinstance(case.workload, InferenceWorkload)
+    assert isinstance(case.workload, GenerationWorkload)
     return prediction.prefill_ms + prediction.decode_ms * (case.workload.num_new_tokens - 1)
 
 
-def timed_run(prediction: Prediction | InferencePrediction, *, measured_ms: float) -> TimedRun:
+def timed_run(prediction: Prediction | GenerationPrediction, *, measured_ms: float) -> TimedRun:
     """For the calibration. The prediction has none in it."""
     if isinstance(prediction, Prediction):
         return TimedRun.of(prediction, measured_ms=measured_ms)
@@ -231,7 +231,7 @@ class Subject:
 @contextmanager
 def ready(case: Case, meter: Meter | None) -> Iterator[Subject]:
     """Built and in its place, and gone afterwards."""
-    if isinstance(case.plan, InferencePlan):
+    if isinstance(case.plan, GenerationPlan):
         generator = _make_generator(case, meter)
         try:
             yield Subject(repeat=functools.partial(_generate, generator, case), tiers=generator.tiers)
@@ -288,25 +288,25 @@ def _evaluate(trainer: Trainer, case: Case) -> None:
 
 
 def _make_generator(case: Case, meter: Meter | None) -> Generator:
-    assert isinstance(case.plan, InferencePlan)
-    model = build_for_inference(case.spec, weights=case.plan.weights, device=CPU, seed=case.workload.seed)
+    assert isinstance(case.plan, GenerationPlan)
+    model = build_for_generation(case.spec, weights=case.plan.weights, device=CPU, seed=case.workload.seed)
     return Generator(model, plan=case.plan, device=CPU, meter=meter)
 
 
 def _generate(generator: Generator, case: Case) -> None:
-    assert isinstance(case.workload, InferenceWorkload)
+    assert isinstance(case.workload, GenerationWorkload)
     prompts = make_prompts(case.spec.vocab_size, replace(case.workload, num_sequences=generator.plan.batch_size))
     for _ in generator.run_passes([prompts], num_new_tokens=case.workload.num_new_tokens):
         pass
 
 
-def wrong_categories(prediction: Prediction | InferencePrediction, metered: Peak) -> dict[str, int]:
+def wrong_categories(prediction: Prediction | GenerationPrediction, metered: Peak) -> dict[str, int]:
     """Of those that are exact by construction, predicted less measured bytes at the peak where that is not 0."""
     predicted, measured = prediction.device_bytes_by_category, metered.device_bytes_by_category
     return {name: predicted[name] - measured[name] for name in EXACT if predicted[name] != measured[name]}
 
 
-def stage_errors(prediction: Prediction | InferencePrediction, counted: Counted) -> dict[str, int]:
+def stage_errors(prediction: Prediction | GenerationPrediction, counted: Counted) -> dict[str, int]:
     """Predicted less metered bytes of the first step and of an evaluation."""
     peaks = prediction.peaks if isinstance(prediction, Prediction) else ()
     return {
@@ -316,7 +316,7 @@ def stage_errors(prediction: Prediction | InferencePrediction, counted: Counted)
     }
 
 
-def verdicts_around(prediction: Prediction | InferencePrediction, measured_bytes: int) -> dict[str, str]:
+def verdicts_around(prediction: Prediction | GenerationPrediction, measured_bytes: int) -> dict[str, str]:
     """By budget, named by how far it is from the measured peak."""
     verdicts: dict[str, str] = {}
     for name, share in BUDGETS.items():
@@ -343,7 +343,7 @@ def carry_out(bench: Bench, case: Case) -> Row:
 
 def _peak_under(case: Case, cap_bytes: int) -> int:
     plan, workload = case.plan, case.workload
-    if isinstance(plan, InferencePlan) and isinstance(workload, InferenceWorkload):
+    if isinstance(plan, GenerationPlan) and isinstance(workload, GenerationWorkload):
         return measure_generation(case.spec, plan=plan, workload=workload, cap_bytes=cap_bytes).device_peak_bytes
     assert isinstance(plan, Plan)
     assert isinstance(workload, TrainingWorkload)

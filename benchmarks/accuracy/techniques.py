@@ -56,7 +56,7 @@ GENERATIONS: dict[str, dict[str, Any]] = {
     "streamed-ahead": {"place": "host", "prefetch": 2},
     "streamed-disk": {"place": "disk", "prefetch": 0},
 }
-"""Of inference, what each changes of fp32 weights on the device."""
+"""Of generation, what each changes of fp32 weights on the device."""
 REMOTE = frozenset({"offload-remote"})
 """Techniques that need a store at ``HEADROOM_REMOTE_URL``."""
 _NO_CHUNKS = frozenset({"chunks"})

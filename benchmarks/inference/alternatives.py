@@ -21,10 +21,10 @@ from benchmarks.alternatives import DoesNotRun
 from optimizer.models.anatomy import find_blocks
 from optimizer.models.build import build_model
 from optimizer.models.spec import ModelSpec
-from optimizer.plan.generation import InferencePlan
-from optimizer.runtime.generation.generator import Generator, build_for_inference
+from optimizer.plan.generation import GenerationPlan
+from optimizer.runtime.generation.generator import Generator, build_for_generation
 from optimizer.runtime.meter.meter import Meter
-from optimizer.workload import InferenceWorkload
+from optimizer.workload import GenerationWorkload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class Job:
     """The same work for every contender."""
 
     spec: ModelSpec
-    workload: InferenceWorkload
+    workload: GenerationWorkload
     device: torch.device
     scratch: Path
     """Folder of what goes to the disk."""
@@ -61,9 +61,9 @@ Factory = Callable[[Meter | None], Contender]
 class Ours:
     """A plan, carried out by the runtime."""
 
-    def __init__(self, job: Job, plan: InferencePlan, meter: Meter | None) -> None:
+    def __init__(self, job: Job, plan: GenerationPlan, meter: Meter | None) -> None:
         self._num_new_tokens = job.workload.num_new_tokens
-        model = build_for_inference(job.spec, weights=plan.weights, device=job.device, seed=job.workload.seed)
+        model = build_for_generation(job.spec, weights=plan.weights, device=job.device, seed=job.workload.seed)
         self.generator = Generator(model, plan=plan, device=job.device, meter=meter, scratch=job.scratch)
 
     def generate(self, prompts: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from benchmarks.record import Row, clear, goal
 from benchmarks.search.subjects import opt, rotary
 from optimizer.models.build import build_model
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import KvCachePlan, KvDtype
 from optimizer.runtime.generation.generator import Generator
 
@@ -78,7 +78,7 @@ PART = Part(name=NAME, measure=measure, summarize=summarize)
 
 def list_logits(model: nn.Module, tokens: torch.Tensor, dtype: KvDtype) -> torch.Tensor:
     """[steps, sequences, words] of each step after the prompt, given these tokens."""
-    plan = InferencePlan(batch_size=len(tokens), kv_cache=KvCachePlan(dtype=dtype))
+    plan = GenerationPlan(batch_size=len(tokens), kv_cache=KvCachePlan(dtype=dtype))
     generator = Generator(model, plan=plan, device=tokens.device)
     cache = generator.make_cache(capacity=tokens.shape[1])
     prompt, later = tokens[:, :_PROMPT_LENGTH], tokens[:, _PROMPT_LENGTH:]

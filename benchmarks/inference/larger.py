@@ -14,13 +14,13 @@ from benchmarks.inference.alternatives import Job, Theirs
 from benchmarks.inference.subjects import setup_of, wanted_of
 from benchmarks.parts import Options, Part
 from benchmarks.record import Row, clear, goal
-from optimizer.estimate.generation.pricing import estimate_inference
+from optimizer.estimate.generation.pricing import estimate_generation
 from optimizer.hardware.probe.probe import probe_machine
-from optimizer.plan.generation import InferencePlan
-from optimizer.profile.trace.generation import profile_inference
+from optimizer.plan.generation import GenerationPlan
+from optimizer.profile.trace.generation import profile_generation
 from optimizer.runtime.job.measure_generation import make_prompts, measure_generation
-from optimizer.search.generation.search import search_inference_plans
-from optimizer.workload import InferenceGoal
+from optimizer.search.generation.search import search_generation_plans
+from optimizer.workload import GenerationGoal
 
 NAME = "larger"
 TIMES = 4
@@ -34,14 +34,14 @@ def measure(options: Options) -> Iterator[Row]:
     setup = setup_of(options)
     machine = probe_machine(device=str(options.device), max_s=setup.probe_s)
     for subject in wanted_of(setup.subjects, options):
-        profile = profile_inference(subject.spec, representations=["fp32"])
+        profile = profile_generation(subject.spec, representations=["fp32"])
         workload = subject.larger_workload
-        plain = InferencePlan(batch_size=workload.num_sequences)
-        whole = estimate_inference(profile, plan=plain, workload=workload, machine=machine)
+        plain = GenerationPlan(batch_size=workload.num_sequences)
+        whole = estimate_generation(profile, plan=plain, workload=workload, machine=machine)
         held_bytes = whole.device_bytes_by_category["weights"] + whole.kv_cache_bytes
         for place, host_bytes in (("host", None), ("disk", _HOST_BYTES_WITH_DISK)):
-            goal_ = InferenceGoal(device_budget_bytes=held_bytes // TIMES, host_budget_bytes=host_bytes)
-            chosen = search_inference_plans(profile, workload=workload, goal=goal_, machine=machine).chosen
+            goal_ = GenerationGoal(device_budget_bytes=held_bytes // TIMES, host_budget_bytes=host_bytes)
+            chosen = search_generation_plans(profile, workload=workload, goal=goal_, machine=machine).chosen
             with tempfile.TemporaryDirectory(prefix="headroom-") as folder:
                 job = Job(spec=subject.spec, workload=workload, device=options.device, scratch=Path(folder))
                 measured = measure_generation(

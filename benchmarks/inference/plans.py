@@ -16,17 +16,17 @@ from benchmarks.parts import Options, Part
 from benchmarks.record import Row, clear, goal
 from benchmarks.remote_store import remote_store
 from optimizer.base.errors import HeadroomError, OutOfDeviceMemory
-from optimizer.estimate.generation.pricing import estimate_inference
+from optimizer.estimate.generation.pricing import estimate_generation
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.probe.probe import probe_machine
 from optimizer.models.spec import ModelSpec, read_model_spec
-from optimizer.plan.generation import InferencePlan
-from optimizer.profile.generation import InferenceProfile
-from optimizer.profile.trace.generation import profile_inference
+from optimizer.plan.generation import GenerationPlan
+from optimizer.profile.generation import GenerationProfile
+from optimizer.profile.trace.generation import profile_generation
 from optimizer.runtime.job.measure_generation import measure_generation
 from optimizer.search.generation.levers import list_arrangements
-from optimizer.search.generation.search import inference_problem
-from optimizer.workload import InferenceGoal, InferenceWorkload
+from optimizer.search.generation.search import generation_problem
+from optimizer.workload import GenerationGoal, GenerationWorkload
 
 NAME = "plans"
 NUM_PLANS, LEAST_PLANS = 72, 60
@@ -35,9 +35,9 @@ _QUICK_REPRESENTATIONS = ("fp32", "fp32/int4")
 _WITH_STATE = frozenset({"headroom_decoder"})
 """Keeps a state in some layers, which is no cache of keys and values."""
 _WORKLOADS = (
-    InferenceWorkload(prompt_length=24, num_new_tokens=9, num_sequences=6),
-    InferenceWorkload(prompt_length=70, num_new_tokens=5, num_sequences=5),
-    InferenceWorkload(prompt_length=8, num_new_tokens=72, num_sequences=4),
+    GenerationWorkload(prompt_length=24, num_new_tokens=9, num_sequences=6),
+    GenerationWorkload(prompt_length=70, num_new_tokens=5, num_sequences=5),
+    GenerationWorkload(prompt_length=8, num_new_tokens=72, num_sequences=4),
 )
 
 
@@ -56,7 +56,7 @@ def _measure(options: Options) -> Iterator[Row]:
             continue
         chance = random.Random(f"{options.seed} {name}")
         spec = read_model_spec(make_config(name, SHAPES["tiny"]))
-        profile = profile_inference(spec, representations=_QUICK_REPRESENTATIONS if options.quick else None)
+        profile = profile_generation(spec, representations=_QUICK_REPRESENTATIONS if options.quick else None)
         share = num_plans // len(models) + (index < num_plans % len(models))
         for plan, workload in _draw(profile, machine, chance, count=share):
             yield _run(name, spec, profile, machine, plan=plan, workload=workload, options=options)
@@ -81,14 +81,14 @@ PART = Part(name=NAME, measure=measure, summarize=summarize, case="model")
 
 
 def _draw(
-    profile: InferenceProfile, machine: Machine, chance: random.Random, *, count: int
-) -> Iterator[tuple[InferencePlan, InferenceWorkload]]:
+    profile: GenerationProfile, machine: Machine, chance: random.Random, *, count: int
+) -> Iterator[tuple[GenerationPlan, GenerationWorkload]]:
     """Distinct plans that the machine can carry out, each with one of the workloads."""
-    seen: set[tuple[InferencePlan, InferenceWorkload]] = set()
-    goal_ = InferenceGoal(device_budget_bytes=_AMPLE_BYTES, allow_lossy=True)
+    seen: set[tuple[GenerationPlan, GenerationWorkload]] = set()
+    goal_ = GenerationGoal(device_budget_bytes=_AMPLE_BYTES, allow_lossy=True)
     while len(seen) < count:
         workload = chance.choice(_WORKLOADS)
-        problem = inference_problem(profile, workload=workload, goal=goal_, machine=machine)
+        problem = generation_problem(profile, workload=workload, goal=goal_, machine=machine)
         # What comes ahead in vain comes right all the same.
         problem = replace(problem, has_copies_beside=True)
         plan = chance.choice(list_arrangements(problem))
@@ -101,14 +101,14 @@ def _draw(
 def _run(
     name: str,
     spec: ModelSpec,
-    profile: InferenceProfile,
+    profile: GenerationProfile,
     machine: Machine,
     *,
-    plan: InferencePlan,
-    workload: InferenceWorkload,
+    plan: GenerationPlan,
+    workload: GenerationWorkload,
     options: Options,
 ) -> Row:
-    prediction = estimate_inference(profile, plan=plan, workload=workload, machine=machine)
+    prediction = estimate_generation(profile, plan=plan, workload=workload, machine=machine)
     head = {
         "part": NAME,
         "what": "plan",

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.parts import Options
 from benchmarks.search.subjects import opt, rotary
 from optimizer.models.spec import ModelSpec, read_model_spec
-from optimizer.workload import InferenceWorkload
+from optimizer.workload import GenerationWorkload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,16 +20,16 @@ class Subject:
 
     name: str
     spec: ModelSpec
-    workload: InferenceWorkload
+    workload: GenerationWorkload
     num_larger: int
     """Sequences whose keys and values make the whole four times the device's room."""
 
     @property
-    def larger_workload(self) -> InferenceWorkload:
+    def larger_workload(self) -> GenerationWorkload:
         return replace(self.workload, num_sequences=self.num_larger)
 
     @property
-    def swept_workload(self) -> InferenceWorkload:
+    def swept_workload(self) -> GenerationWorkload:
         """Short enough to be run dozens of times."""
         return replace(
             self.workload,
@@ -56,7 +56,7 @@ class Setup:
 def _subject(
     name: str, config: dict[str, Any], *, prompt_length: int, num_new_tokens: int, num_sequences: int, num_larger: int
 ) -> Subject:
-    workload = InferenceWorkload(
+    workload = GenerationWorkload(
         prompt_length=prompt_length, num_new_tokens=num_new_tokens, num_sequences=num_sequences
     )
     return Subject(name=name, spec=read_model_spec(config), workload=workload, num_larger=num_larger)

@@ -30,20 +30,20 @@ from benchmarks.inference.throughput import weight_bytes
 from benchmarks.parts import Options, Part
 from benchmarks.record import Row, clear, goal
 from optimizer.base.errors import NoFeasiblePlan
-from optimizer.estimate.generation.prediction import InferencePrediction
-from optimizer.estimate.generation.pricing import estimate_inference
+from optimizer.estimate.generation.prediction import GenerationPrediction
+from optimizer.estimate.generation.pricing import estimate_generation
 from optimizer.hardware.calibration import TimedRun, fit_calibration
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.probe.probe import probe_machine
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.weights import WeightsPlan
-from optimizer.profile.generation import InferenceProfile
-from optimizer.profile.trace.generation import profile_inference
+from optimizer.profile.generation import GenerationProfile
+from optimizer.profile.trace.generation import profile_generation
 from optimizer.runtime.job.measure_generation import make_prompts, measure_generation
 from optimizer.search.generation.levers import list_arrangements
-from optimizer.search.generation.search import inference_problem, search_inference_plans
-from optimizer.workload import InferenceGoal, InferenceWorkload
+from optimizer.search.generation.search import generation_problem, search_generation_plans
+from optimizer.workload import GenerationGoal, GenerationWorkload
 
 NAME = "sweep"
 SHARES = (0.4, 1.5)
@@ -58,7 +58,7 @@ _NUM_REPEATS = 2
 """Timed runs of a plan each time that its turn comes."""
 PEAK_GOAL, RATE_GOAL, REGRET_GOAL = 0.02, 0.15, 0.05
 _REPRESENTATIONS = ("fp32",)
-_REFERENCE_PLAN = InferencePlan(weights=WeightsPlan(place="host"), kv_cache=KvCachePlan(place="host"), batch_size=16)
+_REFERENCE_PLAN = GenerationPlan(weights=WeightsPlan(place="host"), kv_cache=KvCachePlan(place="host"), batch_size=16)
 """All kinds of work that plans without the disk differ in."""
 
 
@@ -67,11 +67,11 @@ class _Subject:
     """What plans of one model need."""
 
     job: Job
-    profile: InferenceProfile
+    profile: GenerationProfile
     machine: Machine
 
-    def estimate(self, plan: InferencePlan, calibration: Mapping[str, Any] | None) -> InferencePrediction:
-        return estimate_inference(
+    def estimate(self, plan: GenerationPlan, calibration: Mapping[str, Any] | None) -> GenerationPrediction:
+        return estimate_generation(
             self.profile, plan=plan, workload=self.job.workload, machine=self.machine, calibration=calibration
         )
 
@@ -115,7 +115,7 @@ PART = Part(name=NAME, measure=measure, summarize=summarize, case="model")
 
 def _make(subject: Subject, machine: Machine, options: Options, scratch: Path) -> _Subject:
     job = Job(spec=subject.spec, workload=subject.swept_workload, device=options.device, scratch=scratch)
-    profile = profile_inference(subject.spec, representations=_REPRESENTATIONS)
+    profile = profile_generation(subject.spec, representations=_REPRESENTATIONS)
     return _Subject(job=job, profile=profile, machine=machine)
 
 
@@ -129,7 +129,7 @@ def _calibrate(
     clock: "_Clock",
 ) -> dict[str, Any]:
     """What finished runs of other models teach."""
-    finished: list[tuple[_Subject, InferencePlan, list[_Run]]] = []
+    finished: list[tuple[_Subject, GenerationPlan, list[_Run]]] = []
     for subject in subjects:
         made = _make(subject, machine, options, scratch)
         plans = _candidates(made, budget_bytes=weight_bytes(made.profile), calibration=None, chance=chance, count=num_plans)
@@ -142,12 +142,12 @@ def _calibrate(
     )
 
 
-def _on_disk(made: _Subject, chance: random.Random) -> list[InferencePlan]:
+def _on_disk(made: _Subject, chance: random.Random) -> list[GenerationPlan]:
     """One that reads its weights from there and one that keeps its cache there, which drawn plans may lack: what the disk's lane
     takes is learnt from runs that use it, and the kernel's page cache has a say in that.
     """
-    everywhere = InferenceGoal(device_budget_bytes=2 * weight_bytes(made.profile))
-    problem = inference_problem(made.profile, workload=made.job.workload, goal=everywhere, machine=made.machine)
+    everywhere = GenerationGoal(device_budget_bytes=2 * weight_bytes(made.profile))
+    problem = generation_problem(made.profile, workload=made.job.workload, goal=everywhere, machine=made.machine)
     arrangements = list_arrangements(problem)
     found = []
     for is_there in (_has_weights_on_disk, _has_cache_on_disk):
@@ -157,15 +157,15 @@ def _on_disk(made: _Subject, chance: random.Random) -> list[InferencePlan]:
     return found
 
 
-def _has_weights_on_disk(plan: InferencePlan) -> bool:
+def _has_weights_on_disk(plan: GenerationPlan) -> bool:
     return plan.weights.place == "disk" and plan.kv_cache.place == "device"
 
 
-def _has_cache_on_disk(plan: InferencePlan) -> bool:
+def _has_cache_on_disk(plan: GenerationPlan) -> bool:
     return plan.weights.place == "device" and plan.kv_cache.place == "disk"
 
 
-def timed_run(prediction: InferencePrediction, workload: InferenceWorkload, *, total_ms: float) -> TimedRun:
+def timed_run(prediction: GenerationPrediction, workload: GenerationWorkload, *, total_ms: float) -> TimedRun:
     """Of a whole workload; its passes are of the prediction's kinds, as many as its total says."""
     kinds = dict(prediction.prefill_by_kind_ms)
     for kind, kind_ms in prediction.decode_by_kind_ms.items():
@@ -232,18 +232,18 @@ def _candidates(
     calibration: Mapping[str, Any] | None,
     chance: random.Random,
     count: int,
-) -> list[InferencePlan]:
+) -> list[GenerationPlan]:
     """The chosen plan first; then baselines and points of the frontier that fit, and drawn ones up to ``count``."""
-    goal_ = InferenceGoal(device_budget_bytes=budget_bytes)
+    goal_ = GenerationGoal(device_budget_bytes=budget_bytes)
     asked: dict[str, Any] = {
         "workload": made.job.workload, "goal": goal_, "machine": made.machine, "calibration": calibration,
     }  # fmt: skip
-    result = search_inference_plans(made.profile, **asked)
-    problem = inference_problem(made.profile, **asked)
+    result = search_generation_plans(made.profile, **asked)
+    problem = generation_problem(made.profile, **asked)
     named = [result.chosen, *sorted((*result.frontier, *result.baselines.values()), key=lambda each: each.prediction.total_s)]
     longest_s = WITHIN * result.chosen.prediction.total_s
 
-    def is_swept(prediction: InferencePrediction) -> bool:
+    def is_swept(prediction: GenerationPrediction) -> bool:
         return problem.fits(prediction) and prediction.total_s <= longest_s
 
     found = list(dict.fromkeys(each.plan for each in named if is_swept(each.prediction)))[: count // 2]
@@ -319,11 +319,11 @@ def _seconds_of(run: Callable[[], object]) -> float:
 
 
 def _race(
-    made: _Subject, plans: Sequence[InferencePlan], *, num_rounds: int, clock: _Clock
-) -> dict[InferencePlan, list[_Run]]:
+    made: _Subject, plans: Sequence[GenerationPlan], *, num_rounds: int, clock: _Clock
+) -> dict[GenerationPlan, list[_Run]]:
     """The whole workload, in turn, there and back; twice each time, after once untimed."""
     prompts = make_prompts(made.job.spec.vocab_size, made.job.workload)
-    runs: dict[InferencePlan, list[_Run]] = {plan: [] for plan in plans}
+    runs: dict[GenerationPlan, list[_Run]] = {plan: [] for plan in plans}
     for index in range(num_rounds):
         for plan in plans if index % 2 == 0 else list(reversed(plans)):
             contender = Ours(made.job, plan, None)

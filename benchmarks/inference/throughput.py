@@ -22,13 +22,13 @@ from benchmarks.parts import Options, Part
 from benchmarks.record import Row, clear, goal
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.probe.probe import probe_machine
-from optimizer.plan.generation import InferencePlan
-from optimizer.profile.generation import InferenceProfile
-from optimizer.profile.trace.generation import profile_inference
+from optimizer.plan.generation import GenerationPlan
+from optimizer.profile.generation import GenerationProfile
+from optimizer.profile.trace.generation import profile_generation
 from optimizer.runtime.job.measure_generation import make_prompts
 from optimizer.runtime.meter.meter import Meter
-from optimizer.search.generation.search import search_inference_plans
-from optimizer.workload import InferenceGoal
+from optimizer.search.generation.search import search_generation_plans
+from optimizer.workload import GenerationGoal
 
 NAME = "throughput"
 SHARE = 0.25
@@ -81,11 +81,11 @@ PART = Part(name=NAME, measure=measure, summarize=summarize, case="model")
 
 
 def _measure_subject(job: Job, subject: Subject, machine: Machine, *, num_rounds: int) -> Iterator[Row]:
-    profile = profile_inference(job.spec, representations=["fp32"])
+    profile = profile_generation(job.spec, representations=["fp32"])
     budget_bytes = int(SHARE * weight_bytes(profile))
     head: Row = {"part": NAME, "model": subject.name, "device": job.device.type, "budget_bytes": budget_bytes}
-    goal_ = InferenceGoal(device_budget_bytes=budget_bytes)
-    result = search_inference_plans(profile, workload=job.workload, goal=goal_, machine=machine)
+    goal_ = GenerationGoal(device_budget_bytes=budget_bytes)
+    result = search_generation_plans(profile, workload=job.workload, goal=goal_, machine=machine)
     plan, prediction = result.chosen.plan, result.chosen.prediction
     yield {**head, "what": "plan", "plan": plan.to_json(), "explanation": " ".join(result.explanation)}
     contenders = [fit_ours(job, plan)]
@@ -116,13 +116,13 @@ def _measure_subject(job: Job, subject: Subject, machine: Machine, *, num_rounds
         yield row
 
 
-def weight_bytes(profile: InferenceProfile) -> int:
+def weight_bytes(profile: GenerationProfile) -> int:
     """Of all weights and buffers in fp32."""
     held = profile.weight_bytes("fp32")
     return held.outside + sum(held.by_block[kind] + held.staying_by_block[kind] for kind in profile.block_kinds)
 
 
-def fit_ours(job: Job, plan: InferencePlan) -> Fitted:
+def fit_ours(job: Job, plan: GenerationPlan) -> Fitted:
     def make(meter: Meter | None) -> Ours:
         return Ours(job, plan, meter)
 

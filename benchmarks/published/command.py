@@ -28,12 +28,12 @@ from benchmarks.record import Record, Row, goal
 from optimizer.base.errors import HeadroomError
 from optimizer.base.units import GIB
 from optimizer.estimate.card.process import add_memory
-from optimizer.estimate.generation.prediction import InferencePrediction
-from optimizer.estimate.generation.pricing import estimate_inference
+from optimizer.estimate.generation.prediction import GenerationPrediction
+from optimizer.estimate.generation.pricing import estimate_generation
 from optimizer.estimate.prediction import Prediction
 from optimizer.estimate.training import estimate_training
 from optimizer.hardware.devices import table_machine
-from optimizer.profile.generation import InferenceProfile
+from optimizer.profile.generation import GenerationProfile
 from optimizer.profile.profile import Profile
 
 Figure = tuple[str, float, tuple[float, float, float]]
@@ -62,9 +62,9 @@ def compare(row: PublishedRow, profile: Profile) -> Row:
     return _compared(row, _training_figures(row, prediction))
 
 
-def compare_generation(row: PublishedGeneration, profile: InferenceProfile) -> Row:
+def compare_generation(row: PublishedGeneration, profile: GenerationProfile) -> Row:
     """The same of a generation."""
-    prediction = estimate_inference(
+    prediction = estimate_generation(
         profile,
         plan=row.plan(),
         workload=row.workload(),
@@ -148,7 +148,7 @@ def _training_figures(row: PublishedRow, prediction: Prediction) -> Iterator[Fig
         yield "step_s", row.step_s, (times[0] / 1000, times[1] / 1000, times[2] / 1000)
 
 
-def _generation_figures(row: PublishedGeneration, prediction: InferencePrediction) -> Iterator[Figure]:
+def _generation_figures(row: PublishedGeneration, prediction: GenerationPrediction) -> Iterator[Figure]:
     if row.allocated_gb is not None:
         sizes = (prediction.device_peak_bytes, prediction.device_peak_low_bytes, prediction.device_peak_high_bytes)
         yield "generating allocated_gb", row.allocated_gb, (sizes[0] / GB, sizes[1] / GB, sizes[2] / GB)

@@ -1,6 +1,6 @@
 """Published measurements of generation as rows of ``generations.csv``; by rule, like the training rows:
 
-- ``litgpt``: every single-GPU inference row of its resource tables without double quantization, of models that the estimator
+- ``litgpt``: every single-GPU generation row of its resource tables without double quantization, of models that the estimator
   builds and that ran.
 - FlexGen's table of throughput on one T4 (its README): every entry of a system that keeps keys and values on the device and
   whole layers of weights on the device or the host; those with a disk, with attention on the host or with weights split
@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Literal
 
 from benchmarks.published.models import PublishedModel, read_table
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.weights import WeightsPlan
-from optimizer.workload import InferenceWorkload
+from optimizer.workload import GenerationWorkload
 
 GENERATIONS_FILE = Path(__file__).with_name("generations.csv")
 
@@ -44,14 +44,14 @@ class PublishedGeneration(PublishedModel):
         """Of the weights, as profiles name it; fp16 has bf16's profile."""
         return WeightsPlan(dtype=self.weights, frozen=self.frozen).representation.replace("fp16", "bf16")
 
-    def workload(self) -> InferenceWorkload:
-        return InferenceWorkload(
+    def workload(self) -> GenerationWorkload:
+        return GenerationWorkload(
             prompt_length=self.prompt_length, num_new_tokens=self.num_new_tokens, num_sequences=self.batch_size
         )
 
-    def plan(self) -> InferencePlan:
+    def plan(self) -> GenerationPlan:
         weights = WeightsPlan(dtype=self.weights, frozen=self.frozen, place=self.place)
-        return InferencePlan(batch_size=self.batch_size, weights=weights)
+        return GenerationPlan(batch_size=self.batch_size, weights=weights)
 
 
 def read_generations(file: Path = GENERATIONS_FILE) -> list[PublishedGeneration]:

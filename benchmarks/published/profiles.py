@@ -9,10 +9,10 @@ from benchmarks.published.generations import PublishedGeneration
 from benchmarks.published.rows import PublishedRow
 from optimizer.formats.stock_layers import own_layers
 from optimizer.profile.extent import Extent, extent_of_plans
-from optimizer.profile.generation import InferenceProfile
+from optimizer.profile.generation import GenerationProfile
 from optimizer.profile.keep.obtain import obtain_profile
 from optimizer.profile.profile import Profile
-from optimizer.profile.trace.generation import profile_inference
+from optimizer.profile.trace.generation import profile_generation
 
 Key = tuple[object, ...]
 
@@ -29,7 +29,7 @@ class Profiles:
             known = self._extents.get(row.shape_key)
             self._extents[row.shape_key] = extent if known is None else known.union(extent)
         self._training: tuple[Key, Profile] | None = None
-        self._generation: tuple[Key, InferenceProfile] | None = None
+        self._generation: tuple[Key, GenerationProfile] | None = None
 
     def training(self, row: PublishedRow) -> Profile:
         if self._training is None or self._training[0] != row.shape_key:
@@ -39,10 +39,10 @@ class Profiles:
             self._training = (row.shape_key, profile)
         return self._training[1]
 
-    def generation(self, row: PublishedGeneration) -> InferenceProfile:
+    def generation(self, row: PublishedGeneration) -> GenerationProfile:
         key = (*row.shape_key, row.representation)
         if self._generation is None or self._generation[0] != key:
-            self._generation = (key, profile_inference(row.spec(), representations=[row.representation]))
+            self._generation = (key, profile_generation(row.spec(), representations=[row.representation]))
         return self._generation[1]
 
 

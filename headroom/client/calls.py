@@ -117,7 +117,7 @@ class HeadroomClient(AccessCalls, UploadCalls):
         return self._priced("plans/best", question, wait_s=wait_s)
 
     def rank_cards(self, question: Row, *, wait_s: float = 300.0) -> Row:
-        """``POST /plans/cards``: cards of the table, best first, to train or with ``kind: inference`` to generate."""
+        """``POST /plans/cards``: cards of the table, best first, to train or with ``kind: generation`` to generate."""
         return self._priced("plans/cards", question, wait_s=wait_s)
 
     def compare_plans(self, question: Row, *, wait_s: float = 300.0) -> Row:

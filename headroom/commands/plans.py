@@ -79,7 +79,7 @@ def _frontier(client: HeadroomClient, options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(found, indent=2))
         return
-    generates = found["kind"] == "inference"
+    generates = found["kind"] == "generation"
     rows = [
         (plan["label"], format_bytes(plan["prediction"]["device_peak_bytes"]), *_times(plan["prediction"], generates=generates))
         for plan in found["frontier"]

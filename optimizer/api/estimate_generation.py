@@ -1,4 +1,4 @@
-"""``estimate_generation``: from a model and a machine to what a batch generation takes, with reasons. Torch-free.
+"""``estimate_model_generation``: from a model and a machine to what a batch generation takes, with reasons. Torch-free.
 
 A model that was never seen is traced by a child process, and its profile is kept (``profile/keep/obtain.py``).
 """
@@ -15,21 +15,21 @@ from optimizer.base.errors import InvalidInput, NoFeasiblePlan
 from optimizer.base.serialize import to_json
 from optimizer.estimate.explanation import Explanation
 from optimizer.estimate.generation.explanation import explain_generation
-from optimizer.estimate.generation.prediction import InferencePrediction
+from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.prediction import Verdict
 from optimizer.hardware.machine import Machine
 from optimizer.models.spec import ModelSpec
-from optimizer.plan.explain.generation import explain_inference_plan
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.explain.generation import explain_generation_plan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.weights import FrozenFormat, WeightsDtype, WeightsPlan
 from optimizer.profile.extent import traced_representation
-from optimizer.profile.generation import InferenceProfile
-from optimizer.profile.keep.obtain import obtain_inference_profile
-from optimizer.search.generation.baselines import INFERENCE_BASELINES, price_inference_baselines
-from optimizer.search.generation.problem import InferenceProblem, PricedInferencePlan
-from optimizer.search.generation.search import inference_problem, search_inference
+from optimizer.profile.generation import GenerationProfile
+from optimizer.profile.keep.obtain import obtain_generation_profile
+from optimizer.search.generation.baselines import INFERENCE_BASELINES, price_generation_baselines
+from optimizer.search.generation.problem import GenerationProblem, PricedGenerationPlan
+from optimizer.search.generation.search import generation_problem, search_generation
 from optimizer.search.generation.solve import Book
-from optimizer.workload import InferenceGoal, InferenceWorkload
+from optimizer.workload import GenerationGoal, GenerationWorkload
 
 _PACKED: Final[tuple[FrozenFormat, ...]] = ("int8", "int4", "nf4")
 
@@ -41,11 +41,11 @@ class GenerationEstimate:
     model_type: str
     num_blocks: int
     machine: Machine
-    workload: InferenceWorkload
-    goal: InferenceGoal
+    workload: GenerationWorkload
+    goal: GenerationGoal
     host_budget_bytes: int
     """The goal's, or what the machine has."""
-    plans: tuple[PricedInferencePlan, ...]
+    plans: tuple[PricedGenerationPlan, ...]
     """The plan asked for; where none was, weights resident, and after it the best plan where there is one."""
     nothing_fits: str | None
     """Where the best plan was looked for and there is none: why, with the smallest peak found."""
@@ -57,12 +57,12 @@ class GenerationEstimate:
     """What the config asks for that is not in this estimate (``models/unread.py``)."""
 
     @property
-    def priced(self) -> PricedInferencePlan:
+    def priced(self) -> PricedGenerationPlan:
         """The last of ``plans``."""
         return self.plans[-1]
 
     @property
-    def prediction(self) -> InferencePrediction:
+    def prediction(self) -> GenerationPrediction:
         return self.priced.prediction
 
     @property
@@ -74,13 +74,13 @@ class GenerationEstimate:
         return document
 
 
-def estimate_generation(
+def estimate_model_generation(
     spec: ModelSpec,
     *,
-    plan: InferencePlan | str | None,
-    workload: InferenceWorkload,
+    plan: GenerationPlan | str | None,
+    workload: GenerationWorkload,
     machine: Machine,
-    goal: InferenceGoal | None = None,
+    goal: GenerationGoal | None = None,
     weights: WeightsPlan | None = None,
     calibration: Mapping[str, Any] | None = None,
     profiles_folder: Path | None = None,
@@ -92,11 +92,11 @@ def estimate_generation(
     Raises InvalidPlan and InvalidWorkload before anything is traced, InvalidModel where the model cannot be, NoFeasiblePlan for
     ``best`` where nothing fits.
     """
-    goal = goal or InferenceGoal(device_budget_bytes=machine.device.memory_bytes)
+    goal = goal or GenerationGoal(device_budget_bytes=machine.device.memory_bytes)
     check_plan_label(plan)
-    asked = plan if isinstance(plan, InferencePlan) else InferencePlan(weights=weights or WeightsPlan())
+    asked = plan if isinstance(plan, GenerationPlan) else GenerationPlan(weights=weights or WeightsPlan())
     asked.check(workload=workload, max_sequence_length=spec.max_sequence_length)
-    profile = obtain_inference_profile(
+    profile = obtain_generation_profile(
         spec, representations=needed_representations(plan, goal=goal, weights=weights), folder=profiles_folder
     )
     return estimate_generation_profiled(
@@ -105,20 +105,20 @@ def estimate_generation(
 
 
 def estimate_generation_profiled(
-    profile: InferenceProfile,
+    profile: GenerationProfile,
     *,
-    plan: InferencePlan | str | None,
-    workload: InferenceWorkload,
+    plan: GenerationPlan | str | None,
+    workload: GenerationWorkload,
     machine: Machine,
-    goal: InferenceGoal,
+    goal: GenerationGoal,
     weights: WeightsPlan | None = None,
     calibration: Mapping[str, Any] | None = None,
 ) -> GenerationEstimate:
-    """``estimate_generation`` with a profile at hand."""
+    """``estimate_model_generation`` with a profile at hand."""
     check_plan_label(plan)
-    asked = plan if isinstance(plan, InferencePlan) else InferencePlan(weights=weights or WeightsPlan())
+    asked = plan if isinstance(plan, GenerationPlan) else GenerationPlan(weights=weights or WeightsPlan())
     asked.check(workload=workload, max_sequence_length=profile.max_sequence_length)
-    problem = inference_problem(profile, workload=workload, goal=goal, machine=machine, calibration=calibration)
+    problem = generation_problem(profile, workload=workload, goal=goal, machine=machine, calibration=calibration)
     plans, sentences, nothing_fits = _price(problem, plan, weights, profile=profile, machine=machine)
     last = plans[-1]
     return GenerationEstimate(
@@ -136,10 +136,10 @@ def estimate_generation_profiled(
 
 
 def needed_representations(
-    plan: InferencePlan | str | None, *, goal: InferenceGoal, weights: WeightsPlan | None = None
+    plan: GenerationPlan | str | None, *, goal: GenerationGoal, weights: WeightsPlan | None = None
 ) -> list[str]:
     """How the weights must have been profiled for the question."""
-    if isinstance(plan, InferencePlan):
+    if isinstance(plan, GenerationPlan):
         return [traced_representation(plan.weights.representation)]
     asked = (weights or WeightsPlan()).representation
     if plan not in (None, BEST) or not goal.allow_lossy:
@@ -152,7 +152,7 @@ def needed_representations(
     return sorted({"fp32", *forms, traced_representation(asked)})
 
 
-def check_plan_label(plan: InferencePlan | str | None) -> None:
+def check_plan_label(plan: GenerationPlan | str | None) -> None:
     """Raise InvalidInput for a text that names no plan."""
     allowed = [BEST, *INFERENCE_BASELINES]
     if isinstance(plan, str) and plan not in allowed:
@@ -165,34 +165,34 @@ def _can_pack(form: str) -> bool:
     return form != "nf4" or find_spec("bitsandbytes") is not None
 
 
-_Priced = tuple[tuple[PricedInferencePlan, ...], tuple[str, ...], str | None]
+_Priced = tuple[tuple[PricedGenerationPlan, ...], tuple[str, ...], str | None]
 """Plans, sentences of the last, and why nothing fits."""
 
 
 def _price(
-    problem: InferenceProblem,
-    plan: InferencePlan | str | None,
+    problem: GenerationProblem,
+    plan: GenerationPlan | str | None,
     weights: WeightsPlan | None,
     *,
-    profile: InferenceProfile,
+    profile: GenerationProfile,
     machine: Machine,
 ) -> _Priced:
-    if isinstance(plan, InferencePlan):
+    if isinstance(plan, GenerationPlan):
         return _explained(problem, problem.priced("given", plan), nothing_fits=None)
     if plan is not None and plan != BEST:
-        found = price_inference_baselines(Book(problem=problem), weights=weights, labels=(plan,))
+        found = price_generation_baselines(Book(problem=problem), weights=weights, labels=(plan,))
         return _explained(problem, found[plan], nothing_fits=None)
     try:
-        result = search_inference(problem, profile=profile, machine=machine, weights=weights)
+        result = search_generation(problem, profile=profile, machine=machine, weights=weights)
     except NoFeasiblePlan as error:
         if plan == BEST:
             raise
-        found = price_inference_baselines(Book(problem=problem), weights=weights, labels=("resident",))
+        found = price_generation_baselines(Book(problem=problem), weights=weights, labels=("resident",))
         return _explained(problem, found["resident"], nothing_fits=error.message)
     first = () if plan == BEST else (result.baselines["resident"],)
     return (*first, result.chosen), result.explanation, None
 
 
-def _explained(problem: InferenceProblem, priced: PricedInferencePlan, *, nothing_fits: str | None) -> _Priced:
-    sentences = explain_inference_plan(priced.plan, workload=problem.workload, prediction=priced.prediction)
+def _explained(problem: GenerationProblem, priced: PricedGenerationPlan, *, nothing_fits: str | None) -> _Priced:
+    sentences = explain_generation_plan(priced.plan, workload=problem.workload, prediction=priced.prediction)
     return (priced,), tuple(sentences), nothing_fits

@@ -16,63 +16,63 @@ from optimizer.api.plan import Model, check_number_compared, known_machine
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.rental import PriceList, read_prices
 from optimizer.models.spec import ModelSpec
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.pins.generation_knobs import read_generation_change
-from optimizer.profile.generation import InferenceProfile
-from optimizer.profile.keep.obtain import obtain_inference_profile
-from optimizer.search.generation.baselines import price_inference_baselines
+from optimizer.profile.generation import GenerationProfile
+from optimizer.profile.keep.obtain import obtain_generation_profile
+from optimizer.search.generation.baselines import price_generation_baselines
 from optimizer.search.generation.compare import (
     GenerationComparison,
     RepricedGeneration,
     compare_generations,
     reprice_generation,
 )
-from optimizer.search.generation.frontier import inference_label
-from optimizer.search.generation.problem import InferenceProblem
+from optimizer.search.generation.frontier import generation_label
+from optimizer.search.generation.problem import GenerationProblem
 from optimizer.search.generation.search import (
-    InferenceSearchResult,
+    GenerationSearchResult,
     find_best_generation,
-    inference_problem,
-    search_inference_plans,
+    generation_problem,
+    search_generation_plans,
 )
 from optimizer.search.generation.solve import Book
 from optimizer.search.questions.cards import ALL, CardAnswer, Found, Order, Progress, rank, read_cards
-from optimizer.workload import UNLIMITED_BYTES, InferenceGoal, InferenceWorkload
+from optimizer.workload import UNLIMITED_BYTES, GenerationGoal, GenerationWorkload
 
 
 def plan_generation(
     model: Model,
     *,
     machine: str | Machine,
-    workload: InferenceWorkload | None = None,
-    goal: InferenceGoal | None = None,
+    workload: GenerationWorkload | None = None,
+    goal: GenerationGoal | None = None,
     profiles_folder: Path | None = None,
-) -> InferenceSearchResult:
+) -> GenerationSearchResult:
     """The best plan; of the whole card, lossless and of most tokens per second unless a goal is given.
 
     machine: a card's name, or a measured one. Raises InvalidInput and what is below it for anything that was asked wrongly, and
     NoFeasiblePlan.
     """
-    workload, target = workload or InferenceWorkload(), known_machine(machine)
-    goal = goal or InferenceGoal(device_budget_bytes=target.device.memory_bytes)
-    profile = inference_profile_for(model, workload=workload, goal=goal, folder=profiles_folder)
-    return search_inference_plans(profile, workload=workload, goal=goal, machine=target)
+    workload, target = workload or GenerationWorkload(), known_machine(machine)
+    goal = goal or GenerationGoal(device_budget_bytes=target.device.memory_bytes)
+    profile = generation_profile_for(model, workload=workload, goal=goal, folder=profiles_folder)
+    return search_generation_plans(profile, workload=workload, goal=goal, machine=target)
 
 
 def compare_model_generations(
     model: Model,
-    plans: Mapping[str, str | InferencePlan],
+    plans: Mapping[str, str | GenerationPlan],
     *,
     machine: str | Machine,
-    workload: InferenceWorkload | None = None,
-    goal: InferenceGoal | None = None,
+    workload: GenerationWorkload | None = None,
+    goal: GenerationGoal | None = None,
     profiles_folder: Path | None = None,
 ) -> GenerationComparison:
     """Plans side by side. plans: by the name to show, a plan, a baseline's label or ``best``."""
-    workload, target = workload or InferenceWorkload(), known_machine(machine)
-    goal = goal or InferenceGoal(device_budget_bytes=target.device.memory_bytes)
+    workload, target = workload or GenerationWorkload(), known_machine(machine)
+    goal = goal or GenerationGoal(device_budget_bytes=target.device.memory_bytes)
     _check_compared(plans)
-    profile = inference_profile_for(model, workload=workload, goal=goal, plans=plans.values(), folder=profiles_folder)
+    profile = generation_profile_for(model, workload=workload, goal=goal, plans=plans.values(), folder=profiles_folder)
     return compare_generations_profiled(profile, plans, machine=target, workload=workload, goal=goal)
 
 
@@ -80,8 +80,8 @@ def rank_model_cards_to_generate(
     model: Model,
     cards: Sequence[str] = (ALL,),
     *,
-    workload: InferenceWorkload | None = None,
-    goal: InferenceGoal | None = None,
+    workload: GenerationWorkload | None = None,
+    goal: GenerationGoal | None = None,
     order: Order = "speed",
     prices: PriceList | None = None,
     profiles_folder: Path | None = None,
@@ -91,80 +91,80 @@ def rank_model_cards_to_generate(
 
     progress: told of each card before it is looked at.
     """
-    workload, goal = workload or InferenceWorkload(), goal or InferenceGoal(device_budget_bytes=UNLIMITED_BYTES)
+    workload, goal = workload or GenerationWorkload(), goal or GenerationGoal(device_budget_bytes=UNLIMITED_BYTES)
     read_cards(cards)  # what is no card is refused before a model is traced
-    profile = inference_profile_for(model, workload=workload, goal=goal, folder=profiles_folder)
+    profile = generation_profile_for(model, workload=workload, goal=goal, folder=profiles_folder)
     return rank_cards_to_generate(
         profile, cards, workload=workload, goal=goal, order=order, prices=prices, progress=progress
     )
 
 
-def inference_profile_for(
+def generation_profile_for(
     model: Model,
     *,
-    workload: InferenceWorkload,
-    goal: InferenceGoal,
-    plans: Iterable[str | InferencePlan] = (),
+    workload: GenerationWorkload,
+    goal: GenerationGoal,
+    plans: Iterable[str | GenerationPlan] = (),
     folder: Path | None = None,
-) -> InferenceProfile:
+) -> GenerationProfile:
     """The model's profile, as far as finding the best plan for the goal, and pricing ``plans``, needs it."""
     spec = model if isinstance(model, ModelSpec) else read_model(model)
-    InferencePlan().check(workload=workload, max_sequence_length=spec.max_sequence_length)
+    GenerationPlan().check(workload=workload, max_sequence_length=spec.max_sequence_length)
     needed = {form for plan in (BEST, *plans) for form in needed_representations(plan, goal=goal)}
-    return obtain_inference_profile(spec, representations=sorted(needed), folder=folder)
+    return obtain_generation_profile(spec, representations=sorted(needed), folder=folder)
 
 
 def compare_generations_profiled(
-    profile: InferenceProfile,
-    plans: Mapping[str, str | InferencePlan],
+    profile: GenerationProfile,
+    plans: Mapping[str, str | GenerationPlan],
     *,
     machine: Machine,
-    workload: InferenceWorkload,
-    goal: InferenceGoal,
+    workload: GenerationWorkload,
+    goal: GenerationGoal,
     calibration: Mapping[str, Any] | None = None,
 ) -> GenerationComparison:
     """plans: by the name to show, a plan, a baseline's label or ``best``."""
     _check_compared(plans)
     here: dict[str, Any] = {"goal": goal, "machine": machine, "calibration": calibration}
-    InferencePlan().check(workload=workload, max_sequence_length=profile.max_sequence_length)
+    GenerationPlan().check(workload=workload, max_sequence_length=profile.max_sequence_length)
     alike = workload.as_if_equal(max_sequence_length=profile.max_sequence_length)
-    bound = inference_problem(profile, workload=alike, **here)
-    found = {name: plan if isinstance(plan, InferencePlan) else _called(plan, bound) for name, plan in plans.items()}
-    return compare_generations(inference_problem(profile, workload=workload, **here), found)
+    bound = generation_problem(profile, workload=alike, **here)
+    found = {name: plan if isinstance(plan, GenerationPlan) else _called(plan, bound) for name, plan in plans.items()}
+    return compare_generations(generation_problem(profile, workload=workload, **here), found)
 
 
-def _check_compared(plans: Mapping[str, str | InferencePlan]) -> None:
+def _check_compared(plans: Mapping[str, str | GenerationPlan]) -> None:
     check_number_compared(len(plans))
     for plan in plans.values():
         check_plan_label(plan)
 
 
-def _called(name: str, problem: InferenceProblem) -> InferencePlan:
+def _called(name: str, problem: GenerationProblem) -> GenerationPlan:
     if name == BEST:
         return find_best_generation(problem).plan
-    return price_inference_baselines(Book(problem=problem), labels=(name,))[name].plan
+    return price_generation_baselines(Book(problem=problem), labels=(name,))[name].plan
 
 
 def rank_cards_to_generate(
-    profile: InferenceProfile,
+    profile: GenerationProfile,
     cards: Sequence[str],
     *,
-    workload: InferenceWorkload,
-    goal: InferenceGoal,
+    workload: GenerationWorkload,
+    goal: GenerationGoal,
     order: Order = "speed",
     prices: PriceList | None = None,
     progress: Progress | None = None,
 ) -> tuple[CardAnswer, ...]:
     """Cards of the table by tokens per second, or by the rent of a million tokens."""
-    InferencePlan().check(workload=workload, max_sequence_length=profile.max_sequence_length)
+    GenerationPlan().check(workload=workload, max_sequence_length=profile.max_sequence_length)
     alike = workload.as_if_equal(max_sequence_length=profile.max_sequence_length)
 
     def find(budget_bytes: int, card: Machine) -> Found:
         here: dict[str, Any] = {"goal": replace(goal, device_budget_bytes=budget_bytes), "machine": card}
-        best = find_best_generation(inference_problem(profile, workload=alike, **here))
+        best = find_best_generation(generation_problem(profile, workload=alike, **here))
         if alike is not workload:
-            best = inference_problem(profile, workload=workload, **here).priced("chosen", best.plan)
-        return best, inference_label(best.plan)
+            best = generation_problem(profile, workload=workload, **here).priced("chosen", best.plan)
+        return best, generation_label(best.plan)
 
     return rank(
         find,
@@ -178,17 +178,17 @@ def rank_cards_to_generate(
 
 
 def reprice_generation_profiled(
-    profile: InferenceProfile,
-    plan: InferencePlan,
+    profile: GenerationProfile,
+    plan: GenerationPlan,
     *,
     change: Mapping[str, Any] | Sequence[str],
     machine: Machine,
-    workload: InferenceWorkload,
-    goal: InferenceGoal,
+    workload: GenerationWorkload,
+    goal: GenerationGoal,
     calibration: Mapping[str, Any] | None = None,
 ) -> RepricedGeneration:
     """The plan after one edit. change: a part of a plan's JSON, or texts: ``["kv_cache.dtype=int8"]``."""
-    InferencePlan().check(workload=workload, max_sequence_length=profile.max_sequence_length)
-    problem = inference_problem(profile, workload=workload, goal=goal, machine=machine, calibration=calibration)
+    GenerationPlan().check(workload=workload, max_sequence_length=profile.max_sequence_length)
+    problem = generation_problem(profile, workload=workload, goal=goal, machine=machine, calibration=calibration)
     part = change if isinstance(change, Mapping) else read_generation_change(change)
     return reprice_generation(problem, plan, change=part)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from optimizer.api.estimate import BEST, read_config, read_json, read_model
-from optimizer.api.estimate_generation import check_plan_label, estimate_generation
+from optimizer.api.estimate_generation import check_plan_label, estimate_model_generation
 from optimizer.api.plan_generation import compare_model_generations, plan_generation, rank_model_cards_to_generate
 from optimizer.base.errors import InvalidInput
 from optimizer.base.serialize import to_json
@@ -17,12 +17,12 @@ from optimizer.hardware.machine import Machine
 from optimizer.hardware.rental import price_run, read_prices
 from optimizer.models.spec import ModelSpec
 from optimizer.models.unread import describe_unread
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.pins.generation import GenerationPins
 from optimizer.plan.weights import FrozenFormat, WeightsPlace, WeightsPlan
 from optimizer.search.generation.baselines import INFERENCE_BASELINES
 from optimizer.search.questions.cards import Order
-from optimizer.workload import LOSSY, Goal, InferenceGoal, InferenceObjective, InferenceWorkload, Technique
+from optimizer.workload import LOSSY, GenerationGoal, GenerationObjective, GenerationWorkload, Goal, Technique
 
 
 def add_generation_options(parser: argparse.ArgumentParser, *, has_plan: bool = True) -> None:
@@ -36,7 +36,7 @@ def add_generation_options(parser: argparse.ArgumentParser, *, has_plan: bool = 
     group.add_argument("--sequences", type=int, metavar="COUNT", help="prompts in all; as many as run at once unless given")
     group.add_argument(
         "--generate-for",
-        choices=get_args(InferenceObjective),
+        choices=get_args(GenerationObjective),
         default="throughput",
         help="what the best plan is best at: all prompts in the least time, the first token, or most sequences at once",
     )
@@ -61,10 +61,10 @@ def run_generation_estimate(options: argparse.Namespace, *, weights: WeightsPlan
     """weights: the dtype that was asked for. Returns what is printed: a text, or a document."""
     spec, workload = _read_spec(options), _read_workload(options)
     weights = WeightsPlan(dtype=weights.dtype, autocast=weights.autocast, frozen=options.pack, place=options.weights)
-    plan: InferencePlan | str = _read_plan(options.plan) or InferencePlan(
+    plan: GenerationPlan | str = _read_plan(options.plan) or GenerationPlan(
         batch_size=options.batch, num_micro_batches=options.micro_batches, weights=weights
     )
-    estimate = estimate_generation(
+    estimate = estimate_model_generation(
         spec,
         plan=plan,
         workload=workload,
@@ -86,7 +86,7 @@ def run_generation_estimate(options: argparse.Namespace, *, weights: WeightsPlan
     return report_generation(estimate, is_explained=options.explain)
 
 
-def run_generation_plan(options: argparse.Namespace, *, machine: Machine, goal: InferenceGoal) -> Any:
+def run_generation_plan(options: argparse.Namespace, *, machine: Machine, goal: GenerationGoal) -> Any:
     """The best plan beside baselines, or plans side by side; a text, or a document.
 
     Raises InvalidInput for what is asked of training alone.
@@ -113,7 +113,7 @@ def run_generation_plan(options: argparse.Namespace, *, machine: Machine, goal: 
     )
 
 
-def run_generation_cards(options: argparse.Namespace, names: list[str], *, goal: InferenceGoal) -> Any:
+def run_generation_cards(options: argparse.Namespace, names: list[str], *, goal: GenerationGoal) -> Any:
     """Cards of the table ranked: a text, or a document. Raises InvalidInput for what is asked of training alone."""
     _refuse_training(options)
     spec, workload = _read_spec(options), _read_workload(options)
@@ -138,7 +138,7 @@ def _refuse_training(options: argparse.Namespace) -> None:
             f"--objective {name} is of plans to train; what a generation's plan is best at is said by --generate-for",
             field="objective",
             value=options.objective,
-            allowed=list(get_args(InferenceObjective)),
+            allowed=list(get_args(GenerationObjective)),
         )
 
 
@@ -152,10 +152,10 @@ def _read_spec(options: argparse.Namespace) -> ModelSpec:
     return read_model(options.model)
 
 
-def _read_workload(options: argparse.Namespace) -> InferenceWorkload:
+def _read_workload(options: argparse.Namespace) -> GenerationWorkload:
     at_once = options.batch * getattr(options, "micro_batches", 1)
     given: dict[str, Any] = {"prompt_length": options.prompt_length, "num_new_tokens": options.new_tokens}
-    return InferenceWorkload(
+    return GenerationWorkload(
         num_sequences=at_once if options.sequences is None else options.sequences,
         **{name: value for name, value in given.items() if value is not None},
     )
@@ -163,7 +163,7 @@ def _read_workload(options: argparse.Namespace) -> InferenceWorkload:
 
 def read_generation_goal(
     options: argparse.Namespace, goal: Goal, *, weights: WeightsPlan | None = None, pins: GenerationPins | None = None
-) -> InferenceGoal:
+) -> GenerationGoal:
     """goal: as of training, of which budgets and what is allowed are taken. weights: beside what is lossless the dtype and the
     packing that were asked for, unless everything was allowed.
     """
@@ -174,7 +174,7 @@ def read_generation_goal(
         forbid = (*forbid, *(technique for technique in LOSSY if technique not in asked))
     if goal.allow_lossy:
         forbid = (*forbid, *(found for found in LOSSY if found not in asked and not goal.allows_loss_by(found)))
-    return InferenceGoal(
+    return GenerationGoal(
         device_budget_bytes=goal.device_budget_bytes,
         host_budget_bytes=goal.host_budget_bytes,
         disk_budget_bytes=goal.disk_budget_bytes,
@@ -185,7 +185,7 @@ def read_generation_goal(
     )
 
 
-def _read_plan(name: str | None) -> InferencePlan | str | None:
+def _read_plan(name: str | None) -> GenerationPlan | str | None:
     """None where none was named. Raises InvalidInput for what is neither a label nor a file."""
     if name is None or name == BEST or name in INFERENCE_BASELINES:
         return name
@@ -193,4 +193,4 @@ def _read_plan(name: str | None) -> InferencePlan | str | None:
         check_plan_label(name)
     document = read_json(Path(name), field="plan")
     chosen = document.get("chosen", document) if isinstance(document, dict) else document
-    return InferencePlan.from_json(chosen.get("plan", chosen) if isinstance(chosen, dict) else chosen)
+    return GenerationPlan.from_json(chosen.get("plan", chosen) if isinstance(chosen, dict) else chosen)

@@ -3,7 +3,7 @@
 Two forms, which may be mixed:
 
 - plain: ``{"prompt": "..."}`` or ``{"messages": [{"role", "content"}]}``, with an ``id`` where one is wanted, and with any field
-  of ``GenerationWorkload`` that is to differ on this line;
+  of ``GenerationRequest`` that is to differ on this line;
 - as OpenAI's Batch API has them: ``{"custom_id", "method": "POST", "url", "body"}``, where the body is that of
   ``/v1/chat/completions`` or ``/v1/completions`` (https://platform.openai.com/docs/api-reference/batch/request-input).
   What the body may ask for and this program cannot do is refused on that line, never passed over.
@@ -20,7 +20,7 @@ from typing import Any, Final, Literal
 from optimizer.base.errors import InvalidDataset, InvalidWorkload
 from optimizer.base.serialize import from_json
 from optimizer.data.documents import MAX_DEPTH, Message, is_shallow, read_lines
-from optimizer.workload import GenerationWorkload
+from optimizer.workload import GenerationRequest
 
 CHAT_URL: Final = "/v1/chat/completions"
 COMPLETIONS_URL: Final = "/v1/completions"
@@ -33,7 +33,7 @@ ROLES: Final = ("system", "developer", "user", "assistant")
 ENVELOPE_PROBLEMS: Final = ("invalid_json", "missing_field", "invalid_id", "duplicate_id", "invalid_method", "invalid_url")
 """Codes of a line that is no request at all; for them OpenAI's API refuses a whole batch."""
 
-_PLAIN_FIELDS = ("id", "prompt", "messages", *GenerationWorkload.__dataclass_fields__)
+_PLAIN_FIELDS = ("id", "prompt", "messages", *GenerationRequest.__dataclass_fields__)
 _BODY_SETTINGS = {
     "max_tokens": "max_new_tokens",
     "max_completion_tokens": "max_new_tokens",
@@ -97,10 +97,10 @@ class PromptLine:
     messages: tuple[Message, ...] = ()
     """Instead of a prompt."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """Fields of GenerationWorkload that this line sets for itself."""
+    """Fields of GenerationRequest that this line sets for itself."""
     problem: LineProblem | None = None
 
-    def workload(self, common: GenerationWorkload) -> GenerationWorkload:
+    def workload(self, common: GenerationRequest) -> GenerationRequest:
         """What holds for this line. Its own settings were checked when it was read. The seed counts on from line to line."""
         seeded = replace(common, seed=(common.seed + self.index) % 2**63)
         return replace(seeded, **self.settings)
@@ -234,7 +234,7 @@ def _read_settings(given: dict[str, Any]) -> dict[str, Any]:
     if isinstance(given.get("stop"), str):
         given = {**given, "stop": [given["stop"]]}
     try:
-        read = from_json(GenerationWorkload, given, path="workload", error=InvalidWorkload)
+        read = from_json(GenerationRequest, given, path="workload", error=InvalidWorkload)
     except InvalidWorkload as error:
         param = str(error.fields.get("field") or "").removeprefix("workload.")
         raise _LineError("invalid_value", error.message.replace("workload.", ""), param=param) from error

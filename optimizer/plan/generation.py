@@ -14,7 +14,7 @@ from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.passes import PassShape, list_passes
 from optimizer.plan.weights import WeightsPlan
-from optimizer.workload import InferenceWorkload
+from optimizer.workload import GenerationWorkload
 
 INFERENCE_PLAN_VERSION: Final = 1
 PREFILL: Final = "prefill"
@@ -31,7 +31,7 @@ def head_of(phase: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class InferencePlan:
+class GenerationPlan:
     """Every decision about the memory of one batch generation."""
 
     version: Literal[1] = INFERENCE_PLAN_VERSION
@@ -69,7 +69,7 @@ class InferencePlan:
         """At most."""
         return self.batch_size * self.num_micro_batches
 
-    def list_passes(self, workload: InferenceWorkload) -> tuple[tuple[PassShape, int], ...]:
+    def list_passes(self, workload: GenerationWorkload) -> tuple[tuple[PassShape, int], ...]:
         """As ``passes.list_passes``."""
         return list_passes(
             workload,
@@ -96,7 +96,7 @@ class InferencePlan:
         """First 16 hex digits of the sha256 of the canonical JSON."""
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:16]
 
-    def check(self, *, workload: InferenceWorkload, max_sequence_length: int) -> None:
+    def check(self, *, workload: GenerationWorkload, max_sequence_length: int) -> None:
         """Raise InvalidPlan where the plan contradicts itself or the workload, InvalidWorkload beyond the model's positions."""
         prompt_length, num_new_tokens = workload.longest
         num_tokens = prompt_length + num_new_tokens
@@ -113,7 +113,7 @@ class InferencePlan:
         if conflict is not None:
             raise conflict
 
-    def find_conflict(self, workload: InferenceWorkload) -> InvalidPlan | None:
+    def find_conflict(self, workload: GenerationWorkload) -> InvalidPlan | None:
         """The first decision that cannot be carried out for this workload, or beside another; None where there is none."""
         rules: tuple[tuple[bool, str, object, str], ...] = (
             (
@@ -168,5 +168,5 @@ class InferencePlan:
         return document
 
     @classmethod
-    def from_json(cls, document: Any) -> "InferencePlan":
+    def from_json(cls, document: Any) -> "GenerationPlan":
         return from_json(cls, document, path="plan", error=InvalidPlan)

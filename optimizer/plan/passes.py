@@ -8,10 +8,10 @@ is larger than what is generated: there two micro-batches take fewer steps than 
 of new tokens, those that ask for about as many may run together first, and prompts be sorted among them: whichever takes fewer
 steps in all.
 
-A sequence that is over leaves its micro-batch where its cache is plain (``InferencePlan.drops_ended``), with others: when half of
-those that run are over, and the rest have some steps to go, for what is kept of the cache is moved together then.
+A sequence that is over leaves its micro-batch where its cache is plain (``GenerationPlan.drops_ended``), with others:
+when half of those that run are over, and the rest have some steps to go, for what is kept of the cache is moved together then.
 
-A plan may cut the prefill shorter still (``InferencePlan.prefill_tokens``): every prompt is then a longer one.
+A plan may cut the prefill shorter still (``GenerationPlan.prefill_tokens``): every prompt is then a longer one.
 """
 
 from bisect import bisect_left
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
-from optimizer.workload import InferenceWorkload
+from optimizer.workload import GenerationWorkload
 
 Lengths = tuple[int, int]
 """Of one sequence: tokens of its prompt, and new tokens at most."""
@@ -157,7 +157,7 @@ def covers(larger: PassShape, smaller: PassShape) -> bool:
 
 @lru_cache(maxsize=1024)
 def list_passes(
-    workload: InferenceWorkload,
+    workload: GenerationWorkload,
     *,
     batch_size: int,
     num_micro_batches: int,
@@ -216,7 +216,7 @@ def _shapes_in(
 
 
 def _equal_shapes(
-    workload: InferenceWorkload, num_sequences: int, batch_size: int, prefill_tokens: int | None
+    workload: GenerationWorkload, num_sequences: int, batch_size: int, prefill_tokens: int | None
 ) -> PassShape:
     num_full, rest = divmod(num_sequences, batch_size)
     prefill = _cut(workload.prompt_length, prefill_tokens)

@@ -1,6 +1,6 @@
-"""An InferenceProfile: what one forward pass of batch generation does, in numbers, for any batch and any length.
+"""An GenerationProfile: what one forward pass of batch generation does, in numbers, for any batch and any length.
 
-Torch-free and JSON-able; ``inference_trace.py`` makes one. Two phases are held: the prefill, whose sizes are polynomials in
+Torch-free and JSON-able; ``generation_trace.py`` makes one. Two phases are held: the prefill, whose sizes are polynomials in
 batch and prompt length, and the decode of one token, in batch and the number of tokens it sees, itself included; of that also
 what is left on the device where attention is computed on the host. Each runs through parts: the embedding, the blocks, the
 head. Each distinct block is held once, whatever the depth.
@@ -28,14 +28,14 @@ INFERENCE_PROFILE_VERSION: Final = 10
 EMBEDDING, HEAD = "embedding", "head"
 
 
-def inference_fingerprint(model_fingerprint: str) -> str:
+def generation_fingerprint(model_fingerprint: str) -> str:
     """Under which name the profile of a model that generates is kept: 64 hex digits, beside that of training it."""
     return hashlib.sha256(f"{model_fingerprint} generates".encode()).hexdigest()
 
 
 def traced_fingerprint(model_fingerprint: str, *, adapter: Adapter | None, generates: bool) -> str:
     """Of what a trace is asked for: training, with these adapters or none, or generating."""
-    return inference_fingerprint(model_fingerprint) if generates else profile_fingerprint(model_fingerprint, adapter)
+    return generation_fingerprint(model_fingerprint) if generates else profile_fingerprint(model_fingerprint, adapter)
 
 
 def block_part(template: int) -> str:
@@ -146,7 +146,7 @@ class HostAttended:
 
 
 @dataclass(frozen=True, kw_only=True)
-class InferenceProfile:
+class GenerationProfile:
     """All that planning needs to know of a model that generates."""
 
     version: Literal[10] = INFERENCE_PROFILE_VERSION
@@ -208,7 +208,7 @@ class InferenceProfile:
         return document
 
     @classmethod
-    def from_json(cls, document: Any) -> "InferenceProfile":
+    def from_json(cls, document: Any) -> "GenerationProfile":
         """Raises InvalidModel, which names the first field that is wrong or points to nothing."""
         profile = from_json(cls, document, path="profile", error=InvalidModel)
         for name in ("prefill", "decode", "rebuild"):

@@ -28,7 +28,7 @@ from benchmarks.accuracy.times import (
 from benchmarks.estimators import ask_all
 from benchmarks.journal import Journal
 from optimizer.hardware.machine import Device, Machine, Rates
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 
 SPLIT_SHA256 = "7d7a8a1db2331b5152f8d2481054b68e37ce323af1a343e5297f1ed51f9787ad"
 """Of the names held back, sorted, one a line. Changing it means that what was fitted before is judged on what it has seen."""
@@ -111,7 +111,7 @@ def test_both_workloads_are_there_for_every_model_that_generates(cases):
 
 def test_every_case_can_be_carried_out(cases):
     for case in cases:
-        if isinstance(case.plan, InferencePlan):
+        if isinstance(case.plan, GenerationPlan):
             case.plan.check(workload=case.workload, max_sequence_length=case.spec.max_sequence_length)
         else:
             case.plan.check(num_blocks=case.num_blocks, workload=case.workload)

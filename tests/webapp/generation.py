@@ -5,7 +5,7 @@ import json
 from django.core.files.uploadedfile import SimpleUploadedFile
 
 from optimizer.models.spec import read_model_spec
-from optimizer.profile.generation import inference_fingerprint
+from optimizer.profile.generation import generation_fingerprint
 from tests.webapp.conftest import make_tiny_model
 from webapp.catalog.actions import create_dataset, keep_profile
 
@@ -22,9 +22,9 @@ CHAT = "/v1/chat/completions"
 
 
 def trace():
-    from optimizer.profile.trace.generation import profile_inference
+    from optimizer.profile.trace.generation import profile_generation
 
-    return profile_inference(read_model_spec(CONFIG), representations=("fp32", "bf16")).to_json()
+    return profile_generation(read_model_spec(CONFIG), representations=("fp32", "bf16")).to_json()
 
 
 def make_writer(document=None, *, owner=None, name="writer"):
@@ -33,7 +33,7 @@ def make_writer(document=None, *, owner=None, name="writer"):
     model.has_weights = True
     model.save()
     if document is not None:
-        keep_profile(inference_fingerprint(model.fingerprint), document)
+        keep_profile(generation_fingerprint(model.fingerprint), document)
     return model
 
 

@@ -100,11 +100,11 @@ def _look_at(question: TrainingQuestion | GenerationQuestion, name: str) -> "Car
 
 def _look_at_generation(question: GenerationQuestion, name: str) -> "CardAnswer":
     from optimizer.api.plan_generation import rank_cards_to_generate
-    from optimizer.search.generation.problem import PricedInferencePlan
+    from optimizer.search.generation.problem import PricedGenerationPlan
 
     goal = replace(question.goal, device_budget_bytes=UNLIMITED_BYTES)
     (answer,) = rank_cards_to_generate(question.profile, [name], workload=question.workload, goal=goal)
-    if not isinstance(answer.chosen, PricedInferencePlan):
+    if not isinstance(answer.chosen, PricedGenerationPlan):
         return answer
     light = replace(answer.chosen.prediction, timeline=(), decode=())
     return replace(answer, chosen=replace(answer.chosen, prediction=light))

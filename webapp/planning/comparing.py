@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from optimizer.base.errors import HeadroomError, InvalidInput
 from optimizer.plan.explain.diff import different_cells
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.plan import Plan
 from webapp.jobs.models import Job, Kind
 from webapp.jobs.queries import jobs_visible_to
@@ -149,7 +149,7 @@ def _plan_of(job: Job) -> AnyPlan | None:
     if job.plan is None:
         return None
     try:
-        return InferencePlan.from_json(job.plan) if job.kind == Kind.GENERATE else Plan.from_json(job.plan)
+        return GenerationPlan.from_json(job.plan) if job.kind == Kind.GENERATE else Plan.from_json(job.plan)
     except HeadroomError:
         return None
 

@@ -11,18 +11,18 @@ from typing import Any, Protocol
 
 from optimizer.base.errors import HeadroomError
 from optimizer.hardware.machine import Machine as MachineSpec
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.plan import Plan
-from optimizer.profile.generation import InferenceProfile
+from optimizer.profile.generation import GenerationProfile
 from optimizer.profile.profile import Profile
-from optimizer.workload import InferenceWorkload
+from optimizer.workload import GenerationWorkload
 from webapp.catalog.models import Machine
 from webapp.jobs.models import Job, Kind
-from webapp.jobs.specs.generation import inference_workload, spec_of_job
+from webapp.jobs.specs.generation import generation_workload, spec_of_job
 from webapp.jobs.specs.training import read_workload
-from webapp.planning.profiles import known_inference_profile_of, known_profile_of
+from webapp.planning.profiles import known_generation_profile_of, known_profile_of
 
-AnyPlan = Plan | InferencePlan
+AnyPlan = Plan | GenerationPlan
 PRICED_SETTINGS = ("sequence_length", "global_batch_size", "optimizer", "momentum", "max_grad_norm")
 
 
@@ -121,10 +121,10 @@ def _step_ms(found: Any) -> float:
 def _estimator(first: Job) -> Callable[[_Case], _Priced | None] | None:
     """Prices cases of the first job's model and kind; None where its profile is not there. Raises InvalidInput."""
     if first.kind == Kind.GENERATE:
-        generates = known_inference_profile_of(first.model)
+        generates = known_generation_profile_of(first.model)
         if generates is None:
             return None
-        return partial(_price_generation, generates, inference_workload(spec_of_job(first)))
+        return partial(_price_generation, generates, generation_workload(spec_of_job(first)))
     profile = known_profile_of(first.model, read_workload(first.spec["workload"]).adapter)
     return None if profile is None else partial(_price_training, profile)
 
@@ -145,14 +145,14 @@ def _price_training(profile: Profile, case: _Case) -> _Priced | None:
         return None
 
 
-def _price_generation(profile: InferenceProfile, workload: InferenceWorkload, case: _Case) -> _Priced | None:
+def _price_generation(profile: GenerationProfile, workload: GenerationWorkload, case: _Case) -> _Priced | None:
     """The prompts stay the first job's: counting another's may take seconds."""
-    from optimizer.estimate.generation.pricing import estimate_inference
+    from optimizer.estimate.generation.pricing import estimate_generation
 
     try:
-        return estimate_inference(
+        return estimate_generation(
             profile,
-            plan=InferencePlan.from_json(dict(case.plan)),
+            plan=GenerationPlan.from_json(dict(case.plan)),
             workload=workload,
             machine=MachineSpec.from_json(case.machine.document),
             calibration=case.machine.calibration,

@@ -8,23 +8,23 @@ from typing import Any
 
 from optimizer.base.errors import InvalidInput
 from optimizer.hardware.machine import Machine as MachineSpec
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.plan import Plan
 from optimizer.workload import Goal
 from webapp.catalog.models import Model
 from webapp.catalog.queries import machines_visible_to, models_visible_to
-from webapp.jobs.specs.generation import inference_workload, read_generate_spec
+from webapp.jobs.specs.generation import generation_workload, read_generate_spec
 from webapp.jobs.specs.training import (
     check_against_model,
     check_generates,
     find_visible,
+    read_generation_goal,
+    read_generation_workload,
     read_goal,
-    read_inference_goal,
-    read_inference_workload,
     read_workload,
 )
 from webapp.planning.generation_searches import GenerationQuestion
-from webapp.planning.profiles import profile_of, read_inference_profile, ready_profile
+from webapp.planning.profiles import profile_of, read_generation_profile, ready_profile
 
 _TRAINING = ("kind", "training")
 """What a workload says that is no generation; it may say nothing."""
@@ -36,7 +36,7 @@ class AskedOfModel:
 
     model: str
     workload: dict[str, Any]
-    """Its ``kind`` is ``training``, also where it has none, or ``inference``."""
+    """Its ``kind`` is ``training``, also where it has none, or ``generation``."""
     goal: dict[str, Any] | None
     machine: str | None = None
     gpu: str | None = None
@@ -45,7 +45,7 @@ class AskedOfModel:
 
     @property
     def generates(self) -> bool:
-        return self.prompts is not None or self.workload.get("kind") == "inference"
+        return self.prompts is not None or self.workload.get("kind") == "generation"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,18 +90,18 @@ def estimate(user: Any, request: EstimateRequest) -> dict[str, Any] | None:
 def _estimate_generation(user: Any, request: EstimateRequest) -> dict[str, Any] | None:
     from optimizer.api.estimate_generation import estimate_generation_profiled
 
-    plan = InferencePlan.from_json(request.plan) if isinstance(request.plan, dict) else request.plan
+    plan = GenerationPlan.from_json(request.plan) if isinstance(request.plan, dict) else request.plan
     asked = read_generation(user, request)
     if asked is None:
         return None
     found = estimate_generation_profiled(
         asked.profile, plan=plan, workload=asked.workload, machine=asked.machine, goal=asked.goal, calibration=asked.calibration
     )
-    return {"kind": "inference", **found.to_json()}
+    return {"kind": "generation", **found.to_json()}
 
 
 def read_generation(user: Any, asked: AskedOfModel) -> GenerationQuestion | None:
-    """Of prompts, or a workload of kind ``inference``. None while the model is being profiled.
+    """Of prompts, or a workload of kind ``generation``. None while the model is being profiled.
 
     Raises InvalidInput for the first field that is wrong.
     """
@@ -112,17 +112,17 @@ def read_generation(user: Any, asked: AskedOfModel) -> GenerationQuestion | None
         spec = read_generate_spec(
             user, {"kind": "generate", "model": asked.model, "prompts": asked.prompts, "workload": told, "goal": given}
         )
-        model, workload, goal = spec.model, inference_workload(spec), spec.goal
+        model, workload, goal = spec.model, generation_workload(spec), spec.goal
     else:
         model = find_visible(models_visible_to(user), asked.model, field="model")
-        workload = read_inference_workload(told)
+        workload = read_generation_workload(told)
         check_generates(model)
-        goal = read_inference_goal(given)
+        goal = read_generation_goal(given)
     row = ready_profile(model, generates=True)
     if row is None:
         return None
     return GenerationQuestion(
-        profile=read_inference_profile(row.pk, row.document_sha256),
+        profile=read_generation_profile(row.pk, row.document_sha256),
         profile_sha256=row.document_sha256,
         workload=workload,
         goal=goal,

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from optimizer.base.errors import NoFeasiblePlan
 from optimizer.base.recent import Recent
 from optimizer.hardware.machine import Machine as MachineSpec
-from optimizer.plan.generation import InferencePlan
-from optimizer.profile.generation import InferenceProfile
-from optimizer.workload import InferenceGoal, InferenceWorkload
+from optimizer.plan.generation import GenerationPlan
+from optimizer.profile.generation import GenerationProfile
+from optimizer.workload import GenerationGoal, GenerationWorkload
 from webapp.planning.searches import NothingFits
 
 if TYPE_CHECKING:
     from optimizer.search.generation.knobs import GenerationKnob
-    from optimizer.search.generation.problem import InferenceProblem, PricedInferencePlan
+    from optimizer.search.generation.problem import GenerationProblem, PricedGenerationPlan
 
 MAX_ANSWERS = 4
 
@@ -26,10 +26,10 @@ MAX_ANSWERS = 4
 class GenerationQuestion:
     """What work, on what, for what."""
 
-    profile: InferenceProfile
+    profile: GenerationProfile
     profile_sha256: str
-    workload: InferenceWorkload
-    goal: InferenceGoal
+    workload: GenerationWorkload
+    goal: GenerationGoal
     machine: MachineSpec
     calibration: dict[str, Any] | None
 
@@ -48,11 +48,11 @@ class GenerationQuestion:
             "calibration": self.calibration,
         }
 
-    def pose(self, workload: InferenceWorkload) -> "InferenceProblem":
+    def pose(self, workload: GenerationWorkload) -> "GenerationProblem":
         # here and below, so that numpy and scipy are loaded with the first price and not with every process that knows of jobs
-        from optimizer.search.generation.search import inference_problem
+        from optimizer.search.generation.search import generation_problem
 
-        return inference_problem(
+        return generation_problem(
             self.profile, workload=workload, goal=self.goal, machine=self.machine, calibration=self.calibration
         )
 
@@ -61,10 +61,10 @@ class GenerationQuestion:
 class GenerationAnswer:
     """Every plan priced with the prompts' own lengths."""
 
-    chosen: "PricedInferencePlan | None"
+    chosen: "PricedGenerationPlan | None"
     """None where nothing fits; then the error says what the smallest is."""
-    baselines: "dict[str, PricedInferencePlan]"
-    frontier: "tuple[PricedInferencePlan, ...]"
+    baselines: "dict[str, PricedGenerationPlan]"
+    frontier: "tuple[PricedGenerationPlan, ...]"
     explanation: tuple[str, ...]
     """Of the chosen plan."""
     gap: float | None
@@ -73,9 +73,9 @@ class GenerationAnswer:
 
 
 _answers: Recent[tuple[object, ...], GenerationAnswer] = Recent(MAX_ANSWERS)
-_problems: "Recent[tuple[object, ...], InferenceProblem]" = Recent(2 * MAX_ANSWERS)
+_problems: "Recent[tuple[object, ...], GenerationProblem]" = Recent(2 * MAX_ANSWERS)
 """With the prices that were asked of them."""
-_detailed: "Recent[tuple[object, ...], PricedInferencePlan]" = Recent(4 * MAX_ANSWERS)
+_detailed: "Recent[tuple[object, ...], PricedGenerationPlan]" = Recent(4 * MAX_ANSWERS)
 _knobs: "Recent[tuple[object, ...], tuple[GenerationKnob, ...]]" = Recent(MAX_ANSWERS)
 
 
@@ -89,51 +89,51 @@ def answer_at_hand(question: GenerationQuestion) -> GenerationAnswer | None:
     return _answers.get(question.key)
 
 
-def problem_of_generation(question: GenerationQuestion) -> "InferenceProblem":
+def problem_of_generation(question: GenerationQuestion) -> "GenerationProblem":
     """For prices of single plans, with the prompts' own lengths."""
     return _problems.obtain(question.key, lambda: question.pose(question.workload))
 
 
-def detail_generation(question: GenerationQuestion, plan: InferencePlan, *, label: str) -> "PricedInferencePlan":
+def detail_generation(question: GenerationQuestion, plan: GenerationPlan, *, label: str) -> "PricedGenerationPlan":
     """With its memory over a pass and all that its process takes: ten times the work of a price."""
     key = (*question.key, plan, label)
     return _detailed.obtain(key, lambda: problem_of_generation(question).priced(label, plan))
 
 
-def detail_at_hand(question: GenerationQuestion, plan: InferencePlan, *, label: str) -> "PricedInferencePlan | None":
+def detail_at_hand(question: GenerationQuestion, plan: GenerationPlan, *, label: str) -> "PricedGenerationPlan | None":
     return _detailed.get((*question.key, plan, label))
 
 
-def knobs_of_generation(question: GenerationQuestion, plan: InferencePlan) -> "tuple[GenerationKnob, ...]":
+def knobs_of_generation(question: GenerationQuestion, plan: GenerationPlan) -> "tuple[GenerationKnob, ...]":
     """What each single change of a plan would come to, the largest saving first."""
     from optimizer.search.generation.knobs import list_generation_knobs
 
     return _knobs.obtain((*question.key, plan), lambda: list_generation_knobs(problem_of_generation(question), plan))
 
 
-def hand_written(question: GenerationQuestion) -> "PricedInferencePlan | None":
+def hand_written(question: GenerationQuestion) -> "PricedGenerationPlan | None":
     """Of plans as people write them the first that fits, from fast to small, seen as the search sees them; None if none does."""
-    from optimizer.search.generation.baselines import list_inference_baselines, price_inference_baselines
+    from optimizer.search.generation.baselines import list_generation_baselines, price_generation_baselines
     from optimizer.search.generation.solve import Book
 
     problem = _as_if_equal(question)
-    known = list_inference_baselines(problem)
+    known = list_generation_baselines(problem)
     for label in ("resident", "stream_host", "stream_disk"):
         if label not in known:
             continue
-        priced = price_inference_baselines(Book(problem=problem), labels=(label,), in_detail=False)[label]
+        priced = price_generation_baselines(Book(problem=problem), labels=(label,), in_detail=False)[label]
         if problem.permits(priced.plan) and priced.verdict == "fits":
             return priced
     return None
 
 
-def explain_generation(question: GenerationQuestion, priced: "PricedInferencePlan") -> list[str]:
-    from optimizer.plan.explain.generation import explain_inference_plan
+def explain_generation(question: GenerationQuestion, priced: "PricedGenerationPlan") -> list[str]:
+    from optimizer.plan.explain.generation import explain_generation_plan
 
-    return list(explain_inference_plan(priced.plan, workload=question.workload, prediction=priced.prediction))
+    return list(explain_generation_plan(priced.plan, workload=question.workload, prediction=priced.prediction))
 
 
-def _as_if_equal(question: GenerationQuestion) -> "InferenceProblem":
+def _as_if_equal(question: GenerationQuestion) -> "GenerationProblem":
     """What a search is given."""
     workload = question.workload.as_if_equal(max_sequence_length=question.profile.max_sequence_length)
     if workload is question.workload:
@@ -142,19 +142,19 @@ def _as_if_equal(question: GenerationQuestion) -> "InferenceProblem":
 
 
 def _search(question: GenerationQuestion) -> GenerationAnswer:
-    from optimizer.search.generation.baselines import price_inference_baselines
-    from optimizer.search.generation.search import search_inference
+    from optimizer.search.generation.baselines import price_generation_baselines
+    from optimizer.search.generation.search import search_generation
     from optimizer.search.generation.solve import Book
 
     exact, bound = problem_of_generation(question), _as_if_equal(question)
 
-    def shown(found: "PricedInferencePlan", *, in_detail: bool = True) -> "PricedInferencePlan":
+    def shown(found: "PricedGenerationPlan", *, in_detail: bool = True) -> "PricedGenerationPlan":
         return exact.priced(found.label, found.plan, in_detail=in_detail) if bound is not exact else found
 
     try:
-        result = search_inference(bound, profile=question.profile, machine=question.machine)
+        result = search_generation(bound, profile=question.profile, machine=question.machine)
     except NoFeasiblePlan as error:
-        baselines = price_inference_baselines(Book(problem=bound))
+        baselines = price_generation_baselines(Book(problem=bound))
         return GenerationAnswer(
             chosen=None,
             baselines={label: shown(priced) for label, priced in baselines.items()},

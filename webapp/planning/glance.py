@@ -10,7 +10,7 @@ from optimizer.base.errors import HeadroomError
 from optimizer.plan.plan import Plan
 from webapp.catalog.models import Machine
 from webapp.catalog.queries import machines_visible_to
-from webapp.jobs.specs.generation import GenerateSpec, inference_workload
+from webapp.jobs.specs.generation import GenerateSpec, generation_workload
 from webapp.jobs.specs.training import JobSpec
 from webapp.planning.generation_searches import GenerationQuestion, answer_at_hand, hand_written
 from webapp.planning.pricing import generation_question_of, question_of
@@ -18,7 +18,7 @@ from webapp.planning.profiles import ready_profile
 from webapp.planning.searches import TrainingQuestion, is_answered, problem_of
 
 if TYPE_CHECKING:
-    from optimizer.search.generation.problem import PricedInferencePlan
+    from optimizer.search.generation.problem import PricedGenerationPlan
     from optimizer.search.problem import PricedPlan, SearchProblem
 
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Glance:
     """One plan, without what its process takes besides tensors. None where none of those looked at fits."""
 
-    priced: "PricedPlan | PricedInferencePlan | None"
+    priced: "PricedPlan | PricedGenerationPlan | None"
     machine: Machine
 
 
@@ -50,7 +50,7 @@ def glance_at_generation(user: Any, spec: GenerateSpec) -> Glance | None:
     machines = list(machines_visible_to(user).order_by("name"))
     if profile is None or not machines:
         return None
-    workload = inference_workload(spec)
+    workload = generation_workload(spec)
     questions: list[tuple[Machine, GenerationQuestion]] = [
         (machine, generation_question_of(spec, workload, profile, machine)) for machine in machines
     ]

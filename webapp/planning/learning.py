@@ -8,7 +8,7 @@ from optimizer.base.serialize import from_json
 from optimizer.estimate.prediction import Prediction
 from optimizer.hardware.calibration import TimedRun, learn_generation, update_calibration
 from optimizer.hardware.machine import Machine as MachineSpec
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.passes_run import MAX_TIMED, TimedPass
 from webapp.catalog.models import Machine
 from webapp.jobs.models import Attempt, Kind
@@ -26,15 +26,15 @@ def price_generation(attempt: Attempt, result: dict[str, Any] | None) -> TimedRu
         return None
     # here, since profiles are asked for by jobs
     from optimizer.estimate.generation.runs import price_run
-    from webapp.planning.profiles import known_inference_profile_of
+    from webapp.planning.profiles import known_generation_profile_of
 
-    profile = known_inference_profile_of(attempt.job.model)
+    profile = known_generation_profile_of(attempt.job.model)
     if profile is None:
         return None
     try:
         return price_run(
             profile,
-            plan=InferencePlan.from_json(attempt.plan),
+            plan=GenerationPlan.from_json(attempt.plan),
             passes=[from_json(TimedPass, each, path="passes") for each in measured["passes"][:MAX_TIMED]],
             draws=bool(measured.get("draws")),
             machine=MachineSpec.from_json(attempt.machine.document),

@@ -23,7 +23,7 @@ from webapp.jobs.specs.training import JobSpec
 
 if TYPE_CHECKING:
     from optimizer.hardware.rental import Cost, PriceList
-    from optimizer.search.generation.problem import PricedInferencePlan
+    from optimizer.search.generation.problem import PricedGenerationPlan
 
 _PRICE_AGAIN = "Price the spec again and take one of its offers."
 
@@ -73,7 +73,7 @@ class PlanAnswer:
 class Found:
     """A plan that a search or a baseline came to, in words as well."""
 
-    priced: "PricedPlan | PricedInferencePlan"
+    priced: "PricedPlan | PricedGenerationPlan"
     machine: Machine
     explanation: list[str]
 

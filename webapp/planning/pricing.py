@@ -13,14 +13,14 @@ from optimizer.base.errors import InvalidWorkload, NoFeasiblePlan
 from optimizer.hardware.machine import Machine as MachineSpec
 from optimizer.plan.explain.training import explain_plan
 from optimizer.search.problem import PricedPlan
-from optimizer.workload import Goal, InferenceWorkload
+from optimizer.workload import GenerationWorkload, Goal
 from webapp.catalog.models import Machine, Profile
 from webapp.catalog.queries import machines_visible_to
-from webapp.jobs.specs.generation import GenerateSpec, inference_workload, read_job_spec
+from webapp.jobs.specs.generation import GenerateSpec, generation_workload, read_job_spec
 from webapp.jobs.specs.training import JobSpec
 from webapp.planning.generation_searches import GenerationQuestion, explain_generation, find_generation
 from webapp.planning.offers import Found, Offer, PlanAnswer, keep_offer
-from webapp.planning.profiles import known_profiles_of, read_inference_profile, read_profile, ready_profile
+from webapp.planning.profiles import known_profiles_of, read_generation_profile, read_profile, ready_profile
 from webapp.planning.searches import TrainingQuestion, find_answer, problem_of
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def price_job_spec(user: Any, spec: JobSpec | GenerateSpec) -> PlanAnswer:
     if isinstance(spec, JobSpec):
         priced = [_search(spec, profile, machine) for machine in machines]
     else:
-        workload = inference_workload(spec)
+        workload = generation_workload(spec)
         priced = [_search_generation(spec, workload, profile, machine) for machine in machines]
     prices = read_prices()
     with transaction.atomic():
@@ -155,7 +155,7 @@ def question_of(spec: JobSpec, profile: Profile, machine: Machine) -> TrainingQu
 
 
 def _search_generation(
-    spec: GenerateSpec, workload: InferenceWorkload, profile: Profile, machine: Machine
+    spec: GenerateSpec, workload: GenerationWorkload, profile: Profile, machine: Machine
 ) -> _Searched:
     question = generation_question_of(spec, workload, profile, machine)
     answer = find_generation(question)
@@ -170,10 +170,10 @@ def _search_generation(
 
 
 def generation_question_of(
-    spec: GenerateSpec, workload: InferenceWorkload, profile: Profile, machine: Machine
+    spec: GenerateSpec, workload: GenerationWorkload, profile: Profile, machine: Machine
 ) -> GenerationQuestion:
     return GenerationQuestion(
-        profile=read_inference_profile(profile.pk, profile.document_sha256),
+        profile=read_generation_profile(profile.pk, profile.document_sha256),
         profile_sha256=profile.document_sha256,
         workload=workload,
         goal=spec.goal,

@@ -15,8 +15,8 @@ from optimizer.base.errors import HeadroomError
 from optimizer.base.serialize import to_json
 from optimizer.profile.generation import (
     INFERENCE_PROFILE_VERSION,
-    InferenceProfile,
-    inference_fingerprint,
+    GenerationProfile,
+    generation_fingerprint,
     traced_fingerprint,
 )
 from optimizer.profile.profile import PROFILE_VERSION, profile_fingerprint
@@ -62,10 +62,10 @@ def known_profiles_of(model: Model, question: TrainingQuestion) -> "Obtain":
     return obtain
 
 
-def known_inference_profile_of(model: Model) -> InferenceProfile | None:
+def known_generation_profile_of(model: Model) -> GenerationProfile | None:
     """The same of a model that generates."""
-    row = _known_row(inference_fingerprint(model.fingerprint), INFERENCE_PROFILE_VERSION)
-    return None if row is None else read_inference_profile(row.pk, row.document_sha256)
+    row = _known_row(generation_fingerprint(model.fingerprint), INFERENCE_PROFILE_VERSION)
+    return None if row is None else read_generation_profile(row.pk, row.document_sha256)
 
 
 def _known_row(fingerprint: str, version: int) -> Profile | None:
@@ -88,9 +88,9 @@ def read_profile(fingerprint: str, document_sha256: str) -> ModelProfile:
 
 
 @functools.lru_cache(maxsize=16)
-def read_inference_profile(fingerprint: str, document_sha256: str) -> InferenceProfile:
+def read_generation_profile(fingerprint: str, document_sha256: str) -> GenerationProfile:
     """Kept like those of training."""
-    return InferenceProfile.from_json(Profile.objects.get(fingerprint=fingerprint).document)
+    return GenerationProfile.from_json(Profile.objects.get(fingerprint=fingerprint).document)
 
 
 def request_profile(model: Model, *, adapter: Adapter | None = None, generates: bool = False) -> Profile:

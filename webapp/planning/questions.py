@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from optimizer.base.errors import InvalidPlan
 from optimizer.base.serialize import from_json, to_json
 from optimizer.hardware.devices import known_devices
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.pins.generation_knobs import change_generation
 from optimizer.plan.pins.training import Pins
 from optimizer.plan.plan import Plan
@@ -70,7 +70,7 @@ def _find_best_generation(user: Any, question: AskedOfModel) -> dict[str, Any] |
     if answer.nothing_fits is not None:
         raise answer.nothing_fits.error()
     return {
-        "kind": "inference",
+        "kind": "generation",
         "machine": asked.machine.to_json(),
         "objective": asked.goal.objective,
         "workload": to_json(asked.workload),
@@ -129,11 +129,11 @@ def price_change(user: Any, question: AskedOfModel, plan: dict[str, Any], change
 def _compare_generations(user: Any, question: AskedOfModel, plans: dict[str, Any]) -> dict[str, Any] | None:
     from optimizer.api.plan_generation import compare_generations_profiled
 
-    read = {name: InferencePlan.from_json(plan) if isinstance(plan, dict) else plan for name, plan in plans.items()}
+    read = {name: GenerationPlan.from_json(plan) if isinstance(plan, dict) else plan for name, plan in plans.items()}
     asked = read_generation(user, question)
     if asked is None:
         return None
-    return {"kind": "inference", **compare_generations_profiled(asked.profile, read, **asked.here).to_json()}
+    return {"kind": "generation", **compare_generations_profiled(asked.profile, read, **asked.here).to_json()}
 
 
 def _rank_cards_to_generate(
@@ -156,12 +156,12 @@ def _price_changed_generation(
 ) -> dict[str, Any] | None:
     from optimizer.api.plan_generation import reprice_generation_profiled
 
-    read = InferencePlan.from_json(plan)
+    read = GenerationPlan.from_json(plan)
     change_generation(read, change)  # what is no change is refused before a model is profiled
     asked = read_generation(user, question)
     if asked is None:
         return None
-    return {"kind": "inference", **reprice_generation_profiled(asked.profile, read, change=change, **asked.here).to_json()}
+    return {"kind": "generation", **reprice_generation_profiled(asked.profile, read, change=change, **asked.here).to_json()}
 
 
 def read_question(user: Any, question: AskedOfModel) -> Asked | None:

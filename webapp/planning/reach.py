@@ -11,20 +11,20 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from optimizer.base.errors import HeadroomError, NoFeasiblePlan
-from optimizer.estimate.generation.prediction import InferencePrediction
+from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.prediction import Prediction
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.activations import ActivationsPlan, BlockChoice
 from optimizer.plan.batch import BatchPlan
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.pins.training import Pins, WeightsPins
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import FrozenFormat, WeightsPlan
 from optimizer.profile.generation import INFERENCE_PROFILE_VERSION, traced_fingerprint
 from optimizer.profile.profile import PROFILE_VERSION
-from optimizer.workload import Adapter, Goal, InferenceGoal, InferenceWorkload, TrainingWorkload
+from optimizer.workload import Adapter, GenerationGoal, GenerationWorkload, Goal, TrainingWorkload
 from webapp.catalog.models import Model, Profile
-from webapp.planning.profiles import read_inference_profile, read_profile, request_profile
+from webapp.planning.profiles import read_generation_profile, read_profile, request_profile
 
 MethodName = Literal["full", "lora", "qlora", "generate"]
 CardVerdict = Literal["fits", "fits_saving", "does_not_fit"]
@@ -203,20 +203,20 @@ def _bytes_of(name: MethodName, fingerprint: str, document_sha256: str, sequence
 
 def _generation_bytes(fingerprint: str, document_sha256: str) -> tuple[int, int]:
     from optimizer.hardware.devices import table_machine
-    from optimizer.search.generation.search import inference_problem
+    from optimizer.search.generation.search import generation_problem
     from optimizer.search.generation.smallest import find_smallest
 
-    problem = inference_problem(
-        read_inference_profile(fingerprint, document_sha256),
-        workload=InferenceWorkload(prompt_length=_PROMPT_LENGTH, num_new_tokens=_NEW_TOKENS),
-        goal=InferenceGoal(device_budget_bytes=_NO_BUDGET_BYTES),
+    problem = generation_problem(
+        read_generation_profile(fingerprint, document_sha256),
+        workload=GenerationWorkload(prompt_length=_PROMPT_LENGTH, num_new_tokens=_NEW_TOKENS),
+        goal=GenerationGoal(device_budget_bytes=_NO_BUDGET_BYTES),
         machine=table_machine(_PRICED_ON),
     )
-    plain, smallest = (problem.priced("", plan).prediction for plan in (InferencePlan(), find_smallest(problem)))
+    plain, smallest = (problem.priced("", plan).prediction for plan in (GenerationPlan(), find_smallest(problem)))
     return _whole_peak(plain), _whole_peak(smallest)
 
 
-def _whole_peak(prediction: Prediction | InferencePrediction) -> int:
+def _whole_peak(prediction: Prediction | GenerationPrediction) -> int:
     allocated = 0 if prediction.memory is None else prediction.memory.allocated.high
     return max(prediction.device_peak_high_bytes, allocated)
 

@@ -18,8 +18,8 @@ from optimizer.data.prompt_tokens import LineTokens, PromptTokenizer, length_pro
 from optimizer.data.prompts import read_prompts
 from optimizer.data.stop_texts import StopWatch, cut_at_stop
 from optimizer.models.spec import ModelSpec, read_model_spec
-from optimizer.plan.generation import InferencePlan
-from optimizer.workload import GenerationWorkload, InferenceGoal
+from optimizer.plan.generation import GenerationPlan
+from optimizer.workload import GenerationGoal, GenerationRequest
 from worker.run.answers import answer, refusal
 from worker.run.reporter import Reporter
 from worker.run.results import Result, ResultWriter, read_finished, write_finished
@@ -34,9 +34,9 @@ class _Work:
 
     attempt: dict[str, Any]
     spec: ModelSpec
-    workload: GenerationWorkload
-    goal: InferenceGoal
-    plan: InferencePlan
+    workload: GenerationRequest
+    goal: GenerationGoal
+    plan: GenerationPlan
     tokenizer: PromptTokenizer
     job_folder: Path
 
@@ -86,9 +86,9 @@ def _read_work(attempt: dict[str, Any]) -> _Work:
     return _Work(
         attempt=attempt,
         spec=spec,
-        workload=from_json(GenerationWorkload, attempt["workload"], path="workload"),
-        goal=from_json(InferenceGoal, attempt["goal"], path="goal"),
-        plan=InferencePlan.from_json(attempt["plan"]),
+        workload=from_json(GenerationRequest, attempt["workload"], path="workload"),
+        goal=from_json(GenerationGoal, attempt["goal"], path="goal"),
+        plan=GenerationPlan.from_json(attempt["plan"]),
         tokenizer=PromptTokenizer(
             attempt["tokenizer_file"],
             chat_file=attempt["chat_file"],

@@ -14,13 +14,13 @@ def profile_to_file(
     """
     from optimizer.base.serialize import from_json
     from optimizer.models.spec import read_model_spec
-    from optimizer.profile.trace.generation import profile_inference
+    from optimizer.profile.trace.generation import profile_generation
     from optimizer.profile.trace.trace import profile_model
     from optimizer.workload import Adapter
 
     spec = read_model_spec(config)
     read = None if adapter is None else from_json(Adapter, adapter, path="adapter")
-    document = profile_inference(spec).to_json() if generates else profile_model(spec, adapter=read).to_json()
+    document = profile_generation(spec).to_json() if generates else profile_model(spec, adapter=read).to_json()
     staged = file.with_name(f".{file.name}")
     staged.write_text(json.dumps(document))
     staged.replace(file)

@@ -7,14 +7,14 @@ from optimizer.base.units import format_bytes, format_duration
 from optimizer.cli.reports.compared import side_by_side
 from optimizer.cli.reports.estimate import card_table, contributors_table, lanes_table, peak_table
 from optimizer.cli.reports.text import VERDICTS, format_bullets, format_ms, format_pairs, format_table, size_or_dash
-from optimizer.estimate.generation.prediction import InferencePrediction
+from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.hardware.machine import DISTURBED, Machine
 from optimizer.plan.pins.generation_knobs import written_value
 from optimizer.search.generation.compare import GenerationComparison
-from optimizer.search.generation.frontier import inference_label
-from optimizer.search.generation.problem import PricedInferencePlan
-from optimizer.search.generation.search import InferenceSearchResult
-from optimizer.workload import InferenceGoal, InferenceWorkload
+from optimizer.search.generation.frontier import generation_label
+from optimizer.search.generation.problem import PricedGenerationPlan
+from optimizer.search.generation.search import GenerationSearchResult
+from optimizer.workload import GenerationGoal, GenerationWorkload
 
 _NOTHING = 1e-9
 """A gap that is only rounding."""
@@ -44,11 +44,11 @@ def report_generation(estimate: GenerationEstimate, *, is_explained: bool = Fals
 
 
 def report_generation_search(
-    result: InferenceSearchResult,
+    result: GenerationSearchResult,
     *,
     model: str,
-    workload: InferenceWorkload,
-    goal: InferenceGoal,
+    workload: GenerationWorkload,
+    goal: GenerationGoal,
     machine: Machine,
     host_budget_bytes: int,
 ) -> str:
@@ -94,14 +94,14 @@ def report_generation_comparison(comparison: GenerationComparison) -> str:
     )
 
 
-def generations_table(plans: Sequence[PricedInferencePlan]) -> str:
+def generations_table(plans: Sequence[PricedGenerationPlan]) -> str:
     """A row for each plan."""
     sizes = ("peak", "at most", "elsewhere")
     header = ("plan", *sizes, "first token", "later ones", "tokens/s", "in all", "verdict", "what it does")
     return format_table(header, [_row(priced) for priced in plans])
 
 
-def _row(priced: PricedInferencePlan) -> tuple[str, ...]:
+def _row(priced: PricedGenerationPlan) -> tuple[str, ...]:
     prediction = priced.prediction
     return (
         priced.label,
@@ -113,12 +113,12 @@ def _row(priced: PricedInferencePlan) -> tuple[str, ...]:
         f"{prediction.tokens_per_s:,.1f}",
         format_duration(prediction.total_s),
         VERDICTS[priced.verdict],
-        inference_label(priced.plan),
+        generation_label(priced.plan),
     )
 
 
 def _header(
-    model: str, *, workload: InferenceWorkload, machine: Machine, goal: InferenceGoal, host_budget_bytes: int
+    model: str, *, workload: GenerationWorkload, machine: Machine, goal: GenerationGoal, host_budget_bytes: int
 ) -> str:
     source = "rates measured" if machine.rates.source == "measured" else "rates from data sheets, unmeasured"
     most = "up to " if workload.prompt_lengths else ""
@@ -162,7 +162,7 @@ def _verdict_sentences(estimate: GenerationEstimate) -> list[str]:
     return sentences
 
 
-def _kinds_table(prediction: InferencePrediction) -> str:
+def _kinds_table(prediction: GenerationPrediction) -> str:
     """Of one pass: compute by kind of op, and each lane that compute waits for."""
     prefill, decode = prediction.prefill_by_kind_ms, prediction.decode_by_kind_ms
     rows = [
@@ -172,7 +172,7 @@ def _kinds_table(prediction: InferencePrediction) -> str:
     return "Where a pass's time goes\n" + format_table(("", "prompt", "later tokens"), rows)
 
 
-def _growth_table(prediction: InferencePrediction) -> str:
+def _growth_table(prediction: GenerationPrediction) -> str:
     """Empty where nothing is decoded."""
     if not prediction.decode:
         return ""
@@ -184,13 +184,13 @@ def _growth_table(prediction: InferencePrediction) -> str:
     return "One token, as the cache grows\n" + format_table(("tokens seen", "takes", "peak"), rows)
 
 
-def _frontier_table(result: InferenceSearchResult) -> str:
+def _frontier_table(result: GenerationSearchResult) -> str:
     rows = [
         (
             format_bytes(point.prediction.device_peak_high_bytes),
             format_duration(point.prediction.total_s),
             f"{point.prediction.tokens_per_s:,.1f}",
-            inference_label(point.plan) + ("  <- chosen" if point.plan == result.chosen.plan else ""),
+            generation_label(point.plan) + ("  <- chosen" if point.plan == result.chosen.plan else ""),
         )
         for point in result.frontier
     ]

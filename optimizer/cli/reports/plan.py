@@ -15,7 +15,7 @@ from optimizer.cli.reports.text import (
     size_or_dash,
     wrap_after,
 )
-from optimizer.estimate.generation.prediction import InferencePrediction
+from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.prediction import Prediction
 from optimizer.hardware.machine import Machine
 from optimizer.search.answer.compare import Comparison
@@ -142,7 +142,7 @@ def report_cards(answers: Sequence[CardAnswer], *, num_tokens: int) -> str:
     return "\n".join(listed) + "\n\n" + format_bullets(notes)
 
 
-def _step_ms(found: Prediction | InferencePrediction) -> float:
+def _step_ms(found: Prediction | GenerationPrediction) -> float:
     """Of a generation each later token's."""
     return found.step_ms if isinstance(found, Prediction) else found.decode_ms
 

@@ -28,13 +28,13 @@ from optimizer.estimate.step.streaming import streaming_python_ms
 from optimizer.estimate.training import MEMORY_MARGIN
 from optimizer.formats.transfer_sizes import STAGING_BYTES
 from optimizer.hardware.machine import Machine, Rates
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import AttentionPlace
 from optimizer.plan.passes import MicroBatchShape
 from optimizer.plan.weights import WeightsPlan
-from optimizer.profile.generation import InferenceProfile, Phase
+from optimizer.profile.generation import GenerationProfile, Phase
 from optimizer.profile.sizes import Shape
-from optimizer.workload import InferenceWorkload
+from optimizer.workload import GenerationWorkload
 
 _NUM_LENGTHS: Final = 9
 """Of the cache, at which a range of decodes is timed: between them time is nearly a straight line."""
@@ -61,13 +61,13 @@ class Floors(NamedTuple):
         return self._replace(**{name: each[rows] for name, each in self._asdict().items() if not isinstance(each, float)})
 
 
-class InferenceFloors:
+class GenerationFloors:
     """Of all plans of a workload on a machine."""
 
     def __init__(
         self,
-        profile: InferenceProfile,
-        workload: InferenceWorkload,
+        profile: GenerationProfile,
+        workload: GenerationWorkload,
         machine: Machine,
         *,
         sizes: Sequence[int],
@@ -86,7 +86,7 @@ class InferenceFloors:
         self._kept = cache(self._make_kept)
         self._prefix = cache(self._make_prefix)
 
-    def of(self, plan: InferencePlan) -> Floors:
+    def of(self, plan: GenerationPlan) -> Floors:
         """plan: its batch size and number of micro-batches are not looked at."""
         weights = WeightsPlan(dtype=plan.weights.dtype, frozen=plan.weights.frozen)
         way = Way(plan.prefill_tokens, plan.drops_ended)
@@ -120,7 +120,7 @@ class InferenceFloors:
         return self._with_prefix(plan, floors, split, prefill=at_first, decode=later)
 
     def _with_prefix(
-        self, plan: InferencePlan, floors: Floors, split: Splits, *, prefill: LaneTimes, decode: LaneTimes
+        self, plan: GenerationPlan, floors: Floors, split: Splits, *, prefill: LaneTimes, decode: LaneTimes
     ) -> Floors:
         """Of the best length. floors, prefill, decode: as if all keys and values were kept."""
         cache, weights = plan.kv_cache, WeightsPlan(dtype=plan.weights.dtype, frozen=plan.weights.frozen)
@@ -164,7 +164,7 @@ class InferenceFloors:
             return compute_ms + copy_ms + disk_ms + network_ms
         return np.maximum(np.maximum(compute_ms, copy_ms), np.maximum(disk_ms, network_ms))
 
-    def _streamed(self, plan: InferencePlan, rates: Rates) -> "_Lanes":
+    def _streamed(self, plan: GenerationPlan, rates: Rates) -> "_Lanes":
         """Of one step, what weights that come take."""
         if plan.weights.place == "device":
             return _Lanes(0.0, 0.0, 0.0, 0.0)
@@ -238,7 +238,7 @@ class InferenceFloors:
 
     # Bytes.
 
-    def _device_bytes(self, plan: InferencePlan, split: Splits, model: "_Model", kept: KvFloor) -> Floats:
+    def _device_bytes(self, plan: GenerationPlan, split: Splits, model: "_Model", kept: KvFloor) -> Floats:
         """At the blocks where a step mostly is highest: the last with all weights ahead, the last of all, and the head."""
         profile = self._profile
         held = profile.weight_bytes(plan.weights.representation)
@@ -266,7 +266,7 @@ class InferenceFloors:
                 peak = np.maximum(peak, weights_bytes + coming + level)
         return peak + np.ceil(peak * MEMORY_MARGIN[self._machine.device.kind])
 
-    def _elsewhere(self, plan: InferencePlan, split: Splits, kept: KvFloor) -> tuple[Floats, Floats, Floats]:
+    def _elsewhere(self, plan: GenerationPlan, split: Splits, kept: KvFloor) -> tuple[Floats, Floats, Floats]:
         """On the host, on the disk and in the remote store."""
         found = {place: np.zeros_like(split.num_passes) for place in TIERS}
         held = self._profile.weight_bytes(plan.weights.representation)

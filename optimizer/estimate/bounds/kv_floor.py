@@ -1,5 +1,5 @@
 """Of many batches at once: the least that keys and values take, in bytes and in time. Bounds for a search, as
-``inference_floor.py`` has them of the rest. Torch-free.
+``generation_floor.py`` has them of the rest. Torch-free.
 
 Batches that differ in nothing else lie on a line, or nearly so: few are worked out, the others lie between them.
 """
@@ -17,11 +17,11 @@ from optimizer.estimate.generation.kv_cache import KvCosts
 from optimizer.estimate.generation.splits import Floats
 from optimizer.estimate.ops.op_times import keys_and_values_python_s
 from optimizer.hardware.machine import Machine
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.passes import MicroBatchShape
 from optimizer.plan.weights import WeightsDtype, WeightsPlan
-from optimizer.profile.generation import InferenceProfile
+from optimizer.profile.generation import GenerationProfile
 
 _NUM_CACHE_STEPS, _NUM_CACHE_BATCHES, _CACHE_SHARE = 3, 4, 0.9
 """Steps and batches at which packing and moving keys and values is timed, and how much of the line between them counts."""
@@ -59,7 +59,7 @@ class KvFloor:
 class KvFloors:
     """Of some shapes of micro-batches on a machine."""
 
-    def __init__(self, profile: InferenceProfile, machine: Machine, shapes: Sequence[MicroBatchShape]) -> None:
+    def __init__(self, profile: GenerationProfile, machine: Machine, shapes: Sequence[MicroBatchShape]) -> None:
         self._profile, self._machine, self._shapes = profile, machine, shapes
         self._of = cache(self._make)
         self._bytes = cache(self._make_bytes)
@@ -102,7 +102,7 @@ class KvFloors:
     def _costs(
         self, dtype: WeightsDtype, cache: KvCachePlan, shapes: Sequence[MicroBatchShape]
     ) -> list[KvCosts]:
-        plan = InferencePlan(weights=WeightsPlan(dtype=dtype), kv_cache=cache)
+        plan = GenerationPlan(weights=WeightsPlan(dtype=dtype), kv_cache=cache)
         return [KvCosts(self._profile, plan, self._machine, shape=shape) for shape in shapes]
 
     def _make_bytes(self, dtype: WeightsDtype, cache: KvCachePlan) -> dict[str, Floats]:

@@ -1,5 +1,5 @@
 """Of many batches at once: what making keys and values of a prompt's first tokens again adds and saves, by how many tokens these
-are, and how many are best. Bounds for a search, as ``inference_floor.py`` has them of the rest. Torch-free.
+are, and how many are best. Bounds for a search, as ``generation_floor.py`` has them of the rest. Torch-free.
 
 The link's time falls and compute's rises with every token. Where both work beside each other the best number is where they
 balance; where they do not, it is all or none. *Not modelled*: device bytes while keys and values are made.
@@ -18,7 +18,7 @@ from optimizer.formats.kv_prefix import SHORTEST_PREFIX, count_rebuilt
 from optimizer.hardware.machine import Machine
 from optimizer.plan.kv_cache import KvPlace
 from optimizer.plan.weights import WeightsPlan
-from optimizer.profile.generation import InferenceProfile
+from optimizer.profile.generation import GenerationProfile
 
 NUM_LENGTHS: Final = 16
 """That are looked at, evenly up to the longest. The best of them is within a thirty-second of the best of all, and, as a hidden
@@ -50,7 +50,7 @@ class PrefixFloors:
     """Of one representation of the weights; where nothing is said, [length, shape of a micro-batch]. Lengths: 0 for none."""
 
     def __init__(
-        self, profile: InferenceProfile, weights: WeightsPlan, machine: Machine, split: Splits, *, lengths: Sequence[int]
+        self, profile: GenerationProfile, weights: WeightsPlan, machine: Machine, split: Splits, *, lengths: Sequence[int]
     ) -> None:
         self._profile, self._weights, self._machine, self._split = profile, weights, machine, split
         self._lengths = np.array(lengths)

@@ -6,7 +6,7 @@ from typing import Final
 from optimizer.base.units import MIB
 from optimizer.hardware.machine import Machine
 from optimizer.plan.weights import WeightsPlan
-from optimizer.profile.generation import InferenceProfile
+from optimizer.profile.generation import GenerationProfile
 
 _USUAL_CACHE_BYTES: Final = 32 * MIB
 """Of a processor that does not tell."""
@@ -19,7 +19,7 @@ def reading_weights(machine: Machine, *, are_cold: bool) -> Machine:
     return replace(machine, rates=machine.rates.with_cold_weights) if are_cold else machine
 
 
-def are_weights_cold(profile: InferenceProfile, plan: WeightsPlan, machine: Machine) -> bool:
+def are_weights_cold(profile: GenerationProfile, plan: WeightsPlan, machine: Machine) -> bool:
     """Whether they come from memory each time, on the CPU device; for CUDA there is one curve for all.
 
     What stays is read once a step, so from memory where all of it together is more than the cache. What is copied to its place

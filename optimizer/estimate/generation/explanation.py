@@ -2,18 +2,18 @@
 
 from optimizer.base.categories import CATEGORIES, Category
 from optimizer.estimate.explanation import CategoryAtPeak, Explanation, list_lanes
-from optimizer.estimate.generation.prediction import InferencePrediction
-from optimizer.plan.generation import InferencePlan
-from optimizer.profile.generation import InferenceProfile
-from optimizer.workload import InferenceWorkload
+from optimizer.estimate.generation.prediction import GenerationPrediction
+from optimizer.plan.generation import GenerationPlan
+from optimizer.profile.generation import GenerationProfile
+from optimizer.workload import GenerationWorkload
 
 
 def explain_generation(
-    profile: InferenceProfile,
+    profile: GenerationProfile,
     *,
-    plan: InferencePlan,
-    workload: InferenceWorkload,
-    prediction: InferencePrediction,
+    plan: GenerationPlan,
+    workload: GenerationWorkload,
+    prediction: GenerationPrediction,
 ) -> Explanation:
     """Lanes are those of a pass."""
     at_peak = prediction.device_bytes_by_category
@@ -36,7 +36,7 @@ def explain_generation(
 
 
 def _reasons(
-    profile: InferenceProfile, plan: InferencePlan, workload: InferenceWorkload, prediction: InferencePrediction
+    profile: GenerationProfile, plan: GenerationPlan, workload: GenerationWorkload, prediction: GenerationPrediction
 ) -> dict[Category, str]:
     weights = plan.weights
     form = weights.dtype if weights.frozen == "same" else f"{weights.dtype}, the blocks' matrices in {weights.frozen}"

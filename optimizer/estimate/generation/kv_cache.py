@@ -24,16 +24,16 @@ from optimizer.estimate.tasks.tasks import Task, add_legs, moved_bytes, single
 from optimizer.estimate.tasks.transfers import Legs, Transfer
 from optimizer.formats.kv_packing import KV_BLOCK_TOKENS, KvLayout, KvShape
 from optimizer.hardware.machine import Machine
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.passes import MicroBatchShape
-from optimizer.profile.generation import InferenceProfile
+from optimizer.profile.generation import GenerationProfile
 
 _MEAN_WAITING = (KV_BLOCK_TOKENS + 1) / 2
 """Of the newest tokens that are not packed, between 1 and a block of them."""
 
 
 def list_kv_bytes(
-    profile: InferenceProfile, plan: InferencePlan, *, batch_size: int, num_tokens: int
+    profile: GenerationProfile, plan: GenerationPlan, *, batch_size: int, num_tokens: int
 ) -> tuple[int, ...]:
     """By block, of a pass of so many sequences with room for so many tokens each, wherever they are."""
     layouts = list_layouts(profile, plan, batch_size=batch_size, num_tokens=num_tokens)
@@ -42,8 +42,8 @@ def list_kv_bytes(
 
 
 def list_layouts(
-    profile: InferenceProfile,
-    plan: InferencePlan,
+    profile: GenerationProfile,
+    plan: GenerationPlan,
     *,
     batch_size: int,
     num_tokens: int,
@@ -83,7 +83,7 @@ NO_WORKSPACE: Final = Workspace(0, 0)
 class KvCosts:
     """Of the cache of one micro-batch."""
 
-    def __init__(self, profile: InferenceProfile, plan: InferencePlan, machine: Machine, *, shape: MicroBatchShape) -> None:
+    def __init__(self, profile: GenerationProfile, plan: GenerationPlan, machine: Machine, *, shape: MicroBatchShape) -> None:
         self._plan, self._rates = plan.kv_cache, machine.rates
         self._shape = shape
         self._prefix = PrefixCosts(profile, plan, machine, shape=shape)

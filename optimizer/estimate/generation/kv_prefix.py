@@ -17,12 +17,12 @@ from optimizer.estimate.tasks.transfers import Legs, Transfer
 from optimizer.formats.kv_packing import KvLayout
 from optimizer.formats.kv_prefix import count_rebuilt, refusal
 from optimizer.hardware.machine import Machine
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.passes import MicroBatchShape
-from optimizer.profile.generation import EMBEDDING, InferenceProfile, block_part
+from optimizer.profile.generation import EMBEDDING, GenerationProfile, block_part
 
 
-def find_prefix_conflict(profile: InferenceProfile, plan: InferencePlan) -> InvalidPlan | None:
+def find_prefix_conflict(profile: GenerationProfile, plan: GenerationPlan) -> InvalidPlan | None:
     """Why no block of the model can do what the plan says of a prefix; None where one can, or nothing is said."""
     prefix_tokens, kinds = plan.kv_cache.prefix_tokens, range(len(profile.kv))
     if not prefix_tokens or any(map(profile.can_rebuild, kinds)):
@@ -39,7 +39,7 @@ def find_prefix_conflict(profile: InferenceProfile, plan: InferencePlan) -> Inva
 class PrefixCosts:
     """Of one micro-batch; ``num_tokens`` is 0 where the plan or its prompt leaves nothing to make again."""
 
-    def __init__(self, profile: InferenceProfile, plan: InferencePlan, machine: Machine, *, shape: MicroBatchShape) -> None:
+    def __init__(self, profile: GenerationProfile, plan: GenerationPlan, machine: Machine, *, shape: MicroBatchShape) -> None:
         self._profile, self._plan, self._machine, self._shape = profile, plan, machine, shape
         self._num_tokens = count_rebuilt(plan.kv_cache.prefix_tokens, prompt_length=shape.prompt_length)
 

@@ -1,8 +1,8 @@
 """What runs in one pass of a batch generation, block by block as ``runtime/generation/generator.py`` runs it, as tasks.
 Torch-free.
 
-Nothing is priced here but what a task itself takes; ``inference_pass.py`` runs the tasks and sums them up. *Not modelled*: moving
-what is kept of a plain cache together as sequences leave, once each time that half of them are over.
+Nothing is priced here but what a task itself takes; ``generation_pass.py`` runs the tasks and sums them up. *Not
+modelled*: moving what is kept of a plain cache together as sequences leave, once each time that half of them are over.
 """
 
 from collections.abc import Hashable, Iterable, Iterator
@@ -19,10 +19,10 @@ from optimizer.estimate.shape.compiled import Arrival, CompiledShape, compile_sh
 from optimizer.estimate.step.streaming import make_weights_task
 from optimizer.estimate.tasks.tasks import Task, move_task, risen_bytes, single
 from optimizer.hardware.machine import Machine
-from optimizer.plan.generation import PREFILL, InferencePlan, decode_phase, head_of
+from optimizer.plan.generation import PREFILL, GenerationPlan, decode_phase, head_of
 from optimizer.plan.passes import MicroBatchShape, PassShape
-from optimizer.profile.generation import EMBEDDING, HEAD, ForwardRegime, InferenceProfile, Phase, block_part
-from optimizer.workload import InferenceWorkload
+from optimizer.profile.generation import EMBEDDING, HEAD, ForwardRegime, GenerationProfile, Phase, block_part
+from optimizer.workload import GenerationWorkload
 
 
 class Placed(NamedTuple):
@@ -43,9 +43,9 @@ class PassLayout:
 
     def __init__(
         self,
-        profile: InferenceProfile,
-        plan: InferencePlan,
-        workload: InferenceWorkload,
+        profile: GenerationProfile,
+        plan: GenerationPlan,
+        workload: GenerationWorkload,
         machine: Machine,
         *,
         micro_batches: PassShape,

@@ -1,4 +1,4 @@
-"""Prices one pass of a batch generation: its tasks (``inference_layout.py``) through the simulator. Torch-free.
+"""Prices one pass of a batch generation: its tasks (``generation_layout.py``) through the simulator. Torch-free.
 
 A pass is a prefill and the decode of each further token, every step of them for all its micro-batches. A decode grows with the
 cache. Its time and its peak are piecewise linear in the number of tokens: sums and maxima of what is linear, within the ranges
@@ -25,11 +25,11 @@ from optimizer.estimate.tasks.parts import Bytes
 from optimizer.estimate.tasks.tasks import Task, move_task, single
 from optimizer.formats.transfer_sizes import STAGING_BYTES
 from optimizer.hardware.machine import Machine
-from optimizer.plan.generation import PREFILL, InferencePlan, decode_phase
+from optimizer.plan.generation import PREFILL, GenerationPlan, decode_phase
 from optimizer.plan.passes import PassShape
-from optimizer.profile.generation import InferenceProfile
+from optimizer.profile.generation import GenerationProfile
 from optimizer.profile.time_kinds import COMPUTE_KINDS
-from optimizer.workload import InferenceWorkload
+from optimizer.workload import GenerationWorkload
 
 PASS_KINDS = (*COMPUTE_KINDS, "allocation")
 _STRAIGHT, _ROUGHLY_STRAIGHT = 1e-6, 3e-4
@@ -52,9 +52,9 @@ class GenerationPass:
 
     def __init__(
         self,
-        profile: InferenceProfile,
-        plan: InferencePlan,
-        workload: InferenceWorkload,
+        profile: GenerationProfile,
+        plan: GenerationPlan,
+        workload: GenerationWorkload,
         machine: Machine,
         *,
         micro_batches: PassShape,

@@ -10,9 +10,9 @@ from typing import Final
 
 from optimizer.estimate.generation.kv_cache import KvCosts, sum_homes
 from optimizer.hardware.machine import Machine
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.passes import PassShape
-from optimizer.profile.generation import InferenceProfile
+from optimizer.profile.generation import GenerationProfile
 
 _IN_MEMORY: Final = ("host", "disk")
 
@@ -23,19 +23,19 @@ def reading_disk(machine: Machine, *, is_in_memory: bool) -> Machine:
 
 
 def is_disk_in_memory(
-    profile: InferenceProfile, plan: InferencePlan, machine: Machine, *, passes: Sequence[PassShape] = ()
+    profile: GenerationProfile, plan: GenerationPlan, machine: Machine, *, passes: Sequence[PassShape] = ()
 ) -> bool:
     """Of all passes; without them, where it may be."""
     away_bytes = _weights_bytes(profile, plan) + _cache_bytes(profile, plan, machine, passes=passes)
     return away_bytes <= machine.host_memory_bytes
 
 
-def _weights_bytes(profile: InferenceProfile, plan: InferencePlan) -> int:
+def _weights_bytes(profile: GenerationProfile, plan: GenerationPlan) -> int:
     held = profile.weight_bytes(plan.weights.representation)
     return sum(held.by_block[kind] for kind in profile.block_kinds) if plan.weights.place in _IN_MEMORY else 0
 
 
-def _cache_bytes(profile: InferenceProfile, plan: InferencePlan, machine: Machine, *, passes: Sequence[PassShape]) -> int:
+def _cache_bytes(profile: GenerationProfile, plan: GenerationPlan, machine: Machine, *, passes: Sequence[PassShape]) -> int:
     if plan.kv_cache.place not in _IN_MEMORY:
         return 0
     costs = {

@@ -19,7 +19,7 @@ class DecodePoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class InferencePrediction:
+class GenerationPrediction:
     """One plan, priced on one machine for one workload. Of a pass: one of ``plan.batch_size`` sequences."""
 
     device_peak_bytes: int
@@ -98,5 +98,5 @@ class InferencePrediction:
         return document
 
     @classmethod
-    def from_json(cls, document: Any) -> "InferencePrediction":
+    def from_json(cls, document: Any) -> "GenerationPrediction":
         return from_json(cls, document, path="prediction")

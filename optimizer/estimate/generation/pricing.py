@@ -1,6 +1,6 @@
-"""Prices one batch generation on one machine: what a search over inference plans asks, and what a user sees. Torch-free.
+"""Prices one batch generation on one machine: what a search over generation plans asks, and what a user sees. Torch-free.
 
-Passes (``inference_pass.py``) run through the simulator that prices training steps. Bytes are simulated storage for storage, so
+Passes (``generation_pass.py``) run through the simulator that prices training steps. Bytes are simulated storage for storage, so
 on the CPU device they equal what the runtime's meter counts.
 """
 
@@ -16,7 +16,7 @@ from optimizer.estimate.generation.kv_cache import sum_homes
 from optimizer.estimate.generation.kv_prefix import find_prefix_conflict
 from optimizer.estimate.generation.one_pass import PASS_KINDS, GenerationPass, times_of
 from optimizer.estimate.generation.page_cache import is_disk_in_memory, reading_disk
-from optimizer.estimate.generation.prediction import DecodePoint, InferencePrediction
+from optimizer.estimate.generation.prediction import DecodePoint, GenerationPrediction
 from optimizer.estimate.prediction import LANES, TimelinePoint
 from optimizer.estimate.step.simulate import Simulation
 from optimizer.estimate.tasks.parts import Bytes
@@ -24,10 +24,10 @@ from optimizer.estimate.time_interval import time_interval
 from optimizer.estimate.training import MEMORY_MARGIN
 from optimizer.hardware.calibration import Spread, calibrated_machine, of_generations, read_spread
 from optimizer.hardware.machine import Machine
-from optimizer.plan.generation import PREFILL, InferencePlan
+from optimizer.plan.generation import PREFILL, GenerationPlan
 from optimizer.plan.passes import PassShape, covers, num_steps_of
-from optimizer.profile.generation import InferenceProfile
-from optimizer.workload import InferenceWorkload
+from optimizer.profile.generation import GenerationProfile
+from optimizer.workload import GenerationWorkload
 
 _MAX_PASSES = 5
 """Distinct passes that are priced where there are more, beside those that may have the highest peak."""
@@ -35,15 +35,15 @@ _MAX_PREFILL_POINTS = 200
 _MAX_DECODE_POINTS = 199
 
 
-def estimate_inference(
-    profile: InferenceProfile,
+def estimate_generation(
+    profile: GenerationProfile,
     *,
-    plan: InferencePlan,
-    workload: InferenceWorkload,
+    plan: GenerationPlan,
+    workload: GenerationWorkload,
     machine: Machine,
     calibration: Mapping[str, Any] | None = None,
     in_detail: bool = True,
-) -> InferencePrediction:
+) -> GenerationPrediction:
     """calibration: what finished runs taught of this machine's time (``hardware/calibration.py``). in_detail: False leaves out
     the timeline and the moment of the peak, of which a search makes no use, and has times to within a thousandth.
 
@@ -65,7 +65,7 @@ def estimate_inference(
     return _predict(priced, passes, spread=read_spread(calibration), in_detail=in_detail)
 
 
-def _as_it_reads(machine: Machine, profile: InferenceProfile, plan: InferencePlan, passes: Sequence[PassShape]) -> Machine:
+def _as_it_reads(machine: Machine, profile: GenerationProfile, plan: GenerationPlan, passes: Sequence[PassShape]) -> Machine:
     """With its rate of the disk as the plan reads it, if it does."""
     if "disk" not in (plan.weights.place, plan.kv_cache.place):
         return machine
@@ -111,7 +111,7 @@ def _predict(
     *,
     spread: Spread | None,
     in_detail: bool,
-) -> InferencePrediction:
+) -> GenerationPrediction:
     """What is told of a pass is told of the one with the highest peak, the first of equals."""
     full = max(priced.values(), key=lambda each: each.highest[1].device_peak_bytes)
     workload, machine = full.workload, full.machine
@@ -127,7 +127,7 @@ def _predict(
     decode_ms = float(decoded.ms[0]) / decoded.num_tokens if decoded.num_tokens else 0.0
     prefill = times_of(full.prefill)
     busy, exposed, _ = _split(prefill + decoded.ms)
-    return InferencePrediction(
+    return GenerationPrediction(
         device_peak_bytes=peak_bytes,
         device_peak_low_bytes=peak_bytes - margin_bytes,
         device_peak_high_bytes=peak_bytes + margin_bytes + unmetered_bytes,

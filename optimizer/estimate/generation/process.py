@@ -17,24 +17,24 @@ from optimizer.estimate.card.host_memory import PAGE_BYTES
 from optimizer.estimate.card.on_cuda import CudaMoves
 from optimizer.estimate.card.process import Layout, Replayed, allocator_settings, card_memory, replay_layouts
 from optimizer.estimate.generation.one_pass import GenerationPass
-from optimizer.estimate.generation.prediction import InferencePrediction
+from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.hardware.machine import Machine
-from optimizer.plan.generation import InferencePlan
-from optimizer.profile.generation import InferenceProfile, Phase
-from optimizer.workload import InferenceWorkload
+from optimizer.plan.generation import GenerationPlan
+from optimizer.profile.generation import GenerationProfile, Phase
+from optimizer.workload import GenerationWorkload
 
 _MAX_DECODED = 5
 """Tokens whose decode is replayed in a pass."""
 
 
 def add_generation_memory(
-    prediction: InferencePrediction,
-    profile: InferenceProfile,
+    prediction: GenerationPrediction,
+    profile: GenerationProfile,
     *,
-    plan: InferencePlan,
-    workload: InferenceWorkload,
+    plan: GenerationPlan,
+    workload: GenerationWorkload,
     machine: Machine,
-) -> InferencePrediction:
+) -> GenerationPrediction:
     """The prediction of this plan with ``memory`` filled in; for plans that are shown, not for each that a search tries."""
     peak_in = prediction.peak_moment.partition(" of block ")[0]
     replayed = _replay(profile, plan=plan, workload=workload, machine=machine, peak_in=peak_in)
@@ -46,7 +46,7 @@ def add_generation_memory(
 
 
 def list_generation_allocations(
-    profile: InferenceProfile, *, plan: InferencePlan, workload: InferenceWorkload, machine: Machine
+    profile: GenerationProfile, *, plan: GenerationPlan, workload: GenerationWorkload, machine: Machine
 ) -> Allocations:
     """Loading and two passes of the kind that keeps most, as single allocations in order."""
     passes = plan.list_passes(workload)
@@ -62,7 +62,7 @@ def list_generation_allocations(
 
 
 def _replay(
-    profile: InferenceProfile, *, plan: InferencePlan, workload: InferenceWorkload, machine: Machine, peak_in: str
+    profile: GenerationProfile, *, plan: GenerationPlan, workload: GenerationWorkload, machine: Machine, peak_in: str
 ) -> Replayed:
     def laid(kept: tuple[int, ...]) -> Layout:
         part = _keep(profile, kept)
@@ -80,7 +80,7 @@ def _replay(
     )
 
 
-def _kinds(profile: InferenceProfile) -> list[object]:
+def _kinds(profile: GenerationProfile) -> list[object]:
     """For each block what tells it from others."""
     regimes = [
         regime for phase in _list_phases(profile) for found in phase.regimes.values() for regime in found
@@ -91,11 +91,11 @@ def _kinds(profile: InferenceProfile) -> list[object]:
     ]
 
 
-def _list_phases(profile: InferenceProfile) -> list[Phase]:
+def _list_phases(profile: GenerationProfile) -> list[Phase]:
     return [profile.prefill, profile.decode, *([profile.on_host.decode] if profile.on_host is not None else [])]
 
 
-def _keep(profile: InferenceProfile, kept: Sequence[int]) -> InferenceProfile:
+def _keep(profile: GenerationProfile, kept: Sequence[int]) -> GenerationProfile:
     if len(kept) == profile.num_blocks:
         return profile
 
@@ -129,7 +129,7 @@ def _decoded_steps(num_steps: int) -> list[int]:
     return [low + (high - low) * index // (count - 1) for index in range(count)]
 
 
-def _loaded(profile: InferenceProfile, plan: InferencePlan) -> list[int]:
+def _loaded(profile: GenerationProfile, plan: GenerationPlan) -> list[int]:
     """Weights that are always on the device, tensor by tensor as far as a profile knows them; they sum to what a pass counts."""
     held = profile.weight_bytes(plan.weights.representation)
     matrix_bytes = profile.vocab_size * profile.hidden_size * plan.weights.bytes_per_element
@@ -141,7 +141,7 @@ def _loaded(profile: InferenceProfile, plan: InferencePlan) -> list[int]:
 
 
 def _host_memory(
-    prediction: InferencePrediction, profile: InferenceProfile, *, plan: InferencePlan, machine: Machine
+    prediction: GenerationPrediction, profile: GenerationProfile, *, plan: GenerationPlan, machine: Machine
 ) -> tuple[ByteInterval, ByteInterval]:
     """Pinned and pageable. What streams is pinned where it lies, in whole pages; the staging of disk reads as it is."""
     total_bytes = prediction.host_peak_bytes

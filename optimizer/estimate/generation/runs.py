@@ -6,22 +6,22 @@ from optimizer.estimate.generation.one_pass import GenerationPass, times_of
 from optimizer.estimate.generation.pricing import by_kind
 from optimizer.hardware.calibration import TimedRun
 from optimizer.hardware.machine import Machine
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.passes_run import TimedPass
-from optimizer.profile.generation import InferenceProfile
-from optimizer.workload import InferenceWorkload
+from optimizer.profile.generation import GenerationProfile
+from optimizer.workload import GenerationWorkload
 
 
 def price_run(
-    profile: InferenceProfile,
+    profile: GenerationProfile,
     *,
-    plan: InferencePlan,
+    plan: GenerationPlan,
     passes: Sequence[TimedPass],
     draws: bool,
     machine: Machine,
 ) -> TimedRun:
     """By the machine's own rates, whatever else it has learnt. draws: whether some sequence drew its tokens."""
-    workload = InferenceWorkload(draws=draws)
+    workload = GenerationWorkload(draws=draws)
     kinds_ms: dict[str, float] = {}
     like: GenerationPass | None = None
     for each in passes:

@@ -1,6 +1,6 @@
 """What batches of many sizes come to: micro-batches of which shapes, in how many passes and steps. Torch-free.
 
-Arrays over sizes and numbers of micro-batches to a pass, for ``inference_floor.py`` to price all of them at once.
+Arrays over sizes and numbers of micro-batches to a pass, for ``generation_floor.py`` to price all of them at once.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from optimizer.estimate.categories.batch import ID_BYTES
 from optimizer.plan.passes import MicroBatchShape, list_passes, num_steps_of
-from optimizer.workload import InferenceWorkload
+from optimizer.workload import GenerationWorkload
 
 Floats = NDArray[np.float64]
 
@@ -45,11 +45,11 @@ class Splits:
     sizes: tuple[int, ...]
     num_sequences: int
     is_even: bool
-    """As ``InferenceWorkload.is_even``."""
+    """As ``GenerationWorkload.is_even``."""
 
     @classmethod
     def of(
-        cls, workload: InferenceWorkload, sizes: tuple[int, ...], micro_batches: tuple[int, ...], way: Way
+        cls, workload: GenerationWorkload, sizes: tuple[int, ...], micro_batches: tuple[int, ...], way: Way
     ) -> "Splits":
         known: dict[MicroBatchShape, int] = {}
         listed = [

@@ -18,10 +18,10 @@ from optimizer.hardware.probe import clock
 from optimizer.hardware.probe.steps import COPIES
 from optimizer.hardware.probe.thread_wakeup import alone
 from optimizer.hardware.probe.tiny import tiny_spec
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.weights import WeightsPlan
-from optimizer.runtime.generation.generator import Generator, build_for_inference
+from optimizer.runtime.generation.generator import Generator, build_for_generation
 from optimizer.runtime.generation.sampling import Chooser
 
 _NUM_BLOCKS = (2, 6)
@@ -45,15 +45,15 @@ def probe_passes(device: torch.device, *, scratch: Path | None, max_s: float) ->
     """Of the least of a few passes, taken in turn. scratch: None where there is no disk."""
     share = clock.Share(max_s)
     away = {
-        "keys and values": InferencePlan(kv_cache=KvCachePlan(place="host")),
-        "weights of a pass": InferencePlan(weights=WeightsPlan(place="host")),
+        "keys and values": GenerationPlan(kv_cache=KvCachePlan(place="host")),
+        "weights of a pass": GenerationPlan(weights=WeightsPlan(place="host")),
     }
     if scratch is not None:
         away |= {
-            "stored keys and values": InferencePlan(kv_cache=KvCachePlan(place="disk")),
-            "stored weights": InferencePlan(weights=WeightsPlan(place="disk")),
+            "stored keys and values": GenerationPlan(kv_cache=KvCachePlan(place="disk")),
+            "stored weights": GenerationPlan(weights=WeightsPlan(place="disk")),
         }
-    plans = (*(InferencePlan() for _ in _NUM_BLOCKS), *away.values())
+    plans = (*(GenerationPlan() for _ in _NUM_BLOCKS), *away.values())
     sizes = (*_NUM_BLOCKS, *_NUM_BLOCKS[-1:] * len(away))
     with ExitStack() as stack:
         generations = [
@@ -101,8 +101,8 @@ def probe_draws(device: torch.device, *, max_s: float) -> dict[str, Curve]:
 
 
 class _Generation:
-    def __init__(self, num_blocks: int, plan: InferencePlan, device: torch.device, scratch: Path | None) -> None:
-        model = build_for_inference(tiny_spec(num_blocks), weights=plan.weights, device=device)
+    def __init__(self, num_blocks: int, plan: GenerationPlan, device: torch.device, scratch: Path | None) -> None:
+        model = build_for_generation(tiny_spec(num_blocks), weights=plan.weights, device=device)
         self._generator = Generator(model, plan=plan, device=device, scratch=scratch)
         self._prompts = torch.zeros((1, _PROMPT_LENGTH), dtype=torch.long)
 

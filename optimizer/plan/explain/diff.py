@@ -10,10 +10,10 @@ from itertools import groupby
 from typing import Any, Literal, TypeVar
 
 from optimizer.plan.activations import BlockChoice
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.plan import Plan
 
-P = TypeVar("P", Plan, InferencePlan)
+P = TypeVar("P", Plan, GenerationPlan)
 """Of training, or of a generation."""
 
 

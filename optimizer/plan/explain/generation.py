@@ -1,4 +1,4 @@
-"""An InferencePlan in sentences, for the terminal and the page; as ``explain.py`` does for training.
+"""An GenerationPlan in sentences, for the terminal and the page; as ``explain.py`` does for training.
 
 Predictions are taken by shape (``GenerationCosts``), not by type: plan knows nothing of estimate.
 """
@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Final, Protocol
 
 from optimizer.base.units import format_bytes
-from optimizer.plan.generation import InferencePlan
-from optimizer.workload import InferenceWorkload
+from optimizer.plan.generation import GenerationPlan
+from optimizer.workload import GenerationWorkload
 
 _MOVES: Final = {
     "disk_to_host": "from disk", "remote_to_host": "from the remote store", "host_to_device": "to the device"
@@ -44,8 +44,8 @@ class GenerationCosts(Protocol):
     def tokens_per_s(self) -> float: ...
 
 
-def explain_inference_plan(
-    plan: InferencePlan, *, workload: InferenceWorkload, prediction: GenerationCosts
+def explain_generation_plan(
+    plan: GenerationPlan, *, workload: GenerationWorkload, prediction: GenerationCosts
 ) -> list[str]:
     """Sentences without a final stop, in order: passes, weights, representation, cache, time, peak, other tiers."""
     peak_bytes = format_bytes(prediction.device_peak_bytes)
@@ -62,7 +62,7 @@ def explain_inference_plan(
     ]
 
 
-def _passes_sentence(plan: InferencePlan, workload: InferenceWorkload) -> str:
+def _passes_sentence(plan: GenerationPlan, workload: GenerationWorkload) -> str:
     num_sequences = workload.num_sequences
     passes = plan.list_passes(workload)
     num_passes = sum(count for _, count in passes)
@@ -78,7 +78,7 @@ def _passes_sentence(plan: InferencePlan, workload: InferenceWorkload) -> str:
     return f"{num_sequences} sequences run in {num_passes} passes of {plan.sequences_per_pass}{apart}{last}"
 
 
-def _lengths_text(workload: InferenceWorkload) -> str:
+def _lengths_text(workload: GenerationWorkload) -> str:
     texts = []
     if workload.prompt_lengths:
         texts.append(f"prompts of {min(workload.prompt_lengths):,} to {workload.prompt_length:,} tokens, sorted by length")
@@ -88,13 +88,13 @@ def _lengths_text(workload: InferenceWorkload) -> str:
     return " and ".join(texts)
 
 
-def _prefill_sentences(plan: InferencePlan, workload: InferenceWorkload) -> Iterator[str]:
+def _prefill_sentences(plan: GenerationPlan, workload: GenerationWorkload) -> Iterator[str]:
     tokens = plan.prefill_tokens
     if tokens is not None and tokens < workload.prompt_length:
         yield f"of a prompt {tokens} token{'s' * (tokens > 1)} run at once, the others one by one: its activations stay small"
 
 
-def _weights_sentences(plan: InferencePlan) -> Iterator[str]:
+def _weights_sentences(plan: GenerationPlan) -> Iterator[str]:
     weights = plan.weights
     if weights.place != "device":
         source = "the host" if weights.place == "host" else "disk"
@@ -103,7 +103,7 @@ def _weights_sentences(plan: InferencePlan) -> Iterator[str]:
         yield f"each block's weights come from {source} for the prompt and again for every token{shared}, {ahead}"
 
 
-def _precision_sentences(plan: InferencePlan) -> list[str]:
+def _precision_sentences(plan: GenerationPlan) -> list[str]:
     sentences = []
     if plan.weights.dtype != "fp32":
         sentences.append(f"weights, activations, keys and values are {plan.weights.dtype}; results differ slightly")
@@ -117,7 +117,7 @@ def _precision_sentences(plan: InferencePlan) -> list[str]:
     return sentences or ["the numbers are those of plain fp32"]
 
 
-def _cache_sentence(plan: InferencePlan, workload: InferenceWorkload, prediction: GenerationCosts) -> str:
+def _cache_sentence(plan: GenerationPlan, workload: GenerationWorkload, prediction: GenerationCosts) -> str:
     cache, num_bytes = plan.kv_cache, format_bytes(prediction.kv_cache_bytes)
     form = f" in {cache.dtype}, packed once in blocks of 64" if cache.dtype != "same" else ""
     made = f"keys and values of {workload.cache_length:,} tokens{form} take {num_bytes}"
@@ -138,13 +138,13 @@ def _cache_sentence(plan: InferencePlan, workload: InferenceWorkload, prediction
     return f"{made} {place}; each block's come to the device for every token, and only what is new goes back{again}"
 
 
-def _time_sentences(plan: InferencePlan, prediction: GenerationCosts) -> Iterator[str]:
+def _time_sentences(plan: GenerationPlan, prediction: GenerationCosts) -> Iterator[str]:
     later = f", then one every {prediction.decode_ms:.2f} ms" if prediction.decode_ms else ""
     what = "the first token comes" if plan.prefill_tokens is None else "the first step ends"
     yield f"{what} after {prediction.prefill_ms:.1f} ms{later}: {prediction.tokens_per_s:,.1f} tokens/s in all"
 
 
-def _tiers_sentences(plan: InferencePlan, prediction: GenerationCosts) -> Iterator[str]:
+def _tiers_sentences(plan: GenerationPlan, prediction: GenerationCosts) -> Iterator[str]:
     sizes = {
         "on the host": prediction.host_peak_bytes,
         "on disk": prediction.disk_peak_bytes,

@@ -16,7 +16,7 @@ from optimizer.plan.pins.training import AllocatorPins
 from optimizer.plan.weights import FrozenFormat, WeightsDtype, WeightsPlace
 
 if TYPE_CHECKING:
-    from optimizer.plan.generation import InferencePlan
+    from optimizer.plan.generation import GenerationPlan
     from optimizer.workload import Technique
 
 V = TypeVar("V")
@@ -47,7 +47,7 @@ class KvCachePins:
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationPins(PinTable):
-    """The fields of ``InferencePlan``; None leaves one free. Raises InvalidWorkload for what no plan may have."""
+    """The fields of ``GenerationPlan``; None leaves one free. Raises InvalidWorkload for what no plan may have."""
 
     batch_size: int | None = None
     num_micro_batches: int | None = None
@@ -61,10 +61,10 @@ class GenerationPins(PinTable):
         if self.is_empty:
             return
         # here, because a plan is made for a workload, beside which stands the goal that has pins
-        from optimizer.plan.generation import InferencePlan
+        from optimizer.plan.generation import GenerationPlan
 
         try:
-            InferencePlan.from_json(self.change())
+            GenerationPlan.from_json(self.change())
         except InvalidPlan as error:
             fields = {**error.fields, "field": error.fields["field"].replace("plan.", "goal.pins.", 1)}
             raise InvalidWorkload(error.message.replace("plan.", "goal.pins.", 1), **fields) from error
@@ -85,7 +85,7 @@ class GenerationPins(PinTable):
         """What a decision may still be: what it is pinned to, whatever that is, else any of these."""
         return (self.held[path],) if path in self.held else tuple(options)
 
-    def broken_by(self, plan: "InferencePlan") -> str | None:
+    def broken_by(self, plan: "GenerationPlan") -> str | None:
         """The first pin that the plan does not keep (``kv_cache.place``); None where it keeps all.
 
         How far ahead something is fetched holds in a plan where nothing is.
@@ -109,7 +109,7 @@ class GenerationPins(PinTable):
                 yield path, technique
 
 
-def _is_idle(path: str, plan: "InferencePlan") -> bool:
+def _is_idle(path: str, plan: "GenerationPlan") -> bool:
     """Whether what is pinned decides nothing in this plan."""
     if path == "weights.prefetch":
         return plan.weights.place == "device"
@@ -134,6 +134,6 @@ _GETTERS: "Final[tuple[tuple[Callable[[Any], Any], Callable[[Any], bool], Techni
 )
 
 
-def techniques_of(plan: "InferencePlan") -> "tuple[Technique, ...]":
+def techniques_of(plan: "GenerationPlan") -> "tuple[Technique, ...]":
     """What the plan uses of the things a goal may forbid, each once."""
     return tuple(dict.fromkeys(technique for get, asks, technique in _GETTERS if asks(get(plan))))

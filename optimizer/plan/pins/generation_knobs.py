@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from optimizer.base.errors import InvalidInput, InvalidPlan, InvalidWorkload
 from optimizer.base.serialize import from_json
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.pins.generation import NO_LIMIT, GenerationPins
 
 _NO_KNOBS: Final = frozenset({"version", "weights.autocast"})
@@ -21,7 +21,7 @@ _NO_KNOBS: Final = frozenset({"version", "weights.autocast"})
 
 def generation_knobs() -> dict[str, Any]:
     """By path (``kv_cache.place``), in the order of the plan, the type of its value."""
-    return dict(_knobs_of(InferencePlan, ""))
+    return dict(_knobs_of(GenerationPlan, ""))
 
 
 def _knobs_of(kind: type, prefix: str) -> Iterator[tuple[str, Any]]:
@@ -34,19 +34,19 @@ def _knobs_of(kind: type, prefix: str) -> Iterator[tuple[str, Any]]:
             yield path, of_field
 
 
-def knob_value(plan: InferencePlan, path: str) -> Any:
+def knob_value(plan: GenerationPlan, path: str) -> Any:
     value: Any = plan
     for name in path.split("."):
         value = getattr(value, name)
     return value
 
 
-def change_generation(plan: InferencePlan, change: Mapping[str, Any]) -> InferencePlan:
+def change_generation(plan: GenerationPlan, change: Mapping[str, Any]) -> GenerationPlan:
     """change: a part of a plan's JSON, such as ``{"kv_cache": {"dtype": "int8"}}``.
 
     Raises InvalidPlan for what is no part of a plan, and where the changed plan contradicts itself.
     """
-    return from_json(InferencePlan, _merged(plan.to_json(), change), path="change", error=InvalidPlan)
+    return from_json(GenerationPlan, _merged(plan.to_json(), change), path="change", error=InvalidPlan)
 
 
 def _merged(document: dict[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def _merged(document: dict[str, Any], change: Mapping[str, Any]) -> dict[str, An
     return {**document, **parts}
 
 
-def with_knob(plan: InferencePlan, path: str, value: Any) -> InferencePlan:
+def with_knob(plan: GenerationPlan, path: str, value: Any) -> GenerationPlan:
     """The plan with one decision made otherwise. Raises InvalidPlan where it then contradicts itself."""
     return change_generation(plan, _nested(path, value))
 
@@ -73,7 +73,7 @@ def read_generation_pins(texts: Iterable[str]) -> GenerationPins:
     return from_json(GenerationPins, _with_limits(part), path="goal.pins", error=InvalidWorkload)
 
 
-def pins_of_generation_change(before: InferencePlan, after: InferencePlan) -> GenerationPins:
+def pins_of_generation_change(before: GenerationPlan, after: GenerationPlan) -> GenerationPins:
     """What to pin so that the one plan becomes the other: the knobs on which they differ."""
     found = {path: knob_value(after, path) for path in generation_knobs() if knob_value(after, path) != knob_value(before, path)}
     part = functools.reduce(_merged, (_nested(path, value) for path, value in found.items()), dict[str, Any]())
@@ -103,7 +103,7 @@ def _read_texts(texts: Iterable[str], *, what: str, field: str, error: type[Inva
     return change
 
 
-def written_knobs(plan: InferencePlan) -> dict[str, str]:
+def written_knobs(plan: GenerationPlan) -> dict[str, str]:
     """By path, as ``read_generation_change`` reads it."""
     return {path: written_value(knob_value(plan, path)) for path in generation_knobs()}
 

@@ -61,10 +61,10 @@ def _trace() -> dict[str, Any]:
     torch.set_num_threads(1)
     request = json.load(sys.stdin)
     if "representations" in request:
-        from optimizer.profile.trace.generation import profile_inference
+        from optimizer.profile.trace.generation import profile_generation
 
         spec = read_any_spec(request["config"])
-        return profile_inference(spec, representations=request["representations"]).to_json()
+        return profile_generation(spec, representations=request["representations"]).to_json()
     adapter = None if request["adapter"] is None else from_json(Adapter, request["adapter"])
     spec = read_any_spec(request["config"])
     extent = from_json(Extent, request["extent"])

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from optimizer.base.errors import InvalidModel
 from optimizer.formats.stock_layers import are_layers_light
-from optimizer.profile.generation import INFERENCE_PROFILE_VERSION, InferenceProfile
+from optimizer.profile.generation import INFERENCE_PROFILE_VERSION, GenerationProfile
 from optimizer.profile.profile import PROFILE_VERSION, Profile
 
 MAX_KEPT_BYTES = 256 * 1024**2
@@ -52,17 +52,17 @@ def keep_profile(profile: Profile, *, folder: Path | None = None) -> None:
     _keep(_training_path(profile.model_fingerprint, folder, is_padded=profile.is_padded), profile.to_json())
 
 
-def read_kept_inference_profile(
+def read_kept_generation_profile(
     fingerprint: str, *, representations: Sequence[str], folder: Path | None = None
-) -> InferenceProfile | None:
+) -> GenerationProfile | None:
     """With these representations and no others. None where no whole file is there."""
-    profile = _read(_inference_path(fingerprint, representations, folder), InferenceProfile.from_json)
+    profile = _read(_generation_path(fingerprint, representations, folder), GenerationProfile.from_json)
     return profile if profile is not None and profile.model_fingerprint == fingerprint else None
 
 
-def keep_inference_profile(profile: InferenceProfile, *, folder: Path | None = None) -> None:
+def keep_generation_profile(profile: GenerationProfile, *, folder: Path | None = None) -> None:
     """Beside those of the model with other representations."""
-    _keep(_inference_path(profile.model_fingerprint, profile.representations, folder), profile.to_json())
+    _keep(_generation_path(profile.model_fingerprint, profile.representations, folder), profile.to_json())
 
 
 def _read(path: Path, from_json: Callable[[Any], T]) -> T | None:
@@ -102,7 +102,7 @@ def _training_path(fingerprint: str, folder: Path | None, *, is_padded: bool) ->
     return _path_of(f"{fingerprint} padded" if is_padded else fingerprint, folder)
 
 
-def _inference_path(fingerprint: str, representations: Sequence[str], folder: Path | None) -> Path:
+def _generation_path(fingerprint: str, representations: Sequence[str], folder: Path | None) -> Path:
     what = " ".join((fingerprint, "generates", *sorted(representations)))
     return _path_of(what, folder, profile_version=INFERENCE_PROFILE_VERSION)
 

@@ -17,11 +17,11 @@ from optimizer.base.errors import HeadroomError, ProfilingFailed
 from optimizer.base.serialize import to_json
 from optimizer.models.spec import ModelSpec
 from optimizer.profile.extent import EVERYTHING, Extent
-from optimizer.profile.generation import InferenceProfile
+from optimizer.profile.generation import GenerationProfile
 from optimizer.profile.keep.kept import (
-    keep_inference_profile,
+    keep_generation_profile,
     keep_profile,
-    read_kept_inference_profile,
+    read_kept_generation_profile,
     read_kept_profile,
 )
 from optimizer.profile.keep.merge import merge_profiles
@@ -49,16 +49,16 @@ def obtain_profile(
         return source.read(extent)
 
 
-def obtain_inference_profile(
+def obtain_generation_profile(
     spec: ModelSpec, *, representations: Sequence[str], folder: Path | None = None
-) -> InferenceProfile:
+) -> GenerationProfile:
     """Of a model that generates, with its weights in these representations. folder, and what is raised: as above."""
-    kept = read_kept_inference_profile(spec.fingerprint, representations=representations, folder=folder)
+    kept = read_kept_generation_profile(spec.fingerprint, representations=representations, folder=folder)
     if kept is not None:
         return kept
     request = {"config": spec.to_config(), "representations": list(representations)}
-    profile = InferenceProfile.from_json(_ask(_Child(is_lean=True), request))
-    keep_inference_profile(profile, folder=folder)
+    profile = GenerationProfile.from_json(_ask(_Child(is_lean=True), request))
+    keep_generation_profile(profile, folder=folder)
     return profile
 
 

@@ -1,4 +1,4 @@
-"""Traces a model's prefill and decode once and returns its InferenceProfile, as ``trace.py`` does for a training step.
+"""Traces a model's prefill and decode once and returns its GenerationProfile, as ``trace.py`` does for a training step.
 
 The runtime's own ``Generator.advance`` is run without data on a model of as few blocks as show each distinct one, at four
 shapes for each range of batches and lengths over which the ops are the same. A decode is traced with a cache that says it
@@ -21,7 +21,7 @@ from optimizer.models.anatomy import find_blocks
 from optimizer.models.build import build_model
 from optimizer.models.decoder.config import DECODER_TYPE
 from optimizer.models.spec import ModelSpec
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.weights import FrozenFormat, WeightsPlan
 from optimizer.profile.assemble.assemble import assemble_forward
@@ -31,8 +31,8 @@ from optimizer.profile.generation import (
     EMBEDDING,
     HEAD,
     ForwardRegime,
+    GenerationProfile,
     HostAttended,
-    InferenceProfile,
     KvTensors,
     Phase,
     WeightBytes,
@@ -47,7 +47,7 @@ from optimizer.profile.trace.rebuild import RebuildTrace
 from optimizer.profile.trace.recorder import Recorder
 from optimizer.profile.trace.structure import list_block_kinds, sequence_steps, with_blocks
 from optimizer.profile.trace.tensor_sizes import find_shared, sum_storages
-from optimizer.runtime.generation.generator import Generator, prepare_for_inference
+from optimizer.runtime.generation.generator import Generator, prepare_for_generation
 from optimizer.runtime.generation.kv_cache import find_windows
 from optimizer.runtime.generation.kv_host_attention import HostAttendedKvLayer
 from optimizer.runtime.generation.kv_layer import KvLayer
@@ -64,7 +64,7 @@ _PhaseName = Literal["prefill", "decode", "decode on host"]
 _ON_HOST = KvCachePlan(place="host", attention="host")
 
 
-def profile_inference(spec: ModelSpec, *, representations: Sequence[str] | None = None) -> InferenceProfile:
+def profile_generation(spec: ModelSpec, *, representations: Sequence[str] | None = None) -> GenerationProfile:
     """Trace each distinct block once in each representation. No weights are allocated, and depth costs nothing.
 
     representations: as ``WeightsPlan.representation`` names them (``bf16``, ``fp32/int8``); None for all that this machine
@@ -97,7 +97,7 @@ def profile_inference(spec: ModelSpec, *, representations: Sequence[str] | None 
             if phase == "prefill":
                 kv = _kv_tensors(subject, traced[0][1], ranges[phase][0].shape)
         rebuilding.add(model, plan, kv=kv)
-    return InferenceProfile(
+    return GenerationProfile(
         model_fingerprint=spec.fingerprint,
         model_type=spec.model_type,
         num_blocks=spec.num_blocks,
@@ -123,7 +123,7 @@ def profile_inference(spec: ModelSpec, *, representations: Sequence[str] | None 
 
 def _build(spec: ModelSpec, weights: WeightsPlan) -> nn.Module:
     model = build_model(spec, dtype=torch_dtype(weights), device="meta")
-    prepare_for_inference(model, weights=weights)
+    prepare_for_generation(model, weights=weights)
     return model
 
 
@@ -259,7 +259,7 @@ def _trace_forward(subject: _Subject, shape: Shape) -> _Run:
     batch, length = shape
     recorder = Recorder(subject.ops)
     cache_plan = _ON_HOST if subject.phase == "decode on host" else KvCachePlan()
-    plan = InferencePlan(batch_size=batch, weights=subject.weights, kv_cache=cache_plan)
+    plan = GenerationPlan(batch_size=batch, weights=subject.weights, kv_cache=cache_plan)
     with pretend_cpu(subject.ops):
         generator = Generator(subject.model, plan=plan, device=_CPU, meter=recorder)
         try:

@@ -1,5 +1,5 @@
 """Traces how blocks make keys and values again of hidden states (``runtime/generation/kv_prefix.py``), beside
-``inference_trace.py``.
+``generation_trace.py``.
 
 The blocks' inputs are those of a prompt of as many tokens, which is run first and not noted.
 """
@@ -12,7 +12,7 @@ import torch
 from optimizer.formats.kv_prefix import SHORTEST_PREFIX, can_rebuild
 from optimizer.models.anatomy import find_blocks
 from optimizer.models.spec import ModelSpec
-from optimizer.plan.generation import InferencePlan, head_of
+from optimizer.plan.generation import GenerationPlan, head_of
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.assemble.assemble import assemble_forward
 from optimizer.profile.assemble.ranges import plan_ranges
@@ -91,7 +91,7 @@ class RebuildTrace:
     ) -> tuple[Event, ...]:
         batch, length = shape
         recorder = Recorder(self._ops)
-        plan = InferencePlan(batch_size=batch, weights=weights)
+        plan = GenerationPlan(batch_size=batch, weights=weights)
         with pretend_cpu(self._ops):
             generator = Generator(model, plan=plan, device=torch.device("cpu"), meter=recorder)
             try:

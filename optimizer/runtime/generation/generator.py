@@ -1,4 +1,4 @@
-"""Carries out an InferencePlan: generation in passes, each a prefill of the prompts and then one token at a time.
+"""Carries out an GenerationPlan: generation in passes, each a prefill of the prompts and then one token at a time.
 
 Models are run by their own definitions. What is allocated in a pass, in order, which is the schedule that
 ``estimate/generation/pricing.py`` prices; each line for one micro-batch (``micro_batch.py``) after the other:
@@ -38,7 +38,7 @@ from optimizer.formats.sampling import Sampling
 from optimizer.models.anatomy import find_anatomy
 from optimizer.models.build import build_model, load_weights
 from optimizer.models.spec import ModelSpec
-from optimizer.plan.generation import PREFILL, InferencePlan, decode_phase, head_of
+from optimizer.plan.generation import PREFILL, GenerationPlan, decode_phase, head_of
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.generation.interleave import Turns, check_turns
 from optimizer.runtime.generation.kv_cache import KvCache, chain, find_windows
@@ -56,7 +56,7 @@ from optimizer.runtime.step.weights import StreamedWeights, torch_dtype
 from optimizer.runtime.tiers.tiers import Tiers
 
 
-def build_for_inference(
+def build_for_generation(
     spec: ModelSpec,
     *,
     weights: WeightsPlan,
@@ -75,11 +75,11 @@ def build_for_inference(
     )
     if weights_folder is not None:
         load_weights(model, weights_folder)
-    prepare_for_inference(model, weights=weights, device=device)
+    prepare_for_generation(model, weights=weights, device=device)
     return model if streams else model.to(device)
 
 
-def prepare_for_inference(model: nn.Module, *, weights: WeightsPlan, device: torch.device | None = None) -> None:
+def prepare_for_generation(model: nn.Module, *, weights: WeightsPlan, device: torch.device | None = None) -> None:
     """No dropout, no gradients, and the matrices inside the blocks packed where the plan says so; in place.
 
     device: where to pack, one matrix at a time; results return to where the matrix was.
@@ -114,7 +114,7 @@ class Pass(PassTimes):
 class Generator:
     """A model and its plan, ready to generate. Call ``close`` to leave the model as it was, in host memory where it streamed.
 
-    model: from ``build_for_inference``, or prepared by ``prepare_for_inference``. meter: None runs without counting and
+    model: from ``build_for_generation``, or prepared by ``prepare_for_generation``. meter: None runs without counting and
     without a cap. scratch: folder of the disk tier's file; the system's temporary folder unless given. Raises RemoteStoreLost
     where the plan needs a remote store and none answers at ``HEADROOM_REMOTE_URL``.
     """
@@ -123,7 +123,7 @@ class Generator:
         self,
         model: nn.Module,
         *,
-        plan: InferencePlan,
+        plan: GenerationPlan,
         device: torch.device,
         meter: Meter | None = None,
         scratch: Path | None = None,

@@ -16,10 +16,10 @@ import torch
 from optimizer.base.errors import InvalidWorkload
 from optimizer.formats.sampling import Sampling
 from optimizer.models.spec import ModelSpec
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.passes import PassShape, arrange_passes
 from optimizer.plan.passes_run import TimedPass, sum_passes
-from optimizer.runtime.generation.generator import Generator, PassTimes, build_for_inference
+from optimizer.runtime.generation.generator import Generator, PassTimes, build_for_generation
 from optimizer.runtime.generation.micro_batch import FinishReason, MicroBatch, Watch
 from optimizer.runtime.meter.device import check_dtype, prepared_device
 from optimizer.runtime.meter.lanes import lane_fields
@@ -93,7 +93,7 @@ class GenerationResult:
 def open_generator(
     spec: ModelSpec,
     *,
-    plan: InferencePlan,
+    plan: GenerationPlan,
     device: str | torch.device = "cpu",
     weights_folder: Path | None = None,
     seed: int = 0,
@@ -112,7 +112,7 @@ def open_generator(
         check_dtype(plan.weights, device)
         meter = Meter(device=device, cap_bytes=cap_bytes, host_cap_bytes=host_cap_bytes)
         with meter.translating():
-            model = build_for_inference(
+            model = build_for_generation(
                 spec, weights=plan.weights, device=device, seed=seed, weights_folder=weights_folder
             )
             generator = Generator(model, plan=plan, device=device, meter=meter, scratch=scratch)

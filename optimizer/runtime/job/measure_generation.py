@@ -12,14 +12,14 @@ from torch import nn
 
 from optimizer.formats.sampling import Sampling
 from optimizer.models.spec import ModelSpec
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.passes import arrange_passes
-from optimizer.runtime.generation.generator import Generator, build_for_inference
+from optimizer.runtime.generation.generator import Generator, build_for_generation
 from optimizer.runtime.generation.micro_batch import MicroBatch
 from optimizer.runtime.meter.device import check_dtype, prepared_device
 from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.meter.timeline import TimelinePoint
-from optimizer.workload import InferenceWorkload
+from optimizer.workload import GenerationWorkload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +51,8 @@ class GenerationMeasurement:
 def measure_generation(
     model_or_spec: nn.Module | ModelSpec,
     *,
-    plan: InferencePlan,
-    workload: InferenceWorkload,
+    plan: GenerationPlan,
+    workload: GenerationWorkload,
     device: str | torch.device = "cpu",
     cap_bytes: int | None = None,
     host_cap_bytes: int | None = None,
@@ -60,10 +60,10 @@ def measure_generation(
 ) -> GenerationMeasurement:
     """Generate the whole workload and report its memory and its time.
 
-    A module must be prepared for the plan (``prepare_for_inference``); a spec is built first. scratch: folder of the disk tier.
+    A module must be prepared for the plan (``prepare_for_generation``); a spec is built first. scratch: folder of the disk tier.
     Raises OutOfDeviceMemory over ``cap_bytes``, OutOfHostMemory over ``host_cap_bytes``, DiskFull, RemoteStoreFull and
     RemoteStoreLost, InvalidModel for models that keep anything but keys and values between tokens, and what
-    ``InferencePlan.check`` raises.
+    ``GenerationPlan.check`` raises.
     """
     device = torch.device(device)
     with prepared_device(device):
@@ -73,7 +73,7 @@ def measure_generation(
             model = model_or_spec
             if isinstance(model, ModelSpec):
                 plan.check(workload=workload, max_sequence_length=model.max_sequence_length)
-                model = build_for_inference(model, weights=plan.weights, device=device, seed=workload.seed)
+                model = build_for_generation(model, weights=plan.weights, device=device, seed=workload.seed)
             generator = Generator(model, plan=plan, device=device, meter=meter, scratch=scratch)
         try:
             return _measure(generator, meter, workload)
@@ -81,14 +81,14 @@ def measure_generation(
             generator.close(keep_weights=model is model_or_spec)
 
 
-def make_prompts(vocab_size: int, workload: InferenceWorkload) -> torch.Tensor:
+def make_prompts(vocab_size: int, workload: GenerationWorkload) -> torch.Tensor:
     """[sequences, prompt length] of uniformly random tokens; shorter prompts are the first of theirs."""
     generator = torch.Generator().manual_seed(workload.seed)
     shape = (workload.num_sequences, workload.prompt_length)
     return torch.randint(vocab_size, shape, generator=generator)
 
 
-def _measure(generator: Generator, meter: Meter, workload: InferenceWorkload) -> GenerationMeasurement:
+def _measure(generator: Generator, meter: Meter, workload: GenerationWorkload) -> GenerationMeasurement:
     vocab_size: int = generator.model.config.vocab_size  # type: ignore[union-attr,assignment]
     arranged = _arrange(generator.plan, workload, make_prompts(vocab_size, workload))
     before_bytes = dict(generator.tiers.copied_bytes)
@@ -125,7 +125,7 @@ _Arranged = tuple[list[tuple[int, ...]], list[MicroBatch]]
 """Of one pass: which prompts, and their micro-batches."""
 
 
-def _arrange(plan: InferencePlan, workload: InferenceWorkload, prompts: torch.Tensor) -> list[_Arranged]:
+def _arrange(plan: GenerationPlan, workload: GenerationWorkload, prompts: torch.Tensor) -> list[_Arranged]:
     lengths = workload.lengths if len(workload.lengths) > 1 else workload.lengths * workload.num_sequences
     given = [row[:length] for row, (length, _) in zip(prompts.tolist(), lengths, strict=True)]
     passes = arrange_passes(

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimizer.estimate.bounds.generation_floor import Floors
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.search.generation.levers import Family, list_families
-from optimizer.search.generation.problem import InferenceProblem
+from optimizer.search.generation.problem import GenerationProblem
 
 MAX_EVERY: Final = 64
 """Up to so many sequences batches of every size are looked at; of more only those that split them evenly."""
@@ -23,7 +23,7 @@ _FIRST, _SECOND, _BETWEEN, _NUM_ROWS = 0, 1, 5, 7
 class Candidate(NamedTuple):
     """A plan before it is priced."""
 
-    plan: InferencePlan
+    plan: GenerationPlan
     family: Hashable
     """Plans of one family and as many micro-batches differ in their batch alone."""
     key: tuple[float, float]
@@ -34,7 +34,7 @@ class Candidate(NamedTuple):
 class Candidates:
     """Of a problem."""
 
-    def __init__(self, problem: InferenceProblem) -> None:
+    def __init__(self, problem: GenerationProblem) -> None:
         self._problem = problem
         pinned = problem.goal.pins.batch_size
         self.sizes = list_batches(problem.workload.num_sequences) if pinned is None else [pinned]

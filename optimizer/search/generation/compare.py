@@ -7,10 +7,10 @@ from typing import Any
 from optimizer.base.categories import CATEGORIES
 from optimizer.base.serialize import to_json
 from optimizer.plan.explain.diff import Difference, diff_plans
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.pins.generation_knobs import change_generation, generation_knobs, knob_value
 from optimizer.search.answer.compare import BytesAtPeak
-from optimizer.search.generation.problem import InferenceProblem, PricedInferencePlan
+from optimizer.search.generation.problem import GenerationProblem, PricedGenerationPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class Decision:
 class GenerationComparison:
     """Several plans for the same prompts on the same machine."""
 
-    plans: tuple[PricedInferencePlan, ...]
+    plans: tuple[PricedGenerationPlan, ...]
     decisions: tuple[Decision, ...]
     """Those on which not all agree, in the order of the plan."""
     bytes_at_peak: tuple[BytesAtPeak, ...]
@@ -42,7 +42,7 @@ class GenerationComparison:
 class RepricedGeneration:
     """A plan after an edit, against what it was. Changes are new minus old."""
 
-    priced: PricedInferencePlan
+    priced: PricedGenerationPlan
     differences: tuple[Difference, ...]
     device_change_bytes: int
     """Of the peaks' upper ends, which the budget is held to."""
@@ -57,7 +57,7 @@ class RepricedGeneration:
         return document
 
 
-def compare_generations(problem: InferenceProblem, plans: Mapping[str, InferencePlan]) -> GenerationComparison:
+def compare_generations(problem: GenerationProblem, plans: Mapping[str, GenerationPlan]) -> GenerationComparison:
     """By label. Raises InvalidPlan for a plan that suits neither the model, the machine nor the work."""
     for plan in plans.values():
         problem.check(plan)
@@ -75,7 +75,7 @@ def compare_generations(problem: InferenceProblem, plans: Mapping[str, Inference
 
 
 def reprice_generation(
-    problem: InferenceProblem, plan: InferencePlan, *, change: Mapping[str, Any]
+    problem: GenerationProblem, plan: GenerationPlan, *, change: Mapping[str, Any]
 ) -> RepricedGeneration:
     """The plan with the change made, and what that comes to. change: as ``change_generation`` takes it.
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 from itertools import product
 from typing import Final
 
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.weights import WeightsPlace
-from optimizer.search.generation.problem import PricedInferencePlan
+from optimizer.search.generation.problem import PricedGenerationPlan
 from optimizer.search.generation.solve import Book, largest_of
 
 MAX_POINTS = 24
@@ -17,7 +17,7 @@ _STORED: Final = {"remote": "the remote store"}
 _PLACES: Final[tuple[WeightsPlace, ...]] = ("device", "host", "disk")
 
 
-def inference_frontier(book: Book) -> tuple[PricedInferencePlan, ...]:
+def generation_frontier(book: Book) -> tuple[PricedGenerationPlan, ...]:
     """From small to fast, of all that a search priced and a spread of batch sizes."""
     problem = book.problem
     for plan in _spread(book):
@@ -27,7 +27,7 @@ def inference_frontier(book: Book) -> tuple[PricedInferencePlan, ...]:
         for plan, prediction in book.predictions.items()
         if problem.permits(plan) and problem.fits_elsewhere(prediction)
     ]
-    points: list[InferencePlan] = []
+    points: list[GenerationPlan] = []
     smallest_bytes = None
     for _, peak_bytes, _, plan in sorted(roomy, key=lambda row: row[:3]):
         if smallest_bytes is None or peak_bytes < smallest_bytes:
@@ -35,15 +35,15 @@ def inference_frontier(book: Book) -> tuple[PricedInferencePlan, ...]:
             points.append(plan)
     points.reverse()
     best = points.index(book.best[1]) if book.best is not None and book.best[1] in points else 0
-    return tuple(problem.priced(inference_label(plan), plan, in_detail=False) for plan in _thinned(points, best))
+    return tuple(problem.priced(generation_label(plan), plan, in_detail=False) for plan in _thinned(points, best))
 
 
-def inference_label(plan: InferencePlan) -> str:
+def generation_label(plan: GenerationPlan) -> str:
     """The plan in a few words: ``8 at once, bf16, blocks in int8, weights from host, keys and values in int4 from disk``."""
     return ", ".join(_words(plan))
 
 
-def _words(plan: InferencePlan) -> Iterator[str]:
+def _words(plan: GenerationPlan) -> Iterator[str]:
     weights = plan.weights
     several = f"{plan.num_micro_batches} times " if plan.num_micro_batches > 1 else ""
     yield f"{several}{plan.batch_size:,} at once"
@@ -63,11 +63,11 @@ def _words(plan: InferencePlan) -> Iterator[str]:
         yield f"of {cache.prefix_tokens:,} tokens made again"
 
 
-def _spread(book: Book) -> Iterator[InferencePlan]:
+def _spread(book: Book) -> Iterator[GenerationPlan]:
     """What the best plan and plain generation come to with other batches, and with their weights in other places."""
     problem, pins = book.problem, book.problem.goal.pins
     num_sequences = problem.workload.num_sequences
-    plain = InferencePlan()
+    plain = GenerationPlan()
     bases = dict.fromkeys([plain, plain if book.best is None else replace(book.best[1], batch_size=1)])
     for base, place in product(bases, _PLACES):
         ahead = plain.weights.prefetch if place == "device" else pins.weights.prefetch or 0
@@ -88,7 +88,7 @@ def _sizes(largest: int) -> Iterator[int]:
     yield max(1, largest)
 
 
-def _thinned(points: list[InferencePlan], best: int) -> list[InferencePlan]:
+def _thinned(points: list[GenerationPlan], best: int) -> list[GenerationPlan]:
     if len(points) <= MAX_POINTS:
         return points
     kept = {index * (len(points) - 1) // (MAX_POINTS - 2) for index in range(MAX_POINTS - 1)} | {best}

@@ -12,12 +12,12 @@ from typing import Any, Final
 
 from optimizer.base.errors import InvalidPlan
 from optimizer.base.serialize import to_json
-from optimizer.estimate.generation.prediction import InferencePrediction
+from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.prediction import Verdict
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.pins.generation import techniques_of
 from optimizer.plan.pins.generation_knobs import generation_knobs, knob_value, with_knob
-from optimizer.search.generation.problem import InferenceProblem
+from optimizer.search.generation.problem import GenerationProblem
 
 _OF_THE_PROCESS: Final = "allocator."
 """Changes nothing of the tensors, which alone are priced here."""
@@ -55,7 +55,7 @@ class GenerationKnob:
     """Its path in the plan: ``kv_cache.place``."""
     change: str
     """For people: ``keys and values in int8``."""
-    plan: InferencePlan
+    plan: GenerationPlan
     """With the change."""
     verdict: Verdict
     """Of that plan, against the goal's budgets."""
@@ -74,7 +74,7 @@ class GenerationKnob:
         return document
 
 
-def list_generation_knobs(problem: InferenceProblem, plan: InferencePlan) -> tuple[GenerationKnob, ...]:
+def list_generation_knobs(problem: GenerationProblem, plan: GenerationPlan) -> tuple[GenerationKnob, ...]:
     """Those that apply to the plan and change its bytes or its time, the largest saving of device memory first."""
     here, seen, knobs = problem.price(plan), {plan}, []
     for path, value, other in _neighbours(problem, plan):
@@ -85,7 +85,7 @@ def list_generation_knobs(problem: InferenceProblem, plan: InferencePlan) -> tup
     return tuple(sorted(knobs, key=lambda knob: (knob.device_change_bytes, knob.total_change_s, knob.change)))
 
 
-def _is_possible(problem: InferenceProblem, plan: InferencePlan) -> bool:
+def _is_possible(problem: GenerationProblem, plan: GenerationPlan) -> bool:
     excluded = problem.unavailable | set(problem.goal.forbid)
     return problem.find_conflict(plan) is None and not any(name in excluded for name in techniques_of(plan))
 
@@ -97,7 +97,7 @@ def _changes_anything(knob: GenerationKnob) -> bool:
 
 
 def _priced(
-    problem: InferenceProblem, path: str, change: str, plan: InferencePlan, here: InferencePrediction
+    problem: GenerationProblem, path: str, change: str, plan: GenerationPlan, here: GenerationPrediction
 ) -> GenerationKnob:
     there = problem.price(plan)
     return GenerationKnob(
@@ -116,7 +116,7 @@ def _priced(
     )
 
 
-def _neighbours(problem: InferenceProblem, plan: InferencePlan) -> Iterator[tuple[str, Any, InferencePlan]]:
+def _neighbours(problem: GenerationProblem, plan: GenerationPlan) -> Iterator[tuple[str, Any, GenerationPlan]]:
     for path, kind in generation_knobs().items():
         if path.startswith(_OF_THE_PROCESS):
             continue
@@ -127,7 +127,7 @@ def _neighbours(problem: InferenceProblem, plan: InferencePlan) -> Iterator[tupl
                 continue  # Out of the knob's own range, or against another decision.
 
 
-def _values(problem: InferenceProblem, plan: InferencePlan, path: str, kind: Any) -> tuple[Any, ...]:
+def _values(problem: GenerationProblem, plan: GenerationPlan, path: str, kind: Any) -> tuple[Any, ...]:
     before = knob_value(plan, path)
     if path == "batch_size":
         return (before // 2, before * 2, problem.workload.num_sequences)

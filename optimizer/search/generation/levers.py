@@ -14,11 +14,11 @@ from typing import Final, get_args
 
 from optimizer.formats.kv_prefix import SHORTEST_PREFIX
 from optimizer.plan.allocator import AllocatorPlan
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import AttentionPlace, KvCachePlan, KvDtype, KvPlace
 from optimizer.plan.weights import FrozenFormat, WeightsDtype, WeightsPlace
-from optimizer.search.generation.problem import InferenceProblem
-from optimizer.workload import InferenceObjective
+from optimizer.search.generation.problem import GenerationProblem
+from optimizer.workload import GenerationObjective
 
 _PREFETCHES = (0, 1, 2, 4, 8)
 """Blocks whose weights come ahead. What is between them is hardly ever better than both neighbours."""
@@ -39,11 +39,11 @@ class Lever:
     """One thing that can be decided."""
 
     name: str
-    choices: Callable[[InferenceProblem, InferencePlan], Iterable[InferencePlan]]
+    choices: Callable[[GenerationProblem, GenerationPlan], Iterable[GenerationPlan]]
     """The plan with each of them that is not pinned otherwise; the plan as it is comes first where it may stay so."""
     knob: str = ""
     """What it decides, where it is left alone for some objectives unless that is pinned."""
-    objectives: tuple[InferenceObjective, ...] = get_args(InferenceObjective)
+    objectives: tuple[GenerationObjective, ...] = get_args(GenerationObjective)
     """What it can be good for."""
 
 
@@ -51,17 +51,17 @@ class Lever:
 class Family:
     """A choice of each lever: plans that differ in their batch and in how many micro-batches share a pass."""
 
-    plan: InferencePlan
+    plan: GenerationPlan
     """Of one sequence at a time, unless pins say otherwise."""
     micro_batches: tuple[int, ...]
     """Ascending; 1 is among them, or it is the pinned number."""
 
-    def list_plans(self) -> Iterator[InferencePlan]:
+    def list_plans(self) -> Iterator[GenerationPlan]:
         for number in self.micro_batches:
             yield self.plan if number == self.plan.num_micro_batches else replace(self.plan, num_micro_batches=number)
 
 
-def list_families(problem: InferenceProblem) -> list[Family]:
+def list_families(problem: GenerationProblem) -> list[Family]:
     """All that the goal, machine and profile allow, plain generation first, the disk and then the remote store last."""
     pins = problem.goal.pins
     found = [_plain(problem)]
@@ -75,27 +75,27 @@ def list_families(problem: InferenceProblem) -> list[Family]:
     return [family for family in families if family.micro_batches]
 
 
-def list_arrangements(problem: InferenceProblem) -> list[InferencePlan]:
+def list_arrangements(problem: GenerationProblem) -> list[GenerationPlan]:
     """The same one by one, each of one sequence in a micro-batch, or of as many as are pinned."""
     return [plan for family in list_families(problem) for plan in family.list_plans() if problem.permits(plan)]
 
 
-def _is_far(plan: InferencePlan) -> tuple[bool, bool]:
+def _is_far(plan: GenerationPlan) -> tuple[bool, bool]:
     places = (plan.weights.place, plan.kv_cache.place)
     return "remote" in places, "disk" in places
 
 
-def _plain(problem: InferenceProblem) -> InferencePlan:
+def _plain(problem: GenerationProblem) -> GenerationPlan:
     """Plain generation, and what is pinned that is no lever."""
     pins = problem.goal.pins
-    return InferencePlan(
+    return GenerationPlan(
         batch_size=pins.batch_size or 1,
         num_micro_batches=pins.num_micro_batches or 1,
         allocator=AllocatorPlan(expandable_segments=bool(pins.allocator.expandable_segments)),
     )
 
 
-def _representations(problem: InferenceProblem, plan: InferencePlan) -> Iterator[InferencePlan]:
+def _representations(problem: GenerationProblem, plan: GenerationPlan) -> Iterator[GenerationPlan]:
     """Each dtype with each way of holding the blocks' matrices."""
     among = problem.goal.pins.among
     for frozen in among("weights.frozen", get_args(FrozenFormat)):
@@ -103,7 +103,7 @@ def _representations(problem: InferenceProblem, plan: InferencePlan) -> Iterator
             yield replace(plan, weights=replace(plan.weights, dtype=dtype, frozen=frozen))
 
 
-def _places(problem: InferenceProblem, plan: InferencePlan) -> Iterator[InferencePlan]:
+def _places(problem: GenerationProblem, plan: GenerationPlan) -> Iterator[GenerationPlan]:
     """Where the blocks' weights live, and how many come ahead of their use."""
     among = problem.goal.pins.among
     for place in among("weights.place", get_args(WeightsPlace)):
@@ -114,7 +114,7 @@ def _places(problem: InferenceProblem, plan: InferencePlan) -> Iterator[Inferenc
             yield replace(plan, weights=replace(plan.weights, place=place, prefetch=prefetch))
 
 
-def _list_micro_batches(problem: InferenceProblem, plan: InferencePlan) -> tuple[int, ...]:
+def _list_micro_batches(problem: GenerationProblem, plan: GenerationPlan) -> tuple[int, ...]:
     """How many may share a pass: of weights that are there anyway, nothing is saved."""
     weights, pins = plan.weights, problem.goal.pins
     streams = weights.place != "device"
@@ -125,7 +125,7 @@ def _list_micro_batches(problem: InferenceProblem, plan: InferencePlan) -> tuple
     return found if is_shared or is_held or found == MICRO_BATCHES[:1] else ()
 
 
-def _prefills(problem: InferenceProblem, plan: InferencePlan) -> Iterator[InferencePlan]:
+def _prefills(problem: GenerationProblem, plan: GenerationPlan) -> Iterator[GenerationPlan]:
     """How much of a prompt runs at once: less makes room for more sequences, which is worth most where each step costs a pass
     over weights that come, and is all that counts where the largest batch is looked for.
     """
@@ -137,7 +137,7 @@ def _prefills(problem: InferenceProblem, plan: InferencePlan) -> Iterator[Infere
         yield plan if tokens is None else replace(plan, prefill_tokens=tokens)
 
 
-def _caches(problem: InferenceProblem, plan: InferencePlan) -> Iterator[InferencePlan]:
+def _caches(problem: GenerationProblem, plan: GenerationPlan) -> Iterator[GenerationPlan]:
     """How keys and values are held, and where, and where attention is computed."""
     among = problem.goal.pins.among
     dtypes, places = among("kv_cache.dtype", get_args(KvDtype)), among("kv_cache.place", get_args(KvPlace))
@@ -150,7 +150,7 @@ def _caches(problem: InferenceProblem, plan: InferencePlan) -> Iterator[Inferenc
         yield replace(plan, kv_cache=KvCachePlan(place="host", prefetch=0, attention="host"))
 
 
-def _cache_prefetches(problem: InferenceProblem, plan: InferencePlan) -> tuple[int, ...]:
+def _cache_prefetches(problem: GenerationProblem, plan: GenerationPlan) -> tuple[int, ...]:
     """They come as far ahead as weights that come do: what has to wait for one of the two would wait for the other as well."""
     pins = problem.goal.pins
     options = pins.among("kv_cache.prefetch", _CACHE_PREFETCHES if problem.has_copies_beside else _NOTHING_AHEAD)
@@ -161,7 +161,7 @@ def _cache_prefetches(problem: InferenceProblem, plan: InferencePlan) -> tuple[i
     return alike or (options if {"weights.prefetch", "kv_cache.place"} <= pins.held.keys() else ())
 
 
-def _prefixes(problem: InferenceProblem, plan: InferencePlan) -> Iterator[InferencePlan]:
+def _prefixes(problem: GenerationProblem, plan: GenerationPlan) -> Iterator[GenerationPlan]:
     """Whether keys and values of prompts' first tokens are made again, of as many tokens as may be: how many are best depends on
     the batch, and is found with its bounds (``Floors.prefix_tokens``). With little of a prompt at once there are few such tokens.
     """
@@ -176,7 +176,7 @@ def _prefixes(problem: InferenceProblem, plan: InferencePlan) -> Iterator[Infere
             yield replace(plan, kv_cache=replace(cache, prefix_tokens=num_tokens))
 
 
-_BY_ROOM: Final[tuple[InferenceObjective, ...]] = ("throughput", "largest_batch")
+_BY_ROOM: Final[tuple[GenerationObjective, ...]] = ("throughput", "largest_batch")
 """A first token comes soonest of a prompt that runs whole."""
 LEVERS: Final = (
     Lever(name="representation of the weights", choices=_representations),

@@ -1,15 +1,15 @@
 """Whether any plan can keep what a generation's goal pins; and if none can, why. Asked once, before a search."""
 
 from optimizer.base.errors import InvalidPlan
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.pins.generation_knobs import change_generation
 from optimizer.plan.pins.table import shown_pin
 from optimizer.search.check.pin_errors import no_plan_keeps, refuse_pin
 from optimizer.search.generation.levers import list_families
-from optimizer.search.generation.problem import InferenceProblem
+from optimizer.search.generation.problem import GenerationProblem
 
 
-def check_generation_pins(problem: InferenceProblem) -> None:
+def check_generation_pins(problem: GenerationProblem) -> None:
     """Raise InvalidPlan where no plan of this model and this workload on this machine keeps every pin."""
     pins = problem.goal.pins
     if pins.is_empty:
@@ -27,7 +27,7 @@ def check_generation_pins(problem: InferenceProblem) -> None:
         raise _contradiction(problem)
 
 
-def _check_batch(problem: InferenceProblem, size: int) -> None:
+def _check_batch(problem: GenerationProblem, size: int) -> None:
     num_sequences = problem.workload.num_sequences
     if problem.goal.objective == "largest_batch":
         why = "largest_batch looks for just that: leave the pin out, or ask for throughput"
@@ -36,7 +36,7 @@ def _check_batch(problem: InferenceProblem, size: int) -> None:
         raise refuse_pin("batch_size", size, f"there are {num_sequences:,} to generate: allowed are 1 to {num_sequences:,}")
 
 
-def _check_prefill(problem: InferenceProblem, num_tokens: int) -> None:
+def _check_prefill(problem: GenerationProblem, num_tokens: int) -> None:
     if not problem.can_cut_prompts:
         raise refuse_pin("prefill_tokens", num_tokens, "prompts of this model run whole: allowed is all")
     if problem.goal.objective == "first_token":
@@ -44,11 +44,11 @@ def _check_prefill(problem: InferenceProblem, num_tokens: int) -> None:
         raise refuse_pin("prefill_tokens", num_tokens, why)
 
 
-def _contradiction(problem: InferenceProblem) -> InvalidPlan:
+def _contradiction(problem: GenerationProblem) -> InvalidPlan:
     """What is wrong with plain generation where the pins are put into it."""
     pins = problem.goal.pins
     try:
-        problem.check(change_generation(InferencePlan(), pins.change()))
+        problem.check(change_generation(GenerationPlan(), pins.change()))
     except InvalidPlan as error:
         return no_plan_keeps(pins, error.message)
     return no_plan_keeps(pins)

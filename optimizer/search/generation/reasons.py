@@ -4,28 +4,28 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from optimizer.base.units import format_bytes
-from optimizer.estimate.generation.prediction import InferencePrediction
+from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.formats.kv_prefix import SHORTEST_PREFIX
 from optimizer.hardware.machine import Machine
-from optimizer.plan.explain.generation import explain_inference_plan
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.explain.generation import explain_generation_plan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.pins.generation import techniques_of
-from optimizer.profile.generation import InferenceProfile
-from optimizer.search.generation.problem import InferenceProblem, PricedInferencePlan
+from optimizer.profile.generation import GenerationProfile
+from optimizer.search.generation.problem import GenerationProblem, PricedGenerationPlan
 from optimizer.search.generation.solve import largest_of
 from optimizer.workload import Technique
 
 
 def explain_choice(
-    problem: InferenceProblem,
-    chosen: PricedInferencePlan,
+    problem: GenerationProblem,
+    chosen: PricedGenerationPlan,
     *,
-    profile: InferenceProfile | None,
+    profile: GenerationProfile | None,
     machine: Machine | None,
 ) -> Iterator[str]:
     """profile and machine: for what keys and values elsewhere would cost; nothing is said of that without them."""
     prediction = chosen.prediction
-    yield from explain_inference_plan(chosen.plan, workload=problem.workload, prediction=prediction)
+    yield from explain_generation_plan(chosen.plan, workload=problem.workload, prediction=prediction)
     here = problem.price(chosen.plan)
     for technique, other in _without(problem, chosen.plan).items():
         yield _bought(technique, here, problem.price(other))
@@ -39,10 +39,10 @@ def explain_choice(
         yield from _explain_kept(problem, chosen, profile)
 
 
-def _without(problem: InferenceProblem, plan: InferencePlan) -> dict[Technique, InferencePlan]:
+def _without(problem: GenerationProblem, plan: GenerationPlan) -> dict[Technique, GenerationPlan]:
     """The plan with one of its levers left out."""
     weights = plan.weights
-    without: dict[Technique, InferencePlan] = {
+    without: dict[Technique, GenerationPlan] = {
         "stream_weights": replace(plan, num_micro_batches=1, weights=replace(weights, place="device", prefetch=1)),
         "quantize_frozen": replace(plan, weights=replace(weights, frozen="same")),
         "offload_kv": replace(plan, kv_cache=replace(plan.kv_cache, place="device", attention="device", prefix_tokens=0)),
@@ -57,7 +57,7 @@ def _without(problem: InferenceProblem, plan: InferencePlan) -> dict[Technique, 
     }
 
 
-def _bought(technique: Technique, here: InferencePrediction, there: InferencePrediction) -> str:
+def _bought(technique: Technique, here: GenerationPrediction, there: GenerationPrediction) -> str:
     names = {
         "stream_weights": "streaming the weights",
         "quantize_frozen": "packing the blocks' matrices",
@@ -71,14 +71,14 @@ def _bought(technique: Technique, here: InferencePrediction, there: InferencePre
     return f"{names[technique]} saves {format_bytes(saved_bytes)} and {effect} of the time at this batch"
 
 
-def _shared(here: InferencePrediction, alone: InferencePrediction) -> str:
+def _shared(here: GenerationPrediction, alone: GenerationPrediction) -> str:
     """here: with several micro-batches to a pass."""
     more_bytes = format_bytes(here.device_peak_bytes - alone.device_peak_bytes)
     times = alone.total_s / here.total_s
     return f"passes shared by several micro-batches take {more_bytes} more and are {times:.1f} times as fast as one for each"
 
 
-def _made_again(plan: InferencePlan, here: InferencePrediction, kept: InferencePrediction) -> str:
+def _made_again(plan: GenerationPlan, here: GenerationPrediction, kept: GenerationPrediction) -> str:
     """kept: with all keys and values."""
     less_bytes = kept.copied_bytes_per_token.get("host_to_device", 0) - here.copied_bytes_per_token.get("host_to_device", 0)
     percent = 100 * (here.total_s / kept.total_s - 1)
@@ -89,11 +89,11 @@ def _made_again(plan: InferencePlan, here: InferencePrediction, kept: InferenceP
     )
 
 
-def _with_prefix(plan: InferencePlan, num_tokens: int) -> InferencePlan:
+def _with_prefix(plan: GenerationPlan, num_tokens: int) -> GenerationPlan:
     return replace(plan, kv_cache=replace(plan.kv_cache, prefix_tokens=num_tokens))
 
 
-def _limit(problem: InferenceProblem, chosen: PricedInferencePlan) -> str:
+def _limit(problem: GenerationProblem, chosen: PricedGenerationPlan) -> str:
     """What holds the batch where it is."""
     plan, room_bytes = chosen.plan, problem.goal.device_budget_bytes - chosen.prediction.device_peak_high_bytes
     is_held = problem.goal.pins.batch_size is not None
@@ -109,7 +109,7 @@ def _limit(problem: InferenceProblem, chosen: PricedInferencePlan) -> str:
 
 
 def explain_kv_left_out(
-    profile: InferenceProfile, chosen: PricedInferencePlan, *, machine: Machine
+    profile: GenerationProfile, chosen: PricedGenerationPlan, *, machine: Machine
 ) -> Iterator[str]:
     """What moving keys and values for each token would take at this shape, and whether it could pay to make some of them again
     of hidden states.
@@ -141,7 +141,7 @@ def explain_kv_left_out(
 
 
 def _explain_kept(
-    problem: InferenceProblem, chosen: PricedInferencePlan, profile: InferenceProfile
+    problem: GenerationProblem, chosen: PricedGenerationPlan, profile: GenerationProfile
 ) -> Iterator[str]:
     """Where keys and values could be made again and are not."""
     plan, cache = chosen.plan, chosen.plan.kv_cache

@@ -1,4 +1,4 @@
-"""``search_inference_plans``: the best plan of a batch generation, beside baselines, with its bound, frontier and reasons.
+"""``search_generation_plans``: the best plan of a batch generation, beside baselines, with its bound, frontier and reasons.
 
 Torch-free; pure and deterministic: the same problem gives the same result, and no clock is read.
 """
@@ -11,40 +11,40 @@ from math import inf
 from typing import Any
 
 from optimizer.base.serialize import to_json
-from optimizer.estimate.bounds.generation_floor import Floors, InferenceFloors
+from optimizer.estimate.bounds.generation_floor import Floors, GenerationFloors
 from optimizer.estimate.generation.kv_prefix import find_prefix_conflict
-from optimizer.estimate.generation.prediction import InferencePrediction
-from optimizer.estimate.generation.pricing import estimate_inference
+from optimizer.estimate.generation.prediction import GenerationPrediction
+from optimizer.estimate.generation.pricing import estimate_generation
 from optimizer.estimate.generation.process import add_generation_memory
 from optimizer.hardware.calibration import calibrated_machine, of_generations
 from optimizer.hardware.machine import Machine
 from optimizer.plan.allocator import AllocatorPlan
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.weights import WeightsPlan
-from optimizer.profile.generation import InferenceProfile
+from optimizer.profile.generation import GenerationProfile
 from optimizer.search.check.card_fit import ACCEPTED, Found, find_room
-from optimizer.search.generation.baselines import price_inference_baselines
-from optimizer.search.generation.frontier import inference_frontier
+from optimizer.search.generation.baselines import price_generation_baselines
+from optimizer.search.generation.frontier import generation_frontier
 from optimizer.search.generation.levers import MICRO_BATCHES
 from optimizer.search.generation.pins import check_generation_pins
-from optimizer.search.generation.problem import InferenceProblem, PricedInferencePlan
+from optimizer.search.generation.problem import GenerationProblem, PricedGenerationPlan
 from optimizer.search.generation.reasons import explain_choice
 from optimizer.search.generation.smallest import explain_nothing_fits, find_smallest
 from optimizer.search.generation.solve import Book, Solution, solve, spread_evenly
-from optimizer.workload import InferenceGoal, InferenceWorkload, Technique
+from optimizer.workload import GenerationGoal, GenerationWorkload, Technique
 
 _MAX_LENGTHS = 3
 """Of prompts, that the search tells apart: a price grows with their number."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class InferenceSearchResult:
+class GenerationSearchResult:
     """What a search found. ``chosen`` always fits; a search that finds nothing raises instead."""
 
-    chosen: PricedInferencePlan
-    baselines: dict[str, PricedInferencePlan]
+    chosen: PricedGenerationPlan
+    baselines: dict[str, PricedGenerationPlan]
     """By label, as in ``baselines.INFERENCE_BASELINES``."""
-    frontier: tuple[PricedInferencePlan, ...]
+    frontier: tuple[PricedGenerationPlan, ...]
     """Plans the goal allows of which no other is both smaller and faster, from small to fast; some over the budget."""
     bound: float
     """No permitted plan that fits has less of what the goal is about: seconds of the whole workload, milliseconds to the first
@@ -61,50 +61,50 @@ class InferenceSearchResult:
         return document
 
 
-def search_inference_plans(
-    profile: InferenceProfile,
+def search_generation_plans(
+    profile: GenerationProfile,
     *,
-    workload: InferenceWorkload,
-    goal: InferenceGoal,
+    workload: GenerationWorkload,
+    goal: GenerationGoal,
     machine: Machine,
     calibration: Mapping[str, Any] | None = None,
-) -> InferenceSearchResult:
+) -> GenerationSearchResult:
     """The best plan that the goal allows and whose peak, upper end, honours the budgets.
 
     Raises NoFeasiblePlan with the smallest peak that was found and what it is made of, InvalidWorkload beyond the positions,
     InvalidPlan where nothing can keep the goal's pins.
     """
-    InferencePlan().check(workload=workload, max_sequence_length=profile.max_sequence_length)
-    problem = inference_problem(profile, workload=workload, goal=goal, machine=machine, calibration=calibration)
-    return search_inference(problem, profile=profile, machine=machine)
+    GenerationPlan().check(workload=workload, max_sequence_length=profile.max_sequence_length)
+    problem = generation_problem(profile, workload=workload, goal=goal, machine=machine, calibration=calibration)
+    return search_generation(problem, profile=profile, machine=machine)
 
 
-def inference_problem(
-    profile: InferenceProfile,
+def generation_problem(
+    profile: GenerationProfile,
     *,
-    workload: InferenceWorkload,
-    goal: InferenceGoal,
+    workload: GenerationWorkload,
+    goal: GenerationGoal,
     machine: Machine,
     calibration: Mapping[str, Any] | None = None,
-) -> InferenceProblem:
+) -> GenerationProblem:
     """With the estimator bound as its price. Prompts of many lengths are priced with few, each a little longer than it is; what
     is shown in detail is priced with their own.
     """
 
     coarse = _coarse(workload, max_sequence_length=profile.max_sequence_length)
 
-    def price(plan: InferencePlan) -> InferencePrediction:
-        return estimate_inference(
+    def price(plan: GenerationPlan) -> GenerationPrediction:
+        return estimate_generation(
             profile, plan=plan, workload=coarse, machine=machine, calibration=calibration, in_detail=False
         )
 
     @cache
-    def bounds(sizes: tuple[int, ...], micro_batches: tuple[int, ...]) -> InferenceFloors:
+    def bounds(sizes: tuple[int, ...], micro_batches: tuple[int, ...]) -> GenerationFloors:
         here = calibrated_machine(machine, of_generations(calibration))
         held = goal.pins.kv_cache.prefix_tokens
-        return InferenceFloors(profile, coarse, here, sizes=sizes, micro_batches=micro_batches, prefix_tokens=held)
+        return GenerationFloors(profile, coarse, here, sizes=sizes, micro_batches=micro_batches, prefix_tokens=held)
 
-    def floors(plan: InferencePlan, sizes: Sequence[int], micro_batches: Sequence[int]) -> Floors:
+    def floors(plan: GenerationPlan, sizes: Sequence[int], micro_batches: Sequence[int]) -> Floors:
         numbers, is_free = tuple(micro_batches), goal.pins.num_micro_batches is None
         if goal.objective != "throughput" or not is_free or not set(numbers) <= set(MICRO_BATCHES):
             return bounds(tuple(sizes), numbers).of(plan)
@@ -114,17 +114,17 @@ def inference_problem(
         return found if numbers == MICRO_BATCHES else found.of_rows(rows)
 
     @cache
-    def in_detail(plan: InferencePlan) -> InferencePrediction:
-        prediction = estimate_inference(profile, plan=plan, workload=workload, machine=machine, calibration=calibration)
+    def in_detail(plan: GenerationPlan) -> GenerationPrediction:
+        prediction = estimate_generation(profile, plan=plan, workload=workload, machine=machine, calibration=calibration)
         return add_generation_memory(prediction, profile, plan=plan, workload=workload, machine=machine)
 
-    def detail(plan: InferencePlan, prediction: InferencePrediction) -> InferencePrediction:
+    def detail(plan: GenerationPlan, prediction: GenerationPrediction) -> GenerationPrediction:
         """Baselines may be one plan, and the chosen one."""
         return in_detail(plan)
 
     host_budget_bytes = machine.host_memory_bytes if goal.host_budget_bytes is None else goal.host_budget_bytes
     disk_budget_bytes = machine.disk_free_bytes if goal.disk_budget_bytes is None else goal.disk_budget_bytes
-    return InferenceProblem(
+    return GenerationProblem(
         workload=workload,
         goal=goal,
         host_budget_bytes=host_budget_bytes,
@@ -143,13 +143,13 @@ def inference_problem(
     )
 
 
-def search_inference(
-    problem: InferenceProblem,
+def search_generation(
+    problem: GenerationProblem,
     *,
-    profile: InferenceProfile | None = None,
+    profile: GenerationProfile | None = None,
     machine: Machine | None = None,
     weights: WeightsPlan | None = None,
-) -> InferenceSearchResult:
+) -> GenerationSearchResult:
     """profile and machine: for what is said of techniques that are left out. weights: of the baselines.
 
     Raises NoFeasiblePlan, and InvalidPlan where nothing can keep the goal's pins.
@@ -159,21 +159,21 @@ def search_inference(
     solution = solve(book)
     if solution is None:
         raise explain_nothing_fits(problem)
-    baselines = price_inference_baselines(Book(problem=problem), weights=weights)
+    baselines = price_generation_baselines(Book(problem=problem), weights=weights)
     quickest_s = min((each.prediction.total_s for each in baselines.values() if each.verdict in ACCEPTED), default=inf)
     solution = replace(solution, plan=spread_evenly(book, solution.plan, at_most_s=quickest_s))
     chosen, solution = _first_on_the_card(problem, solution)
-    return InferenceSearchResult(
+    return GenerationSearchResult(
         chosen=chosen,
         baselines=baselines,
-        frontier=inference_frontier(book),
+        frontier=generation_frontier(book),
         bound=solution.bound,
         gap=_gap(problem, chosen, solution.bound),
         explanation=tuple(explain_choice(problem, chosen, profile=profile, machine=machine)),
     )
 
 
-def find_best_generation(problem: InferenceProblem) -> PricedInferencePlan:
+def find_best_generation(problem: GenerationProblem) -> PricedGenerationPlan:
     """The best plan alone. Raises NoFeasiblePlan, and InvalidPlan for pins that none can keep."""
     check_generation_pins(problem)
     book = Book(problem=problem)
@@ -183,11 +183,11 @@ def find_best_generation(problem: InferenceProblem) -> PricedInferencePlan:
     return _first_on_the_card(problem, replace(solution, plan=spread_evenly(book, solution.plan)))[0]
 
 
-def _first_on_the_card(problem: InferenceProblem, found: Solution) -> tuple[PricedInferencePlan, Solution]:
+def _first_on_the_card(problem: GenerationProblem, found: Solution) -> tuple[PricedGenerationPlan, Solution]:
     """The best plan whose whole process has room on the card (``search/check/card_fit.py``). Raises NoFeasiblePlan where
     none is left."""
 
-    def within(budget_bytes: int) -> Found[PricedInferencePlan, Solution] | None:
+    def within(budget_bytes: int) -> Found[PricedGenerationPlan, Solution] | None:
         smaller = solve(Book(problem=problem.with_budget(budget_bytes)))
         return None if smaller is None else Found(chosen=_with_room(problem, smaller.plan), source=smaller)
 
@@ -201,7 +201,7 @@ def _first_on_the_card(problem: InferenceProblem, found: Solution) -> tuple[Pric
     raise explain_nothing_fits(problem)
 
 
-def _with_room(problem: InferenceProblem, plan: InferencePlan) -> PricedInferencePlan:
+def _with_room(problem: GenerationProblem, plan: GenerationPlan) -> PricedGenerationPlan:
     """With segments that grow where the card has room for the plan only so: there are fewer gaps between tensors then."""
     chosen = problem.priced("chosen", plan)
     memory = chosen.prediction.memory
@@ -213,7 +213,7 @@ def _with_room(problem: InferenceProblem, plan: InferencePlan) -> PricedInferenc
     return growing if growing.verdict in ACCEPTED else chosen
 
 
-def _gap(problem: InferenceProblem, chosen: PricedInferencePlan, bound: float) -> float:
+def _gap(problem: GenerationProblem, chosen: PricedGenerationPlan, bound: float) -> float:
     prediction = problem.price(chosen.plan)
     values = {
         "throughput": prediction.total_s,
@@ -223,7 +223,7 @@ def _gap(problem: InferenceProblem, chosen: PricedInferencePlan, bound: float) -
     return abs(values[problem.goal.objective] / bound - 1)
 
 
-def _coarse(workload: InferenceWorkload, *, max_sequence_length: int) -> InferenceWorkload:
+def _coarse(workload: GenerationWorkload, *, max_sequence_length: int) -> GenerationWorkload:
     """With few lengths, each prompt's own or the next larger of them: no less memory, and nearly the same time."""
     ordered = sorted(workload.prompt_lengths)
     if len(set(ordered)) <= _MAX_LENGTHS:
@@ -246,7 +246,7 @@ def _unavailable(machine: Machine) -> frozenset[Technique]:
     return frozenset(technique for technique, found in needed.items() if not all(found))
 
 
-def _representations(profile: InferenceProfile, machine: Machine) -> frozenset[str]:
+def _representations(profile: GenerationProfile, machine: Machine) -> frozenset[str]:
     """What was profiled, in the dtypes that the machine has a rate for. fp16 has the profile of bf16."""
     rates = machine.rates.matmul_flops_per_s
     names = {*profile.representations, *(name.replace("bf16", "fp16") for name in profile.representations)}

@@ -5,15 +5,15 @@ from math import inf
 
 from optimizer.base.errors import NoFeasiblePlan
 from optimizer.base.units import format_bytes
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.pins.table import shown_pin
 from optimizer.plan.techniques import TECHNIQUE_LABELS
 from optimizer.search.check.pin_errors import no_room_elsewhere
 from optimizer.search.generation.levers import list_families
-from optimizer.search.generation.problem import InferenceProblem
+from optimizer.search.generation.problem import GenerationProblem
 
 
-def explain_nothing_fits(problem: InferenceProblem) -> NoFeasiblePlan:
+def explain_nothing_fits(problem: GenerationProblem) -> NoFeasiblePlan:
     """The error to raise. Its budget is enough: a search with exactly that much succeeds."""
     plan = find_smallest(problem)
     prediction = problem.priced("smallest", plan).prediction
@@ -29,7 +29,7 @@ def explain_nothing_fits(problem: InferenceProblem) -> NoFeasiblePlan:
     return error
 
 
-def find_smallest(problem: InferenceProblem) -> InferencePlan:
+def find_smallest(problem: GenerationProblem) -> GenerationPlan:
     """One sequence at a time, in the arrangement with the least peak for which the other tiers have room.
 
     Raises InvalidPlan where pins leave none that has.
@@ -45,11 +45,11 @@ def find_smallest(problem: InferenceProblem) -> InferencePlan:
     return min(roomy, key=lambda plan: problem.price(plan).device_peak_high_bytes)
 
 
-def _list_lean(problem: InferenceProblem) -> list[InferencePlan]:
+def _list_lean(problem: GenerationProblem) -> list[GenerationPlan]:
     """Without what only ever takes more: further micro-batches, and, as far as pins allow, what comes ahead or is made again, and
     more of a prompt at once.
     """
-    lean: dict[InferencePlan, InferencePlan] = {}
+    lean: dict[GenerationPlan, GenerationPlan] = {}
     for plan in (family.plan for family in list_families(problem)):
         weights, cache = plan.weights, plan.kv_cache
         alike = replace(
@@ -63,13 +63,13 @@ def _list_lean(problem: InferenceProblem) -> list[InferencePlan]:
     return list(lean.values())
 
 
-def _extras(plan: InferencePlan) -> tuple[float, ...]:
+def _extras(plan: GenerationPlan) -> tuple[float, ...]:
     weights, cache = plan.weights, plan.kv_cache
     ahead = weights.prefetch * (weights.place != "device") + cache.num_ahead
     return ahead, cache.prefix_tokens, plan.prefill_tokens or inf
 
 
-def _hint(problem: InferenceProblem, smallest_bytes: int) -> str:
+def _hint(problem: GenerationProblem, smallest_bytes: int) -> str:
     """Ways out, the ones that cost least to the user first. What is said to help has been priced."""
     ways = [f"Raise the budget to {format_bytes(smallest_bytes)}", "shorten prompts or generate fewer tokens"]
     goal = problem.goal
@@ -87,7 +87,7 @@ def _hint(problem: InferenceProblem, smallest_bytes: int) -> str:
     return ", ".join(ways[:-1]) + f", or {ways[-1]}."
 
 
-def _way(text: str, relaxed: InferenceProblem, smallest_bytes: int) -> list[str]:
+def _way(text: str, relaxed: GenerationProblem, smallest_bytes: int) -> list[str]:
     """Empty where it would not help."""
     relaxed_bytes = relaxed.price(find_smallest(relaxed)).device_peak_high_bytes
     return [f"{text} (smallest peak then {format_bytes(relaxed_bytes)})"] if relaxed_bytes < smallest_bytes else []

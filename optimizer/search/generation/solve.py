@@ -21,10 +21,10 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Final
 
-from optimizer.estimate.generation.prediction import InferencePrediction
-from optimizer.plan.generation import InferencePlan
+from optimizer.estimate.generation.prediction import GenerationPrediction
+from optimizer.plan.generation import GenerationPlan
 from optimizer.search.generation.candidates import MAX_EVERY, Candidates, list_batches
-from optimizer.search.generation.problem import InferenceProblem
+from optimizer.search.generation.problem import GenerationProblem
 
 PATIENCE: Final = 48
 """Plans that are priced whatever they could win."""
@@ -40,7 +40,7 @@ _Value = tuple[float, ...]
 class Solution:
     """The best plan that fits."""
 
-    plan: InferencePlan
+    plan: GenerationPlan
     bound: float
     """No permitted plan that fits has less of what the goal is about (``value_of``)."""
 
@@ -49,19 +49,19 @@ class Solution:
 class Book:
     """What was priced, and the best of it that fits."""
 
-    problem: InferenceProblem
+    problem: GenerationProblem
     """Its price is remembered."""
-    predictions: dict[InferencePlan, InferencePrediction] = field(default_factory=dict)
-    best: tuple[_Value, InferencePlan] | None = None
+    predictions: dict[GenerationPlan, GenerationPrediction] = field(default_factory=dict)
+    best: tuple[_Value, GenerationPlan] | None = None
 
-    def price(self, plan: InferencePlan) -> InferencePrediction:
+    def price(self, plan: GenerationPlan) -> GenerationPrediction:
         """Whatever it is."""
         known = self.predictions.get(plan)
         if known is None:
             known = self.predictions[plan] = self.problem.price(plan)
         return known
 
-    def offer(self, plan: InferencePlan) -> bool:
+    def offer(self, plan: GenerationPlan) -> bool:
         """Whether it fits. Priced, and the best where nothing better was offered before."""
         prediction = self.price(plan)
         if not self.problem.fits(prediction):
@@ -72,7 +72,7 @@ class Book:
         return True
 
 
-def value_of(problem: InferenceProblem, plan: InferencePlan, prediction: InferencePrediction) -> _Value:
+def value_of(problem: GenerationProblem, plan: GenerationPlan, prediction: GenerationPrediction) -> _Value:
     """Smaller is better; equals are decided by the time of all, the peak, and what is simpler."""
     rest = (
         prediction.total_s,
@@ -101,7 +101,7 @@ def solve(book: Book, *, patience: int = PATIENCE) -> Solution | None:
     return Solution(plan=book.best[1], bound=_bound(book, book.best[0][0], left, candidates))
 
 
-def spread_evenly(book: Book, best: InferencePlan, *, at_most_s: float = inf) -> InferencePlan:
+def spread_evenly(book: Book, best: GenerationPlan, *, at_most_s: float = inf) -> GenerationPlan:
     """The plan with its sequences spread evenly over as many micro-batches, where that is as good as settled: it takes less
     memory, and rates are measured at few sizes, between which a small last micro-batch looks cheaper than it is.
 
@@ -172,14 +172,14 @@ def _bound(book: Book, best: float, left: float | None, candidates: Candidates) 
 # The largest batch of an arrangement.
 
 
-def largest_of(plan: InferencePlan, num_sequences: int) -> int:
+def largest_of(plan: GenerationPlan, num_sequences: int) -> int:
     """The largest batch that leaves no micro-batch of the plan empty; 0 where none does."""
     others = plan.num_micro_batches - 1
     return (num_sequences - 1) // others if others else num_sequences
 
 
 def find_largest_batch(
-    book: Book, arrangement: InferencePlan, *, at_least: int = 1, at_most: int | None = None
+    book: Book, arrangement: GenerationPlan, *, at_least: int = 1, at_most: int | None = None
 ) -> int:
     """Of sequences that fit at once, no fewer than ``at_least`` and no more than ``at_most``; 0 where none do.
 
@@ -204,7 +204,7 @@ def find_largest_batch(
 
 
 def _largest_of_uneven(
-    problem: InferenceProblem, arrangement: InferencePlan, fits: Callable[[int], bool], *, low: int, high: int
+    problem: GenerationProblem, arrangement: GenerationPlan, fits: Callable[[int], bool], *, low: int, high: int
 ) -> int:
     if low > high:
         return 0
@@ -218,7 +218,7 @@ def _largest_of_uneven(
     return best
 
 
-def _may_fit(problem: InferenceProblem, arrangement: InferencePlan, sizes: list[int]) -> list[int]:
+def _may_fit(problem: GenerationProblem, arrangement: GenerationPlan, sizes: list[int]) -> list[int]:
     """Those whose floors are within all budgets."""
     floors = problem.floors(arrangement, sizes, [arrangement.num_micro_batches])
     pairs = (
@@ -243,7 +243,7 @@ def _largest(fits: Callable[[int], bool], *, low: int, high: int, near: Callable
     return low
 
 
-def _guess(book: Book, arrangement: InferencePlan, low: int, high: int) -> int:
+def _guess(book: Book, arrangement: GenerationPlan, low: int, high: int) -> int:
     """Where the line through the peaks of both sizes meets the budget."""
     ends = [book.price(replace(arrangement, batch_size=size)).device_peak_high_bytes for size in (low, high)]
     room_bytes = book.problem.goal.device_budget_bytes - ends[0]

@@ -12,12 +12,12 @@ from optimizer.hardware.machine import Machine
 from optimizer.hardware.rental import Cost, PriceList, price_run
 from optimizer.search.answer.frontier import plan_label
 from optimizer.search.core import find_chosen
-from optimizer.search.generation.problem import PricedInferencePlan
+from optimizer.search.generation.problem import PricedGenerationPlan
 from optimizer.search.problem import PricedPlan, SearchProblem
 from optimizer.workload import Goal, TrainingWorkload
 
 Order = Literal["speed", "money"]
-Found = tuple[PricedPlan | PricedInferencePlan, str]
+Found = tuple[PricedPlan | PricedGenerationPlan, str]
 """A card's best plan, and what it does in a few words."""
 Progress = Callable[[int, int, str], None]
 """Told how many are done, of how many, and what is next."""
@@ -32,7 +32,7 @@ class CardAnswer:
     card: str
     memory_bytes: int
     """Usable by one job."""
-    chosen: PricedPlan | PricedInferencePlan | None
+    chosen: PricedPlan | PricedGenerationPlan | None
     """None where nothing fits."""
     what: str
     """What the plan does in a few words; where nothing fits, the smallest peak."""

@@ -23,7 +23,7 @@ ANSWERS = {
     ("POST", "/plans/best"): (
         200,
         {
-            "kind": "inference",
+            "kind": "generation",
             "frontier": [{"label": "8 at once, bf16", "prediction": PREDICTION}],
             "explanation": ["8 sequences run in one pass"],
         },

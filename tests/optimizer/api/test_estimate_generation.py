@@ -4,26 +4,26 @@ import json
 
 import pytest
 
-from optimizer.api.estimate_generation import estimate_generation, needed_representations
+from optimizer.api.estimate_generation import estimate_model_generation, needed_representations
 from optimizer.base.errors import InvalidInput, InvalidModel, InvalidPlan, InvalidWorkload, NoFeasiblePlan
 from optimizer.cli.main import main
 from optimizer.cli.reports.generation import report_generation
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.keep import obtain
 from optimizer.runtime.job.measure_generation import measure_generation
-from optimizer.workload import InferenceGoal, InferenceWorkload
+from optimizer.workload import GenerationGoal, GenerationWorkload
 from tests.optimizer.machines import make_cpu_machine
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 
 SPEC = read_model_spec(SMALL_CONFIGS["llama"])
-WORKLOAD = InferenceWorkload(prompt_length=8, num_new_tokens=6, num_sequences=4)
-PLAN = InferencePlan(batch_size=2, weights=WeightsPlan(frozen="int8"))
+WORKLOAD = GenerationWorkload(prompt_length=8, num_new_tokens=6, num_sequences=4)
+PLAN = GenerationPlan(batch_size=2, weights=WeightsPlan(frozen="int8"))
 
 
 def estimate(folder, *, spec=SPEC, plan=PLAN, workload=WORKLOAD, **options):
-    return estimate_generation(
+    return estimate_model_generation(
         spec, plan=plan, workload=workload, machine=make_cpu_machine(), profiles_folder=folder, **options
     )
 
@@ -44,13 +44,13 @@ def test_a_config_is_traced_once_and_priced_to_the_byte(tmp_path, monkeypatch):
 
 
 def test_the_verdict_is_about_the_budgets(folder):
-    estimated = estimate(folder, goal=InferenceGoal(device_budget_bytes=1000))
+    estimated = estimate(folder, goal=GenerationGoal(device_budget_bytes=1000))
     assert estimated.verdict == "does_not_fit"
     text = report_generation(estimated)
     assert "Verdict: does not fit" in text
     assert "At the peak, prefill of block 3 of 3" in text
-    streamed = InferencePlan(weights=WeightsPlan(place="host"))
-    nowhere = InferenceGoal(device_budget_bytes=2**30, host_budget_bytes=10)
+    streamed = GenerationPlan(weights=WeightsPlan(place="host"))
+    nowhere = GenerationGoal(device_budget_bytes=2**30, host_budget_bytes=10)
     assert estimate(folder, plan=streamed, goal=nowhere).verdict == "does_not_fit"
 
 
@@ -71,11 +71,11 @@ def test_without_a_plan_the_best_stands_beside_resident_weights(folder):
     assert found.priced.prediction.total_s <= found.plans[0].prediction.total_s
     alone = estimate(folder, plan="best")
     assert [priced.label for priced in alone.plans] == ["chosen"]
-    assert estimate(folder, plan="one_at_a_time").priced.plan == InferencePlan()
+    assert estimate(folder, plan="one_at_a_time").priced.plan == GenerationPlan()
 
 
 def test_where_nothing_fits_it_says_so_or_raises(folder):
-    goal = InferenceGoal(device_budget_bytes=1000)
+    goal = GenerationGoal(device_budget_bytes=1000)
     found = estimate(folder, plan=None, goal=goal)
     assert [priced.label for priced in found.plans] == ["resident"]
     assert "smallest feasible" in found.nothing_fits
@@ -89,10 +89,10 @@ def test_a_label_that_is_none_is_refused(folder):
 
 
 def test_only_what_the_question_needs_is_traced():
-    goal = InferenceGoal(device_budget_bytes=1000)
+    goal = GenerationGoal(device_budget_bytes=1000)
     assert needed_representations(PLAN, goal=goal) == ["fp32/int8"]
     assert needed_representations("best", goal=goal) == ["fp32"]
-    lossy = InferenceGoal(device_budget_bytes=1000, allow_lossy=True, forbid=("quantize_frozen",))
+    lossy = GenerationGoal(device_budget_bytes=1000, allow_lossy=True, forbid=("quantize_frozen",))
     assert needed_representations("best", goal=lossy) == ["bf16", "fp32"]
     assert needed_representations("resident", goal=goal, weights=WeightsPlan(dtype="fp16")) == ["bf16", "fp32"]
 
@@ -100,9 +100,9 @@ def test_only_what_the_question_needs_is_traced():
 def test_what_is_wrong_is_refused_before_anything_is_traced(tmp_path, monkeypatch):
     monkeypatch.setattr(obtain, "_Child", None)
     with pytest.raises(InvalidPlan, match="plan.batch_size is 5"):
-        estimate(tmp_path, plan=InferencePlan(batch_size=5))
+        estimate(tmp_path, plan=GenerationPlan(batch_size=5))
     with pytest.raises(InvalidWorkload, match="make 65 tokens"):
-        estimate(tmp_path, workload=InferenceWorkload(prompt_length=60, num_new_tokens=5, num_sequences=2))
+        estimate(tmp_path, workload=GenerationWorkload(prompt_length=60, num_new_tokens=5, num_sequences=2))
 
 
 def test_the_command_asks_the_same(tmp_path, monkeypatch, capsys):

@@ -11,15 +11,15 @@ from optimizer.cli.main import main
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.rental import read_prices
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.pins.generation_knobs import read_generation_pins
 from optimizer.plan.weights import WeightsPlan
-from optimizer.workload import InferenceGoal, InferenceWorkload
+from optimizer.workload import GenerationGoal, GenerationWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 
 SPEC = read_model_spec(SMALL_CONFIGS["llama"])
-WORKLOAD = InferenceWorkload(prompt_length=8, num_new_tokens=6, num_sequences=4)
-PACKED = InferencePlan(batch_size=2, weights=WeightsPlan(dtype="bf16", place="host"))
+WORKLOAD = GenerationWorkload(prompt_length=8, num_new_tokens=6, num_sequences=4)
+PACKED = GenerationPlan(batch_size=2, weights=WeightsPlan(dtype="bf16", place="host"))
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def in_json(written):
 def test_pins_of_the_command_are_those_of_the_library(plan, folder):
     pins = ["batch_size=2", "kv_cache.place=host", "prefill_tokens=all"]
     found = in_json(plan("--gpu", "T4", *(word for pin in pins for word in ("--pin", pin)), "--json"))
-    goal = InferenceGoal(device_budget_bytes=table_machine("T4").device.memory_bytes, pins=read_generation_pins(pins))
+    goal = GenerationGoal(device_budget_bytes=table_machine("T4").device.memory_bytes, pins=read_generation_pins(pins))
     asked = plan_generation(folder, machine="T4", workload=WORKLOAD, goal=goal, profiles_folder=folder / "cache" / "profiles")
     assert found["chosen"] == asked.chosen.to_json()
     chosen = found["chosen"]["plan"]
@@ -136,7 +136,7 @@ def test_the_library_ranks_cards_as_the_command_does(plan, folder):
         folder,
         ["T4", "RTX 4090"],
         workload=WORKLOAD,
-        goal=InferenceGoal(device_budget_bytes=4 * GIB),
+        goal=GenerationGoal(device_budget_bytes=4 * GIB),
         prices=read_prices(),
         profiles_folder=folder / "cache" / "profiles",
     )

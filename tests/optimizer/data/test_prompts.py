@@ -9,7 +9,7 @@ from optimizer.data.chat_facts import ChatFacts, read_chat_facts
 from optimizer.data.inspect_prompts import inspect_prompts, main
 from optimizer.data.prompt_tokens import PromptTokenizer, count_tokens, length_problem
 from optimizer.data.prompts import read_prompts
-from optimizer.workload import GenerationWorkload
+from optimizer.workload import GenerationRequest
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -43,10 +43,10 @@ def test_a_plain_line_is_known_by_its_number_or_its_id(write):
 
 
 def test_a_line_overrides_what_holds_for_all_and_its_seed_counts_on(write):
-    common = GenerationWorkload(max_new_tokens=9, temperature=0.5, seed=7)
+    common = GenerationRequest(max_new_tokens=9, temperature=0.5, seed=7)
     first, second = read_prompts(write({"prompt": "x", "stop": "end"}, {"prompt": "x", "max_new_tokens": 2, "seed": 1}))
-    assert first.workload(common) == GenerationWorkload(max_new_tokens=9, temperature=0.5, seed=7, stop=("end",))
-    assert second.workload(common) == GenerationWorkload(max_new_tokens=2, temperature=0.5, seed=1)
+    assert first.workload(common) == GenerationRequest(max_new_tokens=9, temperature=0.5, seed=7, stop=("end",))
+    assert second.workload(common) == GenerationRequest(max_new_tokens=2, temperature=0.5, seed=1)
     assert next(read_prompts(write({"prompt": "x"}, {"prompt": "y"}))).workload(common).seed == 7
 
 

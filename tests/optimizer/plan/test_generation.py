@@ -3,37 +3,37 @@
 import pytest
 
 from optimizer.base.errors import InvalidPlan, InvalidWorkload
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.weights import WeightsPlan
-from optimizer.workload import InferenceWorkload
+from optimizer.workload import GenerationWorkload
 
-WORKLOAD = InferenceWorkload(prompt_length=16, num_new_tokens=8, num_sequences=4)
+WORKLOAD = GenerationWorkload(prompt_length=16, num_new_tokens=8, num_sequences=4)
 
 
 def test_a_plan_survives_json():
-    plan = InferencePlan(batch_size=3, weights=WeightsPlan(dtype="bf16", frozen="nf4", place="disk", prefetch=2))
-    assert InferencePlan.from_json(plan.to_json()) == plan
-    assert InferencePlan.from_json(plan.to_json()).fingerprint == plan.fingerprint
+    plan = GenerationPlan(batch_size=3, weights=WeightsPlan(dtype="bf16", frozen="nf4", place="disk", prefetch=2))
+    assert GenerationPlan.from_json(plan.to_json()) == plan
+    assert GenerationPlan.from_json(plan.to_json()).fingerprint == plan.fingerprint
 
 
 def test_an_unknown_field_is_refused_by_name():
     with pytest.raises(InvalidPlan, match=r"plan\.kv_cache\.bits is not a known field"):
-        InferencePlan.from_json({"kv_cache": {"bits": 4}})
+        GenerationPlan.from_json({"kv_cache": {"bits": 4}})
 
 
 def test_a_batch_of_none_is_refused():
     with pytest.raises(InvalidPlan, match=r"plan\.batch_size is 0; allowed: 1 or more"):
-        InferencePlan(batch_size=0)
+        GenerationPlan(batch_size=0)
 
 
 def test_a_batch_larger_than_the_workload_is_a_conflict():
     with pytest.raises(InvalidPlan, match=r"plan\.batch_size is 5, .* \(workload\.num_sequences is 4\)"):
-        InferencePlan(batch_size=5).check(workload=WORKLOAD, max_sequence_length=64)
+        GenerationPlan(batch_size=5).check(workload=WORKLOAD, max_sequence_length=64)
 
 
 def test_autocast_is_a_conflict():
-    conflict = InferencePlan(weights=WeightsPlan(autocast="bf16")).find_conflict(WORKLOAD)
+    conflict = GenerationPlan(weights=WeightsPlan(autocast="bf16")).find_conflict(WORKLOAD)
     assert str(conflict).startswith("plan.weights.autocast is bf16, which is for training")
 
 
@@ -52,7 +52,7 @@ def test_a_prefix_of_one_token_or_less_than_none_is_refused(prefix):
     ],
 )
 def test_a_prefix_of_what_does_not_move_or_is_packed_is_a_conflict(choices, why):
-    plan = InferencePlan(kv_cache=KvCachePlan(prefix_tokens=8, **choices))
+    plan = GenerationPlan(kv_cache=KvCachePlan(prefix_tokens=8, **choices))
     conflict = plan.find_conflict(WORKLOAD)
     assert str(conflict).startswith(f"plan.kv_cache.prefix_tokens is 8, {why}")
     with pytest.raises(InvalidPlan):
@@ -61,24 +61,24 @@ def test_a_prefix_of_what_does_not_move_or_is_packed_is_a_conflict(choices, why)
 
 @pytest.mark.parametrize("place", ["host", "disk"])
 def test_a_prefix_off_the_device_changes_no_numbers(place):
-    plan = InferencePlan(kv_cache=KvCachePlan(place=place, prefix_tokens=8))
+    plan = GenerationPlan(kv_cache=KvCachePlan(place=place, prefix_tokens=8))
     assert plan.find_conflict(WORKLOAD) is None
     assert plan.is_lossless
 
 
 def test_tokens_beyond_the_positions_are_refused_with_their_sum():
     with pytest.raises(InvalidWorkload, match="make 24 tokens; this model has positions for 23"):
-        InferencePlan().check(workload=WORKLOAD, max_sequence_length=23)
+        GenerationPlan().check(workload=WORKLOAD, max_sequence_length=23)
 
 
 def test_tokens_up_to_the_last_position_are_not():
-    InferencePlan().check(workload=WORKLOAD, max_sequence_length=24)
+    GenerationPlan().check(workload=WORKLOAD, max_sequence_length=24)
 
 
 @pytest.mark.parametrize("field", ["prompt_length", "num_new_tokens", "num_sequences"])
 def test_a_workload_of_nothing_is_refused(field):
     with pytest.raises(InvalidWorkload, match=rf"workload\.{field} is 0; allowed: an integer from"):
-        InferenceWorkload(**{field: 0})
+        GenerationWorkload(**{field: 0})
 
 
 def test_the_last_token_is_not_kept():
@@ -95,12 +95,12 @@ def test_the_last_token_is_not_kept():
     ],
 )
 def test_only_fp32_weights_that_are_not_packed_are_lossless(weights, is_lossless):
-    assert InferencePlan(weights=weights).is_lossless is is_lossless
+    assert GenerationPlan(weights=weights).is_lossless is is_lossless
 
 
 @pytest.mark.parametrize("place", ["device", "disk"])
 def test_attention_on_the_host_needs_keys_and_values_there(place):
-    conflict = InferencePlan(kv_cache=KvCachePlan(place=place, attention="host")).find_conflict(WORKLOAD)
+    conflict = GenerationPlan(kv_cache=KvCachePlan(place=place, attention="host")).find_conflict(WORKLOAD)
     assert str(conflict) == (
         f"plan.kv_cache.attention is host, which is for keys and values that lie there; plan.kv_cache.place is {place}"
     )
@@ -108,13 +108,13 @@ def test_attention_on_the_host_needs_keys_and_values_there(place):
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 def test_attention_on_the_host_reads_nothing_that_is_packed(dtype):
-    plan = InferencePlan(kv_cache=KvCachePlan(place="host", dtype=dtype, attention="host"))
+    plan = GenerationPlan(kv_cache=KvCachePlan(place="host", dtype=dtype, attention="host"))
     assert str(plan.find_conflict(WORKLOAD)) == (
         f"plan.kv_cache.attention is host, which reads keys and values as they are; plan.kv_cache.dtype {dtype} packs them"
     )
 
 
 def test_attention_on_the_host_is_lossless_and_keeps_who_is_over():
-    plan = InferencePlan(kv_cache=KvCachePlan(place="host", attention="host"))
+    plan = GenerationPlan(kv_cache=KvCachePlan(place="host", attention="host"))
     assert plan.find_conflict(WORKLOAD) is None
     assert (plan.is_lossless, plan.drops_ended, plan.kv_cache.num_ahead) == (True, False, 0)

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from optimizer.plan.passes import MicroBatchShape, arrange_passes, covers, list_passes, may_leave, shape_of
-from optimizer.workload import InferenceWorkload
+from optimizer.workload import GenerationWorkload
 
 
 def test_equal_prompts_are_split_in_their_order():
@@ -108,5 +108,5 @@ def test_what_is_priced_are_the_passes_that_run(seed, are_alike):
         tuple(shape_of([lengths[index] for index in group], prefill_tokens=most, drops_ended=True) for group in each)
         for each in arrange_passes(lengths, **sizes)
     )
-    workload = InferenceWorkload.of_prompts(prompts, num_new_tokens=num_new)
+    workload = GenerationWorkload.of_prompts(prompts, num_new_tokens=num_new)
     assert list_passes(workload, **sizes, prefill_tokens=most, drops_ended=True) == tuple(run.items())

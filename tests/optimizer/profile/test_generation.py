@@ -8,15 +8,15 @@ from optimizer.base.errors import InvalidModel, InvalidPlan, InvalidWorkload
 from optimizer.estimate.shape.compiled import compile_shape
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.weights import WeightsPlan
-from optimizer.profile.generation import InferenceProfile, KvTensors, block_part
-from optimizer.profile.trace.generation import profile_inference
+from optimizer.profile.generation import GenerationProfile, KvTensors, block_part
+from optimizer.profile.trace.generation import profile_generation
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 
 LLAMA = SMALL_CONFIGS["llama"]
 
 
 def trace(config, *representations):
-    return profile_inference(read_model_spec(config), representations=representations or ("fp32",))
+    return profile_generation(read_model_spec(config), representations=representations or ("fp32",))
 
 
 @pytest.fixture(scope="module")
@@ -25,14 +25,14 @@ def profile():
 
 
 def test_it_survives_json(profile):
-    assert InferenceProfile.from_json(json.loads(json.dumps(profile.to_json()))) == profile
+    assert GenerationProfile.from_json(json.loads(json.dumps(profile.to_json()))) == profile
 
 
 def test_a_part_that_is_not_there_is_refused_by_name(profile):
     document = profile.to_json()
     document["decode"]["regimes"]["bf16"][0]["parts"]["head"] = 999
     with pytest.raises(InvalidModel, match=r"profile\.decode\.regimes\.bf16\[0\]\.parts points to 999"):
-        InferenceProfile.from_json(document)
+        GenerationProfile.from_json(document)
 
 
 def test_depth_adds_nothing_but_instances(profile):
@@ -111,4 +111,4 @@ def test_what_is_traced_of_attention_on_the_host_must_be_of_every_block(profile)
     document = profile.to_json()
     document["on_host"]["num_query_heads"] = [4]
     with pytest.raises(InvalidModel, match=r"profile\.on_host\.num_query_heads has 1 entries; there are 3 distinct blocks"):
-        InferenceProfile.from_json(document)
+        GenerationProfile.from_json(document)

@@ -10,17 +10,17 @@ from django.utils import timezone
 
 from optimizer.base.serialize import to_json
 from optimizer.base.units import GIB, MIB
-from optimizer.estimate.generation.prediction import InferencePrediction
+from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.prediction import Prediction, TimelinePoint
 from optimizer.hardware.machine import Device, Machine, Rates
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.activations import ActivationsPlan, BlockChoice
 from optimizer.plan.batch import BatchPlan
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
-from optimizer.workload import GenerationWorkload, Goal, InferenceGoal, TrainingWorkload
+from optimizer.workload import GenerationGoal, GenerationRequest, Goal, TrainingWorkload
 from webapp.catalog.models import Dataset, Model
 from webapp.catalog.models import Machine as MachineRow
 from webapp.jobs.actions import claim_job, create_job, record_phase, record_started
@@ -213,7 +213,7 @@ def step_spans() -> list[list[Any]]:
 
 def make_generate_job(owner: User, *, name: str = "answers") -> Job:
     """Weights stream from the host, the cache is packed."""
-    plan = InferencePlan(
+    plan = GenerationPlan(
         batch_size=8, weights=WeightsPlan(dtype="bf16", place="host", prefetch=1), kv_cache=KvCachePlan(dtype="int8")
     )
     model = Model.objects.filter(owner=None).first() or make_model()
@@ -225,8 +225,8 @@ def make_generate_job(owner: User, *, name: str = "answers") -> Job:
             "name": name,
             "model": model.pk,
             "prompts": prompts.pk,
-            "workload": to_json(GenerationWorkload(max_new_tokens=64)),
-            "goal": to_json(InferenceGoal(device_budget_bytes=200 * MIB, allow_lossy=True)),
+            "workload": to_json(GenerationRequest(max_new_tokens=64)),
+            "goal": to_json(GenerationGoal(device_budget_bytes=200 * MIB, allow_lossy=True)),
             "plan": "chosen",
         },
         model=model,
@@ -249,9 +249,9 @@ GENERATION_PEAK = {
 }
 
 
-def make_generation_prediction() -> InferencePrediction:
+def make_generation_prediction() -> GenerationPrediction:
     peak = sum(GENERATION_PEAK.values())
-    return InferencePrediction(
+    return GenerationPrediction(
         device_peak_bytes=peak,
         device_peak_low_bytes=peak,
         device_peak_high_bytes=peak + 4 * MIB,

@@ -4,21 +4,21 @@ import pytest
 
 from optimizer.base.errors import InvalidInput, NoFeasiblePlan, PlanStale
 from optimizer.base.serialize import to_json
-from optimizer.estimate.generation.pricing import estimate_inference
+from optimizer.estimate.generation.pricing import estimate_generation
 from optimizer.estimate.generation.runs import price_run
 from optimizer.hardware.calibration import of_generations
 from optimizer.hardware.machine import Machine as MachineSpec
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.passes import MicroBatchShape
 from optimizer.plan.passes_run import TimedPass
-from optimizer.profile.generation import InferenceProfile
+from optimizer.profile.generation import GenerationProfile
 from optimizer.search.generation.baselines import INFERENCE_BASELINES
-from optimizer.workload import GenerationWorkload
+from optimizer.workload import GenerationRequest
 from tests.webapp.generation import make_generate_spec, make_prompts, make_writer
 from webapp.catalog.models import Profile, PromptTokens
 from webapp.jobs.actions import claim_job, finish_attempt, record_progress, record_started, retry_job
 from webapp.jobs.models import Job
-from webapp.jobs.specs.generation import inference_workload, read_job_spec, summed_workload
+from webapp.jobs.specs.generation import generation_workload, read_job_spec, summed_workload
 from webapp.planning.pricing import price_spec
 from webapp.planning.submitting import submit_job
 
@@ -42,20 +42,20 @@ def test_the_best_plan_stands_beside_the_baselines_and_all_fit(ada, machine, wri
     assert set(labels[1:]) <= set(INFERENCE_BASELINES)
     chosen = answer["offers"][0]
     assert (chosen["chosen"], chosen["verdict"], chosen["lossless"]) == (True, "fits", True)
-    assert InferencePlan.from_json(chosen["plan"]).batch_size == 2
+    assert GenerationPlan.from_json(chosen["plan"]).batch_size == 2
     assert chosen["explanation"]
 
 
 def test_plans_are_shown_with_the_price_of_the_lengths_as_they_are(ada, machine, writer):
     mixed = make_prompts({"prompt": "And"}, {"prompt": "And God said, Let there be light"}, owner=ada)
     spec = make_generate_spec(writer, mixed)
-    workload = inference_workload(read_job_spec(ada, spec))
+    workload = generation_workload(read_job_spec(ada, spec))
     assert len(set(workload.prompt_lengths)) == 2
-    profile = InferenceProfile.from_json(Profile.objects.get().document)
+    profile = GenerationProfile.from_json(Profile.objects.get().document)
     target = MachineSpec.from_json(machine.document)
     for offer in price_spec(ada, spec).offers:
-        plan = InferencePlan.from_json(offer.row.plan)
-        exact = estimate_inference(profile, plan=plan, workload=workload, machine=target)
+        plan = GenerationPlan.from_json(offer.row.plan)
+        exact = estimate_generation(profile, plan=plan, workload=workload, machine=target)
         assert offer.row.prediction["device_peak_bytes"] == exact.device_peak_bytes
 
 
@@ -115,7 +115,7 @@ def test_the_price_is_of_each_prompts_length_and_of_the_tokens_that_its_line_ask
     assert workload.total_new_tokens == 26
     near_the_end = summed_workload([(4, 60, 1), (60, 4, 1)], max_sequence_length=64)
     assert near_the_end.longest == (4, 60)
-    InferencePlan().check(workload=near_the_end, max_sequence_length=64)
+    GenerationPlan().check(workload=near_the_end, max_sequence_length=64)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_prompts_are_nothing_to_train_on(ada, writer, prompts):
 def test_a_normalized_spec_reads_back_to_itself(ada, writer, prompts):
     read = read_job_spec(ada, make_generate_spec(writer, prompts))
     assert read_job_spec(ada, read.to_json()) == read
-    assert read.workload == GenerationWorkload(max_new_tokens=8)
+    assert read.workload == GenerationRequest(max_new_tokens=8)
 
 
 def test_a_pass_that_has_finished_no_prompt_yet_is_progress_all_the_same(ada, machine, writer, prompts):
@@ -191,9 +191,9 @@ def test_a_finished_job_corrects_the_price_of_the_next_and_what_it_ran_is_what_c
     submit(ada, spec, plan_id=before.pk)
     attempt = claim_job(worker="w", machine=machine)
     assert record_started(attempt, pid=1)
-    profile = InferenceProfile.from_json(Profile.objects.get().document)
+    profile = GenerationProfile.from_json(Profile.objects.get().document)
     ran = (MicroBatchShape(batch_size=1, prompt_length=4, num_steps=8),)
-    plan, target = InferencePlan.from_json(before.plan), MachineSpec.from_json(machine.document)
+    plan, target = GenerationPlan.from_json(before.plan), MachineSpec.from_json(machine.document)
     [own] = [TimedPass(micro_batches=ran, count=1, total_ms=0.0)]
     twice_ms = 2 * price_run(profile, plan=plan, passes=[own], draws=False, machine=target).total_ms
     measured = {"device_peak_bytes": 1, "passes": [{**to_json(own), "total_ms": twice_ms}], "draws": False}

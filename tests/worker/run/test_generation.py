@@ -11,14 +11,14 @@ from optimizer.base.errors import NoFeasiblePlan
 from optimizer.base.serialize import from_json, to_json
 from optimizer.base.units import MIB
 from optimizer.data.prompt_tokens import PromptTokenizer
-from optimizer.estimate.generation.pricing import estimate_inference
+from optimizer.estimate.generation.pricing import estimate_generation
 from optimizer.hardware.machine import Machine
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.passes_run import TimedPass
-from optimizer.search.generation.search import search_inference_plans
-from optimizer.workload import GenerationWorkload, InferenceGoal
+from optimizer.search.generation.search import search_generation_plans
+from optimizer.workload import GenerationGoal, GenerationRequest
 from tests.valkey import Valkey
 from tests.webapp.conftest import MACHINE_DOCUMENT
 from webapp.jobs.specs.generation import summed_workload
@@ -98,9 +98,9 @@ def attempt(weights, tmp_path):
             "tokenizer_file": None,
             "chat_file": None,
             "prompts": {"file": str(file), "format": "prompts"},
-            "workload": to_json(workload or GenerationWorkload(max_new_tokens=6)),
-            "goal": to_json(InferenceGoal(device_budget_bytes=64 * MIB)),
-            "plan": InferencePlan(batch_size=batch_size).to_json(),
+            "workload": to_json(workload or GenerationRequest(max_new_tokens=6)),
+            "goal": to_json(GenerationGoal(device_budget_bytes=64 * MIB)),
+            "plan": GenerationPlan(batch_size=batch_size).to_json(),
             "prediction": None,
             "job_folder": str(tmp_path / "job"),
             "resume_from": None,
@@ -189,7 +189,7 @@ def test_a_stop_text_ends_the_work_of_its_sequence_with_the_token_that_completes
 
 def test_drawn_answers_are_the_same_for_the_same_seed_however_they_are_batched(attempt, run, tmp_path):
     lines = [{"prompt": "In the beginning"}] * 3
-    drawn = GenerationWorkload(max_new_tokens=6, temperature=1.5, seed=4)
+    drawn = GenerationRequest(max_new_tokens=6, temperature=1.5, seed=4)
     run(attempt(lines=lines, workload=drawn, batch_size=1))
     alone = [record["text"] for record in records(tmp_path)]
     (tmp_path / "job").rename(tmp_path / "before")
@@ -224,16 +224,16 @@ def test_a_retried_job_takes_over_what_the_ended_one_had_finished(attempt, run, 
 
 
 def test_a_budget_that_is_too_small_ends_the_job_with_the_sizes(attempt, run):
-    code, result, _ = run(attempt(goal=to_json(InferenceGoal(device_budget_bytes=600_000))))
+    code, result, _ = run(attempt(goal=to_json(GenerationGoal(device_budget_bytes=600_000))))
     assert (code, result["reason"]) == (EXIT_FAILED, "out_of_device_memory")
     assert result["error"]["fields"]["bytes_by_category"]["weights"] > 0
 
 
 @pytest.fixture(scope="module")
 def profile():
-    from optimizer.profile.trace.generation import profile_inference
+    from optimizer.profile.trace.generation import profile_generation
 
-    return profile_inference(read_model_spec(CONFIG), representations=("fp32",))
+    return profile_generation(read_model_spec(CONFIG), representations=("fp32",))
 
 
 DIES = """
@@ -272,8 +272,8 @@ def test_a_chosen_plan_killed_among_lines_of_mixed_lengths_repeats_none_and_lose
     machine = Machine.from_json(MACHINE_DOCUMENT)
 
     def choose(budget_bytes):
-        goal = InferenceGoal(device_budget_bytes=budget_bytes)
-        return search_inference_plans(profile, workload=workload, goal=goal, machine=machine).chosen.plan
+        goal = GenerationGoal(device_budget_bytes=budget_bytes)
+        return search_generation_plans(profile, workload=workload, goal=goal, machine=machine).chosen.plan
 
     with pytest.raises(NoFeasiblePlan) as caught:
         choose(1)
@@ -281,7 +281,7 @@ def test_a_chosen_plan_killed_among_lines_of_mixed_lengths_repeats_none_and_lose
     plan = choose(budget_bytes)
     assert plan.weights.place == "host"
     chosen = {
-        "lines": lines, "plan": plan.to_json(), "goal": to_json(InferenceGoal(device_budget_bytes=budget_bytes)),
+        "lines": lines, "plan": plan.to_json(), "goal": to_json(GenerationGoal(device_budget_bytes=budget_bytes)),
     }  # fmt: skip
     run(attempt(**chosen))
     expected = records(tmp_path)
@@ -305,7 +305,7 @@ def test_a_remote_store_that_dies_is_the_reason_and_the_next_attempt_goes_on(att
     run(attempt(lines=lines))
     expected = records(tmp_path)
     (tmp_path / "job").rename(tmp_path / "before")
-    remote = InferencePlan(batch_size=2, kv_cache=KvCachePlan(place="remote")).to_json()
+    remote = GenerationPlan(batch_size=2, kv_cache=KvCachePlan(place="remote")).to_json()
     done = Stop(tmp_path / "job", after=2)
     server = Valkey()
     monkeypatch.setenv("HEADROOM_REMOTE_URL", server.url)
@@ -338,8 +338,8 @@ def test_the_measured_peak_is_the_predicted_one_to_the_byte(attempt, run, profil
     lengths = [len(tokenizer.loaded.tokenizer.encode(line["prompt"]).ids) for line in lines]
     workload = summed_workload([(length, 6, 1) for length in lengths], max_sequence_length=64, draws=temperature > 0)
     machine = Machine.from_json(MACHINE_DOCUMENT)
-    predicted = estimate_inference(profile, plan=InferencePlan(batch_size=2), workload=workload, machine=machine)
-    _, result, _ = run(attempt(lines=lines, workload=GenerationWorkload(max_new_tokens=6, temperature=temperature)))
+    predicted = estimate_generation(profile, plan=GenerationPlan(batch_size=2), workload=workload, machine=machine)
+    _, result, _ = run(attempt(lines=lines, workload=GenerationRequest(max_new_tokens=6, temperature=temperature)))
     assert result["measured"]["device_peak_bytes"] == predicted.device_peak_bytes
     by_category = result["measured"]["device_bytes_by_category"]
     assert without_zeros(by_category) == without_zeros(predicted.device_bytes_by_category)

@@ -18,7 +18,7 @@ class EstimateBody(Schema, extra="forbid"):
     model: str = Field(max_length=200, description="id or name of a model, presets among them")
     workload: dict[str, Any] = Field(
         default_factory=dict,
-        description="as in a job spec; defaults where left out. With `kind: inference` a batch generation: `prompt_length`, "
+        description="as in a job spec; defaults where left out. With `kind: generation` a batch generation: `prompt_length`, "
         "`num_new_tokens`, `num_sequences`, `seed`",
     )
     goal: dict[str, Any] | None = Field(
@@ -109,7 +109,7 @@ class EstimateAnswer(Schema):
 class GenerationAnswer(Schema):
     """Of a batch generation. ``plans`` holds the plan asked for, or resident weights and the best."""
 
-    kind: Literal["inference"]
+    kind: Literal["generation"]
     profile: Literal["ready"] = "ready"
     model_type: str
     num_blocks: int

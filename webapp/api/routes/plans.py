@@ -113,7 +113,7 @@ class BestAnswer(Schema):
 class BestGenerationAnswer(Schema):
     """Of a batch generation."""
 
-    kind: Literal["inference"]
+    kind: Literal["generation"]
     profile: Literal["ready"] = "ready"
     machine: dict[str, Any]
     objective: str
@@ -171,7 +171,7 @@ class Decision(Schema):
 class CompareGenerationsAnswer(Schema):
     """Of a batch generation, only what differs."""
 
-    kind: Literal["inference"]
+    kind: Literal["generation"]
     profile: Literal["ready"] = "ready"
     plans: list[PricedPlan]
     decisions: list[Decision]
@@ -221,7 +221,7 @@ class PriceAnswer(Schema):
 class PriceGenerationAnswer(Schema):
     """Of a batch generation."""
 
-    kind: Literal["inference"]
+    kind: Literal["generation"]
     profile: Literal["ready"] = "ready"
     priced: PricedPlan
     differences: list[Difference]
@@ -235,7 +235,7 @@ class PriceGenerationAnswer(Schema):
 
 @router.post("/plans/best", response={200: BestAnswer | BestGenerationAnswer, 202: Pending}, tags=["plans"])
 def find_best(request: HttpRequest, body: PlaceBody) -> HttpResponse | dict[str, Any]:
-    """The best plan for `goal.objective`; with `kind: inference` in the workload, of a batch generation.
+    """The best plan for `goal.objective`; with `kind: generation` in the workload, of a batch generation.
 
     422 where nothing fits; of training with `extra.ways_out`, each of them priced.
     """
@@ -244,7 +244,7 @@ def find_best(request: HttpRequest, body: PlaceBody) -> HttpResponse | dict[str,
 
 @router.post("/plans/compare", response={200: CompareAnswer | CompareGenerationsAnswer, 202: Pending}, tags=["plans"])
 def compare_plans(request: HttpRequest, body: CompareBody) -> HttpResponse | dict[str, Any]:
-    """Plans side by side: what of the table differs, bytes at each plan's peak, time; with `kind: inference` in the workload,
+    """Plans side by side: what of the table differs, bytes at each plan's peak, time; with `kind: generation` in the workload,
     plans of a batch generation.
     """
     return _answer(questions.compare(request.user, _question(body), body.plans))
@@ -252,7 +252,7 @@ def compare_plans(request: HttpRequest, body: CompareBody) -> HttpResponse | dic
 
 @router.post("/plans/cards", response={200: CardsAnswer, 202: Pending}, tags=["plans"])
 def rank_cards(request: HttpRequest, body: CardsBody) -> HttpResponse | dict[str, Any]:
-    """Cards of the table ranked for this work, training or `kind: inference`, each with its best plan; those on which nothing
+    """Cards of the table ranked for this work, training or `kind: generation`, each with its best plan; those on which nothing
     fits come last.
     """
     question = AskedOfModel(model=body.model, workload=body.workload, goal=body.goal, prompts=body.prompts)
@@ -261,7 +261,7 @@ def rank_cards(request: HttpRequest, body: CardsBody) -> HttpResponse | dict[str
 
 @router.post("/plans/price", response={200: PriceAnswer | PriceGenerationAnswer, 202: Pending}, tags=["plans"])
 def price_change(request: HttpRequest, body: PriceBody) -> HttpResponse | dict[str, Any]:
-    """A plan, of training or with `kind: inference` of a batch generation, after one edit, against what it was.
+    """A plan, of training or with `kind: generation` of a batch generation, after one edit, against what it was.
 
     Of training what comes on top of tensors on a card is not worked out anew.
     """

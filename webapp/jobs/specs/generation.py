@@ -9,8 +9,8 @@ from typing import Any, Literal
 from optimizer.base.errors import InvalidInput, InvalidModel, InvalidWorkload
 from optimizer.base.serialize import from_json, shown, to_json
 from optimizer.models.spec import read_model_spec
-from optimizer.profile.generation import inference_fingerprint
-from optimizer.workload import GenerationWorkload, InferenceGoal, InferenceWorkload
+from optimizer.profile.generation import generation_fingerprint
+from optimizer.workload import GenerationGoal, GenerationRequest, GenerationWorkload
 from webapp.catalog.actions import count_prompt_tokens
 from webapp.catalog.models import Dataset, Model
 from webapp.catalog.queries import datasets_visible_to, models_visible_to
@@ -19,7 +19,7 @@ from webapp.jobs.specs.training import (
     JobSpec,
     check_generates,
     find_visible,
-    read_inference_goal,
+    read_generation_goal,
     read_label,
     read_name,
     read_spec,
@@ -37,15 +37,15 @@ class GenerateSpec:
     model: Model
     dataset: Dataset
     """Its prompts."""
-    workload: GenerationWorkload
-    goal: InferenceGoal
+    workload: GenerationRequest
+    goal: GenerationGoal
     plan_label: str
     """``chosen``, or the baseline that is asked for."""
     kind: Literal["generate"] = "generate"
 
     @property
     def profile_fingerprint(self) -> str:
-        return inference_fingerprint(self.model.fingerprint)
+        return generation_fingerprint(self.model.fingerprint)
 
     @property
     def num_steps(self) -> int:
@@ -89,12 +89,12 @@ def read_generate_spec(user: Any, document: dict[str, Any]) -> GenerateSpec:
     model = find_visible(models_visible_to(user), document.get("model"), field="model")
     prompts = datasets_visible_to(user).filter(format="prompts")
     dataset = find_visible(prompts, document.get("prompts"), field="prompts")
-    workload = read_generation_workload(document.get("workload", {}))
+    workload = read_generation_request(document.get("workload", {}))
     if document.get("goal") is None:
         raise InvalidWorkload(
             "goal is missing; allowed: an object with device_budget_bytes", field="goal", allowed="{device_budget_bytes: 6 GiB}"
         )
-    goal = read_inference_goal(document["goal"])
+    goal = read_generation_goal(document["goal"])
     check_can_generate(model)
     return GenerateSpec(
         name=read_name(document.get("name"), fallback=f"{dataset.name} by {model.name}"),
@@ -121,14 +121,14 @@ def spec_of_job(job: Job) -> GenerateSpec:
         name=job.name,
         model=job.model,
         dataset=job.dataset,
-        workload=read_generation_workload(job.spec["workload"]),
-        goal=read_inference_goal(job.spec["goal"]),
+        workload=read_generation_request(job.spec["workload"]),
+        goal=read_generation_goal(job.spec["goal"]),
         plan_label=job.spec["plan"],
     )
 
 
-def read_generation_workload(document: Any) -> GenerationWorkload:
-    return from_json(GenerationWorkload, document, path="workload", error=InvalidWorkload)
+def read_generation_request(document: Any) -> GenerationRequest:
+    return from_json(GenerationRequest, document, path="workload", error=InvalidWorkload)
 
 
 def check_can_generate(model: Model) -> None:
@@ -144,7 +144,7 @@ def check_can_generate(model: Model) -> None:
         )
 
 
-def inference_workload(spec: GenerateSpec) -> InferenceWorkload:
+def generation_workload(spec: GenerateSpec) -> GenerationWorkload:
     """What is priced: the lines that the model has room for.
 
     Raises InvalidInput where it has room for none, InvalidModel where its tokenizer cannot be used.
@@ -168,7 +168,7 @@ def inference_workload(spec: GenerateSpec) -> InferenceWorkload:
 
 
 def asked_tokens(
-    counts: Iterable[Sequence[int | None]], workload: GenerationWorkload
+    counts: Iterable[Sequence[int | None]], workload: GenerationRequest
 ) -> Iterable[tuple[int, int, int]]:
     """Prompt tokens, new tokens and lines, where lines that name no number get the job's."""
     for prompt, new, num in counts:
@@ -177,11 +177,11 @@ def asked_tokens(
 
 def summed_workload(
     tokens: Sequence[tuple[int, int, int]], *, max_sequence_length: int, draws: bool = False
-) -> InferenceWorkload:
+) -> GenerationWorkload:
     """Each prompt with its own length and the new tokens that it asks for."""
     lengths = [max(2, prompt) for prompt, _, num in tokens for _ in range(num)]
     counts = [min(new, max_sequence_length - max(2, prompt)) for prompt, new, num in tokens for _ in range(num)]
-    return InferenceWorkload.of_prompts(lengths, num_new_tokens=[max(1, count) for count in counts], draws=draws)
+    return GenerationWorkload.of_prompts(lengths, num_new_tokens=[max(1, count) for count in counts], draws=draws)
 
 
 def _first_problem(spec: GenerateSpec) -> str:

@@ -14,7 +14,7 @@ from optimizer.base.units import parse_bytes
 from optimizer.models.spec import read_model_spec
 from optimizer.models.targets import check_targets
 from optimizer.profile.profile import profile_fingerprint
-from optimizer.workload import Adapter, Export, Goal, InferenceGoal, InferenceWorkload, TrainingWorkload
+from optimizer.workload import Adapter, Export, GenerationGoal, GenerationWorkload, Goal, TrainingWorkload
 from webapp.catalog.models import Dataset, Model
 from webapp.catalog.queries import datasets_visible_to, models_visible_to
 
@@ -155,12 +155,12 @@ def _as_number(value: Any) -> Any:
         return value
 
 
-def read_inference_workload(document: Any) -> InferenceWorkload:
-    return from_json(InferenceWorkload, document, path="workload", error=InvalidWorkload)
+def read_generation_workload(document: Any) -> GenerationWorkload:
+    return from_json(GenerationWorkload, document, path="workload", error=InvalidWorkload)
 
 
-def read_inference_goal(document: Any) -> InferenceGoal:
-    return from_json(InferenceGoal, _with_budgets(document), path="goal", error=InvalidWorkload)
+def read_generation_goal(document: Any) -> GenerationGoal:
+    return from_json(GenerationGoal, _with_budgets(document), path="goal", error=InvalidWorkload)
 
 
 def _with_budgets(document: Any) -> Any:

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from django import forms
 
-from optimizer.workload import GenerationWorkload, Technique
+from optimizer.workload import GenerationRequest, Technique
 from webapp.catalog.models import Dataset, Model
 from webapp.pages.forms.pins import GENERATION, PinnedForm, written_pins
 from webapp.pages.forms.work import BytesField, initial_goal
@@ -29,7 +29,7 @@ OBJECTIVES: Final = (
     ("first_token", "the first token after the least time"),
     ("largest_batch", "most prompts at once"),
 )
-_DEFAULTS: Final = GenerationWorkload()
+_DEFAULTS: Final = GenerationRequest()
 
 
 class GenerateForm(PinnedForm):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.plan import Plan
 from webapp.pages.shown.presentation import BLOCK_CHOICES, PLACE_WORDS
 
@@ -83,7 +83,7 @@ def _training_rows(plan: Plan) -> list[PlaceRow]:
 
 
 def _generation_rows(document: Mapping[str, Any], num_blocks: int) -> list[PlaceRow]:
-    plan = InferencePlan.from_json(dict(document))
+    plan = GenerationPlan.from_json(dict(document))
     weights, cache = plan.weights, plan.kv_cache
     rows = []
     for label, part, dtype in (("weights", weights, weights.dtype), ("KV cache", cache, cache.dtype)):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from optimizer.base.errors import HeadroomError, NoFeasiblePlan
 from optimizer.plan.explain.diff import Difference, diff_plans
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.pins.generation_knobs import change_generation, pins_of_generation_change, read_generation_change
 from optimizer.plan.pins.training import pins_of_change
 from optimizer.plan.plan import Plan
@@ -201,17 +201,17 @@ class GenerationWork:
         more = f" by more than {100 * gap:.2g} %" if gap >= _NOTHING else ""
         return f"No allowed plan that fits is {better[self.question.goal.objective]}{more}"
 
-    def read_edit(self, typed: Mapping[str, Any], *, prefix: str) -> InferencePlan | None:
+    def read_edit(self, typed: Mapping[str, Any], *, prefix: str) -> GenerationPlan | None:
         texts = typed_knobs(typed, decisions=self.decisions, prefix=prefix)
         try:
-            plan = change_generation(InferencePlan(), read_generation_change(texts)) if texts else None
+            plan = change_generation(GenerationPlan(), read_generation_change(texts)) if texts else None
             if plan is not None:
                 problem_of_generation(self.question).check(plan)
         except HeadroomError:
             return None  # The whole page says what is wrong with it, beside its field.
         return plan
 
-    def edit(self, plan: InferencePlan, change: Mapping[str, Any], *, whole: bool) -> Edited:
+    def edit(self, plan: GenerationPlan, change: Mapping[str, Any], *, whole: bool) -> Edited:
         problem, changed = problem_of_generation(self.question), change_generation(plan, change)
         problem.check(changed)
         known = detail_at_hand(self.question, changed, label=YOURS)
@@ -223,7 +223,7 @@ class GenerationWork:
             priced=problem.priced(YOURS, changed, in_detail=False), differences=differences, is_whole=False
         )
 
-    def neighbours(self, plan: InferencePlan) -> Iterable[Neighbour]:
+    def neighbours(self, plan: GenerationPlan) -> Iterable[Neighbour]:
         looks_for_batch = self.question.goal.objective == "largest_batch"
         for knob in knobs_of_generation(self.question, plan):
             yield Neighbour(
@@ -238,7 +238,7 @@ class GenerationWork:
                 held=None if looks_for_batch and knob.knob == "batch_size" else self._held(plan, knob),
             )
 
-    def _held(self, plan: InferencePlan, knob: "GenerationKnob") -> dict[str, str]:
+    def _held(self, plan: GenerationPlan, knob: "GenerationKnob") -> dict[str, str]:
         fields = written_pins(pins_of_generation_change(plan, knob.plan).to_json())
         return fields | ({} if knob.is_lossless else {"allow_lossy": "on"})
 

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from optimizer.base.categories import CATEGORIES, CATEGORY_LABELS
 from optimizer.base.units import format_bytes, format_duration
-from optimizer.estimate.generation.prediction import InferencePrediction
+from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.prediction import Prediction
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.pins.generation_knobs import generation_knobs, written_knobs
 from webapp.pages.shown.presentation import CategoryRow, plan_rows, step_words
 from webapp.pages.shown.price_view import batch_words
 
 if TYPE_CHECKING:  # numpy and scipy are loaded with the first price
-    from optimizer.search.generation.problem import PricedInferencePlan
+    from optimizer.search.generation.problem import PricedGenerationPlan
     from optimizer.search.problem import PricedPlan
 
 CHOSEN = "chosen"
 YOURS = "yours"
-AnyPriced: TypeAlias = "PricedPlan | PricedInferencePlan"
+AnyPriced: TypeAlias = "PricedPlan | PricedGenerationPlan"
 MAX_COMPARED = 6
 LETTERS = "ABCDEF"
 Sort = Literal["chosen", "baseline", "frontier", "yours"]
@@ -153,7 +153,7 @@ def _whole_lines(plans: Sequence[AnyPriced]) -> Iterable[Line]:
     yield _line("peak, at most", [_size(here.device_peak_high_bytes) for here in found])
     yield _line("host memory", [_size(here.host_peak_bytes) for here in found])
     steps = [here for here in found if isinstance(here, Prediction)]
-    passes = [here for here in found if isinstance(here, InferencePrediction)]
+    passes = [here for here in found if isinstance(here, GenerationPrediction)]
     if passes:
         yield _line("first token", [Value(text=step_words(here.prefill_ms)) for here in passes])
         yield _line("each later token", [Value(text=step_words(here.decode_ms)) for here in passes])
@@ -162,7 +162,7 @@ def _whole_lines(plans: Sequence[AnyPriced]) -> Iterable[Line]:
     yield _line("tokens/s", [Value(text=f"{here.tokens_per_s:,.0f}") for here in found])
     yield _line("all prompts" if passes else "all steps", [Value(text=format_duration(here.total_s)) for here in found])
     yield _line("sequences at once", [Value(text=batch_words(priced.plan.to_json())) for priced in plans])
-    yield from _other_decisions([priced.plan for priced in plans if isinstance(priced.plan, InferencePlan)])
+    yield from _other_decisions([priced.plan for priced in plans if isinstance(priced.plan, GenerationPlan)])
     yield _line("numbers", [Value(text="as in fp32" if priced.plan.is_lossless else "changed") for priced in plans])
 
 
@@ -172,7 +172,7 @@ _SHOWN_ELSEWHERE: Final = frozenset(
 """Knobs of a generation that other lines tell of."""
 
 
-def _other_decisions(plans: Sequence[InferencePlan]) -> Iterable[Line]:
+def _other_decisions(plans: Sequence[GenerationPlan]) -> Iterable[Line]:
     """Of a generation's plan whatever has no line of its own, where not all are alike."""
     written = [written_knobs(plan) for plan in plans]
     for knob in generation_knobs() if plans else ():

@@ -11,7 +11,7 @@ from typing import Any, Final
 from optimizer.base.categories import CATEGORIES, CATEGORY_LABELS
 from optimizer.base.units import format_bytes, format_duration
 from optimizer.plan.activations import BlockChoice
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.plan import Plan
 
 BLOCK_CHOICES = {
@@ -150,7 +150,7 @@ def _decisions(document: Mapping[str, Any]) -> dict[str, tuple[str, str, str]]:
 
 
 def _generation_decisions(document: Mapping[str, Any]) -> dict[str, tuple[str, str, str]]:
-    plan = InferencePlan.from_json(dict(document))
+    plan = GenerationPlan.from_json(dict(document))
     weights, cache = plan.weights, plan.kv_cache
     packed = "" if weights.frozen == "same" else f", matrices in the blocks {weights.frozen}"
     lifetime = "kept" if weights.place == "device" else "each block's fetched for every forward pass"

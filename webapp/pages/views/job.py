@@ -19,12 +19,12 @@ from django.views.decorators.http import require_GET, require_POST
 from optimizer.base.categories import CATEGORIES, CATEGORY_LABELS
 from optimizer.base.errors import HeadroomError
 from optimizer.base.units import format_bytes
-from optimizer.estimate.generation.prediction import InferencePrediction
+from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.prediction import Prediction
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.explain.generation import explain_inference_plan
+from optimizer.plan.explain.generation import explain_generation_plan
 from optimizer.plan.explain.training import explain_plan
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.plan import Plan
 from webapp.accounts.audit import note_target
 from webapp.catalog.errors import ModelExists
@@ -35,7 +35,7 @@ from webapp.jobs.errors import JobConflict
 from webapp.jobs.models import Job, Kind, State
 from webapp.jobs.queries import jobs_visible_to
 from webapp.jobs.specs.copying import copies_of
-from webapp.jobs.specs.generation import inference_workload, spec_of_job
+from webapp.jobs.specs.generation import generation_workload, spec_of_job
 from webapp.jobs.trained_model import create_trained_model, what_is_left
 from webapp.pages.forms.pins import flat_pins
 from webapp.pages.shown.files import find_in_log, log_after, log_tail, newest_answers, sample_text
@@ -259,12 +259,12 @@ def _explanation(job: Job) -> list[str]:
     if job.plan is None or job.prediction is None:
         return []
     if job.kind == Kind.GENERATE:
-        prediction = InferencePrediction.from_json(job.prediction)
+        prediction = GenerationPrediction.from_json(job.prediction)
         try:
-            workload = inference_workload(spec_of_job(job))
+            workload = generation_workload(spec_of_job(job))
         except HeadroomError:
             return []  # Its model or prompts cannot be read any more, which may be why it failed; the head says so.
-        return list(explain_inference_plan(InferencePlan.from_json(job.plan), workload=workload, prediction=prediction))
+        return list(explain_generation_plan(GenerationPlan.from_json(job.plan), workload=workload, prediction=prediction))
     return explain_plan(Plan.from_json(job.plan), prediction=Prediction.from_json(job.prediction))
 
 

@@ -26,7 +26,7 @@ from webapp.catalog.models import Profile
 from webapp.catalog.queries import machines_visible_to
 from webapp.jobs.models import Kind
 from webapp.jobs.queries import jobs_visible_to
-from webapp.jobs.specs.generation import GenerateSpec, inference_workload, read_job_spec
+from webapp.jobs.specs.generation import GenerateSpec, generation_workload, read_job_spec
 from webapp.jobs.specs.training import read_workload
 from webapp.pages.forms.pins import EditForm
 from webapp.pages.forms.work import WorkForm, form_query, initial_from_query, typed_of
@@ -40,7 +40,7 @@ from webapp.pages.views.new.work import FormPage, first_model, incomplete
 from webapp.planning.cards import rank_some_cards
 from webapp.planning.estimates import AskedOfModel, read_machine
 from webapp.planning.generation_searches import GenerationQuestion
-from webapp.planning.profiles import read_inference_profile, ready_profile
+from webapp.planning.profiles import read_generation_profile, ready_profile
 from webapp.planning.questions import read_question
 
 CARD = "gpu:"
@@ -213,9 +213,9 @@ def _generation(request: HttpRequest, form: WorkForm, on: str) -> GenerationWork
     if profile is None:
         return None
     question = GenerationQuestion(
-        profile=read_inference_profile(profile.pk, profile.document_sha256),
+        profile=read_generation_profile(profile.pk, profile.document_sha256),
         profile_sha256=profile.document_sha256,
-        workload=inference_workload(spec),
+        workload=generation_workload(spec),
         goal=spec.goal,
         machine=machine,
         calibration=calibration,

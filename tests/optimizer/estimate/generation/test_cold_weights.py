@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from optimizer.estimate.generation.cold_weights import are_weights_cold, reading_weights
-from optimizer.estimate.generation.pricing import estimate_inference
+from optimizer.estimate.generation.pricing import estimate_generation
 from optimizer.hardware.devices import table_machine
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.weights import WeightsPlan
-from optimizer.profile.trace.generation import profile_inference
-from optimizer.workload import InferenceWorkload
+from optimizer.profile.trace.generation import profile_generation
+from optimizer.workload import GenerationWorkload
 from tests.optimizer.machines import make_cpu_machine
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 
@@ -20,7 +20,7 @@ CURVES = {"mm fp32": ((1.0, 1e10),), "rows nt fp32": ((1.0, 1e10),), "rows nt fp
 
 @pytest.fixture(scope="module")
 def profile():
-    return profile_inference(read_model_spec(SMALL_CONFIGS["llama"]), representations=("fp32", "fp32/int8"))
+    return profile_generation(read_model_spec(SMALL_CONFIGS["llama"]), representations=("fp32", "fp32/int8"))
 
 
 def machine_of(cache_bytes):
@@ -56,10 +56,10 @@ def test_of_a_processor_that_does_not_tell_a_usual_cache_is_assumed_and_cards_ha
 
 
 def test_a_plan_takes_longer_by_the_products_that_read_from_memory(profile):
-    workload = InferenceWorkload(prompt_length=8, num_new_tokens=8, num_sequences=1)
+    workload = GenerationWorkload(prompt_length=8, num_new_tokens=8, num_sequences=1)
 
     def kinds(cache_bytes):
-        predicted = estimate_inference(profile, plan=InferencePlan(), workload=workload, machine=machine_of(cache_bytes))
+        predicted = estimate_generation(profile, plan=GenerationPlan(), workload=workload, machine=machine_of(cache_bytes))
         return predicted.decode_by_kind_ms
 
     warm, cold = kinds(2**30), kinds(1)

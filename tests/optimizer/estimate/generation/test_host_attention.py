@@ -7,16 +7,16 @@ import pytest
 from optimizer.base.errors import InvalidPlan
 from optimizer.estimate.categories.optimizer_state import host_bytes_per_s
 from optimizer.estimate.generation.host_attention import ASSUMED_SHARES
-from optimizer.estimate.generation.pricing import estimate_inference
+from optimizer.estimate.generation.pricing import estimate_generation
 from optimizer.estimate.generation.process import list_generation_allocations
 from optimizer.hardware.calibration import calibrated_rates
 from optimizer.hardware.devices import table_machine
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.weights import WeightsPlan
-from optimizer.profile.trace.generation import profile_inference
-from optimizer.workload import InferenceWorkload
+from optimizer.profile.trace.generation import profile_generation
+from optimizer.workload import GenerationWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 
 ON_HOST = KvCachePlan(place="host", attention="host")
@@ -28,13 +28,13 @@ QUERY_BYTES = BATCH * NUM_HEADS * DIM * 4
 @pytest.fixture(scope="module")
 def profile():
     config = {**SMALL_CONFIGS["llama"], "max_position_embeddings": 4096, "num_hidden_layers": NUM_BLOCKS}
-    return profile_inference(read_model_spec(config), representations=("fp32", "bf16"))
+    return profile_generation(read_model_spec(config), representations=("fp32", "bf16"))
 
 
 def predict(profile, machine, *, prompt_length=1000, num_new=200, weights=None, cache=ON_HOST):
-    plan = InferencePlan(batch_size=BATCH, kv_cache=cache, weights=weights or WeightsPlan())
-    workload = InferenceWorkload(prompt_length=prompt_length, num_new_tokens=num_new, num_sequences=BATCH)
-    return estimate_inference(profile, plan=plan, workload=workload, machine=machine)
+    plan = GenerationPlan(batch_size=BATCH, kv_cache=cache, weights=weights or WeightsPlan())
+    workload = GenerationWorkload(prompt_length=prompt_length, num_new_tokens=num_new, num_sequences=BATCH)
+    return estimate_generation(profile, plan=plan, workload=workload, machine=machine)
 
 
 def with_curve(machine, curve, dtype="fp32"):
@@ -98,9 +98,9 @@ def test_one_new_token_takes_no_room_on_the_host(profile, machine):
 
 
 def test_single_allocations_reach_the_same_peak(profile, machine):
-    plan = InferencePlan(batch_size=4, num_micro_batches=2, kv_cache=ON_HOST)
-    workload = InferenceWorkload(prompt_length=100, num_new_tokens=60, num_sequences=8)
-    predicted = estimate_inference(profile, plan=plan, workload=workload, machine=machine)
+    plan = GenerationPlan(batch_size=4, num_micro_batches=2, kv_cache=ON_HOST)
+    workload = GenerationWorkload(prompt_length=100, num_new_tokens=60, num_sequences=8)
+    predicted = estimate_generation(profile, plan=plan, workload=workload, machine=machine)
     found = list_generation_allocations(profile, plan=plan, workload=workload, machine=machine)
     assert found.peak_bytes == predicted.device_peak_bytes
 

@@ -5,16 +5,16 @@ from functools import cache
 
 import pytest
 
-from optimizer.estimate.generation.pricing import estimate_inference
+from optimizer.estimate.generation.pricing import estimate_generation
 from optimizer.estimate.generation.process import list_generation_allocations
 from optimizer.formats.transfer_sizes import STAGING_BYTES
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.weights import WeightsPlan
-from optimizer.profile.trace.generation import profile_inference
+from optimizer.profile.trace.generation import profile_generation
 from optimizer.runtime.job.measure_generation import measure_generation
-from optimizer.workload import InferenceWorkload
+from optimizer.workload import GenerationWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 
 POSITIONS = {"max_position_embeddings": 512}
@@ -47,11 +47,11 @@ SHAPES = ((120, 12, 2), (128, 3, 3), (56, 14, 1))
 def profiled(name):
     """A model's spec and its profile, traced once for all tests."""
     spec = read_model_spec(MODELS[name])
-    return spec, profile_inference(spec, representations=("fp32", "bf16"))
+    return spec, profile_generation(spec, representations=("fp32", "bf16"))
 
 
 def workload_of(prompt_length, num_new_tokens, num_sequences=3):
-    return InferenceWorkload(
+    return GenerationWorkload(
         prompt_length=prompt_length, num_new_tokens=num_new_tokens, num_sequences=num_sequences
     )
 
@@ -64,7 +64,7 @@ def test_bytes_and_copies_are_predicted_exactly(name, machine, tmp_path, remote)
     for turn in range(4 * place, 4 * place + 4):
         kv_cache, weights = CACHES[turn % len(CACHES)], WEIGHTS[turn % len(WEIGHTS)]
         prompt_length, num_new, batch = SHAPES[(turn // 3) % len(SHAPES)]
-        plan = InferencePlan(
+        plan = GenerationPlan(
             batch_size=batch, num_micro_batches=1 + (turn % 2) * (batch < 3), weights=weights, kv_cache=kv_cache
         )
         check(spec, profile, machine, tmp_path, plan=plan, workload=workload_of(prompt_length, num_new))
@@ -76,7 +76,7 @@ def test_bytes_and_copies_of_attention_on_the_host_are_predicted_exactly(name, m
     spec, profile = profiled(name)
     for weights, (prompt_length, num_new, batch) in zip(WEIGHTS, SHAPES, strict=True):
         for num_micro_batches in (1, 2)[: 1 + (batch < 3)]:
-            plan = InferencePlan(
+            plan = GenerationPlan(
                 batch_size=batch, num_micro_batches=num_micro_batches, weights=weights, kv_cache=ON_HOST
             )
             check(spec, profile, machine, tmp_path, plan=plan, workload=workload_of(prompt_length, num_new))
@@ -96,10 +96,10 @@ def test_bytes_and_copies_of_attention_on_the_host_are_predicted_exactly(name, m
 )
 def test_micro_batches_of_mixed_lengths_are_predicted_exactly(dtype, place, attention, machine, tmp_path, remote):
     spec, profile = profiled("mixed layers")
-    workload = InferenceWorkload(
+    workload = GenerationWorkload(
         prompt_lengths=(130, 128, 90, 72, 71, 70, 30, 20, 19), prompt_length=130, num_new_tokens=9, num_sequences=9
     )
-    plan = InferencePlan(
+    plan = GenerationPlan(
         batch_size=2,
         num_micro_batches=3,
         kv_cache=KvCachePlan(dtype=dtype, place=place, prefetch=2, attention=attention),
@@ -108,7 +108,7 @@ def test_micro_batches_of_mixed_lengths_are_predicted_exactly(dtype, place, atte
 
 
 def check(spec, profile, machine, tmp_path, *, plan, workload):
-    predicted = estimate_inference(profile, plan=plan, workload=workload, machine=machine)
+    predicted = estimate_generation(profile, plan=plan, workload=workload, machine=machine)
     measured = measure_generation(spec, plan=plan, workload=workload, scratch=tmp_path)
     what = (plan, workload)
     assert predicted.device_peak_bytes == measured.device_peak_bytes, what
@@ -126,13 +126,13 @@ def check(spec, profile, machine, tmp_path, *, plan, workload):
 @pytest.fixture(scope="module")
 def profile():
     config = {**SMALL_CONFIGS["llama"], "max_position_embeddings": 4096, "num_hidden_layers": 6}
-    return profile_inference(read_model_spec(config), representations=("fp32",))
+    return profile_generation(read_model_spec(config), representations=("fp32",))
 
 
 def predict(profile, machine, *, prompt_length=1000, num_new=200, batch=16, **choices):
-    plan = InferencePlan(batch_size=batch, kv_cache=KvCachePlan(**choices))
+    plan = GenerationPlan(batch_size=batch, kv_cache=KvCachePlan(**choices))
     workload = workload_of(prompt_length, num_new, batch)
-    return estimate_inference(profile, plan=plan, workload=workload, machine=machine)
+    return estimate_generation(profile, plan=plan, workload=workload, machine=machine)
 
 
 def test_packing_and_moving_take_memory_off_the_device_and_time(profile, machine):
@@ -192,9 +192,9 @@ def test_time_of_a_packed_cache_is_summed_from_a_few_dozen_prices(profile, machi
 
 @pytest.mark.parametrize(("dtype", "place"), [("same", "host"), ("int8", "disk"), ("int4", "device")])
 def test_single_allocations_reach_the_same_peak(profile, machine, dtype, place):
-    plan = InferencePlan(batch_size=4, num_micro_batches=2, kv_cache=KvCachePlan(dtype=dtype, place=place, prefetch=2))
+    plan = GenerationPlan(batch_size=4, num_micro_batches=2, kv_cache=KvCachePlan(dtype=dtype, place=place, prefetch=2))
     workload = workload_of(100, 60, 8)
-    predicted = estimate_inference(profile, plan=plan, workload=workload, machine=machine)
+    predicted = estimate_generation(profile, plan=plan, workload=workload, machine=machine)
     found = list_generation_allocations(profile, plan=plan, workload=workload, machine=machine)
     assert found.peak_bytes == predicted.device_peak_bytes
     kv_bytes = sum(held.num_bytes for held in found.at_peak if held.category == "kv_cache")
@@ -210,9 +210,9 @@ def test_a_prompt_makes_no_room_for_what_comes_ahead(profile, machine):
 def test_each_coming_of_keys_and_values_costs_its_python(machine, place):
     _, profile = profiled("learned positions")
     moving = replace(machine, rates=replace(machine.rates, python_s={"keys and values": 1e-3}))
-    plan = InferencePlan(batch_size=3, kv_cache=KvCachePlan(place=place))
+    plan = GenerationPlan(batch_size=3, kv_cache=KvCachePlan(place=place))
     plain, told = (
-        estimate_inference(profile, plan=plan, workload=workload_of(20, 5), machine=each) for each in (machine, moving)
+        estimate_generation(profile, plan=plan, workload=workload_of(20, 5), machine=each) for each in (machine, moving)
     )
     expected_ms = profile.num_blocks * 5 if place == "host" else 0
     assert (told.total_s - plain.total_s) * 1000 == pytest.approx(expected_ms, abs=1e-6)

@@ -6,15 +6,15 @@ from functools import cache
 import pytest
 
 from optimizer.base.errors import InvalidPlan
-from optimizer.estimate.generation.pricing import estimate_inference
+from optimizer.estimate.generation.pricing import estimate_generation
 from optimizer.estimate.generation.process import add_generation_memory, list_generation_allocations
 from optimizer.hardware.devices import table_machine
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.weights import WeightsPlan
-from optimizer.profile.trace.generation import profile_inference
-from optimizer.workload import InferenceWorkload
+from optimizer.profile.trace.generation import profile_generation
+from optimizer.workload import GenerationWorkload
 from tests.optimizer.estimate.generation.test_kv_cache import check, workload_of
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 
@@ -46,30 +46,30 @@ CASES = (
 def profiled(name):
     """A model's spec and its profile, traced once for all tests."""
     spec = read_model_spec(MODELS[name])
-    return spec, profile_inference(spec, representations=("fp32", "bf16"))
+    return spec, profile_generation(spec, representations=("fp32", "bf16"))
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_bytes_and_copies_are_predicted_exactly(name, machine, tmp_path, remote):
     spec, profile = profiled(name)
     for kv_cache, weights, (prompt_length, num_new, batch), micro_batches in CASES:
-        plan = InferencePlan(batch_size=batch, num_micro_batches=micro_batches, weights=weights, kv_cache=kv_cache)
+        plan = GenerationPlan(batch_size=batch, num_micro_batches=micro_batches, weights=weights, kv_cache=kv_cache)
         check(spec, profile, machine, tmp_path, plan=plan, workload=workload_of(prompt_length, num_new))
 
 
 def test_prompts_of_several_lengths_are_predicted_exactly(machine, tmp_path):
     spec, profile = profiled("wide heads")
-    workload = InferenceWorkload.of_prompts((90, 72, 71, 30, 20, 19), num_new_tokens=9)
-    plan = InferencePlan(
+    workload = GenerationWorkload.of_prompts((90, 72, 71, 30, 20, 19), num_new_tokens=9)
+    plan = GenerationPlan(
         batch_size=2, num_micro_batches=3, kv_cache=KvCachePlan(place="host", prefetch=2, prefix_tokens=40)
     )
     check(spec, profile, machine, tmp_path, plan=plan, workload=workload)
 
 
 def predict(machine, *, name="wide heads", prefix=0, batch=2, **choices):
-    plan = InferencePlan(batch_size=batch, kv_cache=KvCachePlan(place="host", prefix_tokens=prefix, **choices))
+    plan = GenerationPlan(batch_size=batch, kv_cache=KvCachePlan(place="host", prefix_tokens=prefix, **choices))
     _, profile = profiled(name)
-    return estimate_inference(profile, plan=plan, workload=workload_of(100, 3, batch), machine=machine)
+    return estimate_generation(profile, plan=plan, workload=workload_of(100, 3, batch), machine=machine)
 
 
 def test_each_token_brings_hidden_states_in_place_of_what_they_make(machine):
@@ -103,21 +103,21 @@ def test_on_a_card_it_is_done_while_the_rest_comes():
 @pytest.mark.parametrize("prefix", [40, 100])
 def test_single_allocations_reach_the_same_peak(machine, prefix):
     _, profile = profiled("wide heads")
-    plan = InferencePlan(
+    plan = GenerationPlan(
         batch_size=4, num_micro_batches=2, kv_cache=KvCachePlan(place="host", prefetch=2, prefix_tokens=prefix)
     )
     workload = workload_of(100, 60, 8)
-    predicted = estimate_inference(profile, plan=plan, workload=workload, machine=machine)
+    predicted = estimate_generation(profile, plan=plan, workload=workload, machine=machine)
     found = list_generation_allocations(profile, plan=plan, workload=workload, machine=machine)
     assert found.peak_bytes == predicted.device_peak_bytes
 
 
 def test_a_deep_models_process_is_worked_out_from_fewer_blocks():
     spec = read_model_spec({**MODELS["wide heads"], "num_hidden_layers": 30})
-    profile = profile_inference(spec, representations=("fp32",))
-    plan = InferencePlan(batch_size=4, kv_cache=KvCachePlan(place="host", prefix_tokens=50))
+    profile = profile_generation(spec, representations=("fp32",))
+    plan = GenerationPlan(batch_size=4, kv_cache=KvCachePlan(place="host", prefix_tokens=50))
     machine, workload = table_machine("RTX 4090"), workload_of(100, 20, 4)
-    predicted = estimate_inference(profile, plan=plan, workload=workload, machine=machine)
+    predicted = estimate_generation(profile, plan=plan, workload=workload, machine=machine)
     found = add_generation_memory(predicted, profile, plan=plan, workload=workload, machine=machine)
     assert found.memory is not None
     assert found.memory.process.high > predicted.device_peak_bytes
@@ -125,8 +125,8 @@ def test_a_deep_models_process_is_worked_out_from_fewer_blocks():
 
 @pytest.mark.parametrize(("name", "why"), [("llama", "weighs 128 B"), ("mistral", "all blocks of this model have a sliding")])
 def test_a_model_that_gains_nothing_is_refused(name, why, machine):
-    profile = profile_inference(read_model_spec(SMALL_CONFIGS[name]), representations=("fp32",))
+    profile = profile_generation(read_model_spec(SMALL_CONFIGS[name]), representations=("fp32",))
     assert profile.rebuild is None
-    plan = InferencePlan(kv_cache=KvCachePlan(place="host", prefix_tokens=4))
+    plan = GenerationPlan(kv_cache=KvCachePlan(place="host", prefix_tokens=4))
     with pytest.raises(InvalidPlan, match=why):
-        estimate_inference(profile, plan=plan, workload=workload_of(20, 5, 1), machine=machine)
+        estimate_generation(profile, plan=plan, workload=workload_of(20, 5, 1), machine=machine)

@@ -6,30 +6,30 @@ import pytest
 
 from optimizer.base.units import GIB
 from optimizer.estimate.generation.page_cache import is_disk_in_memory
-from optimizer.estimate.generation.pricing import estimate_inference
+from optimizer.estimate.generation.pricing import estimate_generation
 from optimizer.hardware.calibration import calibrated_rates
 from optimizer.hardware.machine import Machine
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.weights import WeightsPlan
-from optimizer.profile.trace.generation import profile_inference
-from optimizer.workload import InferenceWorkload
+from optimizer.profile.trace.generation import profile_generation
+from optimizer.workload import GenerationWorkload
 from tests.optimizer.machines import make_cpu_machine
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 
-WORKLOAD = InferenceWorkload(prompt_length=8, num_new_tokens=8, num_sequences=6)
+WORKLOAD = GenerationWorkload(prompt_length=8, num_new_tokens=8, num_sequences=6)
 PLANS = (
-    InferencePlan(weights=WeightsPlan(place="disk")),
-    InferencePlan(kv_cache=KvCachePlan(place="disk")),
-    InferencePlan(weights=WeightsPlan(place="disk"), kv_cache=KvCachePlan(place="disk"), batch_size=4),
-    InferencePlan(weights=WeightsPlan(place="host"), kv_cache=KvCachePlan(place="disk"), batch_size=2),
+    GenerationPlan(weights=WeightsPlan(place="disk")),
+    GenerationPlan(kv_cache=KvCachePlan(place="disk")),
+    GenerationPlan(weights=WeightsPlan(place="disk"), kv_cache=KvCachePlan(place="disk"), batch_size=4),
+    GenerationPlan(weights=WeightsPlan(place="host"), kv_cache=KvCachePlan(place="disk"), batch_size=2),
 )
 
 
 @pytest.fixture(scope="module")
 def profile():
-    return profile_inference(read_model_spec(SMALL_CONFIGS["llama"]), representations=("fp32",))
+    return profile_generation(read_model_spec(SMALL_CONFIGS["llama"]), representations=("fp32",))
 
 
 def machine_of(host_bytes: int, **rates: object) -> Machine:
@@ -39,7 +39,7 @@ def machine_of(host_bytes: int, **rates: object) -> Machine:
 
 
 def predict(profile, plan, machine):
-    return estimate_inference(profile, plan=plan, workload=WORKLOAD, machine=machine)
+    return estimate_generation(profile, plan=plan, workload=WORKLOAD, machine=machine)
 
 
 def weights_bytes_of(profile):
@@ -68,7 +68,7 @@ def test_without_a_rate_of_the_page_cache_the_disks_own_counts(profile):
 
 
 def test_a_plan_without_the_disk_takes_as_long_with_any_memory(profile):
-    plan = InferencePlan(weights=WeightsPlan(place="host"))
+    plan = GenerationPlan(weights=WeightsPlan(place="host"))
     assert predict(profile, plan, machine_of(GIB)) == predict(profile, plan, machine_of(1))
 
 

@@ -6,16 +6,16 @@ from random import Random
 import pytest
 
 from optimizer.base.errors import InvalidPlan
-from optimizer.estimate.generation.pricing import estimate_inference
+from optimizer.estimate.generation.pricing import estimate_generation
 from optimizer.formats.sampling import Sampling
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.passes import list_passes, num_steps_of
 from optimizer.plan.weights import WeightsPlan
-from optimizer.profile.trace.generation import profile_inference
+from optimizer.profile.trace.generation import profile_generation
 from optimizer.runtime.generation.run_requests import Request, open_generator, run_requests
-from optimizer.workload import InferenceWorkload
+from optimizer.workload import GenerationWorkload
 from tests.optimizer.estimate.generation.test_pricing import MODELS, check
 
 LENGTHS = ((20, 20, 20, 20, 20), (31, 9, 12, 10, 22), (8, 40, 9, 16))
@@ -29,7 +29,7 @@ STREAMED = WeightsPlan(place="host")
 def draw_plan(random, *, num_sequences, representations, can_cut_prompts):
     dtype, _, form = random.choice(representations).partition("/")
     batch_size = random.randint(1, 4)
-    return InferencePlan(
+    return GenerationPlan(
         batch_size=batch_size,
         num_micro_batches=random.randint(1, -(-num_sequences // batch_size)),
         prefill_tokens=random.choice((None, 2, 5)) if can_cut_prompts else None,
@@ -47,14 +47,14 @@ def test_random_plans_are_predicted_to_the_byte(name, machine, tmp_path):
     random = Random(name)
     spec = read_model_spec(MODELS[name])
     representations = (REPRESENTATIONS[list(MODELS).index(name) % len(REPRESENTATIONS)],)
-    profile = profile_inference(spec, representations=representations)
+    profile = profile_generation(spec, representations=representations)
     for index in range(NUM_PLANS):
         # Our decoder's local attention is traced from two whole blocks on.
         multiple = profile.prefill.length_multiple
         least = 2 * multiple if multiple > 1 else 1
         lengths = tuple(max(least, length // multiple * multiple) for length in LENGTHS[index % len(LENGTHS)])
         num_new = random.choice((1, 4, 9)) if index < NUM_PLANS - 1 else [random.choice((1, 3, 9, 20)) for _ in lengths]
-        workload = InferenceWorkload.of_prompts(lengths, num_new_tokens=num_new, draws=random.random() < 0.4)
+        workload = GenerationWorkload.of_prompts(lengths, num_new_tokens=num_new, draws=random.random() < 0.4)
         plan = draw_plan(
             random, num_sequences=len(lengths), representations=representations, can_cut_prompts=multiple == 1
         )
@@ -68,38 +68,38 @@ def spec():
 
 @pytest.fixture(scope="module")
 def profile(spec):
-    return profile_inference(spec, representations=("fp32",))
+    return profile_generation(spec, representations=("fp32",))
 
 
 def test_the_peak_of_few_sequences_that_outlast_the_others_is_predicted_to_the_byte(spec, profile, machine, tmp_path):
-    workload = InferenceWorkload.of_prompts((8, 4, 4, 6, 5), num_new_tokens=(56, 58, 3, 2, 5))
-    plan = InferencePlan(batch_size=5, weights=STREAMED)
+    workload = GenerationWorkload.of_prompts((8, 4, 4, 6, 5), num_new_tokens=(56, 58, 3, 2, 5))
+    plan = GenerationPlan(batch_size=5, weights=STREAMED)
     [((shape,), _)] = plan.list_passes(workload)
     assert shape.leaving == ((6, 2),)
     check(spec, profile, machine, tmp_path, plan=plan, workload=workload)
-    predicted = estimate_inference(profile, plan=plan, workload=workload, machine=machine)
+    predicted = estimate_generation(profile, plan=plan, workload=workload, machine=machine)
     assert predicted.peak_moment.startswith("decode (token")
     alone = replace(plan, kv_cache=KvCachePlan(place="host"))
     assert alone.list_passes(workload)[0][0][0].leaving == ()
 
 
 def test_micro_batches_share_what_is_copied_in_a_step(profile, machine):
-    workload = InferenceWorkload(prompt_length=20, num_new_tokens=5, num_sequences=12)
+    workload = GenerationWorkload(prompt_length=20, num_new_tokens=5, num_sequences=12)
     block_bytes = sum(profile.weight_bytes("fp32").by_block[kind] for kind in profile.block_kinds)
     for num_micro_batches, num_passes in ((1, 6), (2, 3), (3, 2), (6, 1)):
-        plan = InferencePlan(batch_size=2, num_micro_batches=num_micro_batches, weights=STREAMED)
-        predicted = estimate_inference(profile, plan=plan, workload=workload, machine=machine)
+        plan = GenerationPlan(batch_size=2, num_micro_batches=num_micro_batches, weights=STREAMED)
+        predicted = estimate_generation(profile, plan=plan, workload=workload, machine=machine)
         assert predicted.copied_bytes_per_token == {"host_to_device": block_bytes}
         assert predicted.copied_bytes == {"host_to_device": 5 * num_passes * block_bytes}
 
 
 def test_a_slow_link_is_paid_once_for_all_micro_batches(profile, machine):
     slow = replace(machine, rates=replace(machine.rates, host_to_device_bytes_per_s=1e5))
-    workload = InferenceWorkload(prompt_length=20, num_new_tokens=5, num_sequences=12)
+    workload = GenerationWorkload(prompt_length=20, num_new_tokens=5, num_sequences=12)
     apart, together = (
-        estimate_inference(
+        estimate_generation(
             profile,
-            plan=InferencePlan(batch_size=2, num_micro_batches=number, weights=STREAMED),
+            plan=GenerationPlan(batch_size=2, num_micro_batches=number, weights=STREAMED),
             workload=workload,
             machine=slow,
         )
@@ -110,18 +110,18 @@ def test_a_slow_link_is_paid_once_for_all_micro_batches(profile, machine):
 
 
 def test_time_of_prompts_that_differ_is_the_sum_of_their_passes(profile, machine):
-    plan = InferencePlan(batch_size=2, num_micro_batches=2, weights=STREAMED)
+    plan = GenerationPlan(batch_size=2, num_micro_batches=2, weights=STREAMED)
     lengths = (100, 95, 90, 70, 68, 65)
-    workload = InferenceWorkload.of_prompts(lengths, num_new_tokens=8)
+    workload = GenerationWorkload.of_prompts(lengths, num_new_tokens=8)
     # 90 and 70 are further apart than what is generated.
     passes = list_passes(workload, batch_size=2, num_micro_batches=2)
     assert [[each.batch_size for each in shape] for shape, _ in passes] == [[2, 1], [2, 1]]
-    whole = estimate_inference(profile, plan=plan, workload=workload, machine=machine)
+    whole = estimate_generation(profile, plan=plan, workload=workload, machine=machine)
     parts = [
-        estimate_inference(
+        estimate_generation(
             profile,
             plan=replace(plan, num_micro_batches=number),
-            workload=InferenceWorkload.of_prompts(part, num_new_tokens=8),
+            workload=GenerationWorkload.of_prompts(part, num_new_tokens=8),
             machine=machine,
         )
         for part, number in ((lengths[:3], 2), (lengths[3:], 2))
@@ -133,16 +133,16 @@ def test_time_of_prompts_that_differ_is_the_sum_of_their_passes(profile, machine
 def test_of_many_lengths_some_passes_are_priced_and_the_rest_lie_between(profile, machine):
     random = Random(4)
     lengths = tuple(random.randint(30, 400) for _ in range(300))
-    workload = InferenceWorkload.of_prompts(lengths, num_new_tokens=40)
-    plan = InferencePlan(batch_size=4, num_micro_batches=3, weights=STREAMED)
-    whole = estimate_inference(profile, plan=plan, workload=workload, machine=machine)
+    workload = GenerationWorkload.of_prompts(lengths, num_new_tokens=40)
+    plan = GenerationPlan(batch_size=4, num_micro_batches=3, weights=STREAMED)
+    whole = estimate_generation(profile, plan=plan, workload=workload, machine=machine)
     passes = list_passes(workload, batch_size=4, num_micro_batches=3)
     assert len(passes) == 25
     every = []
     ordered = sorted(lengths, reverse=True)
     for start in range(0, 300, 12):
-        part = InferenceWorkload.of_prompts(ordered[start : start + 12], num_new_tokens=40)
-        every.append(estimate_inference(profile, plan=plan, workload=part, machine=machine))
+        part = GenerationWorkload.of_prompts(ordered[start : start + 12], num_new_tokens=40)
+        every.append(estimate_generation(profile, plan=plan, workload=part, machine=machine))
     assert whole.total_s == pytest.approx(sum(each.total_s for each in every), rel=0.03)
     assert whole.device_peak_bytes == max(each.device_peak_bytes for each in every)
     num_steps = sum(count * num_steps_of(shape) for shape, count in passes)
@@ -152,9 +152,9 @@ def test_of_many_lengths_some_passes_are_priced_and_the_rest_lie_between(profile
 def test_requests_that_generate_fewer_tokens_stay_under_the_predicted_peak(spec, profile, machine):
     random = Random(8)
     lengths = [random.choice((5, 9, 40, 41, 70, 72, 80)) for _ in range(20)]
-    plan = InferencePlan(batch_size=3, num_micro_batches=2, weights=STREAMED)
-    workload = InferenceWorkload.of_prompts(lengths, num_new_tokens=20)
-    predicted = estimate_inference(profile, plan=plan, workload=workload, machine=machine)
+    plan = GenerationPlan(batch_size=3, num_micro_batches=2, weights=STREAMED)
+    workload = GenerationWorkload.of_prompts(lengths, num_new_tokens=20)
+    predicted = estimate_generation(profile, plan=plan, workload=workload, machine=machine)
     requests = [
         Request(id=str(index), token_ids=(7,) * length, sampling=Sampling(max_new_tokens=random.randint(1, 20)))
         for index, length in enumerate(lengths)
@@ -166,7 +166,7 @@ def test_requests_that_generate_fewer_tokens_stay_under_the_predicted_peak(spec,
 
 
 def test_a_micro_batch_that_would_be_empty_is_refused():
-    workload = InferenceWorkload(prompt_length=20, num_new_tokens=5, num_sequences=4)
-    plan = InferencePlan(batch_size=2, num_micro_batches=3)
+    workload = GenerationWorkload(prompt_length=20, num_new_tokens=5, num_sequences=4)
+    plan = GenerationPlan(batch_size=2, num_micro_batches=3)
     with pytest.raises(InvalidPlan, match=r"plan\.num_micro_batches is 3, which times 2 leaves the last one empty"):
         plan.check(workload=workload, max_sequence_length=64)

@@ -8,14 +8,14 @@ import pytest
 
 from optimizer.base.errors import InvalidPlan, InvalidWorkload
 from optimizer.estimate.generation.kv_cache import list_kv_bytes
-from optimizer.estimate.generation.prediction import InferencePrediction
-from optimizer.estimate.generation.pricing import estimate_inference
+from optimizer.estimate.generation.prediction import GenerationPrediction
+from optimizer.estimate.generation.pricing import estimate_generation
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.weights import WeightsPlan
-from optimizer.profile.trace.generation import profile_inference
+from optimizer.profile.trace.generation import profile_generation
 from optimizer.runtime.job.measure_generation import measure_generation
-from optimizer.workload import InferenceWorkload
+from optimizer.workload import GenerationWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 
 MODELS = {
@@ -52,17 +52,17 @@ def both_weights(name):
 def profiled(name):
     """A model's spec and its profile, traced once for all tests."""
     spec = read_model_spec(MODELS[name])
-    return spec, profile_inference(spec, representations=[weights.representation for weights in both_weights(name)])
+    return spec, profile_generation(spec, representations=[weights.representation for weights in both_weights(name)])
 
 
 def workload_of(prompt_length, num_new_tokens, num_sequences=3):
-    return InferenceWorkload(
+    return GenerationWorkload(
         prompt_length=prompt_length, num_new_tokens=num_new_tokens, num_sequences=num_sequences
     )
 
 
 def check(spec, profile, machine, tmp_path, *, plan, workload):
-    predicted = estimate_inference(profile, plan=plan, workload=workload, machine=machine)
+    predicted = estimate_generation(profile, plan=plan, workload=workload, machine=machine)
     measured = measure_generation(spec, plan=plan, workload=workload, scratch=tmp_path)
     assert predicted.device_peak_bytes == measured.device_peak_bytes, plan
     assert predicted.device_bytes_by_category == measured.device_bytes_by_category, plan
@@ -78,7 +78,7 @@ def test_generations_are_predicted_to_the_byte(name, machine, tmp_path):
     spec, profile = profiled(name)
     for weights in both_weights(name):
         for prompt_length, num_new, batch in SHAPES:
-            plan = InferencePlan(batch_size=batch, weights=weights)
+            plan = GenerationPlan(batch_size=batch, weights=weights)
             check(spec, profile, machine, tmp_path, plan=plan, workload=workload_of(prompt_length, num_new))
 
 
@@ -87,15 +87,15 @@ def test_a_window_is_crossed_to_the_byte(name, machine, tmp_path):
     spec, profile = profiled(name)
     for prompt_length, num_new in ((2, 30), (14, 3), (15, 2), (16, 2), (17, 2)):
         workload = workload_of(prompt_length, num_new)
-        check(spec, profile, machine, tmp_path, plan=InferencePlan(batch_size=2), workload=workload)
+        check(spec, profile, machine, tmp_path, plan=GenerationPlan(batch_size=2), workload=workload)
 
 
 def test_a_cache_larger_than_all_else_makes_decoding_the_peak(machine, tmp_path):
     spec = read_model_spec({**SMALL_CONFIGS["gemma2"], "max_position_embeddings": 96})
-    profile = profile_inference(spec, representations=("fp32",))
-    plan, workload = InferencePlan(batch_size=2, weights=WeightsPlan(place="host")), workload_of(4, 60, 2)
+    profile = profile_generation(spec, representations=("fp32",))
+    plan, workload = GenerationPlan(batch_size=2, weights=WeightsPlan(place="host")), workload_of(4, 60, 2)
     check(spec, profile, machine, tmp_path, plan=plan, workload=workload)
-    predicted = estimate_inference(profile, plan=plan, workload=workload, machine=machine)
+    predicted = estimate_generation(profile, plan=plan, workload=workload, machine=machine)
     assert predicted.peak_moment.startswith("decode (token 60)")
 
 
@@ -109,16 +109,16 @@ def spec():
 
 @pytest.fixture(scope="module")
 def profile(spec):
-    return profile_inference(spec, representations=("fp32", "bf16"))
+    return profile_generation(spec, representations=("fp32", "bf16"))
 
 
 def test_time_is_the_sum_of_every_tokens(profile, machine):
     workload = workload_of(40, 90, 2)
-    plan = InferencePlan(batch_size=2, weights=WeightsPlan(place="host"))
-    whole = estimate_inference(profile, plan=plan, workload=workload, machine=machine)
+    plan = GenerationPlan(batch_size=2, weights=WeightsPlan(place="host"))
+    whole = estimate_generation(profile, plan=plan, workload=workload, machine=machine)
     total_ms = 0.0
     for token in range(2, 91):
-        until = estimate_inference(profile, plan=plan, workload=workload_of(38 + token, 2, 2), machine=machine)
+        until = estimate_generation(profile, plan=plan, workload=workload_of(38 + token, 2, 2), machine=machine)
         assert until.decode[0].num_tokens == 39 + token
         assert until.decode_ms == pytest.approx(whole.decode_step_ms(39 + token), rel=1e-6)
         total_ms += until.decode_ms
@@ -127,8 +127,8 @@ def test_time_is_the_sum_of_every_tokens(profile, machine):
 
 
 def test_times_by_kind_and_lane_sum_to_the_pass(profile, machine):
-    plan = InferencePlan(weights=WeightsPlan(place="disk"))
-    predicted = estimate_inference(profile, plan=plan, workload=workload_of(40, 90, 2), machine=machine)
+    plan = GenerationPlan(weights=WeightsPlan(place="disk"))
+    predicted = estimate_generation(profile, plan=plan, workload=workload_of(40, 90, 2), machine=machine)
     assert sum(predicted.prefill_by_kind_ms.values()) == pytest.approx(predicted.prefill_ms)
     assert sum(predicted.decode_by_kind_ms.values()) == pytest.approx(89 * predicted.decode_ms)
     assert predicted.total_s * 1000 == pytest.approx(2 * (predicted.prefill_ms + 89 * predicted.decode_ms))
@@ -136,9 +136,9 @@ def test_times_by_kind_and_lane_sum_to_the_pass(profile, machine):
 
 
 def test_a_last_pass_with_fewer_sequences_takes_its_own_time(profile, machine):
-    plan = InferencePlan(batch_size=3)
+    plan = GenerationPlan(batch_size=3)
     seven, six, one = (
-        estimate_inference(profile, plan=InferencePlan(batch_size=size), workload=workload_of(20, 5, number), machine=machine)
+        estimate_generation(profile, plan=GenerationPlan(batch_size=size), workload=workload_of(20, 5, number), machine=machine)
         for size, number in ((plan.batch_size, 7), (plan.batch_size, 6), (1, 1))
     )
     assert seven.total_s == pytest.approx(six.total_s + one.total_s)
@@ -146,8 +146,8 @@ def test_a_last_pass_with_fewer_sequences_takes_its_own_time(profile, machine):
 
 
 def test_each_token_brings_the_streamed_weights_once(profile, machine):
-    plan = InferencePlan(batch_size=2, weights=WeightsPlan(dtype="bf16", place="disk"))
-    predicted = estimate_inference(profile, plan=plan, workload=workload_of(20, 5, 4), machine=machine)
+    plan = GenerationPlan(batch_size=2, weights=WeightsPlan(dtype="bf16", place="disk"))
+    predicted = estimate_generation(profile, plan=plan, workload=workload_of(20, 5, 4), machine=machine)
     num_bytes = sum(profile.weight_bytes("bf16").by_block)
     assert predicted.copied_bytes_per_token == {"disk_to_host": num_bytes, "host_to_device": num_bytes}
     assert predicted.copied_bytes_per_pass == {"disk_to_host": 5 * num_bytes, "host_to_device": 5 * num_bytes}
@@ -155,7 +155,7 @@ def test_each_token_brings_the_streamed_weights_once(profile, machine):
 
 
 def test_the_cache_is_heads_times_tokens_within_the_window(profile):
-    plan = InferencePlan(batch_size=5, weights=WeightsPlan(dtype="bf16"))
+    plan = GenerationPlan(batch_size=5, weights=WeightsPlan(dtype="bf16"))
     by_token = 5 * 2 * 2 * 8 * 2
     by_block = list_kv_bytes(profile, plan, batch_size=5, num_tokens=100)
     assert by_block == (by_token * 64, by_token * 100, by_token * 64)
@@ -163,8 +163,8 @@ def test_the_cache_is_heads_times_tokens_within_the_window(profile):
 
 def test_finished_runs_correct_the_time_and_not_the_bytes(profile, machine):
     plain, twice = (
-        estimate_inference(
-            profile, plan=InferencePlan(), workload=workload_of(20, 5), machine=machine, calibration=calibration
+        estimate_generation(
+            profile, plan=GenerationPlan(), workload=workload_of(20, 5), machine=machine, calibration=calibration
         )
         for calibration in (None, {"step_time_factor": 2.0})
     )
@@ -173,13 +173,13 @@ def test_finished_runs_correct_the_time_and_not_the_bytes(profile, machine):
 
 
 def test_it_survives_json(profile, machine):
-    predicted = estimate_inference(profile, plan=InferencePlan(), workload=workload_of(20, 50), machine=machine)
-    assert InferencePrediction.from_json(json.loads(json.dumps(predicted.to_json()))) == predicted
+    predicted = estimate_generation(profile, plan=GenerationPlan(), workload=workload_of(20, 50), machine=machine)
+    assert GenerationPrediction.from_json(json.loads(json.dumps(predicted.to_json()))) == predicted
 
 
 def test_the_timeline_reaches_the_peak_and_never_goes_beyond(profile, machine):
-    predicted = estimate_inference(
-        profile, plan=InferencePlan(batch_size=3), workload=workload_of(20, 500), machine=machine
+    predicted = estimate_generation(
+        profile, plan=GenerationPlan(batch_size=3), workload=workload_of(20, 500), machine=machine
     )
     totals = [sum(point.bytes_by_category.values()) for point in predicted.timeline]
     offsets = [point.offset_ms for point in predicted.timeline]
@@ -190,12 +190,12 @@ def test_the_timeline_reaches_the_peak_and_never_goes_beyond(profile, machine):
 
 def test_what_cannot_be_carried_out_is_not_priced(profile, machine):
     with pytest.raises(InvalidPlan, match="plan.batch_size is 4"):
-        estimate_inference(profile, plan=InferencePlan(batch_size=4), workload=workload_of(20, 5), machine=machine)
+        estimate_generation(profile, plan=GenerationPlan(batch_size=4), workload=workload_of(20, 5), machine=machine)
     with pytest.raises(InvalidWorkload, match="make 4,097 tokens; this model has positions for 4,096"):
-        estimate_inference(profile, plan=InferencePlan(), workload=workload_of(4000, 97), machine=machine)
-    packed = InferencePlan(weights=WeightsPlan(dtype="bf16", frozen="nf4"))
+        estimate_generation(profile, plan=GenerationPlan(), workload=workload_of(4000, 97), machine=machine)
+    packed = GenerationPlan(weights=WeightsPlan(dtype="bf16", frozen="nf4"))
     with pytest.raises(InvalidPlan, match="plan.weights are bf16/nf4"):
-        estimate_inference(profile, plan=packed, workload=workload_of(20, 5), machine=machine)
+        estimate_generation(profile, plan=packed, workload=workload_of(20, 5), machine=machine)
 
 
 def test_drawing_a_token_takes_what_was_measured_for_the_vocabulary(profile, machine):
@@ -204,6 +204,6 @@ def test_drawing_a_token_takes_what_was_measured_for_the_vocabulary(profile, mac
     rest = replace(told, rates=replace(told.rates, op_curves={"draw": ((float(vocab_size), vocab_size / 1e-3),)}))
     workload = replace(workload_of(20, 5), draws=True)
     twice, once = (
-        estimate_inference(profile, plan=InferencePlan(batch_size=3), workload=workload, machine=each) for each in (told, rest)
+        estimate_generation(profile, plan=GenerationPlan(batch_size=3), workload=workload, machine=each) for each in (told, rest)
     )
     assert (twice.total_s - once.total_s) * 1000 == pytest.approx(3 * 5 * 1.0)

@@ -5,24 +5,24 @@ from dataclasses import replace
 import pytest
 
 from optimizer.base.units import MIB
-from optimizer.estimate.generation.pricing import estimate_inference
+from optimizer.estimate.generation.pricing import estimate_generation
 from optimizer.estimate.generation.process import add_generation_memory, list_generation_allocations
 from optimizer.hardware.devices import table_machine
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.weights import WeightsPlan
-from optimizer.profile.trace.generation import profile_inference
-from optimizer.workload import InferenceWorkload
+from optimizer.profile.trace.generation import profile_generation
+from optimizer.workload import GenerationWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 
-WORKLOAD = InferenceWorkload(prompt_length=24, num_new_tokens=6, num_sequences=4)
-PLANS = tuple(InferencePlan(batch_size=3, weights=WeightsPlan(place=place)) for place in ("device", "host", "disk"))
+WORKLOAD = GenerationWorkload(prompt_length=24, num_new_tokens=6, num_sequences=4)
+PLANS = tuple(GenerationPlan(batch_size=3, weights=WeightsPlan(place=place)) for place in ("device", "host", "disk"))
 
 
 @pytest.fixture(scope="module")
 def profile():
     spec = read_model_spec({**SMALL_CONFIGS["llama"], "num_hidden_layers": 40})
-    return profile_inference(spec, representations=("fp32",))
+    return profile_generation(spec, representations=("fp32",))
 
 
 @pytest.fixture(scope="module")
@@ -31,13 +31,13 @@ def card():
 
 
 def with_memory(profile, machine, *, plan=PLANS[0], workload=WORKLOAD):
-    prediction = estimate_inference(profile, plan=plan, workload=workload, machine=machine)
+    prediction = estimate_generation(profile, plan=plan, workload=workload, machine=machine)
     return add_generation_memory(prediction, profile, plan=plan, workload=workload, machine=machine)
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.weights.place)
 def test_single_allocations_rise_to_the_simulated_peak(profile, machine, plan):
-    prediction = estimate_inference(profile, plan=plan, workload=WORKLOAD, machine=machine)
+    prediction = estimate_generation(profile, plan=plan, workload=WORKLOAD, machine=machine)
     found = list_generation_allocations(profile, plan=plan, workload=WORKLOAD, machine=machine)
     assert found.peak_bytes == prediction.device_peak_bytes
     assert sum(held.num_bytes for held in found.at_peak) == found.peak_bytes

@@ -2,25 +2,25 @@
 
 import pytest
 
-from optimizer.estimate.generation.pricing import estimate_inference
+from optimizer.estimate.generation.pricing import estimate_generation
 from optimizer.estimate.generation.runs import price_run
 from optimizer.formats.sampling import Sampling
 from optimizer.hardware.calibration import learn_generation, of_generations, read_time_factors
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.passes_run import TimedPass
 from optimizer.plan.weights import WeightsPlan
-from optimizer.profile.trace.generation import profile_inference
+from optimizer.profile.trace.generation import profile_generation
 from optimizer.runtime.generation.run_requests import Request, open_generator, run_requests
-from optimizer.workload import InferenceWorkload
+from optimizer.workload import GenerationWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 
 SPEC = read_model_spec(SMALL_CONFIGS["llama"])
 LENGTHS = (9, 20, 5, 9, 30, 12)
 PLANS = {
-    "plain": InferencePlan(batch_size=4),
-    "all on the host": InferencePlan(
+    "plain": GenerationPlan(batch_size=4),
+    "all on the host": GenerationPlan(
         batch_size=2, num_micro_batches=2, weights=WeightsPlan(place="host"), kv_cache=KvCachePlan(place="host")
     ),
 }
@@ -28,7 +28,7 @@ PLANS = {
 
 @pytest.fixture(scope="module")
 def profile():
-    return profile_inference(SPEC, representations=["fp32"])
+    return profile_generation(SPEC, representations=["fp32"])
 
 
 def run(plan, *, stop_token_ids=(), **sampling):
@@ -55,8 +55,8 @@ def price(result, profile, machine, plan):
 def test_a_run_that_went_as_planned_has_the_time_of_its_prediction(profile, machine, label, temperature):
     plan = PLANS[label]
     result, _ = run(plan, temperature=temperature)
-    workload = InferenceWorkload.of_prompts(LENGTHS, num_new_tokens=[20] * len(LENGTHS), draws=temperature > 0)
-    predicted = estimate_inference(profile, plan=plan, workload=workload, machine=machine)
+    workload = GenerationWorkload.of_prompts(LENGTHS, num_new_tokens=[20] * len(LENGTHS), draws=temperature > 0)
+    predicted = estimate_generation(profile, plan=plan, workload=workload, machine=machine)
     timed = price(result, profile, machine, plan)
     assert timed.total_ms == pytest.approx(predicted.total_s * 1000, rel=1e-3)
     assert 0 < timed.measured_ms <= result.total_s * 1000
@@ -83,7 +83,7 @@ def test_what_ran_is_told_with_who_left_when():
     ]
     with open_generator(SPEC, plan=plan) as generator:
         result = run_requests(generator, requests, on_finished=lambda finished: None)
-    workload = InferenceWorkload.of_prompts(
+    workload = GenerationWorkload.of_prompts(
         [length for length, _ in asked], num_new_tokens=[num_new for _, num_new in asked]
     )
     planned = plan.list_passes(workload)
@@ -94,8 +94,8 @@ def test_what_ran_is_told_with_who_left_when():
 def test_the_next_estimate_has_what_a_run_took(profile, machine):
     """A run that took three times as long as its price: all kinds are, and the next prediction is."""
     plan = PLANS["plain"]
-    workload = InferenceWorkload(prompt_length=16, num_new_tokens=20, num_sequences=4)
-    before = estimate_inference(profile, plan=plan, workload=workload, machine=machine)
+    workload = GenerationWorkload(prompt_length=16, num_new_tokens=20, num_sequences=4)
+    before = estimate_generation(profile, plan=plan, workload=workload, machine=machine)
     passes = [
         TimedPass(micro_batches=shape, count=count, total_ms=3000 * before.total_s)
         for shape, count in plan.list_passes(workload)
@@ -103,7 +103,7 @@ def test_the_next_estimate_has_what_a_run_took(profile, machine):
     training = {"version": 2, "step_time_factor": 0.5, "time_factors": {"matmul": 0.5}, "num_runs": 4, "runs": []}
     run = price_run(profile, plan=plan, passes=passes, draws=False, machine=machine)
     taught = learn_generation(training, run)
-    after = estimate_inference(profile, plan=plan, workload=workload, machine=machine, calibration=taught)
+    after = estimate_generation(profile, plan=plan, workload=workload, machine=machine, calibration=taught)
     assert after.total_s == pytest.approx(3 * before.total_s, rel=0.12)
     assert after.device_peak_bytes == before.device_peak_bytes
     assert read_time_factors(taught)["matmul"] == 0.5

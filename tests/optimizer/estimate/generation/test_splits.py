@@ -4,13 +4,13 @@ from collections import Counter
 
 from optimizer.estimate.generation.splits import Splits, Way
 from optimizer.plan.passes import list_passes
-from optimizer.workload import InferenceWorkload
+from optimizer.workload import GenerationWorkload
 
 SIZES, NUMBERS = tuple(range(1, 6)), (1, 2, 3, 4)
 
 
 def test_micro_batches_are_those_of_the_plan_also_where_their_number_decides_who_shares_one():
-    workload = InferenceWorkload.of_prompts(
+    workload = GenerationWorkload.of_prompts(
         (6, 11, 16, 6, 11, 16, 6, 11, 16), num_new_tokens=(3, 17, 9, 2, 17, 5, 12, 1, 9)
     )
     splits = Splits.of(workload, SIZES, NUMBERS, Way(None, False))

@@ -2,21 +2,21 @@
 
 import pytest
 
-from optimizer.estimate.generation.pricing import estimate_inference
+from optimizer.estimate.generation.pricing import estimate_generation
 from optimizer.estimate.ops.experts import Experts, find_experts, unread_bytes
 from optimizer.hardware.devices import table_machine
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.weights import WeightsPlan
-from optimizer.profile.trace.generation import profile_inference
-from optimizer.workload import InferenceWorkload
+from optimizer.profile.trace.generation import profile_generation
+from optimizer.workload import GenerationWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 
 
 @pytest.fixture(scope="module")
 def profile():
     config = {**SMALL_CONFIGS["mixtral"], "num_local_experts": 16, "hidden_size": 128, "intermediate_size": 512}
-    return profile_inference(read_model_spec(config), representations=("bf16",))
+    return profile_generation(read_model_spec(config), representations=("bf16",))
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
@@ -27,7 +27,7 @@ def test_experts_and_choices_follow_from_a_traces_sizes(profile, phase):
 @pytest.mark.parametrize("num_chosen", [2, 4, 8])
 def test_ops_of_another_width_in_the_same_profile_are_not_taken_for_these(num_chosen):
     config = {**SMALL_CONFIGS["mixtral"], "num_local_experts": 16, "num_experts_per_tok": num_chosen}
-    both = profile_inference(read_model_spec(config), representations=("bf16", "fp32"))
+    both = profile_generation(read_model_spec(config), representations=("bf16", "fp32"))
     for num_bytes in (2, 4):
         found = find_experts(both.decode.ops, element_bytes=num_bytes)
         assert found == Experts(num_experts=16, num_chosen=num_chosen)
@@ -50,18 +50,18 @@ def test_what_is_not_read_is_the_experts_that_nobody_chose(profile, batch):
 
 
 def test_a_dense_models_ops_are_left_alone(profile):
-    dense = profile_inference(read_model_spec(SMALL_CONFIGS["llama"]), representations=("bf16",))
+    dense = profile_generation(read_model_spec(SMALL_CONFIGS["llama"]), representations=("bf16",))
     assert find_experts(dense.decode.ops, element_bytes=2) is None
     assert not unread_bytes(dense.decode.ops, (2, 20), element_bytes=2).any()
 
 
 def test_decoding_one_sequence_takes_the_time_of_its_experts_and_the_memory_of_all(profile):
     card = table_machine("RTX 4090")
-    workload = InferenceWorkload(prompt_length=20, num_new_tokens=3, num_sequences=64)
+    workload = GenerationWorkload(prompt_length=20, num_new_tokens=3, num_sequences=64)
     one, many = (
-        estimate_inference(
+        estimate_generation(
             profile,
-            plan=InferencePlan(batch_size=size, weights=WeightsPlan(dtype="bf16")),
+            plan=GenerationPlan(batch_size=size, weights=WeightsPlan(dtype="bf16")),
             workload=workload,
             machine=card,
         )

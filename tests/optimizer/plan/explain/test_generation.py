@@ -3,12 +3,12 @@
 from types import SimpleNamespace
 
 from optimizer.base.units import GIB, MIB
-from optimizer.plan.explain.generation import explain_inference_plan
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.explain.generation import explain_generation_plan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.weights import WeightsPlan
-from optimizer.workload import InferenceWorkload
+from optimizer.workload import GenerationWorkload
 
-WORKLOAD = InferenceWorkload(prompt_length=512, num_new_tokens=128, num_sequences=10)
+WORKLOAD = GenerationWorkload(prompt_length=512, num_new_tokens=128, num_sequences=10)
 
 
 def costs(**changes):
@@ -30,7 +30,7 @@ def costs(**changes):
 
 
 def explain(prediction=None, workload=WORKLOAD, **choices):
-    return explain_inference_plan(InferencePlan(**choices), workload=workload, prediction=prediction or costs())
+    return explain_generation_plan(GenerationPlan(**choices), workload=workload, prediction=prediction or costs())
 
 
 def test_a_plain_plan_names_passes_cache_time_and_peak():
@@ -44,7 +44,7 @@ def test_a_plain_plan_names_passes_cache_time_and_peak():
 
 
 def test_lines_that_ask_for_fewer_tokens_are_told_of():
-    workload = InferenceWorkload.of_prompts([100, 100, 100], num_new_tokens=[8, 128, 8])
+    workload = GenerationWorkload.of_prompts([100, 100, 100], num_new_tokens=[8, 128, 8])
     assert explain(batch_size=2, workload=workload)[0] == (
         "3 sequences run in 2 passes of up to 2: 8 to 128 new tokens each, those alike together where it pays"
     )
@@ -65,7 +65,7 @@ def test_streamed_weights_say_what_each_token_copies_and_waits_for():
 
 
 def test_one_token_has_no_time_between_tokens():
-    one = InferenceWorkload(prompt_length=8, num_new_tokens=1)
+    one = GenerationWorkload(prompt_length=8, num_new_tokens=1)
     sentences = explain(costs(decode_ms=0.0), workload=one)
     assert sentences[0] == "one sequence runs"
     assert "the first token comes after 40.0 ms: 1,234.5 tokens/s in all" in sentences

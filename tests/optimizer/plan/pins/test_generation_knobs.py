@@ -3,7 +3,7 @@
 import pytest
 
 from optimizer.base.errors import InvalidPlan
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.pins.generation_knobs import (
     change_generation,
@@ -15,7 +15,7 @@ from optimizer.plan.pins.generation_knobs import (
 )
 from optimizer.plan.weights import WeightsPlan
 
-PLAN = InferencePlan(
+PLAN = GenerationPlan(
     batch_size=8,
     num_micro_batches=2,
     prefill_tokens=16,
@@ -36,10 +36,10 @@ def test_every_decision_of_the_plan_is_a_knob():
     assert set(leaves(PLAN.to_json())) - set(generation_knobs()) == {"version", "weights.autocast"}
 
 
-@pytest.mark.parametrize("plan", [PLAN, InferencePlan()])
+@pytest.mark.parametrize("plan", [PLAN, GenerationPlan()])
 def test_what_is_written_of_a_plan_makes_any_other_the_same(plan):
     texts = [f"{path}={text}" for path, text in written_knobs(plan).items()]
-    for other in (InferencePlan(), PLAN):
+    for other in (GenerationPlan(), PLAN):
         assert change_generation(other, read_generation_change(texts)) == plan
 
 
@@ -50,7 +50,7 @@ def test_a_change_leaves_all_else_as_it_is():
 
 
 def test_no_limit_is_written_as_all():
-    assert written_knobs(InferencePlan())["prefill_tokens"] == "all"
+    assert written_knobs(GenerationPlan())["prefill_tokens"] == "all"
     assert read_generation_change(["prefill_tokens=all"]) == {"prefill_tokens": None}
 
 

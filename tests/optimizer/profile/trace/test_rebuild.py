@@ -8,13 +8,13 @@ from optimizer.base.errors import InvalidModel
 from optimizer.estimate.shape.compiled import compile_shape
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.weights import WeightsPlan
-from optimizer.profile.generation import EMBEDDING, HEAD, InferenceProfile, block_part
-from optimizer.profile.trace.generation import profile_inference
+from optimizer.profile.generation import EMBEDDING, HEAD, GenerationProfile, block_part
+from optimizer.profile.trace.generation import profile_generation
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 
 
 def trace(config, *representations):
-    return profile_inference(read_model_spec(config), representations=representations or ("fp32",))
+    return profile_generation(read_model_spec(config), representations=representations or ("fp32",))
 
 
 @pytest.fixture(scope="module")
@@ -45,14 +45,14 @@ def test_products_are_those_of_keys_and_values_alone():
 
 
 def test_it_survives_json(mixed):
-    assert InferenceProfile.from_json(json.loads(json.dumps(mixed.to_json()))) == mixed
+    assert GenerationProfile.from_json(json.loads(json.dumps(mixed.to_json()))) == mixed
 
 
 def test_a_part_that_is_not_there_is_refused_by_name(mixed):
     document = mixed.to_json()
     document["rebuild"]["regimes"]["bf16"][0]["parts"]["head"] = 999
     with pytest.raises(InvalidModel, match=r"profile\.rebuild\.regimes\.bf16\[0\]\.parts points to 999"):
-        InferenceProfile.from_json(document)
+        GenerationProfile.from_json(document)
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "falcon"])

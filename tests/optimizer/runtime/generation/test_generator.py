@@ -6,11 +6,11 @@ import torch
 from optimizer.base.errors import OutOfDeviceMemory
 from optimizer.models.build import build_model
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.weights import WeightsPlan
-from optimizer.runtime.generation.generator import Generator, prepare_for_inference
+from optimizer.runtime.generation.generator import Generator, prepare_for_generation
 from optimizer.runtime.job.measure_generation import make_prompts, measure_generation
-from optimizer.workload import InferenceWorkload
+from optimizer.workload import GenerationWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 
 CPU = torch.device("cpu")
@@ -31,11 +31,11 @@ def build(config):
 
 
 def prompts_of(length, num_sequences=3):
-    return make_prompts(128, InferenceWorkload(prompt_length=length, num_sequences=num_sequences))
+    return make_prompts(128, GenerationWorkload(prompt_length=length, num_sequences=num_sequences))
 
 
 def generate(model, prompts, num_new=NUM_NEW, **choices):
-    generator = Generator(model, plan=InferencePlan(**choices), device=CPU)
+    generator = Generator(model, plan=GenerationPlan(**choices), device=CPU)
     try:
         return generator.generate(prompts, num_new_tokens=num_new)
     finally:
@@ -89,7 +89,7 @@ def test_streamed_weights_give_the_same_tokens_and_are_the_models_again(weights)
 
 def test_packed_weights_stream_packed_and_give_the_tokens_they_give_in_place():
     model, prompts = build(SMALL_CONFIGS["mixtral"]), prompts_of(12)
-    prepare_for_inference(model, weights=WeightsPlan(frozen="int8"))
+    prepare_for_generation(model, weights=WeightsPlan(frozen="int8"))
     expected = generate(model, prompts, batch_size=3, weights=WeightsPlan(frozen="int8"))
     streamed = generate(model, prompts, batch_size=3, weights=WeightsPlan(frozen="int8", place="host"))
     assert torch.equal(streamed, expected)
@@ -104,19 +104,19 @@ def test_how_prompts_are_split_into_passes_changes_no_token():
 
 def test_a_single_new_token_needs_no_decode():
     spec = read_model_spec(SMALL_CONFIGS["llama"])
-    workload = InferenceWorkload(prompt_length=8, num_new_tokens=1, num_sequences=2)
-    measured = measure_generation(spec, plan=InferencePlan(batch_size=2), workload=workload)
+    workload = GenerationWorkload(prompt_length=8, num_new_tokens=1, num_sequences=2)
+    measured = measure_generation(spec, plan=GenerationPlan(batch_size=2), workload=workload)
     assert measured.tokens.shape == (2, 1)
     assert measured.decode_ms == 0
 
 
 def test_the_cap_names_the_moment_and_the_cache():
     spec = read_model_spec(SMALL_CONFIGS["llama"])
-    workload = InferenceWorkload(prompt_length=8, num_new_tokens=8, num_sequences=2)
-    peak_bytes = measure_generation(spec, plan=InferencePlan(batch_size=2), workload=workload).device_peak_bytes
-    measure_generation(spec, plan=InferencePlan(batch_size=2), workload=workload, cap_bytes=peak_bytes)
+    workload = GenerationWorkload(prompt_length=8, num_new_tokens=8, num_sequences=2)
+    peak_bytes = measure_generation(spec, plan=GenerationPlan(batch_size=2), workload=workload).device_peak_bytes
+    measure_generation(spec, plan=GenerationPlan(batch_size=2), workload=workload, cap_bytes=peak_bytes)
     with pytest.raises(OutOfDeviceMemory, match=r"in prefill of block 3 of 3: .* kv cache") as caught:
-        measure_generation(spec, plan=InferencePlan(batch_size=2), workload=workload, cap_bytes=peak_bytes - 1)
+        measure_generation(spec, plan=GenerationPlan(batch_size=2), workload=workload, cap_bytes=peak_bytes - 1)
     assert caught.value.fields["bytes_by_category"]["kv_cache"] == 3 * 2 * 2 * 2 * 15 * 8 * 4
 
 
@@ -124,7 +124,7 @@ def test_nothing_is_left_on_the_device_but_the_weights():
     from optimizer.runtime.meter.meter import Meter
 
     model, meter = build(SMALL_CONFIGS["llama"]), Meter(device=CPU)
-    generator = Generator(model, plan=InferencePlan(batch_size=2), device=CPU, meter=meter)
+    generator = Generator(model, plan=GenerationPlan(batch_size=2), device=CPU, meter=meter)
     before_bytes = meter.device_bytes
     generator.generate(prompts_of(9), num_new_tokens=5)
     assert meter.device_bytes == before_bytes

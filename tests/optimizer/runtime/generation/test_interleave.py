@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from optimizer.base.errors import MissingExtra
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.runtime.generation.generator import Generator
 from optimizer.runtime.generation.interleave import Turns
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
@@ -85,6 +85,6 @@ def test_without_greenlet_several_micro_batches_name_the_extra_and_one_needs_non
     model = build(SMALL_CONFIGS["llama"])
     cpu = torch.device("cpu")
     with pytest.raises(MissingExtra, match="a pass of several micro-batches needs the package 'greenlet'") as caught:
-        Generator(model, plan=InferencePlan(num_micro_batches=2), device=cpu)
+        Generator(model, plan=GenerationPlan(num_micro_batches=2), device=cpu)
     assert caught.value.hint == "pip install 'headroom[greenlet]'"
-    Generator(model, plan=InferencePlan(), device=cpu).close()
+    Generator(model, plan=GenerationPlan(), device=cpu).close()

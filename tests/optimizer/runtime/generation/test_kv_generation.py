@@ -8,12 +8,12 @@ import torch
 
 from optimizer.models.build import build_model
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.generation.generator import Generator
 from optimizer.runtime.job.measure_generation import make_prompts
-from optimizer.workload import InferenceWorkload
+from optimizer.workload import GenerationWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 
 CPU = torch.device("cpu")
@@ -36,7 +36,7 @@ MODELS = (
 LENGTH, NUM_NEW = 14, 8
 """The windows are 16: crossed by the new tokens."""
 LOSSLESS = [
-    InferencePlan(
+    GenerationPlan(
         batch_size=2,
         num_micro_batches=1 + turn % 2,
         prefill_tokens=(None, 3)[turn % 3 == 1],
@@ -48,7 +48,7 @@ LOSSLESS = [
     )
 ]
 LOSSLESS += [
-    InferencePlan(
+    GenerationPlan(
         batch_size=2,
         num_micro_batches=num_micro_batches,
         prefill_tokens=prefill_tokens,
@@ -58,7 +58,7 @@ LOSSLESS += [
     for weights, num_micro_batches, prefill_tokens, prefetch in (("device", 2, 3, 0), ("host", 1, None, 1), ("disk", 2, None, 2))
 ]
 LOSSLESS += [
-    InferencePlan(
+    GenerationPlan(
         batch_size=2,
         num_micro_batches=num_micro_batches,
         prefill_tokens=prefill_tokens,
@@ -80,7 +80,7 @@ def build(config):
 
 
 def prompts_of(length, num_sequences=3):
-    return make_prompts(128, InferenceWorkload(prompt_length=length, num_sequences=num_sequences))
+    return make_prompts(128, GenerationWorkload(prompt_length=length, num_sequences=num_sequences))
 
 
 def generate(model, prompts, plan, *, num_new=NUM_NEW, scratch=None):
@@ -117,7 +117,7 @@ def test_every_lossless_plan_gives_the_tokens_of_transformers(name, tmp_path, re
 
 def logits_of(model, prompts, tokens, cache):
     """[steps, batch, words]: of each step after the prompt, given these tokens."""
-    generator = Generator(model, plan=InferencePlan(batch_size=len(prompts), kv_cache=cache), device=CPU)
+    generator = Generator(model, plan=GenerationPlan(batch_size=len(prompts), kv_cache=cache), device=CPU)
     kept = generator.make_cache(capacity=prompts.shape[1] + tokens.shape[1])
     found = []
     with torch.no_grad():

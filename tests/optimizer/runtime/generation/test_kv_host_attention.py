@@ -9,7 +9,7 @@ from optimizer.base.errors import InvalidModel, OutOfHostMemory
 from optimizer.models.build import build_model
 from optimizer.models.decoder.attention_hook import attend_of, set_attend
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.runtime.generation.generator import Generator
 from optimizer.runtime.generation.kv_cache import KvCache, chain
@@ -211,7 +211,7 @@ def test_the_host_is_asked_for_as_many_ops_as_are_priced(tiers, dtype, softcap, 
 def test_a_model_that_attends_in_code_of_its_own_is_refused():
     model = build_model(read_model_spec(SMALL_CONFIGS["falcon"])).eval()
     with pytest.raises(InvalidModel, match="FalconDecoderLayer attends in code of its own; attention on the host takes"):
-        Generator(model, plan=InferencePlan(kv_cache=PLAN), device=CPU)
+        Generator(model, plan=GenerationPlan(kv_cache=PLAN), device=CPU)
 
 
 def test_a_model_that_does_not_ask_for_attention_is_found_as_it_runs(monkeypatch):
@@ -227,7 +227,7 @@ def test_a_model_that_does_not_ask_for_attention_is_found_as_it_runs(monkeypatch
         return hidden_states, None
 
     monkeypatch.setattr(module, "forward", attends_itself)
-    generator = Generator(model, plan=InferencePlan(kv_cache=PLAN), device=CPU)
+    generator = Generator(model, plan=GenerationPlan(kv_cache=PLAN), device=CPU)
     with pytest.raises(InvalidModel, match="llama attends in code of its own"):
         generator.generate(torch.zeros(1, 3, dtype=torch.long), num_new_tokens=3)
     generator.close()

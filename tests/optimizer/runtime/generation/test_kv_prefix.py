@@ -10,10 +10,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from optimizer.base.errors import InvalidModel, InvalidPlan, OutOfHostMemory
 from optimizer.formats.sampling import Sampling
 from optimizer.models.anatomy import find_blocks
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.weights import WeightsPlan
-from optimizer.runtime.generation.generator import Generator, prepare_for_inference
+from optimizer.runtime.generation.generator import Generator, prepare_for_generation
 from optimizer.runtime.generation.kv_prefix import BlockInputs, Positions, make_again
 from optimizer.runtime.meter.meter import Meter
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
@@ -37,7 +37,7 @@ MODELS = (
     "stablelm",
 )
 PLANS = [
-    InferencePlan(
+    GenerationPlan(
         batch_size=2,
         num_micro_batches=micro_batches,
         weights=WeightsPlan(place=weights),  # type: ignore[arg-type]
@@ -72,22 +72,22 @@ def test_tokens_are_those_of_transformers(name, tmp_path, remote):
 def test_our_decoder_does_it_in_its_blocks_of_full_attention():
     model = build({**config_of("headroom_decoder"), "layer_types": ["full", "local", "full"]})
     prompts = prompts_of(16)
-    assert torch.equal(generate(model, prompts, PLANS[1]), generate(model, prompts, InferencePlan()))
+    assert torch.equal(generate(model, prompts, PLANS[1]), generate(model, prompts, GenerationPlan()))
 
 
 @pytest.mark.parametrize("frozen", ["int8", "int4"])
 def test_packed_projections_make_them_too(frozen):
     model, prompts = build(config_of("llama")), prompts_of(LENGTH)
-    prepare_for_inference(model, weights=WeightsPlan(frozen=frozen))
+    prepare_for_generation(model, weights=WeightsPlan(frozen=frozen))
     weights = WeightsPlan(frozen=frozen)
-    plain = generate(model, prompts, InferencePlan(weights=weights))
-    again = InferencePlan(weights=weights, kv_cache=KvCachePlan(place="host", prefix_tokens=9))
+    plain = generate(model, prompts, GenerationPlan(weights=weights))
+    again = GenerationPlan(weights=weights, kv_cache=KvCachePlan(place="host", prefix_tokens=9))
     assert torch.equal(generate(model, prompts, again), plain)
 
 
 def test_hidden_states_go_once_and_come_in_place_of_keys_and_values():
     model, prompts = build(config_of("llama")), prompts_of(LENGTH, 2)
-    plan = InferencePlan(batch_size=2, kv_cache=KvCachePlan(place="host", prefix_tokens=9))
+    plan = GenerationPlan(batch_size=2, kv_cache=KvCachePlan(place="host", prefix_tokens=9))
     generator = Generator(model, plan=plan, device=CPU)
     generator.generate(prompts, num_new_tokens=4)
     state, kept = 2 * 32 * 4, 2 * 2 * 32 * 4
@@ -99,14 +99,14 @@ def test_hidden_states_go_once_and_come_in_place_of_keys_and_values():
 
 def test_prompts_of_several_lengths_have_prefixes_of_their_own():
     model = build(config_of("llama"))
-    plan = InferencePlan(batch_size=1, num_micro_batches=3, kv_cache=KvCachePlan(place="host", prefix_tokens=9))
+    plan = GenerationPlan(batch_size=1, num_micro_batches=3, kv_cache=KvCachePlan(place="host", prefix_tokens=9))
     prompts = [prompts_of(LENGTH, 1)[:, :length] for length in (14, 5, 1)]
     generator = Generator(model, plan=plan, device=CPU)
     parts = [generator.micro_batch(each.tolist(), samplings=[Sampling(max_new_tokens=6)]) for each in prompts]
     generator.run_pass(parts)
     made = [part.take_ended()[0][1].token_ids for part in parts]
     generator.close()
-    assert made == [tuple(generate(model, each, InferencePlan(), num_new=6)[0].tolist()) for each in prompts]
+    assert made == [tuple(generate(model, each, GenerationPlan(), num_new=6)[0].tolist()) for each in prompts]
 
 
 @pytest.mark.parametrize(("name", "num_products"), [("llama", 2), ("opt", 2), ("gpt_neox", 3)])
@@ -114,7 +114,7 @@ def test_queries_are_left_out_where_they_have_a_projection_of_their_own(name, nu
     model = build(config_of(name))
     block, given = find_blocks(model)[0], []
     handle = block.register_forward_pre_hook(lambda module, args, kwargs: given.append((args, kwargs)), with_kwargs=True)
-    generator = Generator(model, plan=InferencePlan(), device=CPU)
+    generator = Generator(model, plan=GenerationPlan(), device=CPU)
     into = torch.zeros(2, 4, 2, 4, 8)
     with torch.no_grad():
         model.get_decoder()(input_ids=prompts_of(6, 2), past_key_values=generator.make_cache(capacity=6), use_cache=True)
@@ -149,7 +149,7 @@ def test_a_model_that_gains_nothing_is_refused_before_it_decodes(name, why):
 def test_nothing_of_it_is_left_after_a_pass():
     meter = Meter(device=CPU)
     model = build(config_of("llama"))
-    plan = InferencePlan(batch_size=2, kv_cache=KvCachePlan(place="host", prefix_tokens=9))
+    plan = GenerationPlan(batch_size=2, kv_cache=KvCachePlan(place="host", prefix_tokens=9))
     generator = Generator(model, plan=plan, device=CPU, meter=meter)
     before = sum(meter.bytes_by_category().values())
     generator.generate(prompts_of(LENGTH), num_new_tokens=4)
@@ -159,7 +159,7 @@ def test_nothing_of_it_is_left_after_a_pass():
 
 def test_the_host_without_room_says_so():
     meter = Meter(device=CPU, host_cap_bytes=2000)
-    plan = InferencePlan(kv_cache=KvCachePlan(place="host", prefix_tokens=9))
+    plan = GenerationPlan(kv_cache=KvCachePlan(place="host", prefix_tokens=9))
     generator = Generator(build(config_of("llama")), plan=plan, device=CPU, meter=meter)
     with pytest.raises(OutOfHostMemory):
         generator.generate(prompts_of(LENGTH), num_new_tokens=4)

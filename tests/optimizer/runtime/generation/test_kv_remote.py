@@ -6,7 +6,7 @@ import torch
 from optimizer.base.errors import RemoteStoreFull, RemoteStoreLost
 from optimizer.formats.sampling import Sampling
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.runtime.generation.generator import Generator
 from optimizer.runtime.generation.run_requests import Request, open_generator, run_requests
@@ -17,7 +17,7 @@ from tests.valkey import Valkey
 
 SPEC = read_model_spec(SMALL_CONFIGS["llama"])
 CACHE = KvCachePlan(place="remote", prefetch=1)
-PLAN = InferencePlan(batch_size=2, kv_cache=CACHE)
+PLAN = GenerationPlan(batch_size=2, kv_cache=CACHE)
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_packed_tokens_are_those_of_the_same_cache_on_the_device(name, dtype, re
     model = build({**SMALL_CONFIGS[name], "max_position_embeddings": 256, **({"n_positions": 256} if name == "gpt2" else {})})
     prompts = prompts_of(120)
     here, away = (
-        generate(model, prompts, InferencePlan(batch_size=3, kv_cache=KvCachePlan(dtype=dtype, place=place)), num_new=70)
+        generate(model, prompts, GenerationPlan(batch_size=3, kv_cache=KvCachePlan(dtype=dtype, place=place)), num_new=70)
         for place in ("device", "remote")
     )
     assert torch.equal(here, away)
@@ -79,7 +79,7 @@ def test_the_store_holds_the_cache_and_nothing_of_it_afterwards(remote):
 
 def test_what_was_finished_before_the_store_died_stays_and_the_rest_is_done_by_the_next_run(mortal):
     requests = make_requests()
-    expected = run(requests, plan=InferencePlan(batch_size=2))
+    expected = run(requests, plan=GenerationPlan(batch_size=2))
     told = {}
 
     def kill_after_the_first_pass(finished):
@@ -107,7 +107,7 @@ def test_a_store_that_forgets_in_the_middle_of_a_pass_stops_it(mortal, dtype):
                 client.flushall()
         return False
 
-    plan = InferencePlan(kv_cache=KvCachePlan(place="remote", dtype=dtype, prefetch=2))
+    plan = GenerationPlan(kv_cache=KvCachePlan(place="remote", dtype=dtype, prefetch=2))
     spec = read_model_spec({**SMALL_CONFIGS["llama"], "max_position_embeddings": 512})
     request = Request(id="long", token_ids=(5,) * 200, sampling=Sampling(max_new_tokens=20))
     told = []
@@ -120,7 +120,7 @@ def test_a_full_store_is_named_and_what_was_written_is_removed(mortal):
     with mortal.client() as client:
         client.config_set("maxmemory", client.info("memory")["used_memory"] + 20_000)
     with pytest.raises(RemoteStoreFull, match="is full") as caught:
-        run(make_requests(), plan=InferencePlan(batch_size=4, kv_cache=CACHE))
+        run(make_requests(), plan=GenerationPlan(batch_size=4, kv_cache=CACHE))
     assert "maxmemory" in caught.value.hint
     assert mortal.list_keys() == []
 

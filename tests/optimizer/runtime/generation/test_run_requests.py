@@ -9,7 +9,7 @@ import torch
 from optimizer.base.errors import InvalidWorkload, OutOfDeviceMemory
 from optimizer.formats.sampling import Sampling
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.passes import arrange_passes
 from optimizer.plan.weights import WeightsPlan
@@ -39,7 +39,7 @@ def requests_of(**sampling):
 
 def run(model, requests, *, meter=None, **choices):
     """By id."""
-    generator = Generator(model, plan=InferencePlan(**choices), device=CPU, meter=meter)
+    generator = Generator(model, plan=GenerationPlan(**choices), device=CPU, meter=meter)
     finished = []
     try:
         result = run_requests(generator, requests, on_finished=finished.append)
@@ -102,7 +102,7 @@ def test_a_pass_ends_with_its_last_sequence(model):
     first = run(model, [Request(id="free", token_ids=ids, sampling=Sampling(max_new_tokens=30))], batch_size=1)
     stop = first["free"].token_ids[2]
     end = first["free"].token_ids.index(stop) + 1
-    with open_generator(read_model_spec(SMALL_CONFIGS["llama"]), plan=InferencePlan(batch_size=2)) as generator:
+    with open_generator(read_model_spec(SMALL_CONFIGS["llama"]), plan=GenerationPlan(batch_size=2)) as generator:
         generator.model.load_state_dict(model.state_dict())
         requests = [
             Request(id=str(index), token_ids=ids, sampling=Sampling(max_new_tokens=30, stop_token_ids=(stop,)))
@@ -181,7 +181,7 @@ def test_who_is_stopped_leaves_too(model):
 
 def test_streamed_weights_come_once_a_step_for_all_micro_batches(model):
     meter = Meter(device=CPU)
-    plan = InferencePlan(batch_size=1, num_micro_batches=4, weights=WeightsPlan(place="host"))
+    plan = GenerationPlan(batch_size=1, num_micro_batches=4, weights=WeightsPlan(place="host"))
     requests = [
         Request(id=str(index), token_ids=tuple(range(3 + index, 10 + index)), sampling=Sampling(max_new_tokens=5))
         for index in range(8)
@@ -198,7 +198,7 @@ def test_streamed_weights_come_once_a_step_for_all_micro_batches(model):
 
 def test_samples_tell_how_far_it_is(model):
     samples, finished = [], []
-    generator = Generator(model, plan=InferencePlan(batch_size=3), device=CPU, meter=Meter(device=CPU))
+    generator = Generator(model, plan=GenerationPlan(batch_size=3), device=CPU, meter=Meter(device=CPU))
     try:
         run_requests(
             generator, requests_of(), on_finished=finished.append, report=samples.append, report_every_s=0.0
@@ -222,7 +222,7 @@ def test_samples_tell_how_far_it_is(model):
 
 def test_a_sequence_is_handed_over_as_it_ends(model):
     events = []
-    generator = Generator(model, plan=InferencePlan(batch_size=3), device=CPU)
+    generator = Generator(model, plan=GenerationPlan(batch_size=3), device=CPU)
     requests = [
         Request(id=str(num_new), token_ids=(4, 5, 6), sampling=Sampling(max_new_tokens=num_new)) for num_new in (3, 9, 6)
     ]
@@ -240,7 +240,7 @@ def test_a_sequence_is_handed_over_as_it_ends(model):
 
 
 def test_steps_that_are_not_counted_change_neither_the_peak_nor_what_is_left(model):
-    plan = InferencePlan(batch_size=2, num_micro_batches=2, weights=WeightsPlan(place="host"))
+    plan = GenerationPlan(batch_size=2, num_micro_batches=2, weights=WeightsPlan(place="host"))
     meter = Meter(device=CPU)
     generator = Generator(model, plan=plan, device=CPU, meter=meter)
     before_bytes = meter.device_bytes
@@ -266,7 +266,7 @@ def test_steps_that_are_not_counted_change_neither_the_peak_nor_what_is_left(mod
 def test_it_stops_between_two_steps_and_goes_on_without_what_has_finished(model):
     requests = requests_of(temperature=0.7)
     expected = run(model, requests, batch_size=2)
-    generator = Generator(model, plan=InferencePlan(batch_size=2), device=CPU)
+    generator = Generator(model, plan=GenerationPlan(batch_size=2), device=CPU)
     finished, asked = [], iter(range(1000))
     try:
         result = run_requests(
@@ -285,7 +285,7 @@ def test_it_stops_between_two_steps_and_goes_on_without_what_has_finished(model)
 
 def test_an_error_of_one_micro_batch_leaves_nothing_of_the_others():
     spec = read_model_spec(SMALL_CONFIGS["llama"])
-    plan = InferencePlan(batch_size=2, num_micro_batches=3, weights=WeightsPlan(place="host"))
+    plan = GenerationPlan(batch_size=2, num_micro_batches=3, weights=WeightsPlan(place="host"))
     requests = [
         Request(id=str(index), token_ids=tuple(range(20)), sampling=Sampling(max_new_tokens=4)) for index in range(6)
     ]
@@ -309,7 +309,7 @@ def test_an_error_of_one_micro_batch_leaves_nothing_of_the_others():
 )
 def test_what_the_model_cannot_take_is_refused_before_anything_runs(model, request_, why):
     good = Request(id="b", token_ids=(1, 2), sampling=Sampling(max_new_tokens=3))
-    generator = Generator(model, plan=InferencePlan(), device=CPU)
+    generator = Generator(model, plan=GenerationPlan(), device=CPU)
     finished = []
     with pytest.raises(InvalidWorkload, match=why):
         run_requests(generator, [good, request_], on_finished=finished.append)

@@ -7,14 +7,14 @@ from functools import cache
 import numpy as np
 
 from optimizer.estimate.bounds.generation_floor import Floors
-from optimizer.estimate.generation.prediction import InferencePrediction
+from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.search.generation.levers import list_arrangements, list_families
-from optimizer.search.generation.problem import InferenceProblem
+from optimizer.search.generation.problem import GenerationProblem
 from optimizer.search.generation.solve import largest_of
-from optimizer.workload import InferenceGoal, InferenceWorkload
+from optimizer.workload import GenerationGoal, GenerationWorkload
 
 OBJECTIVES = ("throughput", "first_token", "largest_batch")
-_PREDICTION = InferencePrediction(
+_PREDICTION = GenerationPrediction(
     device_peak_bytes=0,
     device_peak_low_bytes=0,
     device_peak_high_bytes=0,
@@ -53,7 +53,7 @@ _WEIGHT = {"same": 1.0, "int8": 0.5, "int4": 0.3, "nf4": 0.3}
 def make_problem(seed, *, num_sequences=None, has_dips=True):
     """With a random goal; some have no plan that fits."""
     draw = random.Random(seed)
-    workload = InferenceWorkload(
+    workload = GenerationWorkload(
         prompt_length=8, num_new_tokens=draw.randint(1, 5), num_sequences=num_sequences or draw.randint(1, 14)
     )
     weights_bytes, kv_bytes = draw.randint(200, 2000), draw.randint(1, 200)
@@ -129,7 +129,7 @@ def make_problem(seed, *, num_sequences=None, has_dips=True):
 
     known = cache(price)
     forbid = tuple(name for name in ("stream_weights", "disk", "bf16", "fp16", "quantize_frozen") if draw.random() < 0.2)
-    goal = InferenceGoal(
+    goal = GenerationGoal(
         device_budget_bytes=draw.randint(20, 2000),
         objective=draw.choice(OBJECTIVES),
         allow_lossy=draw.random() < 0.6,
@@ -141,7 +141,7 @@ def make_problem(seed, *, num_sequences=None, has_dips=True):
     kv_link["disk"] = kv_link["host"] + draw.uniform(0, 15)
     kv_link["remote"] = kv_link["host"] + draw.uniform(0, 15)
     host_attention = draw.uniform(0, 5)
-    problem = InferenceProblem(
+    problem = GenerationProblem(
         workload=workload,
         goal=replace(goal, forbid=forbid),
         price=known,

@@ -10,31 +10,31 @@ from optimizer.api.plan_generation import (
 from optimizer.base.errors import InvalidInput, InvalidPlan, NoFeasiblePlan
 from optimizer.hardware.devices import table_machine
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.pins.generation import techniques_of
 from optimizer.plan.weights import WeightsPlan
-from optimizer.profile.trace.generation import profile_inference
+from optimizer.profile.trace.generation import profile_generation
 from optimizer.search.generation.compare import reprice_generation
 from optimizer.search.generation.knobs import list_generation_knobs
-from optimizer.search.generation.search import find_best_generation, inference_problem, search_inference
-from optimizer.workload import InferenceGoal, InferenceWorkload
+from optimizer.search.generation.search import find_best_generation, generation_problem, search_generation
+from optimizer.workload import GenerationGoal, GenerationWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 
 CARD = table_machine("RTX 4090")
-WORKLOAD = InferenceWorkload(prompt_length=12, num_new_tokens=8, num_sequences=6)
-GOAL = InferenceGoal(device_budget_bytes=CARD.device.memory_bytes)
-STREAMED = InferencePlan(batch_size=2, weights=WeightsPlan(place="host"), kv_cache=KvCachePlan(place="host"))
-PLANS = {"plain": InferencePlan(), "several": InferencePlan(batch_size=3), "streamed": STREAMED}
+WORKLOAD = GenerationWorkload(prompt_length=12, num_new_tokens=8, num_sequences=6)
+GOAL = GenerationGoal(device_budget_bytes=CARD.device.memory_bytes)
+STREAMED = GenerationPlan(batch_size=2, weights=WeightsPlan(place="host"), kv_cache=KvCachePlan(place="host"))
+PLANS = {"plain": GenerationPlan(), "several": GenerationPlan(batch_size=3), "streamed": STREAMED}
 
 
 @pytest.fixture(scope="module")
 def profile():
-    return profile_inference(read_model_spec(SMALL_CONFIGS["llama"]), representations=("fp32", "bf16", "fp32/int8"))
+    return profile_generation(read_model_spec(SMALL_CONFIGS["llama"]), representations=("fp32", "bf16", "fp32/int8"))
 
 
 def pose(profile, *, goal=GOAL, machine=CARD, workload=WORKLOAD):
-    return inference_problem(profile, workload=workload, goal=goal, machine=machine)
+    return generation_problem(profile, workload=workload, goal=goal, machine=machine)
 
 
 @pytest.fixture(scope="module")
@@ -73,15 +73,15 @@ def test_every_decision_has_a_neighbour(problem):
 
 
 def test_what_the_goal_forbids_is_left_out_and_what_changes_the_numbers_is_marked(profile):
-    goal = InferenceGoal(device_budget_bytes=GOAL.device_budget_bytes, forbid=("quantize_kv", "stream_weights"))
-    knobs = list_generation_knobs(pose(profile, goal=goal), InferencePlan())
+    goal = GenerationGoal(device_budget_bytes=GOAL.device_budget_bytes, forbid=("quantize_kv", "stream_weights"))
+    knobs = list_generation_knobs(pose(profile, goal=goal), GenerationPlan())
     used = {name for knob in knobs for name in techniques_of(knob.plan)}
     assert not used & {"quantize_kv", "stream_weights"}
     assert {knob.is_lossless for knob in knobs if knob.knob == "weights.dtype"} == {False}
 
 
 def test_words_of_a_change_say_what_is_then_so(problem):
-    words = {knob.change for knob in list_generation_knobs(problem, InferencePlan(batch_size=2))}
+    words = {knob.change for knob in list_generation_knobs(problem, GenerationPlan(batch_size=2))}
     assert words >= {
         "4 sequences at once instead of 2",
         "6 sequences at once instead of 2",
@@ -91,8 +91,8 @@ def test_words_of_a_change_say_what_is_then_so(problem):
 
 
 def test_an_edit_is_priced_against_what_the_plan_was(problem):
-    found = reprice_generation(problem, InferencePlan(batch_size=2), change={"kv_cache": {"place": "host"}})
-    before, after = (problem.price(plan) for plan in (InferencePlan(batch_size=2), found.priced.plan))
+    found = reprice_generation(problem, GenerationPlan(batch_size=2), change={"kv_cache": {"place": "host"}})
+    before, after = (problem.price(plan) for plan in (GenerationPlan(batch_size=2), found.priced.plan))
     assert found.device_change_bytes == after.device_peak_high_bytes - before.device_peak_high_bytes
     assert found.total_change_s == after.total_s - before.total_s
     assert [(each.path, each.a, each.b) for each in found.differences] == [("kv_cache.place", "device", "host")]
@@ -110,12 +110,12 @@ def test_an_edit_is_priced_against_what_the_plan_was(problem):
 )
 def test_an_edit_that_cannot_be_carried_out_says_why(problem, change, words):
     with pytest.raises(InvalidPlan, match=words):
-        reprice_generation(problem, InferencePlan(), change=change)
+        reprice_generation(problem, GenerationPlan(), change=change)
 
 
 def test_an_edit_may_be_written_as_people_write_knobs(profile):
     found = reprice_generation_profiled(
-        profile, InferencePlan(), change=["batch_size=2"], machine=CARD, workload=WORKLOAD, goal=GOAL
+        profile, GenerationPlan(), change=["batch_size=2"], machine=CARD, workload=WORKLOAD, goal=GOAL
     )
     assert found.priced.plan.batch_size == 2
 
@@ -143,18 +143,18 @@ def test_a_comparison_of_one_plan_or_of_no_plan_at_all_is_refused(profile, plans
 
 
 def test_the_best_plan_alone_is_that_of_the_whole_search(problem, profile):
-    assert find_best_generation(problem) == search_inference(problem, profile=profile, machine=CARD).chosen
+    assert find_best_generation(problem) == search_generation(problem, profile=profile, machine=CARD).chosen
 
 
 def test_where_nothing_fits_the_best_plan_alone_says_what_would(profile):
     with pytest.raises(NoFeasiblePlan) as caught:
-        find_best_generation(pose(profile, goal=InferenceGoal(device_budget_bytes=1000)))
+        find_best_generation(pose(profile, goal=GenerationGoal(device_budget_bytes=1000)))
     assert caught.value.fields["smallest_feasible_bytes"] > 1000
 
 
 def test_cards_are_ranked_by_speed_each_with_its_best_plan(profile):
     lengths = (12, 12, 5, 5, 5, 5)
-    workload = InferenceWorkload.of_prompts(lengths, num_new_tokens=8)
+    workload = GenerationWorkload.of_prompts(lengths, num_new_tokens=8)
     found = rank_cards_to_generate(profile, ["T4", "RTX 4090"], workload=workload, goal=GOAL)
     assert [answer.card for answer in found] == ["RTX 4090", "T4"]
     best = found[0]
@@ -165,7 +165,7 @@ def test_cards_are_ranked_by_speed_each_with_its_best_plan(profile):
 
 def test_a_card_on_which_nothing_fits_says_what_is_needed(profile):
     (found,) = rank_cards_to_generate(
-        profile, ["T4"], workload=WORKLOAD, goal=InferenceGoal(device_budget_bytes=1000)
+        profile, ["T4"], workload=WORKLOAD, goal=GenerationGoal(device_budget_bytes=1000)
     )
     assert (found.chosen, found.tokens_per_s) == (None, None)
     assert found.what.startswith("needs ")
@@ -174,9 +174,9 @@ def test_a_card_on_which_nothing_fits_says_what_is_needed(profile):
 def test_what_would_change_nothing_is_left_out(problem):
     """A cache of so few tokens is never packed."""
     for name in ("int8", "int4"):
-        packed = InferencePlan(kv_cache=KvCachePlan(dtype=name))
-        assert problem.price(packed).device_peak_bytes == problem.price(InferencePlan()).device_peak_bytes
-    offered = list_generation_knobs(problem, InferencePlan())
+        packed = GenerationPlan(kv_cache=KvCachePlan(dtype=name))
+        assert problem.price(packed).device_peak_bytes == problem.price(GenerationPlan()).device_peak_bytes
+    offered = list_generation_knobs(problem, GenerationPlan())
     assert "kv_cache.dtype" not in {knob.knob for knob in offered}
     assert all(knob.device_change_bytes or knob.host_change_bytes or knob.total_change_s for knob in offered)
 
@@ -184,10 +184,10 @@ def test_what_would_change_nothing_is_left_out(problem):
 def test_making_keys_and_values_again_is_a_knob_where_the_model_can(problem):
     path = "kv_cache.prefix_tokens"
     assert not any(knob.knob == path for knob in list_generation_knobs(problem, STREAMED))
-    again = InferencePlan(kv_cache=KvCachePlan(place="host", prefix_tokens=4))
+    again = GenerationPlan(kv_cache=KvCachePlan(place="host", prefix_tokens=4))
     with pytest.raises(InvalidPlan, match="a hidden state of this model weighs 128 B"):
         problem.check(again)
-    able = profile_inference(
+    able = profile_generation(
         read_model_spec({**SMALL_CONFIGS["llama"], "num_key_value_heads": 4}), representations=("fp32", "bf16")
     )
     changes = {knob.change for knob in list_generation_knobs(pose(able), STREAMED) if knob.knob == path}

@@ -7,10 +7,10 @@ import pytest
 
 from optimizer.base.errors import HeadroomError, InvalidPlan, InvalidWorkload, NoFeasiblePlan
 from optimizer.base.serialize import from_json, to_json
-from optimizer.estimate.generation.pricing import estimate_inference
+from optimizer.estimate.generation.pricing import estimate_generation
 from optimizer.hardware.devices import table_machine
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.pins.generation import GenerationPins, KvCachePins
 from optimizer.plan.pins.generation_knobs import (
@@ -22,12 +22,12 @@ from optimizer.plan.pins.generation_knobs import (
 )
 from optimizer.plan.pins.table import kinds_of_pins
 from optimizer.plan.weights import WeightsPlan
-from optimizer.profile.trace.generation import profile_inference
+from optimizer.profile.trace.generation import profile_generation
 from optimizer.search.generation.levers import list_arrangements
 from optimizer.search.generation.pins import check_generation_pins
-from optimizer.search.generation.search import find_best_generation, inference_problem, search_inference
+from optimizer.search.generation.search import find_best_generation, generation_problem, search_generation
 from optimizer.search.generation.solve import Book, solve, value_of
-from optimizer.workload import InferenceGoal, InferenceWorkload
+from optimizer.workload import GenerationGoal, GenerationWorkload
 from tests.optimizer.machines import make_cpu_machine
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 from tests.optimizer.search.generation.synthetic import list_every_plan, make_problem
@@ -111,10 +111,10 @@ def test_in_small_problems_a_pinned_search_is_as_good_as_enumeration_and_no_bett
 @pytest.fixture(scope="module", params=["gpt2", "llama"])
 def profile(request):
     forms = ("fp32", "bf16", "fp32/int8")
-    return profile_inference(read_model_spec(SMALL_CONFIGS[request.param]), representations=forms)
+    return profile_generation(read_model_spec(SMALL_CONFIGS[request.param]), representations=forms)
 
 
-WORKLOAD = InferenceWorkload(prompt_length=12, num_new_tokens=8, num_sequences=6)
+WORKLOAD = GenerationWorkload(prompt_length=12, num_new_tokens=8, num_sequences=6)
 
 
 def make_machine(kind):
@@ -127,8 +127,8 @@ def make_machine(kind):
 
 
 def pose(profile, machine, budget_bytes, **goal):
-    asked = InferenceGoal(device_budget_bytes=budget_bytes, **goal)
-    return inference_problem(profile, workload=WORKLOAD, goal=asked, machine=machine)
+    asked = GenerationGoal(device_budget_bytes=budget_bytes, **goal)
+    return generation_problem(profile, workload=WORKLOAD, goal=asked, machine=machine)
 
 
 def a_tight_budget(profile, machine, **goal):
@@ -184,12 +184,12 @@ def test_what_is_shown_keeps_pins_that_no_search_would_choose(profile, pins):
     machine = make_machine("cuda")
     held = read_generation_pins(pins)
     problem = pose(profile, machine, GIB, allow_lossy=True, pins=held)
-    found = search_inference(problem, profile=profile, machine=machine)
+    found = search_generation(problem, profile=profile, machine=machine)
     assert [held.broken_by(point.plan) for point in (found.chosen, *found.frontier)] == [None] * (1 + len(found.frontier))
     with pytest.raises(NoFeasiblePlan) as caught:
         find_best_generation(pose(profile, machine, 1000, allow_lossy=True, pins=held))
     smallest = int(caught.value.fields["smallest_feasible_bytes"])
-    assert held.broken_by(InferencePlan.from_json(caught.value.fields["smallest_plan"])) is None
+    assert held.broken_by(GenerationPlan.from_json(caught.value.fields["smallest_plan"])) is None
     enough = find_best_generation(pose(profile, machine, smallest, allow_lossy=True, pins=held))
     assert held.broken_by(enough.plan) is None
 
@@ -221,7 +221,7 @@ def test_where_nothing_fits_it_says_which_pin_to_leave_out(profile):
 
 
 def test_what_runs_beside_a_held_batch_is_not_said_to_be_no_better(profile):
-    found = search_inference(pose(profile, make_machine("cuda"), GIB, pins=read_generation_pins(["batch_size=2"])))
+    found = search_generation(pose(profile, make_machine("cuda"), GIB, pins=read_generation_pins(["batch_size=2"])))
     assert found.chosen.plan.batch_size == 2
     assert not any("would not be better" in sentence for sentence in found.explanation)
 
@@ -256,7 +256,7 @@ def test_a_pin_that_no_plan_may_have_is_refused_by_name(text, words):
 )
 def test_a_pin_against_the_rest_of_the_goal_is_refused_with_it(pin, goal, words):
     with pytest.raises(InvalidWorkload) as caught:
-        InferenceGoal(device_budget_bytes=1, pins=read_generation_pins([pin]), **goal)
+        GenerationGoal(device_budget_bytes=1, pins=read_generation_pins([pin]), **goal)
     assert words in caught.value.message
 
 
@@ -297,15 +297,15 @@ def test_pins_come_back_from_json_and_none_is_free():
 
 
 def test_a_pin_of_what_comes_ahead_holds_where_nothing_comes():
-    assert read_generation_pins(["weights.prefetch=4", "kv_cache.prefetch=3"]).broken_by(InferencePlan()) is None
-    there = InferencePlan(weights=WeightsPlan(place="host"), kv_cache=KvCachePlan(place="host"))
+    assert read_generation_pins(["weights.prefetch=4", "kv_cache.prefetch=3"]).broken_by(GenerationPlan()) is None
+    there = GenerationPlan(weights=WeightsPlan(place="host"), kv_cache=KvCachePlan(place="host"))
     assert read_generation_pins(["weights.prefetch=4"]).broken_by(there) == "weights.prefetch"
     assert read_generation_pins(["kv_cache.prefetch=3"]).broken_by(there) == "kv_cache.prefetch"
 
 
 def test_what_makes_one_plan_another_is_what_differs():
-    before = InferencePlan(prefill_tokens=8, kv_cache=KvCachePlan(place="host"))
-    after = InferencePlan(batch_size=4)
+    before = GenerationPlan(prefill_tokens=8, kv_cache=KvCachePlan(place="host"))
+    after = GenerationPlan(batch_size=4)
     assert pins_of_generation_change(before, after).to_json() == {
         "batch_size": 4,
         "prefill_tokens": "all",
@@ -316,5 +316,5 @@ def test_what_makes_one_plan_another_is_what_differs():
 def test_plans_of_a_held_batch_are_priced_as_any(profile):
     machine = make_machine("cuda")
     found = find_best_generation(pose(profile, machine, GIB, pins=read_generation_pins(["batch_size=4"])))
-    again = estimate_inference(profile, plan=found.plan, workload=WORKLOAD, machine=machine)
+    again = estimate_generation(profile, plan=found.plan, workload=WORKLOAD, machine=machine)
     assert again.total_s == found.prediction.total_s

@@ -8,11 +8,11 @@ from optimizer.estimate.bounds.kv_prefix_floor import list_prefix_lengths
 from optimizer.hardware.devices import table_machine
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.kv_cache import KvCachePlan
-from optimizer.profile.trace.generation import profile_inference
+from optimizer.profile.trace.generation import profile_generation
 from optimizer.search.generation.levers import list_families
-from optimizer.search.generation.search import inference_problem, search_inference_plans
+from optimizer.search.generation.search import generation_problem, search_generation_plans
 from optimizer.search.generation.solve import ROUGH, largest_of
-from optimizer.workload import InferenceGoal, InferenceWorkload
+from optimizer.workload import GenerationGoal, GenerationWorkload
 from tests.optimizer.machines import make_cpu_machine
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 
@@ -25,12 +25,12 @@ LARGE = {
     "num_attention_heads": 32,
     "max_position_embeddings": 4096,
 }
-WORKLOAD = InferenceWorkload(prompt_length=512, num_new_tokens=32, num_sequences=256)
-GOAL = InferenceGoal(device_budget_bytes=8 * 2**30, allow_lossy=True, forbid=("quantize_kv", "quantize_frozen"))
+WORKLOAD = GenerationWorkload(prompt_length=512, num_new_tokens=32, num_sequences=256)
+GOAL = GenerationGoal(device_budget_bytes=8 * 2**30, allow_lossy=True, forbid=("quantize_kv", "quantize_frozen"))
 
 
 def large_profile(num_groups):
-    return profile_inference(read_model_spec({**LARGE, "num_key_value_heads": num_groups}), representations=("fp32", "bf16"))
+    return profile_generation(read_model_spec({**LARGE, "num_key_value_heads": num_groups}), representations=("fp32", "bf16"))
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def large():
 
 
 def find(profile, machine, **goal):
-    return search_inference_plans(profile, workload=WORKLOAD, goal=replace(GOAL, **goal), machine=machine)
+    return search_generation_plans(profile, workload=WORKLOAD, goal=replace(GOAL, **goal), machine=machine)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_where_keys_and_values_cross_a_slow_link_it_wins_and_link_and_compute_ba
 
 def test_neither_fewer_nor_more_tokens_take_less_time(large, card):
     plan = find(large, card).chosen.plan
-    problem = inference_problem(large, workload=WORKLOAD, goal=GOAL, machine=card)
+    problem = generation_problem(large, workload=WORKLOAD, goal=GOAL, machine=card)
     prices = {
         length: problem.price(replace(plan, kv_cache=replace(plan.kv_cache, prefix_tokens=length))).total_s
         for length in (0, *list_prefix_lengths(WORKLOAD.prompt_length))
@@ -73,7 +73,7 @@ def test_neither_fewer_nor_more_tokens_take_less_time(large, card):
 
 def test_with_grouped_queries_it_is_never_a_choice(card):
     profile = large_profile(8)
-    problem = inference_problem(profile, workload=WORKLOAD, goal=GOAL, machine=card)
+    problem = generation_problem(profile, workload=WORKLOAD, goal=GOAL, machine=card)
     assert problem.longest_prefix == 0
     assert not any(family.plan.kv_cache.prefix_tokens for family in list_families(problem))
     assert any("would not pay anywhere" in sentence for sentence in find(profile, card).explanation)
@@ -88,7 +88,7 @@ def test_where_the_link_is_fast_all_are_kept_and_it_says_what_it_would_cost(larg
 
 @pytest.fixture(scope="module")
 def small():
-    return profile_inference(
+    return profile_generation(
         read_model_spec({**SMALL_CONFIGS["qwen3"], "num_key_value_heads": 4}), representations=("fp32",)
     )
 
@@ -97,16 +97,16 @@ def small():
 @pytest.mark.parametrize(
     "workload",
     [
-        InferenceWorkload(prompt_length=20, num_new_tokens=8, num_sequences=5),
-        InferenceWorkload.of_prompts((20, 9, 11, 12, 4, 17), num_new_tokens=6),
+        GenerationWorkload(prompt_length=20, num_new_tokens=8, num_sequences=5),
+        GenerationWorkload.of_prompts((20, 9, 11, 12, 4, 17), num_new_tokens=6),
     ],
     ids=["even", "mixed"],
 )
 def test_no_number_of_tokens_takes_less_than_the_floor_of_all(small, gpu, workload):
     machine = table_machine(gpu) if gpu else make_cpu_machine()
     rates = replace(machine.rates, host_to_device_bytes_per_s=2e6)
-    problem = inference_problem(
-        small, workload=workload, goal=InferenceGoal(device_budget_bytes=2**33), machine=replace(machine, rates=rates)
+    problem = generation_problem(
+        small, workload=workload, goal=GenerationGoal(device_budget_bytes=2**33), machine=replace(machine, rates=rates)
     )
     families = [family for family in list_families(problem) if family.plan.kv_cache.prefix_tokens]
     assert families
@@ -138,8 +138,8 @@ def test_lengths_are_even_parts_of_the_longest():
 
 
 def test_a_goal_may_forbid_it(small):
-    goal = InferenceGoal(device_budget_bytes=2**33, forbid=("rebuild_kv",))
-    workload = InferenceWorkload(prompt_length=20, num_new_tokens=8, num_sequences=5)
-    problem = inference_problem(small, workload=workload, goal=goal, machine=table_machine("RTX 4090"))
+    goal = GenerationGoal(device_budget_bytes=2**33, forbid=("rebuild_kv",))
+    workload = GenerationWorkload(prompt_length=20, num_new_tokens=8, num_sequences=5)
+    problem = generation_problem(small, workload=workload, goal=goal, machine=table_machine("RTX 4090"))
     assert not any(family.plan.kv_cache.prefix_tokens for family in list_families(problem))
     assert problem.permits(replace(list_families(problem)[0].plan, kv_cache=KvCachePlan(place="host")))

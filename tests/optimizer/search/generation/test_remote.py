@@ -5,21 +5,21 @@ from dataclasses import replace
 import pytest
 
 from optimizer.base.errors import InvalidPlan
-from optimizer.estimate.generation.pricing import estimate_inference
+from optimizer.estimate.generation.pricing import estimate_generation
 from optimizer.formats.transfer_sizes import STAGING_BYTES
 from optimizer.hardware.devices import table_machine
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import KvCachePlan
-from optimizer.profile.trace.generation import profile_inference
+from optimizer.profile.trace.generation import profile_generation
 from optimizer.runtime.job.measure_generation import measure_generation
 from optimizer.search.generation.compare import reprice_generation
-from optimizer.search.generation.frontier import inference_label
+from optimizer.search.generation.frontier import generation_label
 from optimizer.search.generation.knobs import list_generation_knobs
 from optimizer.search.generation.levers import list_families
-from optimizer.search.generation.search import inference_problem, search_inference_plans
+from optimizer.search.generation.search import generation_problem, search_generation_plans
 from optimizer.search.generation.solve import ROUGH, largest_of
-from optimizer.workload import InferenceGoal, InferenceWorkload
+from optimizer.workload import GenerationGoal, GenerationWorkload
 from tests.optimizer.machines import make_cpu_machine
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 
@@ -32,9 +32,9 @@ SPEC = read_model_spec(
         "max_position_embeddings": 512,
     }
 )
-WORKLOAD = InferenceWorkload(prompt_length=250, num_new_tokens=12, num_sequences=6)
+WORKLOAD = GenerationWorkload(prompt_length=250, num_new_tokens=12, num_sequences=6)
 """Keys and values of all weigh more than what is staged through on the host."""
-AWAY = InferencePlan(batch_size=6, kv_cache=KvCachePlan(place="remote", prefetch=0))
+AWAY = GenerationPlan(batch_size=6, kv_cache=KvCachePlan(place="remote", prefetch=0))
 
 
 def with_store(machine, *, free_bytes=2**30, rate=1e9):
@@ -46,7 +46,7 @@ def with_store(machine, *, free_bytes=2**30, rate=1e9):
 
 @pytest.fixture(scope="module")
 def profile():
-    return profile_inference(SPEC, representations=("fp32",))
+    return profile_generation(SPEC, representations=("fp32",))
 
 
 @pytest.fixture(scope="module")
@@ -57,13 +57,13 @@ def machine():
 @pytest.fixture(scope="module")
 def away(profile, machine):
     """What six sequences at once come to, whose keys and values are in the store."""
-    return estimate_inference(profile, plan=AWAY, workload=WORKLOAD, machine=machine)
+    return estimate_generation(profile, plan=AWAY, workload=WORKLOAD, machine=machine)
 
 
 @pytest.fixture(scope="module")
 def goal(away):
     """Room on the device for what is left there, on the host for the staging alone, none on the disk."""
-    return InferenceGoal(
+    return GenerationGoal(
         device_budget_bytes=away.device_peak_high_bytes,
         host_budget_bytes=STAGING_BYTES,
         disk_budget_bytes=0,
@@ -75,7 +75,7 @@ def goal(away):
 def test_where_no_other_tier_has_room_the_store_is_chosen_and_carried_out_to_the_byte(
     profile, machine, goal, tmp_path, remote
 ):
-    found = search_inference_plans(profile, workload=WORKLOAD, goal=goal, machine=machine)
+    found = search_generation_plans(profile, workload=WORKLOAD, goal=goal, machine=machine)
     chosen = found.chosen
     assert (chosen.plan.kv_cache.place, chosen.plan.batch_size) == ("remote", 6)
     told = "\n".join(found.explanation)
@@ -104,7 +104,7 @@ def test_where_it_is_forbidden_or_there_is_none_fewer_run_at_once(profile, machi
         (replace(machine, remote_free_bytes=0), goal),
     )
     for on, asked in without:
-        plan = search_inference_plans(profile, workload=WORKLOAD, goal=asked, machine=on).chosen.plan
+        plan = search_generation_plans(profile, workload=WORKLOAD, goal=asked, machine=on).chosen.plan
         assert plan.kv_cache.place != "remote"
         assert plan.batch_size < 6
 
@@ -112,25 +112,25 @@ def test_where_it_is_forbidden_or_there_is_none_fewer_run_at_once(profile, machi
 def test_the_stores_room_binds(profile, machine, goal, away):
     for free_bytes, batch_size in ((away.remote_peak_bytes, 6), (away.remote_peak_bytes - 1, 5)):
         less = replace(machine, remote_free_bytes=free_bytes)
-        chosen = search_inference_plans(profile, workload=WORKLOAD, goal=goal, machine=less).chosen
+        chosen = search_generation_plans(profile, workload=WORKLOAD, goal=goal, machine=less).chosen
         assert chosen.plan.batch_size == batch_size
         assert chosen.prediction.remote_peak_bytes <= free_bytes
-    problem = inference_problem(profile, workload=WORKLOAD, goal=goal, machine=less)
+    problem = generation_problem(profile, workload=WORKLOAD, goal=goal, machine=less)
     assert problem.verdict(problem.price(AWAY)) == "does_not_fit"
 
 
 def test_a_machine_without_a_store_says_so_of_a_plan_that_needs_one(profile):
-    goal = InferenceGoal(device_budget_bytes=2**30)
-    problem = inference_problem(profile, workload=WORKLOAD, goal=goal, machine=make_cpu_machine())
+    goal = GenerationGoal(device_budget_bytes=2**30)
+    problem = generation_problem(profile, workload=WORKLOAD, goal=goal, machine=make_cpu_machine())
     with pytest.raises(InvalidPlan, match="needs 'anything in a remote store', which is not to be had on this machine"):
         problem.check(AWAY)
 
 
 def test_a_knob_and_an_edit_tell_what_the_store_would_hold(profile, machine, away):
-    problem = inference_problem(
-        profile, workload=WORKLOAD, goal=InferenceGoal(device_budget_bytes=2**30), machine=machine
+    problem = generation_problem(
+        profile, workload=WORKLOAD, goal=GenerationGoal(device_budget_bytes=2**30), machine=machine
     )
-    knobs = {knob.change: knob for knob in list_generation_knobs(problem, InferencePlan(batch_size=6))}
+    knobs = {knob.change: knob for knob in list_generation_knobs(problem, GenerationPlan(batch_size=6))}
     assert knobs["keys and values in the remote store"].remote_change_bytes == away.remote_peak_bytes
     edited = reprice_generation(problem, AWAY, change={"kv_cache": {"place": "host"}})
     assert edited.remote_change_bytes == -away.remote_peak_bytes
@@ -148,18 +148,18 @@ def test_a_knob_and_an_edit_tell_what_the_store_would_hold(profile, machine, awa
     ],
 )
 def test_a_few_words_tell_where_keys_and_values_are(choices, words):
-    assert inference_label(InferencePlan(batch_size=6, kv_cache=KvCachePlan(**choices))) == words
+    assert generation_label(GenerationPlan(batch_size=6, kv_cache=KvCachePlan(**choices))) == words
 
 
-WORKLOADS = (WORKLOAD, InferenceWorkload.of_prompts((12, 9, 11, 12, 7), num_new_tokens=(20, 2, 9, 1, 5)))
+WORKLOADS = (WORKLOAD, GenerationWorkload.of_prompts((12, 9, 11, 12, 7), num_new_tokens=(20, 2, 9, 1, 5)))
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=["even", "uneven"])
 @pytest.mark.parametrize("gpu", [None, "RTX 4090"])
 def test_no_plan_takes_less_than_its_floor(profile, gpu, workload):
     machine = with_store(make_cpu_machine() if gpu is None else table_machine(gpu), rate=1e7)
-    problem = inference_problem(
-        profile, workload=workload, goal=InferenceGoal(device_budget_bytes=2**33, allow_lossy=True), machine=machine
+    problem = generation_problem(
+        profile, workload=workload, goal=GenerationGoal(device_budget_bytes=2**33, allow_lossy=True), machine=machine
     )
     families = [family for family in list_families(problem) if family.plan.kv_cache.place == "remote"]
     assert {family.plan.kv_cache.dtype for family in families} == {"same", "int8", "int4"}
@@ -185,8 +185,8 @@ def test_no_plan_takes_less_than_its_floor(profile, gpu, workload):
 def test_a_slow_link_makes_keys_and_values_again_of_hidden_states(profile):
     """On a card, where compute has nothing else to do meanwhile."""
     card = with_store(table_machine("RTX 4090"), rate=1e6)
-    goal = InferenceGoal(device_budget_bytes=2**33)
-    problem = inference_problem(profile, workload=WORKLOAD, goal=goal, machine=card)
+    goal = GenerationGoal(device_budget_bytes=2**33)
+    problem = generation_problem(profile, workload=WORKLOAD, goal=goal, machine=card)
     kept, again = (
         problem.price(replace(AWAY, kv_cache=replace(AWAY.kv_cache, prefix_tokens=tokens))) for tokens in (0, 40)
     )

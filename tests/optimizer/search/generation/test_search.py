@@ -6,29 +6,29 @@ from itertools import pairwise
 import pytest
 
 from optimizer.base.errors import InvalidWorkload, NoFeasiblePlan
-from optimizer.estimate.generation.pricing import estimate_inference
+from optimizer.estimate.generation.pricing import estimate_generation
 from optimizer.hardware.devices import table_machine
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.weights import WeightsPlan
-from optimizer.profile.trace.generation import profile_inference
+from optimizer.profile.trace.generation import profile_generation
 from optimizer.runtime.job.measure_generation import measure_generation
 from optimizer.search.generation.levers import list_families
 from optimizer.search.generation.reasons import explain_choice
-from optimizer.search.generation.search import inference_problem, search_inference_plans
+from optimizer.search.generation.search import generation_problem, search_generation_plans
 from optimizer.search.generation.solve import ROUGH, Book, find_largest_batch, largest_of
-from optimizer.workload import InferenceGoal, InferenceWorkload
+from optimizer.workload import GenerationGoal, GenerationWorkload
 from tests.optimizer.machines import make_cpu_machine
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 
 SPEC = read_model_spec(SMALL_CONFIGS["gemma2"])
-WORKLOAD = InferenceWorkload(prompt_length=12, num_new_tokens=8, num_sequences=6)
+WORKLOAD = GenerationWorkload(prompt_length=12, num_new_tokens=8, num_sequences=6)
 
 
 @pytest.fixture(scope="module")
 def profile():
-    return profile_inference(SPEC, representations=("fp32", "bf16", "fp32/int8"))
+    return profile_generation(SPEC, representations=("fp32", "bf16", "fp32/int8"))
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +41,10 @@ def disk_machine():
 
 
 def find(profile, machine, budget_bytes, **goal):
-    return search_inference_plans(
+    return search_generation_plans(
         profile,
         workload=WORKLOAD,
-        goal=InferenceGoal(device_budget_bytes=budget_bytes, **goal),
+        goal=GenerationGoal(device_budget_bytes=budget_bytes, **goal),
         machine=machine,
     )
 
@@ -109,10 +109,10 @@ def test_where_the_link_is_slow_micro_batches_share_each_pass_over_the_weights(p
 
 
 def test_a_plan_for_prompts_that_differ_and_draw_is_carried_out_to_the_byte(profile, disk_machine, smallest, tmp_path):
-    workload = InferenceWorkload.of_prompts((12, 9, 11, 12, 4, 7, 10), num_new_tokens=6, draws=True)
+    workload = GenerationWorkload.of_prompts((12, 9, 11, 12, 4, 7, 10), num_new_tokens=6, draws=True)
     budget_bytes = smallest + 42_000
-    found = search_inference_plans(
-        profile, workload=workload, goal=InferenceGoal(device_budget_bytes=budget_bytes), machine=disk_machine
+    found = search_generation_plans(
+        profile, workload=workload, goal=GenerationGoal(device_budget_bytes=budget_bytes), machine=disk_machine
     )
     chosen = found.chosen
     measured = measure_generation(SPEC, plan=chosen.plan, workload=workload, cap_bytes=budget_bytes, scratch=tmp_path)
@@ -122,12 +122,12 @@ def test_a_plan_for_prompts_that_differ_and_draw_is_carried_out_to_the_byte(prof
 
 
 def test_many_lengths_are_searched_with_few_and_shown_with_their_own(profile, disk_machine, smallest):
-    workload = InferenceWorkload.of_prompts([5 + place % 9 for place in range(30)], num_new_tokens=6)
-    goal = InferenceGoal(device_budget_bytes=smallest + 60_000)
-    problem = inference_problem(profile, workload=workload, goal=goal, machine=disk_machine)
-    plan = InferencePlan(batch_size=2, num_micro_batches=2, weights=WeightsPlan(place="host"))
+    workload = GenerationWorkload.of_prompts([5 + place % 9 for place in range(30)], num_new_tokens=6)
+    goal = GenerationGoal(device_budget_bytes=smallest + 60_000)
+    problem = generation_problem(profile, workload=workload, goal=goal, machine=disk_machine)
+    plan = GenerationPlan(batch_size=2, num_micro_batches=2, weights=WeightsPlan(place="host"))
     coarse, shown = problem.price(plan), problem.priced("shown", plan).prediction
-    exact = estimate_inference(profile, plan=plan, workload=workload, machine=disk_machine)
+    exact = estimate_generation(profile, plan=plan, workload=workload, machine=disk_machine)
     assert (shown.device_peak_bytes, shown.total_s) == (exact.device_peak_bytes, exact.total_s)
     assert coarse.device_peak_bytes >= exact.device_peak_bytes
     assert coarse.total_s == pytest.approx(exact.total_s, rel=0.25)
@@ -135,14 +135,14 @@ def test_many_lengths_are_searched_with_few_and_shown_with_their_own(profile, di
 
 def explain(profile, machine, plan):
     """Why a plan was chosen whose peak is all of the budget."""
-    goal = InferenceGoal(device_budget_bytes=2**30)
-    problem = inference_problem(profile, workload=WORKLOAD, goal=goal, machine=machine)
+    goal = GenerationGoal(device_budget_bytes=2**30)
+    problem = generation_problem(profile, workload=WORKLOAD, goal=goal, machine=machine)
     tight = problem.with_budget(problem.price(plan).device_peak_high_bytes)
     return "\n".join(explain_choice(tight, tight.priced("chosen", plan), profile=profile, machine=machine))
 
 
 def test_it_says_what_it_did_and_what_it_left_out(profile, disk_machine):
-    text = explain(profile, disk_machine, InferencePlan(weights=WeightsPlan(place="host")))
+    text = explain(profile, disk_machine, GenerationPlan(weights=WeightsPlan(place="host")))
     assert "streaming the weights saves" in text
     assert "one sequence more at once could take" in text
     assert "keys and values stay on the device: from the host their" in text
@@ -151,15 +151,15 @@ def test_it_says_what_it_did_and_what_it_left_out(profile, disk_machine):
 
 
 def test_it_says_what_moving_keys_and_values_saves(profile, disk_machine):
-    text = explain(profile, disk_machine, InferencePlan(kv_cache=KvCachePlan(place="host")))
+    text = explain(profile, disk_machine, GenerationPlan(kv_cache=KvCachePlan(place="host")))
     assert "moving keys and values saves" in text
     assert "keys and values stay on the device" not in text
 
 
 WORKLOADS = (
     WORKLOAD,
-    InferenceWorkload.of_prompts((12, 9, 11, 12, 4, 7, 10), num_new_tokens=6, draws=True),
-    InferenceWorkload.of_prompts((12, 9, 11, 12, 7), num_new_tokens=(20, 2, 9, 1, 5)),
+    GenerationWorkload.of_prompts((12, 9, 11, 12, 4, 7, 10), num_new_tokens=6, draws=True),
+    GenerationWorkload.of_prompts((12, 9, 11, 12, 7), num_new_tokens=(20, 2, 9, 1, 5)),
 )
 
 
@@ -187,8 +187,8 @@ def test_the_estimator_is_as_the_solver_takes_it_to_be(profile, disk_machine, gp
     known = {"decoding": with_decoding(disk_machine), "little memory": with_little_memory(disk_machine)}
     machine = disk_machine if gpu is None else known.get(gpu)
     machine = machine or replace(table_machine(gpu), disk_free_bytes=2**30)
-    goal = InferenceGoal(device_budget_bytes=2**33, allow_lossy=True)
-    problem = inference_problem(profile, workload=workload, goal=goal, machine=machine)
+    goal = GenerationGoal(device_budget_bytes=2**33, allow_lossy=True)
+    problem = generation_problem(profile, workload=workload, goal=goal, machine=machine)
     sizes = range(1, workload.num_sequences + 1)
     for family in list_families(problem)[::7]:
         floors = problem.floors(family.plan, sizes, family.micro_batches)
@@ -224,32 +224,32 @@ def test_where_a_card_lacks_room_for_the_process_the_plan_is_smaller_than_its_te
 
 def test_a_workload_beyond_the_positions_is_refused(profile, disk_machine):
     long = replace(WORKLOAD, num_new_tokens=60)
-    goal = InferenceGoal(device_budget_bytes=2**30)
+    goal = GenerationGoal(device_budget_bytes=2**30)
     with pytest.raises(InvalidWorkload, match="this model has positions for 64"):
-        search_inference_plans(profile, workload=long, goal=goal, machine=disk_machine)
+        search_generation_plans(profile, workload=long, goal=goal, machine=disk_machine)
 
 
 def test_half_precision_of_both_kinds_is_found_where_it_has_a_rate(profile):
     card = table_machine("RTX 4090")
-    goal = InferenceGoal(device_budget_bytes=2**33, allow_lossy=True)
-    problem = inference_problem(profile, workload=WORKLOAD, goal=goal, machine=card)
+    goal = GenerationGoal(device_budget_bytes=2**33, allow_lossy=True)
+    problem = generation_problem(profile, workload=WORKLOAD, goal=goal, machine=card)
     assert {"fp32", "bf16", "fp16", "fp32/int8"} == problem.representations
-    assert problem.permits(InferencePlan(weights=WeightsPlan(dtype="fp16")))
+    assert problem.permits(GenerationPlan(weights=WeightsPlan(dtype="fp16")))
 
 
 def test_where_prompts_differ_the_largest_batch_is_found_though_a_smaller_one_peaks_higher():
     """Seven at once run with a prompt of 28 tokens among six of 44, so that less of each runs at once."""
     lengths = [44] * 6 + [28] * 2 + [12] * 2 + [2] * 8
-    workload = InferenceWorkload.of_prompts(lengths, num_new_tokens=[18] * len(lengths))
-    profile = profile_inference(read_model_spec(SMALL_CONFIGS["llama"]), representations=("fp32",))
-    goal = InferenceGoal(device_budget_bytes=2**30)
-    problem = inference_problem(profile, workload=workload, goal=goal, machine=make_cpu_machine())
+    workload = GenerationWorkload.of_prompts(lengths, num_new_tokens=[18] * len(lengths))
+    profile = profile_generation(read_model_spec(SMALL_CONFIGS["llama"]), representations=("fp32",))
+    goal = GenerationGoal(device_budget_bytes=2**30)
+    problem = generation_problem(profile, workload=workload, goal=goal, machine=make_cpu_machine())
     peaks = {
-        size: problem.price(InferencePlan(batch_size=size)).device_peak_high_bytes for size in range(1, len(lengths) + 1)
+        size: problem.price(GenerationPlan(batch_size=size)).device_peak_high_bytes for size in range(1, len(lengths) + 1)
     }
     assert peaks[7] < peaks[6]
     for budget_bytes in (*peaks.values(), min(peaks.values()) - 1):
-        found = find_largest_batch(Book(problem=problem.with_budget(budget_bytes)), InferencePlan())
+        found = find_largest_batch(Book(problem=problem.with_budget(budget_bytes)), GenerationPlan())
         assert found == max((size for size, peak in peaks.items() if peak <= budget_bytes), default=0)
 
 
@@ -257,11 +257,11 @@ def test_where_the_link_is_slow_attention_is_computed_where_keys_and_values_are(
     """Without room for them on the device, and with a host that reads them ten times as fast as they would come."""
     rates = replace(disk_machine.rates, host_to_device_bytes_per_s=1e8, host_optimizer_elements_per_s=1e8)
     slow = replace(disk_machine, rates=rates)
-    workload = InferenceWorkload(prompt_length=12, num_new_tokens=40, num_sequences=6)
-    brought = InferencePlan(batch_size=6, kv_cache=KvCachePlan(place="host", prefetch=0))
-    budget_bytes = estimate_inference(profile, plan=brought, workload=workload, machine=slow).device_peak_high_bytes
-    goal = InferenceGoal(device_budget_bytes=budget_bytes, forbid=("stream_weights",))
-    found = search_inference_plans(profile, workload=workload, goal=goal, machine=slow)
+    workload = GenerationWorkload(prompt_length=12, num_new_tokens=40, num_sequences=6)
+    brought = GenerationPlan(batch_size=6, kv_cache=KvCachePlan(place="host", prefetch=0))
+    budget_bytes = estimate_generation(profile, plan=brought, workload=workload, machine=slow).device_peak_high_bytes
+    goal = GenerationGoal(device_budget_bytes=budget_bytes, forbid=("stream_weights",))
+    found = search_generation_plans(profile, workload=workload, goal=goal, machine=slow)
     plan = found.chosen.plan
     assert (plan.kv_cache.place, plan.kv_cache.attention, plan.batch_size) == ("host", "host", 6)
     told = "\n".join(found.explanation)
@@ -271,7 +271,7 @@ def test_where_the_link_is_slow_attention_is_computed_where_keys_and_values_are(
     assert measured.device_peak_bytes == found.chosen.prediction.device_peak_bytes
     assert measured.host_peak_bytes == found.chosen.prediction.host_peak_bytes
     assert measured.copied_bytes == found.chosen.prediction.copied_bytes
-    without = search_inference_plans(
+    without = search_generation_plans(
         profile, workload=workload, goal=replace(goal, forbid=("stream_weights", "host_attention")), machine=slow
     )
     assert without.chosen.plan.kv_cache.attention == "device"
@@ -279,12 +279,12 @@ def test_where_the_link_is_slow_attention_is_computed_where_keys_and_values_are(
 
 
 def test_a_model_that_attends_in_code_of_its_own_is_searched_without_attention_on_the_host(profile, disk_machine):
-    problem = inference_problem(
+    problem = generation_problem(
         replace(profile, on_host=None),
         workload=WORKLOAD,
-        goal=InferenceGoal(device_budget_bytes=2**30),
+        goal=GenerationGoal(device_budget_bytes=2**30),
         machine=disk_machine,
     )
-    plan = InferencePlan(kv_cache=KvCachePlan(place="host", attention="host"))
+    plan = GenerationPlan(kv_cache=KvCachePlan(place="host", attention="host"))
     assert not any(family.plan.kv_cache.attention == "host" for family in list_families(problem))
     assert str(problem.find_conflict(plan)).startswith("plan.kv_cache.attention is host; this model attends in code of its own")

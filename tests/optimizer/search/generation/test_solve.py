@@ -9,7 +9,7 @@ import pytest
 from optimizer.base.errors import NoFeasiblePlan
 from optimizer.estimate.bounds.generation_floor import Floors
 from optimizer.search.generation.candidates import MAX_EVERY, list_batches
-from optimizer.search.generation.search import search_inference
+from optimizer.search.generation.search import search_generation
 from optimizer.search.generation.smallest import explain_nothing_fits
 from optimizer.search.generation.solve import SETTLED, Book, solve, spread_evenly, value_of
 from tests.optimizer.search.generation.synthetic import OBJECTIVES, list_every_plan, make_problem
@@ -128,7 +128,7 @@ def test_even_splits_are_all_counts_of_passes():
 def test_where_nothing_fits_the_smallest_budget_is_enough_and_a_byte_less_is_not(seed):
     problem = make_problem(seed)
     with pytest.raises(NoFeasiblePlan, match="smallest feasible") as caught:
-        search_inference(problem)
+        search_generation(problem)
     smallest = caught.value.fields["smallest_feasible_bytes"]
     assert solve(Book(problem=problem.with_budget(smallest))) is not None
     assert solve(Book(problem=problem.with_budget(smallest - 1))) is None
@@ -144,7 +144,7 @@ def test_what_is_said_to_help_was_priced():
 def test_the_frontier_is_smaller_at_one_end_and_faster_at_the_other():
     problem = make_problem(11, num_sequences=40)
     problem = replace(problem, goal=replace(problem.goal, device_budget_bytes=50_000, allow_lossy=True), host_budget_bytes=10_000)
-    points = search_inference(problem).frontier
+    points = search_generation(problem).frontier
     peaks = [point.prediction.device_peak_high_bytes for point in points]
     times = [point.prediction.total_s for point in points]
     assert peaks == sorted(set(peaks))

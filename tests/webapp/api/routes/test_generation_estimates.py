@@ -5,7 +5,7 @@ import json
 import pytest
 
 from optimizer.models.spec import read_model_spec
-from optimizer.profile.generation import inference_fingerprint
+from optimizer.profile.generation import generation_fingerprint
 from tests.webapp.conftest import TINY_CONFIG
 from webapp.catalog.actions import keep_profile
 from webapp.catalog.models import Profile
@@ -13,7 +13,7 @@ from webapp.jobs.models import Job
 from worker.run.brief import make_brief
 from worker.run.profiling import profile_to_file
 
-WORKLOAD = {"kind": "inference", "prompt_length": 8, "num_new_tokens": 6, "num_sequences": 4}
+WORKLOAD = {"kind": "generation", "prompt_length": 8, "num_new_tokens": 6, "num_sequences": 4}
 
 
 def post(client, **changes):
@@ -23,14 +23,14 @@ def post(client, **changes):
 
 @pytest.fixture(scope="module")
 def generation_document():
-    from optimizer.profile.trace.generation import profile_inference
+    from optimizer.profile.trace.generation import profile_generation
 
-    return profile_inference(read_model_spec(TINY_CONFIG), representations=("fp32", "bf16")).to_json()
+    return profile_generation(read_model_spec(TINY_CONFIG), representations=("fp32", "bf16")).to_json()
 
 
 @pytest.fixture
 def generating(model, generation_document):
-    keep_profile(inference_fingerprint(model.fingerprint), generation_document)
+    keep_profile(generation_fingerprint(model.fingerprint), generation_document)
     return model
 
 
@@ -38,7 +38,7 @@ def test_resident_weights_stand_beside_the_best(as_ada, generating):
     answer = post(as_ada, model=generating.pk)
     assert answer.status_code == 200, answer.content
     document = answer.json()
-    assert document["kind"] == "inference"
+    assert document["kind"] == "generation"
     assert [plan["label"] for plan in document["plans"]] == ["resident", "chosen"]
     best = document["plans"][-1]
     assert best["verdict"] == "fits"
@@ -67,7 +67,7 @@ def test_a_model_that_was_never_traced_generating_is_traced_by_a_worker(as_ada, 
     assert (job.kind, job.spec["generates"]) == ("profile", True)
     brief = make_brief(job.attempts.model(job=job, number=1, fence=1), folder=tmp_path, home=tmp_path, device="cpu")
     profile_to_file(brief["config"], tmp_path / "profile.json", adapter=brief["adapter"], generates=brief["generates"])
-    keep_profile(inference_fingerprint(profiled_llama.fingerprint), json.loads((tmp_path / "profile.json").read_text()))
+    keep_profile(generation_fingerprint(profiled_llama.fingerprint), json.loads((tmp_path / "profile.json").read_text()))
     assert post(as_ada, model=profiled_llama.pk).status_code == 200
     assert Profile.objects.count() == 2
 
@@ -108,7 +108,7 @@ def test_the_best_generation_comes_with_its_baselines_and_its_frontier(as_ada, g
     answer = ask_best(as_ada, model=generating.pk)
     assert answer.status_code == 200, answer.content
     document = answer.json()
-    assert (document["kind"], document["objective"]) == ("inference", "throughput")
+    assert (document["kind"], document["objective"]) == ("generation", "throughput")
     assert "resident" in document["baselines"]
     totals = [found["prediction"]["total_s"] for found in document["baselines"].values() if found["verdict"] == "fits"]
     assert document["chosen"]["prediction"]["total_s"] <= min(totals)
@@ -153,7 +153,7 @@ def test_plans_of_a_generation_stand_side_by_side_with_only_what_differs(as_ada,
     answer = ask(as_ada, "compare", model=generating.pk, plans={"best": "best", "one": "one_at_a_time"})
     assert answer.status_code == 200, answer.content
     document = answer.json()
-    assert (document["kind"], [plan["label"] for plan in document["plans"]]) == ("inference", ["best", "one"])
+    assert (document["kind"], [plan["label"] for plan in document["plans"]]) == ("generation", ["best", "one"])
     sizes = {each["knob"]: each["values"] for each in document["decisions"]}
     assert sizes["batch_size"] == [4, 1]
     assert all(len(set(values)) > 1 for values in sizes.values())

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.gradients import GradientsPlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
@@ -44,20 +44,20 @@ def test_state_that_is_divided_has_its_shares():
 
 
 def test_a_generation_has_weights_and_cache_block_by_block():
-    plan = InferencePlan(weights=WeightsPlan(place="host"), kv_cache=KvCachePlan(dtype="int8"))
+    plan = GenerationPlan(weights=WeightsPlan(place="host"), kv_cache=KvCachePlan(dtype="int8"))
     found = rows_of(plan, num_blocks=3)
     assert (letters(found["weights"]), letters(found["KV cache"])) == ("OOO", "KKK")
     assert found["KV cache"].words == "int8, device"
 
 
 def test_a_cache_that_is_attended_to_on_the_host_is_not_fetched():
-    plan = InferencePlan(kv_cache=KvCachePlan(place="host", attention="host"))
+    plan = GenerationPlan(kv_cache=KvCachePlan(place="host", attention="host"))
     found = rows_of(plan, num_blocks=3)["KV cache"]
     assert (letters(found), found.words) == ("OOO", "fp32, host, attention there")
 
 
 def test_a_cache_in_the_remote_store_has_its_letter():
-    found = rows_of(InferencePlan(kv_cache=KvCachePlan(dtype="int4", place="remote")), num_blocks=3)
+    found = rows_of(GenerationPlan(kv_cache=KvCachePlan(dtype="int4", place="remote")), num_blocks=3)
     assert (found["KV cache"].words, letters(found["KV cache"])) == ("int4, remote store, fetched 1 ahead", "NNN")
 
 

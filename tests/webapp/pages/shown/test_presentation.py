@@ -8,7 +8,7 @@ from optimizer.base.categories import CATEGORIES
 from optimizer.base.units import MIB
 from optimizer.plan.activations import ActivationsPlan, BlockChoice
 from optimizer.plan.batch import BatchPlan
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.gradients import GradientsPlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
@@ -112,7 +112,7 @@ def test_whatever_a_generations_plan_may_use_can_be_forbidden_in_its_form():
         KvCachePlan(place="host", attention="host"),
     )
     plans = [
-        InferencePlan(weights=WeightsPlan(dtype=dtype, frozen="int8", place="host"), kv_cache=cache)
+        GenerationPlan(weights=WeightsPlan(dtype=dtype, frozen="int8", place="host"), kv_cache=cache)
         for dtype in ("bf16", "fp16")
         for cache in caches
     ]

@@ -9,7 +9,7 @@ from django.urls import reverse
 
 from optimizer.base.recent import Recent
 from optimizer.hardware.devices import table_machine
-from optimizer.plan.generation import InferencePlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.pins.generation_knobs import generation_knobs, written_knobs
 from webapp.catalog.actions import register_machine
 from webapp.catalog.models import Profile
@@ -92,7 +92,7 @@ def test_every_plan_is_a_point_once_with_its_speed(look):
 
 
 def test_an_edit_is_priced_before_any_search(look, no_search):
-    answer = look(**full_edit(InferencePlan(), batch_size="2"))
+    answer = look(**full_edit(GenerationPlan(), batch_size="2"))
     (point,) = answer.context["points"]
     assert (point.key, point.priced.plan.batch_size) == ("yours", 2)
     assert point.priced.prediction.device_peak_bytes > 0
