@@ -27,7 +27,7 @@ from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.job.prepare import build_prepared, prepare_model
 from optimizer.runtime.layers.matmul_dispatch import watch_products
-from optimizer.runtime.layers.memory_saving_layers import lighten_layers
+from optimizer.runtime.layers.memory_saving_layers import use_memory_saving_layers
 from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.step.step import Trainer
 from optimizer.runtime.step.weights import torch_dtype
@@ -134,7 +134,7 @@ class Loop:
                     meter.assign(tensor, "temporaries")
         self._undo: list[Callable[[], None]] = []
         if light_layers:
-            self._undo.append(lighten_layers(self.model))
+            self._undo.append(use_memory_saving_layers(self.model))
         if quick_products and job.device.type == "cpu":
             self._undo.append(watch_products(self.model))
         self.optimizer = self.make_optimizer()

@@ -19,7 +19,7 @@ from django.db import connections
 
 from webapp.jobs import actions
 from webapp.jobs.models import Attempt, Sample
-from webapp.wire.publish import publish, publish_all, tell_of_gap
+from webapp.wire.publish import publish, publish_all, report_gap
 from worker.config import WorkerConfig
 from worker.gpu import GpuMeter
 from worker.heartbeat import Heartbeat
@@ -120,7 +120,7 @@ class _AttemptRun:
                 self._hear(message, pid=child.pid)
             self._stop.act(child, self._asked_to_stop(), is_fenced_out=self._heartbeat.is_fenced_out)
             self._write_to_database()
-            tell_of_gap(self._attempt.job_id)
+            report_gap(self._attempt.job_id)
 
     def _asked_to_stop(self) -> str:
         """``discard`` or ``save`` when the job is cancelled, ``pause``, ``drain``, or empty."""

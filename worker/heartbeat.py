@@ -15,7 +15,7 @@ from django.db import connections
 logger = logging.getLogger(__name__)
 
 
-class Answer(Protocol):
+class LeaseReply(Protocol):
     """What ``webapp.jobs.actions.renew_lease`` says."""
 
     @property
@@ -29,7 +29,7 @@ class Answer(Protocol):
 class Heartbeat:
     """Beats until stopped. The fields are written by its thread and read by the attempt's loop."""
 
-    def __init__(self, renew: Callable[[], Answer], *, interval_s: float, outage_s: float) -> None:
+    def __init__(self, renew: Callable[[], LeaseReply], *, interval_s: float, outage_s: float) -> None:
         self._renew = renew
         self._interval_s = interval_s
         self._outage_s = outage_s

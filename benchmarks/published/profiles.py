@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks.published.generations import PublishedGeneration
 from benchmarks.published.rows import PublishedRow
-from optimizer.formats.stock_layers import own_layers
+from optimizer.formats.stock_layers import stock_layers
 from optimizer.profile.extent import Extent, extent_of_plans
 from optimizer.profile.generation import GenerationProfile
 from optimizer.profile.keep.obtain import obtain_profile
@@ -34,7 +34,7 @@ class Profiles:
     def training(self, row: PublishedRow) -> Profile:
         if self._training is None or self._training[0] != row.shape_key:
             extent = self._extents.get(row.shape_key) or _extent_of(row)
-            with own_layers():
+            with stock_layers():
                 profile = obtain_profile(row.spec(), adapter=row.workload().adapter, extent=extent, folder=self._folder)
             self._training = (row.shape_key, profile)
         return self._training[1]

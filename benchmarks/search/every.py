@@ -16,7 +16,7 @@ from optimizer.plan.optimizer_state import StatePlace
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlace
 from optimizer.search.arrangements import PerBlock, keep_everything
-from optimizer.search.problem import SearchProblem, Setting, techniques_of
+from optimizer.search.problem import OuterPlan, SearchProblem, techniques_of
 from optimizer.search.solver.levers import MAX_PREFETCH, chunk_counts, fraction_steps
 
 _COMPRESSIONS: tuple[Compression, ...] = get_args(Compression)
@@ -46,7 +46,7 @@ def every_plan(
 
 def every_setting(
     problem: SearchProblem, *, fractions: Sequence[float] | None = None, chunks: Sequence[int] | None = None
-) -> Iterator[Setting]:
+) -> Iterator[OuterPlan]:
     steps = fraction_steps(problem.num_blocks)
     fractions = fractions or [step / steps for step in range(1, steps + 1)]
     states: list[tuple[StatePlace, float]] = [("device", 1.0), *product(_AWAY, fractions)]
@@ -74,7 +74,7 @@ def every_setting(
             yield replace(home, num_chunks=count)
 
 
-def _may_be_permitted(problem: SearchProblem, setting: Setting) -> bool:
+def _may_be_permitted(problem: SearchProblem, setting: OuterPlan) -> bool:
     """Whether the setting contradicts nothing, and uses of what is forbidden nothing that its blocks do not bring along."""
     try:
         plan = setting.plan((problem.choices[-1],) * problem.num_blocks)

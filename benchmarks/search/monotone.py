@@ -13,7 +13,7 @@ from benchmarks.search.knob import knob_rows
 from optimizer.base.errors import NoFeasiblePlan
 from optimizer.search.arrangements import keep_everything
 from optimizer.search.core import search
-from optimizer.search.problem import SearchProblem, Setting
+from optimizer.search.problem import OuterPlan, SearchProblem
 
 NUM_BUDGETS = 15
 DEPTHS = (6, 32, 80)
@@ -33,7 +33,7 @@ def monotone_rows(options: Options) -> Iterator[Row]:
 def sweep(problem: SearchProblem, *, num_budgets: int = NUM_BUDGETS) -> Iterator[Row]:
     """Evenly from the smallest feasible budget to what plain training takes."""
     problem = replace(problem, price=cache(problem.price))
-    whole = Setting(micro_batch_size=problem.workload.global_batch_size, accumulation_steps=1)
+    whole = OuterPlan(micro_batch_size=problem.workload.global_batch_size, accumulation_steps=1)
     plain_bytes = problem.price(whole.plan(keep_everything(problem.num_blocks))).device_peak_high_bytes
     smallest_bytes = find_smallest_bytes(problem)
     before_ms = float("inf")

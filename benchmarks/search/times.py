@@ -18,7 +18,7 @@ from optimizer.estimate.prediction import Prediction
 from optimizer.plan.plan import Plan
 from optimizer.search.arrangements import keep_everything
 from optimizer.search.core import search
-from optimizer.search.problem import SearchProblem, Setting
+from optimizer.search.problem import OuterPlan, SearchProblem
 
 DEPTHS = (4, 8, 16, 32, 48, 64, 80, 120)
 QUICK_DEPTHS = (4, 16, 80)
@@ -32,7 +32,7 @@ def time_rows(options: Options) -> Iterator[Row]:
     for num_blocks in QUICK_DEPTHS if options.quick else DEPTHS:
         for allow_lossy in (False, True):
             problem = deep_problem(num_blocks, device_budget_bytes=2**50, allow_lossy=allow_lossy)
-            whole = Setting(micro_batch_size=problem.workload.global_batch_size, accumulation_steps=1)
+            whole = OuterPlan(micro_batch_size=problem.workload.global_batch_size, accumulation_steps=1)
             plain = problem.price(whole.plan(keep_everything(num_blocks))).device_peak_high_bytes
             for share in SHARES:
                 yield {
@@ -68,7 +68,7 @@ def time_search(problem: SearchProblem) -> Row:
 
 def time_edit(problem: SearchProblem, plan: Plan) -> float:
     """Milliseconds for the price of the plan with one block changed; the median of several."""
-    setting, per_block = Setting.of(plan), plan.activations.per_block
+    setting, per_block = OuterPlan.of(plan), plan.activations.per_block
     times = []
     for block in range(min(5, len(per_block))):
         other = next(choice for choice in problem.choices if choice != per_block[block])

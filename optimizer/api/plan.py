@@ -27,7 +27,7 @@ from optimizer.search.core import search
 from optimizer.search.problem import SearchProblem
 from optimizer.search.questions.alternatives import Obtain, add_ways_out
 from optimizer.search.questions.cards import ALL, CardAnswer, Order, Progress, rank_cards, read_cards
-from optimizer.search.questions.objectives import Answer, answer_goal, sizes_looked_at
+from optimizer.search.questions.objectives import ObjectiveAnswer, answer_goal, sizes_looked_at
 from optimizer.search.questions.price_cache import PriceMemory
 from optimizer.search.search import training_problem
 from optimizer.workload import UNLIMITED_BYTES, Goal, TrainingWorkload
@@ -42,7 +42,7 @@ def plan_model(
     workload: TrainingWorkload | None = None,
     goal: Goal | None = None,
     profiles_folder: Path | None = None,
-) -> Answer:
+) -> ObjectiveAnswer:
     """The best plan for the goal's objective; of the whole card, lossless and fastest unless a goal is given.
 
     machine: a card's name, or a measured one. Raises InvalidInput and what is below it for anything that was asked wrongly, and
@@ -70,7 +70,7 @@ def plan_profiled(
     obtain: Obtain | None = None,
     with_ways_out: bool = True,
     memory: PriceMemory | None = None,
-) -> Answer:
+) -> ObjectiveAnswer:
     """``plan_model`` with a profile at hand.
 
     with_ways_out: where nothing fits, price what would. obtain: for that, more of the model's profile, or the one with adapters;
@@ -107,7 +107,7 @@ def largest_of_models(
     workload: TrainingWorkload | None = None,
     goal: Goal | None = None,
     profiles_folder: Path | None = None,
-) -> tuple[Model, Answer]:
+) -> tuple[Model, ObjectiveAnswer]:
     """Of several models the one with the most trained parameters that fits, and its fastest plan.
 
     The largest is tried first. Raises NoFeasiblePlan, the smallest model's, where none fits.

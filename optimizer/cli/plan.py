@@ -46,7 +46,7 @@ from optimizer.plan.techniques import TECHNIQUE_LABELS
 from optimizer.search.answer.baselines import BASELINES
 from optimizer.search.generation.baselines import INFERENCE_BASELINES
 from optimizer.search.questions.cards import Order
-from optimizer.search.questions.objectives import Answer
+from optimizer.search.questions.objectives import ObjectiveAnswer
 from optimizer.workload import Goal, Loss, Objective, TrainingWorkload
 
 
@@ -162,7 +162,7 @@ def _generation(options: argparse.Namespace) -> int:
     return 0
 
 
-def _answer(options: argparse.Namespace, workload: TrainingWorkload, goal: Goal, machine: Machine) -> Answer:
+def _answer(options: argparse.Namespace, workload: TrainingWorkload, goal: Goal, machine: Machine) -> ObjectiveAnswer:
     if options.profile:
         return plan_profiled(read_profile(options.profile), machine=machine, workload=workload, goal=goal)
     if not options.models:

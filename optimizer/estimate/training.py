@@ -19,7 +19,7 @@ from optimizer.estimate.card.on_cuda import CudaMoves
 from optimizer.estimate.categories.tensors import TensorList
 from optimizer.estimate.prediction import Prediction, TimelinePoint
 from optimizer.estimate.step.runs import Schedule
-from optimizer.estimate.step.setting import Setting, find_setting
+from optimizer.estimate.step.setting import PreparedStep, find_setting
 from optimizer.estimate.step.simulate import Resident, Simulation, simulate
 from optimizer.estimate.step.stages import StagePeaks
 from optimizer.estimate.step.unmetered import estimate_allocated_peak
@@ -81,7 +81,7 @@ class LaidOut:
 
     schedule: Schedule
     resident: Resident
-    setting: Setting
+    setting: PreparedStep
 
     @property
     def tensors(self) -> TensorList:

@@ -19,7 +19,7 @@ _ALIGNMENT: Final = 64
 """Bytes of a cache line, at which each part begins."""
 
 
-class Places(NamedTuple):
+class BufferOffsets(NamedTuple):
     """Where each part of the room on the host begins, and its end."""
 
     arriving: int
@@ -74,7 +74,7 @@ class HostAttention:
         return -(-num_tokens // self.slice_tokens) if self.is_widened else 1
 
     @cached_property
-    def places(self) -> Places:
+    def places(self) -> BufferOffsets:
         shape = self.kept.shape
         widened = WIDE_BYTES * self.is_widened
         sizes = (
@@ -85,7 +85,7 @@ class HostAttention:
             widened * shape.num_rows * self.group_size * shape.value_dim,
             widened * self.slice_tokens * shape.num_rows * max(shape.key_dim, shape.value_dim),
         )
-        return Places(*_follow(sizes))
+        return BufferOffsets(*_follow(sizes))
 
     @property
     def num_bytes(self) -> int:

@@ -13,6 +13,6 @@ LEAST_FLOPS_PER_BYTE: Final = 0.6
 """A single row or column has half a FLOP for each byte of the matrix; two have nearly one."""
 
 
-def is_librarys(rows: int, depth: int, columns: int) -> bool:
+def uses_onednn(rows: int, depth: int, columns: int) -> bool:
     """Whichever way round the three are: a layer's product and both of its backward are made alike."""
     return 2 * rows * depth * columns >= LEAST_FLOPS and min(rows, depth, columns) > 1

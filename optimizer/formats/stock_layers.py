@@ -10,12 +10,12 @@ OWN: Final = "own"
 """The models' own code runs, as other programs run it."""
 
 
-def are_layers_light() -> bool:
+def uses_memory_saving_layers() -> bool:
     return os.environ.get(SETTING) != OWN
 
 
 @contextmanager
-def own_layers() -> Iterator[None]:
+def stock_layers() -> Iterator[None]:
     """For what is traced or run inside, in this process and those it starts: what other programs hold."""
     before = os.environ.get(SETTING)
     os.environ[SETTING] = OWN

@@ -12,7 +12,7 @@ from optimizer.base.errors import InvalidInput
 from optimizer.base.serialize import from_json, shown, to_json
 
 RateSource = Literal["measured", "table"]
-DISTURBED = "disturbed"
+PROBE_DISTURBED_FACT = "disturbed"
 """Among a machine's facts, where others used it while it was probed: a sentence with what to do."""
 _COLD = " cold"
 Curve = tuple[tuple[float, float], ...]

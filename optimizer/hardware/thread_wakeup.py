@@ -48,7 +48,7 @@ _ROW_WISE: Final = ("softmax", "layer_norm", "group_norm", "batch_norm")
 _OF_WHAT_IS_READ: Final = ("sum", "mean", "amax", "argmax", "var", "norm")
 
 
-def are_shared(
+def runs_multithreaded(
     kind: OpKind, name: str, dtype: str, *, flops: Floats, read_bytes: Floats, written_bytes: Floats
 ) -> Flags:
     """Of ops of one kind, name and dtype, by their sizes."""
@@ -70,7 +70,7 @@ def are_shared(
     return counted_bytes >= grain * element_bytes
 
 
-def waking_s(shared: Flags, kernels_s: Floats, before_s: Floats, *, wake_s: float) -> float:
+def thread_wakeup_s(shared: Flags, kernels_s: Floats, before_s: Floats, *, wake_s: float) -> float:
     """Of the ops of a part, in order, which a part like it comes before.
 
     before_s: what one thread does before each of them: its dispatch, and Python, as between the kernels of a real model.
@@ -83,7 +83,7 @@ def waking_s(shared: Flags, kernels_s: Floats, before_s: Floats, *, wake_s: floa
     return float(_asleep(since_s).sum()) * wake_s
 
 
-def wakings_s(num_ops: int, rates: Rates, *, after_s: float, kind: str = "hooks") -> float:
+def wakeup_cost_s(num_ops: int, rates: Rates, *, after_s: float, kind: str = "hooks") -> float:
     """Of so many shared ops, each after so much Python as the probe has it. kind: of time, under which it is told."""
     if not num_ops or not rates.wake_s:
         return 0.0
@@ -91,7 +91,7 @@ def wakings_s(num_ops: int, rates: Rates, *, after_s: float, kind: str = "hooks"
     return num_ops * float(_asleep(np.array(BESIDE_KERNELS * after_s))) * rates.wake_s * factor
 
 
-def count_shared(num_elements: Iterable[int]) -> int:
+def count_multithreaded(num_elements: Iterable[int]) -> int:
     """Of tensors, each of so many elements, those that a copy or an element-wise op shares."""
     return sum(number >= GRAIN_SIZE for number in num_elements)
 

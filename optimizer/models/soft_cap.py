@@ -4,12 +4,12 @@ from typing import Any
 
 import torch
 
-from optimizer.formats.stock_layers import are_layers_light
+from optimizer.formats.stock_layers import uses_memory_saving_layers
 
 
 def soften(logits: torch.Tensor, cap: float) -> torch.Tensor:
     """Any shape. Saves what tanh returns, and goes back in one pass: the cap cancels there."""
-    if not (torch.is_grad_enabled() and logits.requires_grad and are_layers_light()):
+    if not (torch.is_grad_enabled() and logits.requires_grad and uses_memory_saving_layers()):
         return torch.tanh(logits / cap) * cap
     result: torch.Tensor = _Softened.apply(logits, cap)  # type: ignore[no-untyped-call]
     return result

@@ -24,7 +24,7 @@ class Block:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class AlikeBlocks:
     """Blocks one after the other that are alike."""
 
     first: int
@@ -41,7 +41,7 @@ class Run:
 class Fold:
     """Runs that come again and again in the same order; mostly one run, once."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[AlikeBlocks, ...]
     """Of the first time."""
     times: int
 
@@ -130,15 +130,15 @@ def _fold(blocks: Sequence[Block]) -> tuple[Fold, ...]:
     return tuple(Fold(runs=(run,), times=1) for run in runs)
 
 
-def _runs(blocks: Sequence[Block]) -> Iterator[Run]:
+def _runs(blocks: Sequence[Block]) -> Iterator[AlikeBlocks]:
     first = 0
     for index in range(1, len(blocks) + 1):
         if index == len(blocks) or blocks[index] != blocks[first]:
-            yield Run(first=first + 1, last=index, block=blocks[first])
+            yield AlikeBlocks(first=first + 1, last=index, block=blocks[first])
             first = index
 
 
-def _alike(one: Run, other: Run) -> bool:
+def _alike(one: AlikeBlocks, other: AlikeBlocks) -> bool:
     return one.block == other.block and one.num_blocks == other.num_blocks
 
 

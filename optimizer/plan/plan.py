@@ -25,7 +25,7 @@ _SPARSE_MODEL: Final = "a model with sparse embedding gradients (sparse_embeddin
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class DeviceLayout:
     """The devices a plan runs on. One for now; the field is here so that nothing assumes it."""
 
     num_devices: Literal[1] = 1
@@ -37,7 +37,7 @@ class Plan:
 
     version: Literal[1, 2] = PLAN_VERSION
     """1 knew fewer decisions; a plan of that time means what it says with the defaults of those that came later."""
-    layout: Layout = field(default_factory=Layout)
+    layout: DeviceLayout = field(default_factory=DeviceLayout)
     batch: BatchPlan
     weights: WeightsPlan = field(default_factory=WeightsPlan)
     gradients: GradientsPlan = field(default_factory=GradientsPlan)

@@ -20,7 +20,7 @@ MAX_KINDS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class PlanLine:
     """Plans in a row: from each to the next one more block does more of its saving on the device, so bytes go up and
     time goes down along it."""
 

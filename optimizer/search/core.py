@@ -20,10 +20,10 @@ from optimizer.search.answer.baselines import list_baselines, price_baselines
 from optimizer.search.answer.frontier import frontier_of, price_spread
 from optimizer.search.answer.lever_value import LeftOut, list_left_out, price_without
 from optimizer.search.answer.smallest import explain_infeasible, find_smallest, price_floor
-from optimizer.search.check.card_fit import ACCEPTED, Found, find_room
+from optimizer.search.check.card_fit import ACCEPTED, CardFit, find_room
 from optimizer.search.check.pins import check_pins
 from optimizer.search.check.verify import VerificationFailed, verify_plan
-from optimizer.search.problem import PricedPlan, SearchProblem, Setting
+from optimizer.search.problem import OuterPlan, PricedPlan, SearchProblem
 from optimizer.search.solver.bounds import bound_of
 from optimizer.search.solver.polish import polish
 from optimizer.search.solver.pricebook import PriceBook
@@ -108,7 +108,7 @@ def _solved(problem: SearchProblem, known: Sequence[Plan]) -> tuple[SearchProble
     for baseline in list_baselines(remembering).values():
         book.price(*baseline(remembering))
     for plan in known:
-        book.price(Setting.of(plan), plan.activations.per_block)
+        book.price(OuterPlan.of(plan), plan.activations.per_block)
     if not find_best(book):
         raise explain_infeasible(remembering)
     return remembering, book
@@ -152,9 +152,9 @@ def first_on_the_card(
     Raises NoFeasiblePlan where nothing is left then.
     """
 
-    def found(book: PriceBook, problem: SearchProblem, *, grows: bool) -> Found[PricedPlan, PriceBook]:
+    def found(book: PriceBook, problem: SearchProblem, *, grows: bool) -> CardFit[PricedPlan, PriceBook]:
         chosen = _first_verified(book, problem, grows=grows)
-        return Found(chosen=replace(chosen, verdict=remembering.verdict(chosen.prediction)), source=book)
+        return CardFit(chosen=replace(chosen, verdict=remembering.verdict(chosen.prediction)), source=book)
 
     grows = False
     first = found(book, problem, grows=grows)
@@ -164,7 +164,7 @@ def first_on_the_card(
         grows = True
         first = found(book, problem, grows=grows)
 
-    def within(budget_bytes: int) -> Found[PricedPlan, PriceBook] | None:
+    def within(budget_bytes: int) -> CardFit[PricedPlan, PriceBook] | None:
         smaller = PriceBook(remembering.with_budget(budget_bytes))
         return found(smaller, problem.with_budget(budget_bytes), grows=grows) if find_best(smaller) else None
 

@@ -47,7 +47,7 @@ class PricedPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class OuterPlan:
     """The discrete choices outside the blocks, flat. The defaults are plain training's."""
 
     micro_batch_size: int
@@ -89,7 +89,7 @@ class Setting:
         )
 
     @classmethod
-    def of(cls, plan: Plan) -> "Setting":
+    def of(cls, plan: Plan) -> "OuterPlan":
         """What a plan decides outside its blocks."""
         return cls(
             micro_batch_size=plan.batch.micro_batch_size,
@@ -109,9 +109,9 @@ class Setting:
         )
 
     @property
-    def base(self) -> "Setting":
+    def base(self) -> "OuterPlan":
         """Its micro-batch and representation alone."""
-        return Setting(
+        return OuterPlan(
             micro_batch_size=self.micro_batch_size,
             accumulation_steps=self.accumulation_steps,
             dtype=self.dtype,
@@ -124,15 +124,15 @@ class Setting:
 class Relax(Protocol):
     """What plans come to at least, without a price."""
 
-    def base_ms(self, base: Setting) -> float:
+    def base_ms(self, base: OuterPlan) -> float:
         """No plan of the base is faster."""
 
     def setting(
-        self, setting: Setting, *, forms: tuple[Form, ...], chunk_counts: tuple[int, ...], state_is_free: bool
+        self, setting: OuterPlan, *, forms: tuple[Form, ...], chunk_counts: tuple[int, ...], state_is_free: bool
     ) -> Relaxation:
         """state_is_free: any share of the state may leave. The setting's own count of chunks is not looked at."""
 
-    def kinds(self, base: Setting, *, choices: tuple[BlockChoice, ...]) -> tuple[int, ...]:
+    def kinds(self, base: OuterPlan, *, choices: tuple[BlockChoice, ...]) -> tuple[int, ...]:
         """Of each block a number: the same where blocks take nearly the same bytes and time for doing the same."""
 
 
@@ -226,7 +226,7 @@ class SearchProblem:
 
     @property
     def pinned_levers(self) -> dict[str, Any]:
-        """Fields of ``Setting`` that the goal pins and that belong neither to a base nor to a home (``levers.py``)."""
+        """Fields of ``OuterPlan`` that the goal pins and that belong neither to a base nor to a home (``levers.py``)."""
         pins = self.goal.pins
         pinned: dict[str, Any] = {
             "num_chunks": pins.logits_and_loss.num_chunks,
@@ -263,7 +263,7 @@ class SearchProblem:
             clamps_fp16=self.clamps_fp16,
         )
 
-    def permits_setting(self, setting: Setting) -> bool:
+    def permits_setting(self, setting: OuterPlan) -> bool:
         """The same for what is decided outside the blocks; False also where that contradicts itself."""
         known = self._permitted.get(setting)
         if known is None:
@@ -271,10 +271,10 @@ class SearchProblem:
         return known
 
     @cached_property
-    def _permitted(self) -> dict[Setting, bool]:
+    def _permitted(self) -> dict[OuterPlan, bool]:
         return {}
 
-    def _finds_permitted(self, setting: Setting) -> bool:
+    def _finds_permitted(self, setting: OuterPlan) -> bool:
         # What cannot go together does not depend on how many blocks there are.
         per_block = self.pinned_blocks or keep_everything(1)
         try:
@@ -282,7 +282,7 @@ class SearchProblem:
         except InvalidPlan:
             return False
 
-    def settings(self) -> tuple[Setting, ...]:
+    def settings(self) -> tuple[OuterPlan, ...]:
         """Micro-batches and representations, from lossless to smallest, and in each the micro-batch from small to large.
 
         All else in them is as pinned or as in plain training; ``levers.py`` says what can be added. Where gradients, state and
@@ -291,7 +291,7 @@ class SearchProblem:
         return self._settings
 
     @cached_property
-    def _settings(self) -> tuple[Setting, ...]:
+    def _settings(self) -> tuple[OuterPlan, ...]:
         free = replace(self, goal=replace(self.goal, pins=_without_homes(self.goal.pins)))
         total = self.workload.global_batch_size
         sizes = divisors(total) if self.allows("accumulate") else [total]
@@ -304,7 +304,7 @@ class SearchProblem:
         ]
         return tuple(setting for setting in found if self._is_known(setting) and free.permits_setting(setting))
 
-    def _is_known(self, setting: Setting) -> bool:
+    def _is_known(self, setting: OuterPlan) -> bool:
         weights = WeightsPlan(dtype=setting.dtype, autocast=setting.autocast, frozen=setting.frozen)
         return self.representations is None or weights.representation in self.representations
 
@@ -341,7 +341,7 @@ class SearchProblem:
         return replace(self, goal=replace(self.goal, device_budget_bytes=device_budget_bytes))
 
 
-_PLAIN: Final = Setting(micro_batch_size=1, accumulation_steps=1)
+_PLAIN: Final = OuterPlan(micro_batch_size=1, accumulation_steps=1)
 _DTYPES: Final = (
     _PLAIN,
     replace(_PLAIN, autocast="bf16"),

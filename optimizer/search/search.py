@@ -18,7 +18,7 @@ from optimizer.profile.profile import Profile
 from optimizer.search.arrangements import keep_everything
 from optimizer.search.check.ledger import audit_plan
 from optimizer.search.core import SearchResult, search
-from optimizer.search.problem import PricedPlan, SearchProblem, Setting
+from optimizer.search.problem import OuterPlan, PricedPlan, SearchProblem
 from optimizer.search.questions.largest_fit import find_largest_micro_batch
 from optimizer.workload import Goal, Technique, TrainingWorkload
 
@@ -109,7 +109,7 @@ class _Relax:
     _known: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
     """Other budgets ask for the same."""
 
-    def base_ms(self, base: Setting) -> float:
+    def base_ms(self, base: OuterPlan) -> float:
         key = ("base", base)
         if key not in self._known:
             self._known[key] = least_compute_ms(
@@ -119,7 +119,7 @@ class _Relax:
         return found
 
     def setting(
-        self, setting: Setting, *, forms: tuple[Form, ...], chunk_counts: tuple[int, ...], state_is_free: bool
+        self, setting: OuterPlan, *, forms: tuple[Form, ...], chunk_counts: tuple[int, ...], state_is_free: bool
     ) -> Relaxation:
         key = (setting, forms, chunk_counts, state_is_free)
         if key not in self._known:
@@ -135,12 +135,12 @@ class _Relax:
         found: Relaxation = self._known[key]
         return found
 
-    def kinds(self, base: Setting, *, choices: tuple[BlockChoice, ...]) -> tuple[int, ...]:
+    def kinds(self, base: OuterPlan, *, choices: tuple[BlockChoice, ...]) -> tuple[int, ...]:
         return list_kinds(
             self.profile, plan=self._plan(base), workload=self.workload, machine=self.machine, choices=choices
         )
 
-    def _plan(self, setting: Setting) -> Plan:
+    def _plan(self, setting: OuterPlan) -> Plan:
         return setting.plan(keep_everything(self.profile.num_blocks))
 
 

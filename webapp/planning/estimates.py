@@ -29,6 +29,9 @@ from webapp.planning.profiles import profile_of, read_generation_profile, ready_
 _TRAINING = ("kind", "training")
 """What a workload says that is no generation; it may say nothing."""
 
+_GENERATION_KINDS = ("generation", "inference")
+"""The second is how requests named it before; answers say the first."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class AskedOfModel:
@@ -45,7 +48,7 @@ class AskedOfModel:
 
     @property
     def generates(self) -> bool:
-        return self.prompts is not None or self.workload.get("kind") == "generation"
+        return self.prompts is not None or self.workload.get("kind") in _GENERATION_KINDS
 
 
 @dataclass(frozen=True, kw_only=True)

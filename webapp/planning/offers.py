@@ -70,7 +70,7 @@ class PlanAnswer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class FoundPlan:
     """A plan that a search or a baseline came to, in words as well."""
 
     priced: "PricedPlan | PricedGenerationPlan"
@@ -79,7 +79,7 @@ class Found:
 
 
 def keep_offer(
-    user: Any, spec: JobSpec | GenerateSpec, profile: Profile, found: Found, prices: "PriceList"
+    user: Any, spec: JobSpec | GenerateSpec, profile: Profile, found: FoundPlan, prices: "PriceList"
 ) -> Offer:
     from optimizer.hardware.rental import price_run
 

@@ -19,12 +19,12 @@ from webapp.catalog.queries import machines_visible_to
 from webapp.jobs.specs.generation import GenerateSpec, generation_workload, read_job_spec
 from webapp.jobs.specs.training import JobSpec
 from webapp.planning.generation_searches import GenerationQuestion, explain_generation, find_generation
-from webapp.planning.offers import Found, Offer, PlanAnswer, keep_offer
+from webapp.planning.offers import FoundPlan, Offer, PlanAnswer, keep_offer
 from webapp.planning.profiles import known_profiles_of, read_generation_profile, read_profile, ready_profile
 from webapp.planning.searches import TrainingQuestion, find_answer, problem_of
 
 if TYPE_CHECKING:
-    from optimizer.search.questions.objectives import Answer
+    from optimizer.search.questions.objectives import ObjectiveAnswer
 
 
 
@@ -93,14 +93,14 @@ def _order_of(spec: JobSpec | GenerateSpec) -> Callable[[Offer], tuple[bool, flo
 
 
 @dataclass(frozen=True, kw_only=True)
-class Most:
+class LargestFit:
     """The largest batch or the longest sequence, on the machine where it is largest."""
 
     machine: Machine
-    answer: "Answer"
+    answer: "ObjectiveAnswer"
 
 
-def find_most(user: Any, spec: JobSpec) -> Most | PlanAnswer:
+def find_largest_fit(user: Any, spec: JobSpec) -> LargestFit | PlanAnswer:
     """For an objective that looks for the work; a pending answer where nothing can be priced yet. Nothing is kept.
 
     Raises NoFeasiblePlan where not even the smallest size fits on any machine.
@@ -109,7 +109,7 @@ def find_most(user: Any, spec: JobSpec) -> Most | PlanAnswer:
     machines = list(machines_visible_to(user).order_by("name"))
     if profile is None or not machines:
         return PlanAnswer(profile="pending", waiting_for="profile" if profile is None else "machine")
-    found: list[Most] = []
+    found: list[LargestFit] = []
     refused: list[NoFeasiblePlan] = []
     for machine in machines:
         question = question_of(spec, profile, machine)
@@ -118,7 +118,7 @@ def find_most(user: Any, spec: JobSpec) -> Most | PlanAnswer:
         except NoFeasiblePlan as error:
             refused.append(error)
         else:
-            found.append(Most(machine=machine, answer=answer))
+            found.append(LargestFit(machine=machine, answer=answer))
     if not found:
         raise _nothing_fits(refused, [])
     return max(found, key=lambda most: 0 if most.answer.limit is None else most.answer.limit.largest)
@@ -126,7 +126,7 @@ def find_most(user: Any, spec: JobSpec) -> Most | PlanAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class _Searched:
-    found: list[Found]
+    found: list[FoundPlan]
     infeasible: NoFeasiblePlan | None = None
 
 
@@ -139,7 +139,7 @@ def _search(spec: JobSpec, profile: Profile, machine: Machine) -> _Searched:
         result = find_answer(question, obtain=known_profiles_of(spec.model, question)).result
     except NoFeasiblePlan as error:
         return _Searched(found=_explained(price_baselines(problem_of(question)), machine), infeasible=error)
-    chosen = Found(priced=result.chosen, machine=machine, explanation=list(result.explanation))
+    chosen = FoundPlan(priced=result.chosen, machine=machine, explanation=list(result.explanation))
     return _Searched(found=[chosen, *_explained(result.baselines, machine)])
 
 
@@ -160,12 +160,12 @@ def _search_generation(
     question = generation_question_of(spec, workload, profile, machine)
     answer = find_generation(question)
     found = [
-        Found(priced=priced, machine=machine, explanation=explain_generation(question, priced))
+        FoundPlan(priced=priced, machine=machine, explanation=explain_generation(question, priced))
         for priced in answer.baselines.values()
     ]
     if answer.chosen is None:
         return _Searched(found=found, infeasible=answer.nothing_fits.error() if answer.nothing_fits else None)
-    chosen = Found(priced=answer.chosen, machine=machine, explanation=list(answer.explanation))
+    chosen = FoundPlan(priced=answer.chosen, machine=machine, explanation=list(answer.explanation))
     return _Searched(found=[chosen, *found])
 
 
@@ -182,10 +182,10 @@ def generation_question_of(
     )
 
 
-def _explained(baselines: dict[str, PricedPlan], machine: Machine) -> list[Found]:
+def _explained(baselines: dict[str, PricedPlan], machine: Machine) -> list[FoundPlan]:
     plain = baselines["keep_all"].prediction
     return [
-        Found(
+        FoundPlan(
             priced=priced,
             machine=machine,
             explanation=explain_plan(

@@ -23,7 +23,7 @@ from webapp.planning.profiles import known_profiles_of, profile_of, read_profile
 from webapp.planning.searches import TrainingQuestion, find_answer
 
 if TYPE_CHECKING:
-    from optimizer.search.questions.objectives import Answer
+    from optimizer.search.questions.objectives import ObjectiveAnswer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Asked:
             "calibration": asked.calibration,
         }
 
-    def answer(self) -> "Answer":
+    def answer(self) -> "ObjectiveAnswer":
         """The best plan, from memory where it was asked for before. Raises NoFeasiblePlan with what would fit."""
         return find_answer(self.question, obtain=known_profiles_of(self.model, self.question))
 

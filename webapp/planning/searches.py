@@ -17,7 +17,7 @@ from optimizer.workload import Goal, TrainingWorkload
 if TYPE_CHECKING:
     from optimizer.search.problem import SearchProblem
     from optimizer.search.questions.alternatives import Obtain
-    from optimizer.search.questions.objectives import Answer
+    from optimizer.search.questions.objectives import ObjectiveAnswer
     from optimizer.search.questions.price_cache import PriceMemory
 
 MAX_ANSWERS = 6
@@ -69,11 +69,11 @@ class NothingFits:
         return error
 
 
-_answers: "Recent[tuple[object, ...], Answer | NothingFits]" = Recent(MAX_ANSWERS)
+_answers: "Recent[tuple[object, ...], ObjectiveAnswer | NothingFits]" = Recent(MAX_ANSWERS)
 _memories: "Recent[str, PriceMemory]" = Recent(MAX_MEMORIES)
 
 
-def find_answer(question: TrainingQuestion, *, obtain: "Obtain") -> "Answer":
+def find_answer(question: TrainingQuestion, *, obtain: "Obtain") -> "ObjectiveAnswer":
     """The best plan. Raises NoFeasiblePlan with what would fit."""
     from optimizer.search.questions.price_cache import for_run
 
@@ -103,7 +103,7 @@ def problem_of(question: TrainingQuestion) -> "SearchProblem":
     return _memory(question).bind(problem)
 
 
-def _search(question: TrainingQuestion, obtain: "Obtain") -> "Answer | NothingFits":
+def _search(question: TrainingQuestion, obtain: "Obtain") -> "ObjectiveAnswer | NothingFits":
     from optimizer.api.plan import plan_profiled
 
     try:

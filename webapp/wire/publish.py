@@ -43,9 +43,9 @@ def publish_all(job_id: str, entry_type: EntryType, documents: Sequence[dict[str
     return _wire(settings.REDIS_URL).send(job_id, entry_type, documents)
 
 
-def tell_of_gap(job_id: str) -> bool:
+def report_gap(job_id: str) -> bool:
     """Publish that something was dropped, where it was: for callers that may have nothing else to say for long."""
-    return _wire(settings.REDIS_URL).tell_of_gap(job_id)
+    return _wire(settings.REDIS_URL).report_gap(job_id)
 
 
 def num_dropped() -> int:
@@ -73,7 +73,7 @@ class _Wire:
         entries = [_entry(entry_type, document) for document in documents]
         return self._append(job_id, entries) or self._drop(job_id, len(entries))
 
-    def tell_of_gap(self, job_id: str) -> bool:
+    def report_gap(self, job_id: str) -> bool:
         return job_id in self._dropped_by_job and self._append(job_id, [])
 
     def _append(self, job_id: str, entries: list[Any]) -> bool:

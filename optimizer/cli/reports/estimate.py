@@ -18,7 +18,7 @@ from optimizer.cli.reports.text import (
 )
 from optimizer.estimate.explanation import Explanation
 from optimizer.estimate.prediction import CardMemory, Prediction
-from optimizer.hardware.machine import DISTURBED
+from optimizer.hardware.machine import PROBE_DISTURBED_FACT
 from optimizer.hardware.rental import Cost, describe_costs
 from optimizer.plan.explain.training import explain_plan
 from optimizer.profile.time_kinds import PRODUCTS
@@ -116,8 +116,8 @@ def _verdict_sentences(estimate: Estimate) -> list[str]:
             f"the host would hold {format_bytes(prediction.host_peak_bytes)}, of "
             f"{format_bytes(estimate.host_budget_bytes)} it has"
         )
-    if not prediction.num_time_runs and DISTURBED in estimate.machine.facts:
-        sentences.append(f"times are uncertain: {estimate.machine.facts[DISTURBED]}")
+    if not prediction.num_time_runs and PROBE_DISTURBED_FACT in estimate.machine.facts:
+        sentences.append(f"times are uncertain: {estimate.machine.facts[PROBE_DISTURBED_FACT]}")
     sentences += estimate.unread
     if not prediction.is_model_held_to_measurement:
         sentences.append("no test holds predictions for this model type to a measurement; it was traced as the others are")

@@ -8,7 +8,7 @@ from optimizer.cli.reports.compared import side_by_side
 from optimizer.cli.reports.estimate import card_table, contributors_table, lanes_table, peak_table
 from optimizer.cli.reports.text import VERDICTS, format_bullets, format_ms, format_pairs, format_table, size_or_dash
 from optimizer.estimate.generation.prediction import GenerationPrediction
-from optimizer.hardware.machine import DISTURBED, Machine
+from optimizer.hardware.machine import PROBE_DISTURBED_FACT, Machine
 from optimizer.plan.pins.generation_knobs import written_value
 from optimizer.search.generation.compare import GenerationComparison
 from optimizer.search.generation.frontier import generation_label
@@ -155,8 +155,8 @@ def _verdict_sentences(estimate: GenerationEstimate) -> list[str]:
             f"{format_bytes(estimate.host_budget_bytes)} it has"
         )
     sentences += estimate.unread
-    if not prediction.num_time_runs and DISTURBED in estimate.machine.facts:
-        sentences.append(f"times are uncertain: {estimate.machine.facts[DISTURBED]}")
+    if not prediction.num_time_runs and PROBE_DISTURBED_FACT in estimate.machine.facts:
+        sentences.append(f"times are uncertain: {estimate.machine.facts[PROBE_DISTURBED_FACT]}")
     if estimate.nothing_fits is not None:
         sentences.append(f"no plan that is allowed fits: {estimate.nothing_fits}")
     return sentences

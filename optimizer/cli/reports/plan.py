@@ -22,7 +22,7 @@ from optimizer.search.answer.compare import Comparison
 from optimizer.search.answer.frontier import plan_label
 from optimizer.search.core import SearchResult
 from optimizer.search.questions.cards import CardAnswer
-from optimizer.search.questions.objectives import Answer
+from optimizer.search.questions.objectives import ObjectiveAnswer
 
 _OBJECTIVES = {
     "fastest_step": "the fastest step",
@@ -35,7 +35,7 @@ _TIERS = {"device": "on the device", "host": "on the host", "disk": "on disk", "
 _ASPECTS = {"lifetime": "", "place": " in", "representation": " as"}
 
 
-def report_answer(answer: Answer, *, machine: Machine) -> str:
+def report_answer(answer: ObjectiveAnswer, *, machine: Machine) -> str:
     """What was asked, the limit, the baselines with the chosen plan below them, its bytes, the frontier, the reasons."""
     result = answer.result
     parts = [_header(answer, machine)]
@@ -52,7 +52,7 @@ def report_answer(answer: Answer, *, machine: Machine) -> str:
     )
 
 
-def _header(answer: Answer, machine: Machine) -> str:
+def _header(answer: ObjectiveAnswer, machine: Machine) -> str:
     return format_header(
         f"{answer.num_blocks} blocks, {answer.num_parameters:,} parameters",
         workload=answer.workload,
@@ -92,7 +92,7 @@ def _bound_sentences(result: SearchResult) -> list[str]:
     return [bound, f"unlimited memory would allow {unlimited} a step; the chosen plan takes {slowdown:.0f} % more"]
 
 
-def _time_sentence(answer: Answer) -> str:
+def _time_sentence(answer: ObjectiveAnswer) -> str:
     return f"{answer.workload.num_steps:,} steps take {format_duration(answer.result.chosen.prediction.total_s)}"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from optimizer.base.categories import CATEGORIES, CATEGORY_LABELS
 from optimizer.base.units import format_bytes
 from optimizer.estimate.prediction import Prediction
-from optimizer.hardware.machine import DISTURBED, Machine
+from optimizer.hardware.machine import PROBE_DISTURBED_FACT, Machine
 from optimizer.profile.profile import Profile
 from optimizer.search.problem import PricedPlan
 from optimizer.workload import TrainingWorkload
@@ -61,9 +61,9 @@ def report_machine(machine: Machine) -> str:
             else []
         ),
         ("rates", rates.source),
-        *((name, fact) for name, fact in machine.facts.items() if name != DISTURBED),
+        *((name, fact) for name, fact in machine.facts.items() if name != PROBE_DISTURBED_FACT),
     ]
-    remark = machine.facts.get(DISTURBED)
+    remark = machine.facts.get(PROBE_DISTURBED_FACT)
     return format_pairs(rows) + (f"\n\nNote: {remark}." if remark else "")
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 
-def spread(low: int, high: int, count: int) -> list[int]:
+def evenly_spaced(low: int, high: int, count: int) -> list[int]:
     """At most so many whole numbers from ``low`` to ``high``, both among them; none where ``high`` is lower."""
     if high < low:
         return []

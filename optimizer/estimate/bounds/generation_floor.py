@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimizer.base.categories import TIERS
-from optimizer.estimate.bounds.evenly_spaced import spread, sum_shares
+from optimizer.estimate.bounds.evenly_spaced import evenly_spaced, sum_shares
 from optimizer.estimate.bounds.kv_floor import KvFloor, KvFloors, LaneTimes
 from optimizer.estimate.bounds.kv_prefix_floor import PrefixFloors, list_prefix_lengths
 from optimizer.estimate.bounds.phase_grid import ManyShapes
@@ -313,6 +313,6 @@ def _list_lengths(
         number, length = shape.num_running(step), shape.prompt_length + step
         regime = decode.regime(weights.representation, (number, length))
         high = min(shape.prompt_length + shape.last_alike(step), regime.sequence_high)
-        found += [((number, place), share) for place, share in sum_shares(spread(length, high, num_lengths))]
+        found += [((number, place), share) for place, share in sum_shares(evenly_spaced(length, high, num_lengths))]
         step = high - shape.prompt_length + 1
     return found

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from optimizer.estimate.bounds.evenly_spaced import spread, sum_shares
+from optimizer.estimate.bounds.evenly_spaced import evenly_spaced, sum_shares
 from optimizer.estimate.categories.stores import STORE_LANES, read_ms
 from optimizer.estimate.generation.kv_cache import KvCosts
 from optimizer.estimate.generation.splits import Floats
@@ -167,7 +167,7 @@ class KvFloors:
             for costs, shape in zip(self._costs(dtype, cache, few), few, strict=True):
                 first_ms = sum(count * costs.prefill_task(kind).time.compute_ms for kind, count in kinds)
                 later_ms = 0.0
-                for step, share in sum_shares(spread(1, shape.num_steps - 1, _NUM_CACHE_STEPS)):
+                for step, share in sum_shares(evenly_spaced(1, shape.num_steps - 1, _NUM_CACHE_STEPS)):
                     for kind, count in kinds:
                         time = costs.decode_task(kind, step=step, arrives=(), begins=(), was_begun=True).time
                         later_ms += share * count * (time.compute_ms + time.host_ms)
@@ -187,7 +187,7 @@ class KvFloors:
             groups.setdefault((shapes[index].prompt_length, shapes[index].num_steps), []).append(index)
         found: dict[int, Floats] = {}
         for indices in groups.values():
-            timed = [indices[place] for place in spread(0, len(indices) - 1, num_batches)]
+            timed = [indices[place] for place in evenly_spaced(0, len(indices) - 1, num_batches)]
             rows = np.array(measure([shapes[index] for index in timed]))
             sizes = [shapes[index].batch_size for index in timed]
             for index in indices:

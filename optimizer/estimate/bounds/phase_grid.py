@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimizer.estimate.ops.experts import find_experts, unread_bytes
-from optimizer.estimate.ops.op_overhead import beside_kernels_s
+from optimizer.estimate.ops.op_overhead import op_overhead_s
 from optimizer.estimate.ops.op_times import OpTimes
 from optimizer.estimate.ops.priced_ops import OpSizes, PricedOps, list_terms
 from optimizer.hardware.machine import Machine
@@ -84,7 +84,7 @@ class _Table:
     def compute_ms(self, name: str, part: Part) -> Floats:
         ops = np.array([op for op in part.ops if self._is_compute[op]], dtype=np.int64)
         kernels_s: Floats = self._priced.seconds[ops].sum(axis=0)
-        beside_s = beside_kernels_s(part, name, self._priced.times, kernels_s=kernels_s, runs_ahead=self._runs_ahead)
+        beside_s = op_overhead_s(part, name, self._priced.times, kernels_s=kernels_s, runs_ahead=self._runs_ahead)
         return (kernels_s + beside_s) * 1000
 
     def held(self, part: Part) -> tuple[Ints, Ints]:

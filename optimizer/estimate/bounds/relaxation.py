@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from optimizer.estimate.bounds.relaxed_blocks import Form, list_relaxed_blocks
 from optimizer.estimate.bounds.relaxed_outside import RelaxedOutside, list_relaxed_outside
-from optimizer.estimate.bounds.relaxed_time import Pass, Update, sums_on_cpu, sums_on_cuda
+from optimizer.estimate.bounds.relaxed_time import MicroBatchTimes, Update, sums_on_cpu, sums_on_cuda
 from optimizer.estimate.categories.batch import estimate_input_bytes, inputs_pile_up
 from optimizer.estimate.categories.gradients import estimate_gradient_bytes
 from optimizer.estimate.categories.optimizer_state import estimate_state, estimate_update_ms
@@ -251,13 +251,13 @@ class _Relaxer:
         blocks = self._blocks
         weights_ms = self._weights_ms()
         head_ms = np.array([outside.head_ms for outside in self._outside])
-        around = Pass(
+        around = MicroBatchTimes(
             forward=np.array([outside.enter_ms for outside in self._outside]) + head_ms + weights_ms,
             first=np.array([outside.first_ms for outside in self._outside]) + weights_ms,
             later=np.array([outside.later_ms for outside in self._outside]) + weights_ms,
             num_later=self._num_later,
         )
-        inside = Pass(
+        inside = MicroBatchTimes(
             forward=blocks.forward_ms, first=blocks.first_ms, later=blocks.later_ms, num_later=self._num_later
         )
         update = self._update(state_is_free=state_is_free)

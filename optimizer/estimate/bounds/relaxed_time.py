@@ -20,7 +20,7 @@ _BESIDE_CPU: Final = (_DISK, _NETWORK)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pass:
+class MicroBatchTimes:
     """Milliseconds [.., lane] of what is done in each micro-batch, forward and back; the first one's backward is by itself."""
 
     forward: Numbers
@@ -86,12 +86,12 @@ Sum = tuple[Numbers, Numbers, float]
 """[template, form] of each block, [chunks] of all else, and where all of the state leaves that may."""
 
 
-def sums_on_cpu(inside: Pass, around: Pass, update: Update, *, head_ms: Numbers) -> list[Sum]:
+def sums_on_cpu(inside: MicroBatchTimes, around: MicroBatchTimes, update: Update, *, head_ms: Numbers) -> list[Sum]:
     """One thread does all but what the disk and the network do."""
     del head_ms
     own = [lane for lane in range(len(LANES)) if lane not in _BESIDE_CPU]
 
-    def serial_ms(of: Pass) -> Numbers:
+    def serial_ms(of: MicroBatchTimes) -> Numbers:
         return sum((of.all_ms(lane) for lane in own), np.zeros(()))
 
     update_ms = float(update.lanes[own].sum())
@@ -101,7 +101,7 @@ def sums_on_cpu(inside: Pass, around: Pass, update: Update, *, head_ms: Numbers)
     return rows
 
 
-def sums_on_cuda(inside: Pass, around: Pass, update: Update, *, head_ms: Numbers) -> list[Sum]:
+def sums_on_cuda(inside: MicroBatchTimes, around: MicroBatchTimes, update: Update, *, head_ms: Numbers) -> list[Sum]:
     """A step is forward of the first micro-batch, the rest, clipping and the update. In that order: forward waits for the host's
     updates of the step before; what comes back to blocks comes after forward; gradients have left before clipping."""
     leaving_ms = -update.whole_ms - update.fetched_ms if update.is_free else 0.0

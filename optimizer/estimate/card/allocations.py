@@ -31,7 +31,7 @@ _FP32_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Held:
+class HeldAllocation:
     """One storage that is in memory at the peak."""
 
     category: Category
@@ -55,7 +55,7 @@ class Allocations:
     """Highest sum in the second step, of bytes as they were asked for."""
     peak_in: str
     """The part of the step in which that is, as ``Held.made_in``."""
-    at_peak: tuple[Held, ...]
+    at_peak: tuple[HeldAllocation, ...]
     """What is in memory then, in order of birth."""
 
     @property
@@ -336,7 +336,7 @@ class _Writer:
                 self._end(slot, size, key)
         self.unmatched_bytes += max(0, too_many)
 
-    def list_held(self) -> Iterator[Held]:
+    def list_held(self) -> Iterator[HeldAllocation]:
         """What was there at this phase's highest point."""
         there = dict.fromkeys(self._alive_before)
         for key, num_bytes in self.requests[: self._peak_at]:
@@ -349,7 +349,7 @@ class _Writer:
             slot, num_bytes, task, op = self._births[key]
             slot = moved.get(key, slot)
             made_in, block = _name_of(task)
-            yield Held(category=CATEGORIES[slot], num_bytes=num_bytes, made_in=made_in, block=block, op=op)
+            yield HeldAllocation(category=CATEGORIES[slot], num_bytes=num_bytes, made_in=made_in, block=block, op=op)
 
     def _end(self, slot: int, num_bytes: int, key: int) -> None:
         del self._live[slot][num_bytes][key]

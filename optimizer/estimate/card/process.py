@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from optimizer.base.categories import CATEGORIES, CATEGORY_LABELS, Category
 from optimizer.base.intervals import ByteInterval
 from optimizer.base.units import MIB
-from optimizer.estimate.card.allocations import Allocations, Held
+from optimizer.estimate.card.allocations import Allocations, HeldAllocation
 from optimizer.estimate.card.allocator import AllocatorSettings, Replay, replay
 from optimizer.estimate.card.depth import Cut, carry_on, cut_short
 from optimizer.estimate.card.host_memory import estimate_host_memory
@@ -180,8 +180,8 @@ def _replay_plan(
 ) -> Replayed:
     """peak_in: the part of the step in which the whole model's peak is."""
 
-    def laid(cut: Cut) -> Layout:
-        return Layout(
+    def laid(cut: Cut) -> CardLayout:
+        return CardLayout(
             kept=cut.kept,
             list=lambda: list_training_allocations(cut.profile, plan=cut.plan, workload=workload, machine=machine),
         )
@@ -201,7 +201,7 @@ def allocator_settings(plan: AllocatorPlan, device: Device) -> AllocatorSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class CardLayout:
     """A model, whole or with some of its blocks, as single allocations."""
 
     kept: tuple[int, ...]
@@ -210,7 +210,7 @@ class Layout:
 
 
 def replay_layouts(
-    whole: Layout, *, cuts: tuple[Layout, Layout] | None, settings: AllocatorSettings | None, peak_in: str
+    whole: CardLayout, *, cuts: tuple[CardLayout, CardLayout] | None, settings: AllocatorSettings | None, peak_in: str
 ) -> Replayed:
     """cuts: a deep model at two shorter depths, which are replayed in its place; None for one that is not. settings: None on the
     CPU device, of which only what is there at the peak is told.
@@ -271,8 +271,8 @@ def _carry_groups(shorter: _Groups, longer: _Groups, carried: Callable[[int, int
     }
 
 
-def _group(held: Sequence[Held]) -> _Groups:
-    found: dict[tuple[Category, str, str], list[Held]] = {}
+def _group(held: Sequence[HeldAllocation]) -> _Groups:
+    found: dict[tuple[Category, str, str], list[HeldAllocation]] = {}
     for storage in held:
         found.setdefault((storage.category, storage.made_in, storage.op), []).append(storage)
     return {

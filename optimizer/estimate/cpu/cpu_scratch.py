@@ -16,7 +16,7 @@ from optimizer.base.categories import Tier
 from optimizer.estimate.cpu.convolution_scratch import hold_convolution
 from optimizer.estimate.cpu.matmul_scratch import hold_grouped_product, hold_product
 from optimizer.estimate.ops.experts import GROUPED_PRODUCT
-from optimizer.formats.matmul_dispatch import is_librarys
+from optimizer.formats.matmul_dispatch import uses_onednn
 from optimizer.hardware.machine import Processor
 from optimizer.profile.meta_ops.convolution import Convolution
 from optimizer.profile.op_costs import ADDING
@@ -57,7 +57,7 @@ def scratch_of(op: Op, shape: Shape, *, is_half: bool, processor: Processor) -> 
 
 def made_product_bytes(sides: Sequence[int], form: str, *, dtype: str, is_added: bool, processor: Processor) -> int:
     """Held while the runtime multiplies, by whichever library makes such a product here. sides, form: as of ``hold_product``."""
-    is_packed = processor.packs_fp32 and is_librarys(*sides[1:]) if dtype == "fp32" else dtype == "bf16" and processor.packs_bf16
+    is_packed = processor.packs_fp32 and uses_onednn(*sides[1:]) if dtype == "fp32" else dtype == "bf16" and processor.packs_bf16
     if not is_packed:
         return 0
     return hold_product(sides, form=form, dtype=dtype, num_threads=processor.num_threads, is_added=is_added)

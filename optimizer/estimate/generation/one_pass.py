@@ -18,7 +18,7 @@ from optimizer.estimate.categories.stores import STORE_LANES
 from optimizer.estimate.generation.kv_cache import add_copies
 from optimizer.estimate.generation.layout import PassLayout, Placed, named, phase_of
 from optimizer.estimate.prediction import LANES
-from optimizer.estimate.step.runs import Run, Schedule
+from optimizer.estimate.step.runs import Schedule, TaskRun
 from optimizer.estimate.step.simulate import Resident, Simulation, simulate
 from optimizer.estimate.step.unmetered import estimate_allocated_peak
 from optimizer.estimate.tasks.parts import Bytes
@@ -34,7 +34,7 @@ from optimizer.workload import GenerationWorkload
 PASS_KINDS = (*COMPUTE_KINDS, "allocation")
 _STRAIGHT, _ROUGHLY_STRAIGHT = 1e-6, 3e-4
 """What a middle may be off the line between its ends, as a share of the time; in a search the second."""
-_NO_RUN = Run(())
+_NO_RUN = TaskRun(())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +217,7 @@ class GenerationPass:
 
     def _simulate(self, placed: Iterable[Placed], resident: Bytes, *, is_end: bool) -> Simulation:
         schedule = Schedule(
-            first=Run([task for task, _, _ in placed]),
+            first=TaskRun([task for task, _, _ in placed]),
             later=_NO_RUN,
             num_later=0,
             update=_NO_RUN,

@@ -15,7 +15,7 @@ from optimizer.estimate.card.allocations import Allocations, list_pass_allocatio
 from optimizer.estimate.card.depth import keep_blocks, list_alike
 from optimizer.estimate.card.host_memory import PAGE_BYTES
 from optimizer.estimate.card.on_cuda import CudaMoves
-from optimizer.estimate.card.process import Layout, Replayed, allocator_settings, card_memory, replay_layouts
+from optimizer.estimate.card.process import CardLayout, Replayed, allocator_settings, card_memory, replay_layouts
 from optimizer.estimate.generation.one_pass import GenerationPass
 from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.hardware.machine import Machine
@@ -64,9 +64,9 @@ def list_generation_allocations(
 def _replay(
     profile: GenerationProfile, *, plan: GenerationPlan, workload: GenerationWorkload, machine: Machine, peak_in: str
 ) -> Replayed:
-    def laid(kept: tuple[int, ...]) -> Layout:
+    def laid(kept: tuple[int, ...]) -> CardLayout:
         part = _keep(profile, kept)
-        return Layout(
+        return CardLayout(
             kept=kept,
             list=lambda: list_generation_allocations(part, plan=plan, workload=workload, machine=machine),
         )

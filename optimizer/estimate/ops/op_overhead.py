@@ -10,7 +10,7 @@ from optimizer.estimate.ops.op_times import OpTimes
 from optimizer.estimate.ops.priced_ops import PricedOps
 from optimizer.estimate.tasks.parts import PartName
 from optimizer.hardware.machine import Rates
-from optimizer.hardware.thread_wakeup import BESIDE_KERNELS, waking_s
+from optimizer.hardware.thread_wakeup import BESIDE_KERNELS, thread_wakeup_s
 from optimizer.plan.activations import OFFLOADING, REBUILDING
 from optimizer.profile.generation import EMBEDDING
 from optimizer.profile.profile import Part
@@ -20,7 +20,7 @@ _ONCE = {"prologue": "micro-batch", EMBEDDING: "token"}
 """What a run through the model costs in Python beside its ops (``Rates.python_s``), told with its first part."""
 
 
-class Beside(NamedTuple):
+class OpOverhead(NamedTuple):
     """Seconds beside kernels."""
 
     dispatch_s: float
@@ -36,7 +36,7 @@ class PartOps:
     kept: Part | None
     """Of the same block where it keeps everything, if this part begins with what the forward did already."""
 
-    def beside_kernels(self, times: OpTimes, *, num_copies: int, kernels_s: float, runs_ahead: bool) -> Beside:
+    def beside_kernels(self, times: OpTimes, *, num_copies: int, kernels_s: float, runs_ahead: bool) -> OpOverhead:
         """What the ops cost beside their kernels, and what the part's technique does.
 
         runs_ahead: the device computes while Python runs ahead, which then costs only what it takes longer.
@@ -54,10 +54,10 @@ class PartOps:
             hooks_s += num_forward * times.python_s(f"{name[0]} op")
         dispatch_s = num_forward * forward_s + (num_ops - num_forward) * backward_s
         if runs_ahead and times.counts_views:
-            return Beside(max(0.0, dispatch_s + hooks_s - kernels_s), 0.0)
-        return Beside(dispatch_s, hooks_s)
+            return OpOverhead(max(0.0, dispatch_s + hooks_s - kernels_s), 0.0)
+        return OpOverhead(dispatch_s, hooks_s)
 
-    def waking_s(self, priced: PricedOps, rates: Rates) -> float:
+    def thread_wakeup_s(self, priced: PricedOps, rates: Rates) -> float:
         """What the ops take longer because threads fell asleep before them; how often, finished runs do not change."""
         if not rates.wake_s:
             return 0.0
@@ -74,7 +74,7 @@ class PartOps:
         before_s *= _num_dispatched(self.part, times) / max(1, len(ops))
         if not isinstance(name, str) and name[0] in OFFLOADING:
             before_s += BESIDE_KERNELS * rates.python_s.get("offload", 0.0) * (priced.slots[ops] >= len(COMPUTE_KINDS))
-        seconds = waking_s(priced.shared[ops], priced.probed_seconds[ops], before_s, wake_s=rates.wake_s)
+        seconds = thread_wakeup_s(priced.shared[ops], priced.probed_seconds[ops], before_s, wake_s=rates.wake_s)
         return seconds * times.factors["dispatch"]
 
     @property
@@ -82,7 +82,7 @@ class PartOps:
         return "backward" in (self.name if isinstance(self.name, str) else self.name[2])
 
 
-def beside_kernels_s(
+def op_overhead_s(
     part: Part, name: str, times: OpTimes, *, kernels_s: NDArray[np.float64], runs_ahead: bool
 ) -> NDArray[np.float64]:
     """What a part of a generation costs beside its kernels, at many shapes at once: dispatch and Python, as in ``PartOps``.

@@ -13,7 +13,7 @@ from optimizer.base.categories import CATEGORIES, Tier
 from optimizer.estimate.ops.experts import unread_bytes
 from optimizer.estimate.ops.op_times import OpTimes
 from optimizer.hardware.machine import Rates
-from optimizer.hardware.thread_wakeup import are_shared
+from optimizer.hardware.thread_wakeup import runs_multithreaded
 from optimizer.profile.profile import Change, Op, OpKind, Part
 from optimizer.profile.sizes import NUM_MONOMIALS, Shape, Terms, monomials
 from optimizer.profile.time_kinds import COMPUTE_KINDS, kind_of
@@ -103,7 +103,7 @@ class OpSizes:
                 sizes[indices] for sizes in (self._flops, self._read_bytes, self._written_bytes)
             )
             if rates.wake_s:
-                shared[indices] = are_shared(
+                shared[indices] = runs_multithreaded(
                     op_kind, name, dtype, flops=flops, read_bytes=read_bytes, written_bytes=written_bytes
                 )
             if op_kind in _LANES:

@@ -29,7 +29,7 @@ from optimizer.estimate.ops.op_times import OpTimes
 from optimizer.estimate.ops.priced_ops import KIND_SLOT, OpSizes, PricedOps, list_terms
 from optimizer.estimate.tasks.parts import Change, PartBytes, PartName, PartTime, sum_changes
 from optimizer.hardware.machine import Machine, Processor, Rates
-from optimizer.hardware.thread_wakeup import count_shared
+from optimizer.hardware.thread_wakeup import count_multithreaded
 from optimizer.plan.activations import OFFLOADING, REBUILDING, BlockChoice
 from optimizer.plan.weights import DTYPE_BYTES, WeightsPlan
 from optimizer.profile.generation import ForwardRegime, Phase
@@ -233,7 +233,7 @@ class CompiledShape:
     def count_shared_gradients(self, changes: Iterable[Change]) -> int:
         """changes: of a part."""
         size = DTYPE_BYTES[self._element_dtype]
-        return count_shared(
+        return count_multithreaded(
             num_bytes // size for tier, slot, num_bytes in changes if tier == "device" and slot == _GRADIENTS
         )
 
@@ -346,7 +346,7 @@ class CompiledShape:
             kernels_s=float(kinds_s.sum()),
             runs_ahead=machine.device.kind == "cuda",
         )
-        kinds_s[_DISPATCH] += beside.dispatch_s + own.waking_s(priced, machine.rates)
+        kinds_s[_DISPATCH] += beside.dispatch_s + own.thread_wakeup_s(priced, machine.rates)
         kinds_s[_HOOKS] += beside.hooks_s
         kinds_ms = tuple((kinds_s * 1000).tolist())
         compute_ms = sum(kinds_ms)

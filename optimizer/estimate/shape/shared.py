@@ -13,7 +13,7 @@ Release = tuple[int, int]
 
 
 @dataclass
-class Places:
+class SharedPlaces:
     """Where storages that blocks share go under one plan."""
 
     forward: dict[int, tuple[Release, ...]] = field(default_factory=dict)
@@ -31,11 +31,11 @@ class SharedStorages:
         self._templates = compiled.regime.block_templates
         self._holds: dict[BlockChoice, list[dict[int, int]]] = {}
 
-    def place(self, choices: Sequence[BlockChoice]) -> Places:
+    def place(self, choices: Sequence[BlockChoice]) -> SharedPlaces:
         """In the backward of the first block that holds it, or in the forward pass."""
         regime = self._compiled.regime
         waiting = set(range(len(regime.shared)))
-        places = Places()
+        places = SharedPlaces()
         for block, choice in enumerate(choices):
             if not waiting:
                 break

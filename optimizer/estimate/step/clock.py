@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from optimizer.estimate.prediction import Lane
-from optimizer.estimate.step.runs import Run, Schedule
+from optimizer.estimate.step.runs import Schedule, TaskRun
 from optimizer.estimate.tasks.transfers import BESIDE, NUM_QUEUES, Begun, Event, Legs
 
 
@@ -82,7 +82,7 @@ class _Clock:
     def has_work_left(self) -> bool:
         return bool(self._under_way)
 
-    def run(self, run: Run) -> list[float]:
+    def run(self, run: TaskRun) -> list[float]:
         """When each task begins."""
         compute_ms, events, acts = run.steps(self.device_kind)
         if not acts and not self._under_way:
@@ -101,7 +101,7 @@ class _Clock:
         self.now_ms = now_ms
         return starts
 
-    def note_block_ends(self, run: Run, starts_ms: list[float], *, update: Run) -> None:
+    def note_block_ends(self, run: TaskRun, starts_ms: list[float], *, update: TaskRun) -> None:
         """When the backward of each block ended, where the update has transfers that could begin then. The run is over."""
         if not update.follows_blocks:
             return

@@ -12,7 +12,7 @@ from optimizer.estimate.shape.compiled import CompiledShape, Dropped
 from optimizer.estimate.tasks.parts import PartName, PartTime
 from optimizer.estimate.tasks.transfers import Legs
 from optimizer.hardware.machine import Machine
-from optimizer.hardware.thread_wakeup import wakings_s
+from optimizer.hardware.thread_wakeup import wakeup_cost_s
 from optimizer.plan.plan import Plan
 
 
@@ -51,7 +51,7 @@ class PartPrices:
         host_ms = num_passes * num_bytes / self._host_bytes_per_s * 1000
         num_ops = num_shared * (1 if is_first else 2)
         rates = self.machine.rates
-        host_ms += wakings_s(num_ops, rates, after_s=gradient_python_s(rates), kind="host") * 1000
+        host_ms += wakeup_cost_s(num_ops, rates, after_s=gradient_python_s(rates), kind="host") * 1000
         return (("copy_out", num_bytes / rates.device_to_host_bytes_per_s * 1000), ("host", host_ms))
 
     @cached_property

@@ -14,22 +14,22 @@ from optimizer.estimate.tasks.tasks import NUM_BEYOND, Task
 from optimizer.estimate.tasks.transfers import Event
 
 
-class Run:
+class TaskRun:
     """Tasks in order, and what they come to together.
 
     A search prices hundreds of runs, mostly of tasks that were in others before, so the work for each task is left to what Python
     has built in.
     """
 
-    def __init__(self, tasks: Sequence[Task], *, parts: "tuple[Run, Run] | None" = None) -> None:
+    def __init__(self, tasks: Sequence[Task], *, parts: "tuple[TaskRun, TaskRun] | None" = None) -> None:
         """parts: two runs whose tasks these are, from which the rest is put together."""
         self.tasks = tuple(tasks)
         self._parts = parts
         self._steps: dict[str, Steps] = {}
 
-    def __add__(self, after: "Run") -> "Run":
+    def __add__(self, after: "TaskRun") -> "TaskRun":
         """This one and then the other."""
-        return Run(self.tasks + after.tasks, parts=(self, after))
+        return TaskRun(self.tasks + after.tasks, parts=(self, after))
 
     @cached_property
     def follows_blocks(self) -> bool:
@@ -143,10 +143,10 @@ _STEP_OF: Final = {"cpu": attrgetter("on_cpu"), "cuda": attrgetter("on_cuda")}
 class Schedule:
     """The tasks of a step. ``num_later`` times the ``later`` ones follow the ``first``, then the ``update``."""
 
-    first: Run
-    later: Run
+    first: TaskRun
+    later: TaskRun
     num_later: int
-    update: Run
+    update: TaskRun
     carried: Bytes
     """What each further micro-batch leaves behind, by category: its inputs, on the CPU device, and rows of sparse gradients."""
 

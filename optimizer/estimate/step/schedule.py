@@ -26,11 +26,11 @@ from optimizer.estimate.categories.weights import (
     list_streamed_tensors,
 )
 from optimizer.estimate.shape.compiled import CompiledShape, Move
-from optimizer.estimate.shape.shared import Places, SharedStorages
+from optimizer.estimate.shape.shared import SharedPlaces, SharedStorages
 from optimizer.estimate.step.block_tasks import BlockTasks
 from optimizer.estimate.step.outside_tasks import OutsideTasks
 from optimizer.estimate.step.part_prices import PartPrices
-from optimizer.estimate.step.runs import Run, Schedule
+from optimizer.estimate.step.runs import Schedule, TaskRun
 from optimizer.estimate.step.streaming import make_weights_task
 from optimizer.estimate.step.update import list_update_tasks, update_inputs, update_key
 from optimizer.estimate.tasks.tasks import Task, move_task, single
@@ -43,7 +43,7 @@ from optimizer.workload import TrainingWorkload
 _END: Final = "end of the micro-batch"
 
 
-class Layout:
+class StepLayout:
     """Puts the parts of one shape in order: all that a plan decides outside its blocks, for whatever its blocks do.
 
     Made once for each setting that a search tries; the tasks of its blocks are shared with the settings that do the same to them.
@@ -82,7 +82,7 @@ class Layout:
         self._carried = single("temporaries", self.input_bytes if self.inputs_stay else 0)
         self._carried += single("gradients", self._rows_bytes)
         self._weights: dict[str, list[Task]] = {}
-        self._moves: dict[Hashable, Run] = {}
+        self._moves: dict[Hashable, TaskRun] = {}
         """Bytes that go between two parts, which few plans do differently."""
         self.num_later = plan.batch.accumulation_steps - 1
         self._tensors = tensors
@@ -90,9 +90,9 @@ class Layout:
         self._update_key = ("update", *update_inputs(plan, workload, machine))
 
     @cached_property
-    def update(self) -> Run:
+    def update(self) -> TaskRun:
         """What follows the last micro-batch."""
-        return self._tensors.keep(self._update_key, lambda: Run(tuple(self._list_update())))
+        return self._tensors.keep(self._update_key, lambda: TaskRun(tuple(self._list_update())))
 
     @cached_property
     def _inputs_task(self) -> Task:
@@ -101,9 +101,9 @@ class Layout:
     def schedule(self, choices: Sequence[BlockChoice]) -> Schedule:
         """choices: of the blocks, first to last. Raises NotProfiled."""
         places = self._shared.place(choices)
-        forward = Run(self._list_forward(choices, places))
+        forward = TaskRun(self._list_forward(choices, places))
         first = self._micro_batch(forward, choices, places, is_first=True)
-        later = Run(())
+        later = TaskRun(())
         if self.num_later:
             later = self._micro_batch(forward, choices, places, is_first=False)
             if self._rows_bytes:
@@ -111,8 +111,8 @@ class Layout:
                 later += self._move("backward", _END, (("gradients", self._rows_bytes),))
         return Schedule(first=first, later=later, num_later=self.num_later, update=self.update, carried=self._carried)
 
-    def _micro_batch(self, forward: Run, choices: Sequence[BlockChoice], places: Places, *, is_first: bool) -> Run:
-        run = forward + Run(self._list_backward(choices, places, is_first=is_first))
+    def _micro_batch(self, forward: TaskRun, choices: Sequence[BlockChoice], places: SharedPlaces, *, is_first: bool) -> TaskRun:
+        run = forward + TaskRun(self._list_backward(choices, places, is_first=is_first))
         left_bytes = run.sums.logits
         # The first one's loss stays and takes up those of the others. The traced parts free the loss and backward's root in
         # plain training's dtype, and no loss where a gradient that does not stay makes every micro-batch like the first.
@@ -123,15 +123,15 @@ class Layout:
             run += self._move("backward", _END, (("logits_and_loss", gone_bytes), ("temporaries", inputs_bytes)))
         return run
 
-    def _move(self, phase: str, name: str, bytes_by_category: tuple[tuple[Category, int], ...]) -> Run:
+    def _move(self, phase: str, name: str, bytes_by_category: tuple[tuple[Category, int], ...]) -> TaskRun:
         """Bytes that come or go at once, as a run of one task."""
         key = (phase, name, bytes_by_category)
         if key not in self._moves:
             net = sum((single(category, num_bytes) for category, num_bytes in bytes_by_category), single("weights", 0))
-            self._moves[key] = Run((move_task(phase, name, net),))
+            self._moves[key] = TaskRun((move_task(phase, name, net),))
         return self._moves[key]
 
-    def _list_forward(self, choices: Sequence[BlockChoice], places: Places) -> list[Task]:
+    def _list_forward(self, choices: Sequence[BlockChoice], places: SharedPlaces) -> list[Task]:
         blocks = self._blocks.list_forward(choices, places.forward)
         if self.streamed:
             blocks = _in_turn(self.weights_tasks("forward"), blocks)
@@ -148,7 +148,7 @@ class Layout:
         tasks.append(self._outside.task("head", choices[-1]))
         return tasks
 
-    def _list_backward(self, choices: Sequence[BlockChoice], places: Places, *, is_first: bool) -> list[Task]:
+    def _list_backward(self, choices: Sequence[BlockChoice], places: SharedPlaces, *, is_first: bool) -> list[Task]:
         # A gradient that does not stay is new in every micro-batch.
         which = "first" if is_first or self._makes_anew else "accumulate"
         blocks = self._blocks.list_backward(choices, places.backward, f"backward_{which}", is_first=is_first)
@@ -193,12 +193,12 @@ class Layout:
             waits_for=tuple(update_key(other) for other in coming) if phase == "forward" else (),
         )
 
-    def _freed(self, freed: list[Move]) -> Run:
+    def _freed(self, freed: list[Move]) -> TaskRun:
         key = tuple(freed)
         if key not in self._moves:
             net = sum((single(CATEGORIES[move.slot], move.num_bytes) for move in freed), single("weights", 0))
             task = move_task("forward", "end of the backbone", net)
-            self._moves[key] = Run((replace(task, moves=partial(tuple, key)),))
+            self._moves[key] = TaskRun((replace(task, moves=partial(tuple, key)),))
         return self._moves[key]
 
 

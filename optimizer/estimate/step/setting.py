@@ -12,7 +12,7 @@ from optimizer.estimate.categories.optimizer_state import estimate_state
 from optimizer.estimate.categories.tensors import TensorList, list_tensors
 from optimizer.estimate.categories.weights import estimate_weight_bytes, list_streamed_bytes
 from optimizer.estimate.shape.compiled import CompiledShape, compile_shape
-from optimizer.estimate.step.schedule import Layout
+from optimizer.estimate.step.schedule import StepLayout
 from optimizer.estimate.step.simulate import Resident
 from optimizer.estimate.step.stages import Stages
 from optimizer.estimate.tasks.parts import Bytes
@@ -24,10 +24,10 @@ from optimizer.workload import TrainingWorkload
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class PreparedStep:
     """A plan without its blocks' choices, at one shape on one kind of machine."""
 
-    layout: Layout
+    layout: StepLayout
     stages: Stages
     tensors: TensorList
     device_kind: str
@@ -44,7 +44,7 @@ class Setting:
         return Resident(device=device, host=self.always.host + staging_bytes, disk=self.always.disk)
 
 
-def find_setting(profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine) -> Setting:
+def find_setting(profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine) -> PreparedStep:
     """Of a plan that was checked; its blocks' choices are not looked at. Raises InvalidWorkload beyond the position table.
 
     Kept with the profile's compiled shape, so it must not hold the profile.
@@ -68,7 +68,7 @@ def find_setting(profile: Profile, *, plan: Plan, workload: TrainingWorkload, ma
 
 def _make_setting(
     profile: Profile, compiled: CompiledShape, *, plan: Plan, workload: TrainingWorkload, machine: Machine
-) -> Setting:
+) -> PreparedStep:
     tensors = list_tensors(profile)
     trains_all = workload.adapter is None
     state = estimate_state(tensors, plan, workload=workload, device_kind=machine.device.kind)
@@ -78,8 +78,8 @@ def _make_setting(
     device += single("optimizer_state", state.device_bytes)
     device += single("gradients", gradients.device)
     home_bytes = {"device": 0, "host": 0, "disk": 0, plan.weights.place: streamed_bytes}
-    return Setting(
-        layout=Layout(
+    return PreparedStep(
+        layout=StepLayout(
             profile, compiled, plan=plan, workload=workload, machine=machine, tensors=tensors, state=state
         ),
         stages=Stages(

@@ -16,7 +16,7 @@ from optimizer.base.categories import CATEGORIES, Link
 from optimizer.base.heap import KEPT_BYTES
 from optimizer.estimate.prediction import LANES, Lane
 from optimizer.estimate.step.clock import Timing, time_step
-from optimizer.estimate.step.runs import Run, Schedule
+from optimizer.estimate.step.runs import Schedule, TaskRun
 from optimizer.estimate.tasks.parts import Bytes
 from optimizer.estimate.tasks.tasks import NUM_BEYOND, Task
 from optimizer.profile.time_kinds import COMPUTE_KINDS
@@ -162,7 +162,7 @@ def simulate(
     )
 
 
-def _counted_runs(schedule: Schedule) -> tuple[tuple[Run, int], ...]:
+def _counted_runs(schedule: Schedule) -> tuple[tuple[TaskRun, int], ...]:
     """With how often each is run in a step."""
     return (schedule.first, 1), (schedule.later, schedule.num_later), (schedule.update, 1)
 
@@ -216,7 +216,7 @@ class Highest:
 
 
 def _place_rows(schedule: Schedule, resident: Bytes, timing: Timing) -> list[Row]:
-    def row(run: Run, levels: Bytes, starts: Sequence[float], offset_ms: float) -> Row:
+    def row(run: TaskRun, levels: Bytes, starts: Sequence[float], offset_ms: float) -> Row:
         return Row(
             tasks=run.tasks,
             levels=levels,

@@ -29,8 +29,8 @@ from optimizer.estimate.categories.weights import list_forward_moves, list_strea
 from optimizer.estimate.prediction import Stage, StagePeak
 from optimizer.estimate.shape.compiled import CompiledShape
 from optimizer.estimate.shape.logits_and_loss import list_evaluation, read_head
-from optimizer.estimate.step.runs import Run, Schedule
-from optimizer.estimate.step.schedule import Layout
+from optimizer.estimate.step.runs import Schedule, TaskRun
+from optimizer.estimate.step.schedule import StepLayout
 from optimizer.estimate.step.simulate import Highest, Resident, Simulation
 from optimizer.estimate.step.update import list_update_tasks, update_inputs
 from optimizer.estimate.tasks.parts import Bytes, PartBytes, sum_changes
@@ -65,10 +65,10 @@ class Stages:
         early_bytes = estimate_early_state_bytes(tensors.list_staying(plan.optimizer_state), plan)
         self._early_bytes = early_bytes - state.device_bytes
         self._early = single("optimizer_state", self._early_bytes)
-        self._first_layout: Layout | None = None
-        self._first_update: Run | None = None
+        self._first_layout: StepLayout | None = None
+        self._first_update: TaskRun | None = None
         if plan.gradients.choice == "consume":
-            self._first_layout = Layout(
+            self._first_layout = StepLayout(
                 profile,
                 compiled,
                 plan=plan,
@@ -164,13 +164,13 @@ def _first_update(
     tensors: TensorList,
     state: StateCosts,
     moments: Moments,
-) -> Run:
+) -> TaskRun:
     """Of gradients that are kept until then."""
-    def make() -> Run:
+    def make() -> TaskRun:
         staying = tensors.list_staying(plan.optimizer_state)
         listed = partial(list_update_changes, staying, plan, first_moments=moments, device_kind=machine.device.kind)
         early = replace(state, list_changes=listed)
-        return Run(tuple(list_update_tasks(tensors, early, plan=plan, workload=workload, machine=machine)))
+        return TaskRun(tuple(list_update_tasks(tensors, early, plan=plan, workload=workload, machine=machine)))
 
     key = ("first update", moments, *update_inputs(plan, workload, machine))
     return tensors.keep(key, make)

@@ -15,7 +15,7 @@ from optimizer.estimate.tasks.parts import Change, PartTime
 from optimizer.estimate.tasks.tasks import Task, add_legs, as_moves, moved_bytes, single
 from optimizer.estimate.tasks.transfers import Legs, Transfer
 from optimizer.hardware.machine import Rates
-from optimizer.hardware.thread_wakeup import count_shared, wakings_s
+from optimizer.hardware.thread_wakeup import count_multithreaded, wakeup_cost_s
 from optimizer.plan.weights import WeightsPlan
 
 _WEIGHTS = CATEGORIES.index("weights")
@@ -84,8 +84,8 @@ def streaming_python_ms(
 ) -> float:
     """Of weights that come, beside their copies. tensors: bytes of each."""
     each_s = weights_python_s(rates, generates=generates, is_stored=plan.place in STORE_LANES)
-    num_shared = count_shared(num_bytes // plan.bytes_per_element for num_bytes in tensors)
-    return (len(tensors) * each_s + wakings_s(num_shared, rates, after_s=each_s)) * 1000
+    num_shared = count_multithreaded(num_bytes // plan.bytes_per_element for num_bytes in tensors)
+    return (len(tensors) * each_s + wakeup_cost_s(num_shared, rates, after_s=each_s)) * 1000
 
 
 def _copied(num_bytes: int, plan: WeightsPlan) -> Mapping[Link, int]:

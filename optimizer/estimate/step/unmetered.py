@@ -5,7 +5,7 @@ again, task by task.
 """
 
 from optimizer.estimate.cpu.cpu_scratch import RANDOM_STATE_BYTES
-from optimizer.estimate.step.runs import Run, Schedule
+from optimizer.estimate.step.runs import Schedule, TaskRun
 from optimizer.estimate.tasks.parts import Bytes
 from optimizer.hardware.machine import Processor
 
@@ -25,7 +25,7 @@ def estimate_allocated_peak(schedule: Schedule, resident: Bytes, *, processor: P
     return max(peak, level + _top(schedule.update, processor=processor))
 
 
-def _top(run: Run, *, processor: Processor) -> int:
+def _top(run: TaskRun, *, processor: Processor) -> int:
     """Above the run's start."""
     level = top = num_states = 0
     rises: dict[int, int] = {}

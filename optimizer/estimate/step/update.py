@@ -36,7 +36,7 @@ from optimizer.estimate.tasks.parts import Change, PartTime, sum_device_rows
 from optimizer.estimate.tasks.tasks import Task, add_legs, as_moves, risen_bytes, single
 from optimizer.estimate.tasks.transfers import Legs, Transfer
 from optimizer.hardware.machine import Machine, Rates
-from optimizer.hardware.thread_wakeup import count_shared, wakings_s
+from optimizer.hardware.thread_wakeup import count_multithreaded, wakeup_cost_s
 from optimizer.plan.plan import Plan
 from optimizer.workload import TrainingWorkload
 
@@ -194,13 +194,13 @@ def _waking_ms(tensors: TensorList, plan: Plan, rates: Rates, *, scales: bool) -
     if plan.gradients.choice != "host" or not rates.wake_s:
         return 0.0
     leaving = tensors.list_leaving(plan.optimizer_state)
-    num_copied = num_shared = count_shared(tensors.num_elements)
+    num_copied = num_shared = count_multithreaded(tensors.num_elements)
     if plan.weights.place != "device":
         # New weights stay where they are at home.
         blocks = range(tensors.num_blocks)
         each = zip(tensors.num_elements, leaving, tensors.blocks, strict=True)
-        num_copied -= count_shared(number for number, is_away, block in each if is_away and block in blocks)
-    return wakings_s(num_copied + num_shared * scales, rates, after_s=gradient_python_s(rates)) * 1000
+        num_copied -= count_multithreaded(number for number, is_away, block in each if is_away and block in blocks)
+    return wakeup_cost_s(num_copied + num_shared * scales, rates, after_s=gradient_python_s(rates)) * 1000
 
 
 def more_for_leaving_ms(num_tensors: int, rates: Rates) -> float:

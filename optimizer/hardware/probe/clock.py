@@ -47,7 +47,7 @@ def timed_s(run: Callable[[], object], device: torch.device) -> float:
     return float(begin.elapsed_time(end)) / 1000
 
 
-class Share:
+class TimeShare:
     """A stretch of the probe's time."""
 
     def __init__(self, max_s: float) -> None:

@@ -43,7 +43,7 @@ class PassCosts:
 
 def probe_passes(device: torch.device, *, scratch: Path | None, max_s: float) -> PassCosts:
     """Of the least of a few passes, taken in turn. scratch: None where there is no disk."""
-    share = clock.Share(max_s)
+    share = clock.TimeShare(max_s)
     away = {
         "keys and values": GenerationPlan(kv_cache=KvCachePlan(place="host")),
         "weights of a pass": GenerationPlan(weights=WeightsPlan(place="host")),
@@ -85,7 +85,7 @@ def probe_passes(device: torch.device, *, scratch: Path | None, max_s: float) ->
 
 def probe_draws(device: torch.device, *, max_s: float) -> dict[str, Curve]:
     """By scores, under ``draw``."""
-    share = clock.Share(max_s)
+    share = clock.TimeShare(max_s)
     points = []
     for index, vocab_size in enumerate(_VOCAB_SIZES):
         if index and not share.left_s:

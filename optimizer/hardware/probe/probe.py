@@ -26,9 +26,9 @@ import torch
 
 from optimizer.base.errors import InvalidInput
 from optimizer.base.heap import keep_freed_memory
-from optimizer.hardware.machine import DISTURBED, Curve, Machine, Rates
+from optimizer.hardware.machine import PROBE_DISTURBED_FACT, Curve, Machine, Rates
 from optimizer.hardware.memory import available_memory_bytes
-from optimizer.hardware.probe.clock import Share, better_of
+from optimizer.hardware.probe.clock import TimeShare, better_of
 from optimizer.hardware.probe.disturbance import Disturbance, Watch
 from optimizer.hardware.probe.facts import describe_device, has_library_for_bf16, list_facts
 from optimizer.hardware.probe.passes import probe_draws, probe_passes
@@ -111,7 +111,7 @@ def probe_machine(
 
 
 def _remarks_on(disturbance: Disturbance) -> dict[str, str]:
-    return {DISTURBED: disturbance.describe()} if disturbance.slowdown > 1 else {}
+    return {PROBE_DISTURBED_FACT: disturbance.describe()} if disturbance.slowdown > 1 else {}
 
 
 def _choose_device(device: str | None) -> torch.device:
@@ -172,7 +172,7 @@ def _measure_rates(
         for _ in range(_NUM_VISITS)
     ]
     curves = {what: better_of(visit[what] for visit in visits) for what in curve_probes}
-    flat = Share(share_s["flat"])
+    flat = TimeShare(share_s["flat"])
     return Rates(
         matmul_flops_per_s={
             name: probe_matmul_rate(device, dtype, max_s=flat.of(6)) for name, dtype in flat_dtypes.items()

@@ -222,7 +222,7 @@ def _measure(
     plans: Mapping[str, Plan], device: torch.device, *, max_s: float
 ) -> tuple[dict[str, _Step], dict[str, _Step]]:
     """By one thread, and by all; steps are taken in turn, so that a slow moment of the machine is not one plan's alone."""
-    share = clock.Share(max_s)
+    share = clock.TimeShare(max_s)
     runs = {name: _Run(plan, _PhaseMeter(device)) for name, plan in plans.items()}
     by_one: dict[str, list[dict[str, float]]] = {name: [] for name in _BY_ONE}
     by_all: dict[str, list[dict[str, float]]] = {name: [] for name in _BY_ALL}

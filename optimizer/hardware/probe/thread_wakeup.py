@@ -22,7 +22,7 @@ def probe_wake_s(device: torch.device, *, max_s: float) -> float:
     """
     if device.type != "cpu" or torch.get_num_threads() == 1:
         return 0.0
-    share = clock.Share(max_s)
+    share = clock.TimeShare(max_s)
     x = torch.ones(2 * GRAIN_SIZE)
     run = partial(torch.mul, x, 2.0, out=torch.empty_like(x))
     clock.timed_s(run, device)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from optimizer.plan.activations import BlockChoice
-from optimizer.profile.trace.events import Allocated, Began, Event, Freed, Held, Input, Ran, Trace
+from optimizer.profile.trace.events import Allocated, Began, Event, Freed, HeldStorage, Input, Ran, Trace
 
 PartKey = tuple[str, int]
 """Phase as the runtime marks it, block or -1."""
@@ -111,7 +111,7 @@ def _follow(events: Sequence[Event]) -> dict[Birth, _Life]:
             freed.append((life, num_ops.get(key, 0)))
         elif isinstance(event, Input) and event.storage in by_number:
             by_number[event.storage].input_of.add(event.block)
-        elif isinstance(event, Held) and event.storage in by_number:
+        elif isinstance(event, HeldStorage) and event.storage in by_number:
             life = by_number[event.storage]
             life.kept_by.add(event.block)
             if event.is_given:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from optimizer.base.errors import InvalidModel
-from optimizer.formats.stock_layers import are_layers_light
+from optimizer.formats.stock_layers import uses_memory_saving_layers
 from optimizer.profile.generation import INFERENCE_PROFILE_VERSION, GenerationProfile
 from optimizer.profile.profile import PROFILE_VERSION, Profile
 
@@ -109,7 +109,7 @@ def _generation_path(fingerprint: str, representations: Sequence[str], folder: P
 
 def _path_of(what: str, folder: Path | None, *, profile_version: int = PROFILE_VERSION) -> Path:
     versions = [_version_of(package) for package in _TRACED_PACKAGES]
-    facts = [what, profile_version, are_layers_light(), versions, _program_stamp()]
+    facts = [what, profile_version, uses_memory_saving_layers(), versions, _program_stamp()]
     name = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:40]
     return (folder or profiles_folder()) / f"{name}{_SUFFIX}"
 

@@ -67,7 +67,7 @@ class Input(NamedTuple):
     storage: int
 
 
-class Held(NamedTuple):
+class HeldStorage(NamedTuple):
     """A block holds a storage for its backward: one that it was given, or, where it is kept, one that it made."""
 
     block: int
@@ -75,7 +75,7 @@ class Held(NamedTuple):
     is_given: bool
 
 
-Event = Began | Ran | Viewed | Allocated | Moved | Freed | Input | Held
+Event = Began | Ran | Viewed | Allocated | Moved | Freed | Input | HeldStorage
 
 
 @dataclass(frozen=True, kw_only=True)

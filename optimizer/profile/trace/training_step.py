@@ -21,7 +21,7 @@ from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.meta_ops.meta_ops import Ops, pretend_cpu
 from optimizer.profile.sizes import Shape
-from optimizer.profile.trace.events import Began, Event, Held, Input, Trace
+from optimizer.profile.trace.events import Began, Event, HeldStorage, Input, Trace
 from optimizer.profile.trace.recorder import Recorder
 from optimizer.runtime.step.step import MicroBatch, Trainer
 from optimizer.workload import Adapter, TrainingWorkload
@@ -197,7 +197,7 @@ class _HoldWatcher:
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         self._given = {number for tensor in tensors if (number := number_of(tensor)) is not None}
         if self._choice in ("recompute", "selective"):
-            self._recorder.events.extend(Held(self._index, number, is_given=True) for number in sorted(self._given))
+            self._recorder.events.extend(HeldStorage(self._index, number, is_given=True) for number in sorted(self._given))
         elif self._choice == "keep":
             self._hooks = saved_tensors_hooks(self._pack, _same)
             self._hooks.__enter__()
@@ -216,7 +216,7 @@ class _HoldWatcher:
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
         number = self._recorder.number_of(tensor)
         if number is not None:
-            self._recorder.events.append(Held(self._index, number, is_given=number in self._given))
+            self._recorder.events.append(HeldStorage(self._index, number, is_given=number in self._given))
         return tensor
 
 

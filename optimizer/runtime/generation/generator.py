@@ -104,7 +104,7 @@ class PassTimes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pass(PassTimes):
+class FinishedPass(PassTimes):
     """What one pass generated, and how long that took."""
 
     tokens: torch.Tensor
@@ -176,7 +176,7 @@ class Generator:
         )
         return torch.cat([each.tokens for each in passes])
 
-    def run_passes(self, prompts: Sequence[torch.Tensor], *, num_new_tokens: int) -> Iterator[Pass]:
+    def run_passes(self, prompts: Sequence[torch.Tensor], *, num_new_tokens: int) -> Iterator[FinishedPass]:
         """One for each tensor of prompts, as they are done; each takes the likeliest tokens, always as many as asked for."""
         greedy = Sampling(max_new_tokens=num_new_tokens)
         for each in prompts:
@@ -185,7 +185,7 @@ class Generator:
                 for part in torch.split(each, self.plan.batch_size)
             ]
             times = self.run_pass(micro_batches)
-            yield Pass(
+            yield FinishedPass(
                 tokens=torch.cat([micro_batch.tokens[:, -num_new_tokens:] for micro_batch in micro_batches]),
                 prefill_ms=times.prefill_ms,
                 decode_ms=times.decode_ms,

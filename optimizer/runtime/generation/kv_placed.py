@@ -24,7 +24,7 @@ from optimizer.runtime.generation.kv_layer import KvLayer
 from optimizer.runtime.generation.kv_packing import KvPacker
 from optimizer.runtime.generation.kv_workspace import KvHomes, KvWorkspace, Slot
 from optimizer.runtime.meter.meter import Meter
-from optimizer.runtime.tiers.homes import Home
+from optimizer.runtime.tiers.homes import OffDeviceBytes
 
 
 class PlacedKvLayer(KvLayer):  # type: ignore[no-untyped-call]
@@ -48,7 +48,7 @@ class PlacedKvLayer(KvLayer):  # type: ignore[no-untyped-call]
         self._workspace = workspace
         self._homes = homes
         self._turn, self._block = turn, block
-        self._home: Home | None = None
+        self._home: OffDeviceBytes | None = None
         self._brought: Slot | None = None
         self.following: PlacedKvLayer | None = None
         """Whose records come next, after this one's. A cache sets it to the next block's, ``chain`` to another cache's."""

@@ -19,7 +19,7 @@ import torch
 from optimizer.plan.kv_cache import KvPlace
 from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.tiers.copies import Copy
-from optimizer.runtime.tiers.homes import Home
+from optimizer.runtime.tiers.homes import OffDeviceBytes
 from optimizer.runtime.tiers.tiers import Tiers
 
 
@@ -28,10 +28,10 @@ class KvHomes:
 
     def __init__(self, tiers: Tiers) -> None:
         self.tiers = tiers
-        self._homes: dict[tuple[int, int], Home] = {}
+        self._homes: dict[tuple[int, int], OffDeviceBytes] = {}
         self._room: HostRoom | None = None
 
-    def take(self, num_bytes: int, *, turn: int, block: int, place: KvPlace) -> Home:
+    def take(self, num_bytes: int, *, turn: int, block: int, place: KvPlace) -> OffDeviceBytes:
         """The one that this block had for this turn, in place of which a larger one comes where it is too small.
 
         Raises OutOfHostMemory, DiskFull, RemoteStoreFull, RemoteStoreLost.
@@ -41,7 +41,7 @@ class KvHomes:
             if home is not None:
                 del self._homes[turn, block]
                 home.release()
-            home = self._homes[turn, block] = Home(self.tiers, num_bytes, place=place, category="kv_cache")
+            home = self._homes[turn, block] = OffDeviceBytes(self.tiers, num_bytes, place=place, category="kv_cache")
         return home
 
     def take_room(self, num_bytes: int) -> "HostRoom":
@@ -49,7 +49,7 @@ class KvHomes:
         if self._room is None or self._room.data.numel() < num_bytes:
             # What it was goes first.
             self._room = None
-            home = Home(self.tiers, num_bytes, place="host", category="kv_cache")
+            home = OffDeviceBytes(self.tiers, num_bytes, place="host", category="kv_cache")
             assert home.data is not None
             self._room = HostRoom(home.data)
         return self._room
@@ -89,7 +89,7 @@ class Slot:
         for copy in leaving:
             copy.wait()
 
-    def bring(self, tiers: Tiers, home: Home, *, start: int, end: int, offset: int) -> None:
+    def bring(self, tiers: Tiers, home: OffDeviceBytes, *, start: int, end: int, offset: int) -> None:
         """Bytes ``start`` to ``end`` of a home to the slot's from ``offset`` on; ``arrive`` before use."""
         target = self.data[offset : offset + end - start]
         if home.data is not None:
@@ -98,7 +98,7 @@ class Slot:
             assert home.stored is not None
             self.coming.append(tiers.load(home.stored, target, offset_bytes=start))
 
-    def send(self, tiers: Tiers, home: Home, *, start: int, end: int, offset: int) -> None:
+    def send(self, tiers: Tiers, home: OffDeviceBytes, *, start: int, end: int, offset: int) -> None:
         """The slot's bytes from ``start`` to ``end`` home, to ``offset`` there."""
         source = self.data[start:end]
         if home.data is not None:

@@ -17,7 +17,7 @@ _IMPLEMENTATION: Final = "headroom_capped"
 _CAP_KEY: Final = "attn_logit_softcapping"
 
 
-def lighten_capped_attention(model: nn.Module) -> Callable[[], None]:
+def replace_capped_attention(model: nn.Module) -> Callable[[], None]:
     """For models of transformers that cap scores and attend op by op; returns a function that ends it."""
     config: Any = getattr(model, "config", None)
     if not getattr(config, _CAP_KEY, None) or getattr(config, "_attn_implementation", None) != "eager":

@@ -19,7 +19,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from optimizer.formats.matmul_dispatch import is_librarys
+from optimizer.formats.matmul_dispatch import uses_onednn
 
 _LIBRARY: Any = torch.backends.mkldnn
 _ON: Final = "bf16"
@@ -85,7 +85,7 @@ def interrupting(forward: Callable[..., Any]) -> Callable[..., Any]:
 @contextmanager
 def making_products(*sides: int, of: torch.Tensor) -> Iterator[None]:
     """Around products that no linear layer makes. sides: three, in any order. of: one of the operands."""
-    if not (asks_library(of) and is_librarys(*sides)):
+    if not (asks_library(of) and uses_onednn(*sides)):
         yield
         return
     with asking_library():
@@ -146,7 +146,7 @@ def _watched(module: nn.Module) -> Callable[..., Any]:
     @functools.wraps(forward)
     def run(*args: Any, **kwargs: Any) -> Any:
         hidden = args[0] if args else None
-        if hidden is None or hidden.dtype is not torch.float32 or not is_librarys(hidden.numel() // depth, depth, columns):
+        if hidden is None or hidden.dtype is not torch.float32 or not uses_onednn(hidden.numel() // depth, depth, columns):
             return forward(*args, **kwargs)
         _SWITCH.turn_on()
         try:

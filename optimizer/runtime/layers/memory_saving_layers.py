@@ -4,16 +4,16 @@ from collections.abc import Callable
 
 from torch import nn
 
-from optimizer.formats.stock_layers import are_layers_light
-from optimizer.runtime.layers.capped_attention import lighten_capped_attention
-from optimizer.runtime.layers.norms import lighten_norms
+from optimizer.formats.stock_layers import uses_memory_saving_layers
+from optimizer.runtime.layers.capped_attention import replace_capped_attention
+from optimizer.runtime.layers.norms import replace_norms
 
 
-def lighten_layers(model: nn.Module) -> Callable[[], None]:
+def use_memory_saving_layers(model: nn.Module) -> Callable[[], None]:
     """Norms and capped attention, unless the environment says otherwise; returns a function that ends it."""
-    if not are_layers_light():
+    if not uses_memory_saving_layers():
         return lambda: None
-    undo_norms, undo_attention = lighten_norms(model), lighten_capped_attention(model)
+    undo_norms, undo_attention = replace_norms(model), replace_capped_attention(model)
 
     def undo() -> None:
         undo_attention()

@@ -32,7 +32,7 @@ class _Form(NamedTuple):
 _FORMS: Final = (_Form(0.0, is_rounded_first=True), _Form(0.0, is_rounded_first=False), _Form(1.0, is_rounded_first=False))
 
 
-def lighten_norms(model: nn.Module) -> Callable[[], None]:
+def replace_norms(model: nn.Module) -> Callable[[], None]:
     """Have the model's RMS norms save less wherever autograd watches; returns a function that ends it."""
     taken = []
     for module in model.modules():

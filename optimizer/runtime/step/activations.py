@@ -36,7 +36,7 @@ from optimizer.plan.activations import ActivationsPlan, BlockChoice, Compression
 from optimizer.runtime.layers.matmul_dispatch import interrupting
 from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.step.selective import make_selective_contexts
-from optimizer.runtime.tiers.copies import DeviceCopy, Layout, OffloadedCopy, typed, view_of
+from optimizer.runtime.tiers.copies import CopyLayout, DeviceCopy, OffloadedCopy, typed, view_of
 from optimizer.runtime.tiers.plain_copies import PlainCopies
 from optimizer.runtime.tiers.tiers import OffloadPlace, Tiers
 
@@ -221,14 +221,14 @@ class _Group:
         moved = known() if known is not None else None
         if moved is not None and moved.holds(tensor, storage):
             moved.num_waiting += 1
-            return moved, Layout(tensor)
+            return moved, CopyLayout(tensor)
         copy = tiers.offload(
             storage, category=_CATEGORY, dtype=tensor.dtype, place=self._place, compress=self._schedule.compress
         )
         moved = _Moved(copy, tensor, storage, position=len(self.order))
         self._by_storage[key] = known = weakref.ref(moved)
         self.order.append(known)
-        return moved, Layout(tensor)
+        return moved, CopyLayout(tensor)
 
     def unpack(self, packed: Any) -> torch.Tensor:
         if isinstance(packed, torch.Tensor):
@@ -289,14 +289,14 @@ class _PlainGroup:
         version = tensor._version
         if moved is not None and moved.source() is storage and moved.version == version:
             moved.num_waiting += 1
-            return moved, Layout(tensor)
+            return moved, CopyLayout(tensor)
         is_whole = tensor.is_contiguous() and tensor.nbytes == storage.nbytes()
         source = tensor if is_whole else typed(storage, dtype=tensor.dtype, device=tensor.device)
         moved = _PlainMoved(self._copies.out.copy(source), storage, version)
         self._by_storage[key] = weakref.ref(moved)
-        return moved, None if is_whole else Layout(tensor)
+        return moved, None if is_whole else CopyLayout(tensor)
 
-    def unpack(self, packed: torch.Tensor | tuple[_PlainMoved, Layout | None]) -> torch.Tensor:
+    def unpack(self, packed: torch.Tensor | tuple[_PlainMoved, CopyLayout | None]) -> torch.Tensor:
         if not isinstance(packed, tuple):
             return packed
         moved, layout = packed

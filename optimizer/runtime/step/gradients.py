@@ -32,7 +32,7 @@ from torch.utils.hooks import RemovableHandle
 
 from optimizer.base.errors import LossNotFinite
 from optimizer.runtime.step.sparse_gradients import SparseGradients
-from optimizer.runtime.tiers.background_thread import Worker
+from optimizer.runtime.tiers.background_thread import BackgroundThread
 from optimizer.runtime.tiers.copies import Copy
 from optimizer.runtime.tiers.homes import on_host
 from optimizer.runtime.tiers.tiers import Tiers
@@ -144,7 +144,7 @@ class HostGradients(Gradients):
         named: Mapping[str, nn.Parameter],
         *,
         tiers: Tiers,
-        worker: Worker,
+        worker: BackgroundThread,
         accumulates: bool,
         wait: Callable[[str], None],
         begin_update: Callable[[str], bool] | None = None,

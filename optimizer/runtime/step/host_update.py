@@ -30,7 +30,7 @@ from torch import nn
 from optimizer.plan.optimizer_state import OptimizerStatePlan, StatePlace
 from optimizer.runtime.step.update_rule import rule_of
 from optimizer.runtime.tiers.copies import Copy
-from optimizer.runtime.tiers.homes import PIECE_ELEMENTS, Home, HomeTensor, pieces
+from optimizer.runtime.tiers.homes import PIECE_ELEMENTS, HomeTensor, OffDeviceBytes, pieces
 from optimizer.runtime.tiers.tiers import Tiers
 from optimizer.runtime.tiers.transfers import Transfer
 from optimizer.workload import TrainingWorkload
@@ -57,10 +57,10 @@ class _Leaving:
     name: str
     parameter: nn.Parameter
     weight_decay: float
-    parts: Mapping[str, Home]
+    parts: Mapping[str, OffDeviceBytes]
     num_steps: torch.Tensor | None
     """None where the optimizer does not count."""
-    home: Home | None
+    home: OffDeviceBytes | None
     """Of the weight, where it streams; the master itself when that is fp32."""
 
     @property
@@ -83,7 +83,7 @@ class HostState:
         plan: OptimizerStatePlan,
         workload: TrainingWorkload,
         tiers: Tiers,
-        home_of: Callable[[str], Home | None],
+        home_of: Callable[[str], OffDeviceBytes | None],
     ) -> None:
         self._weight_decay = workload.weight_decay
         self._rule = rule_of(workload)
@@ -169,13 +169,13 @@ class HostState:
 
     # Helpers.
 
-    def _make(self, name: str, parameter: nn.Parameter, place: StatePlace, home: Home | None) -> _Leaving:
-        parts: dict[str, Home] = {}
+    def _make(self, name: str, parameter: nn.Parameter, place: StatePlace, home: OffDeviceBytes | None) -> _Leaving:
+        parts: dict[str, OffDeviceBytes] = {}
         num_bytes = 4 * parameter.numel()
         if home is not None and parameter.dtype == torch.float32:
             parts[MASTER] = home
         else:
-            master = parts[MASTER] = Home(
+            master = parts[MASTER] = OffDeviceBytes(
                 self._tiers,
                 num_bytes,
                 place=place,
@@ -185,7 +185,7 @@ class HostState:
             weight = parameter.detach() if home is None else home.read().view(parameter.dtype)
             master.write(weight.contiguous(), dtype=torch.float32)
         for key in self._rule.moments:
-            moment = parts[key] = Home(
+            moment = parts[key] = OffDeviceBytes(
                 self._tiers, num_bytes, place=place, category="optimizer_state", meets_device=False
             )
             if moment.data is not None:

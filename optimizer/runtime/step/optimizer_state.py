@@ -35,8 +35,8 @@ from optimizer.runtime.step.gradients import HostGradients
 from optimizer.runtime.step.host_update import MASTER, HostState, UpdateFacts
 from optimizer.runtime.step.sparse_gradients import LazyAdamW, find_sparse
 from optimizer.runtime.step.update_rule import make_optimizer, rule_of
-from optimizer.runtime.tiers.background_thread import Worker
-from optimizer.runtime.tiers.homes import Home, HomeTensor
+from optimizer.runtime.tiers.background_thread import BackgroundThread
+from optimizer.runtime.tiers.homes import HomeTensor, OffDeviceBytes
 from optimizer.runtime.tiers.tiers import Tiers
 from optimizer.workload import TrainingWorkload
 
@@ -77,8 +77,8 @@ class Optimizer:
         plan: OptimizerStatePlan,
         workload: TrainingWorkload,
         tiers: Tiers | None = None,
-        home_of: Callable[[str], Home | None] = lambda name: None,
-        worker: Worker | None = None,
+        home_of: Callable[[str], OffDeviceBytes | None] = lambda name: None,
+        worker: BackgroundThread | None = None,
     ) -> None:
         self._named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._meter = None if tiers is None else tiers.meter

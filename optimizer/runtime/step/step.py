@@ -26,7 +26,7 @@ from optimizer.base.errors import LossNotFinite
 from optimizer.models.anatomy import Anatomy, find_anatomy
 from optimizer.plan.plan import Plan
 from optimizer.runtime.layers.matmul_dispatch import watch_products
-from optimizer.runtime.layers.memory_saving_layers import lighten_layers
+from optimizer.runtime.layers.memory_saving_layers import use_memory_saving_layers
 from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.step.activations import apply_activations
 from optimizer.runtime.step.gradients import ConsumedGradients, Gradients, HostGradients
@@ -35,7 +35,7 @@ from optimizer.runtime.step.optimizer_state import Optimizer
 from optimizer.runtime.step.precision import Precision
 from optimizer.runtime.step.sparse_gradients import SparseGradients, find_sparse
 from optimizer.runtime.step.weights import StreamedWeights
-from optimizer.runtime.tiers.background_thread import Worker
+from optimizer.runtime.tiers.background_thread import BackgroundThread
 from optimizer.runtime.tiers.homes import HomeTensor
 from optimizer.runtime.tiers.tiers import Tiers
 from optimizer.workload import TrainingWorkload
@@ -99,7 +99,7 @@ class Trainer:
         self.precision = Precision(plan.weights, device=device)
         self.tiers = Tiers(device=device, meter=meter, scratch=scratch)
         is_threaded = device.type == "cuda" if updates_on_thread is None else updates_on_thread
-        self._worker = Worker(
+        self._worker = BackgroundThread(
             name="host-update", device=device, is_threaded=is_threaded, lanes=self.tiers.lanes
         )
         self._undo: list[Callable[[], None]] = []
@@ -137,7 +137,7 @@ class Trainer:
         self.assign_optimizer_state()
         self.gradients = self._make_gradients(named)
         self._handles += self.gradients.watch()
-        self._undo.append(lighten_layers(model))
+        self._undo.append(use_memory_saving_layers(model))
         if self.device.type == "cpu":
             self._undo.append(watch_products(model))
         self._undo.append(apply_activations(blocks, plan.activations, self.tiers))

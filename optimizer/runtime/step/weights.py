@@ -30,7 +30,7 @@ from torch.utils.hooks import RemovableHandle
 
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.tiers.copies import Copy
-from optimizer.runtime.tiers.homes import Home, HomeTensor
+from optimizer.runtime.tiers.homes import HomeTensor, OffDeviceBytes
 from optimizer.runtime.tiers.tiers import Tiers
 
 _TORCH_DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -61,7 +61,7 @@ def list_streamed(model: nn.Module, blocks: Sequence[nn.Module], *, trains_all: 
 class _Streamed:
     """One parameter, its home, and its copy under way."""
 
-    def __init__(self, name: str, parameter: nn.Parameter, home: Home) -> None:
+    def __init__(self, name: str, parameter: nn.Parameter, home: OffDeviceBytes) -> None:
         self.name = name
         self.parameter = parameter
         self.home = home
@@ -127,7 +127,7 @@ class StreamedWeights:
         while self._present:
             self._release(self._present[0])
 
-    def home_of(self, name: str) -> Home | None:
+    def home_of(self, name: str) -> OffDeviceBytes | None:
         """None for what does not stream. Trained homes are kept up to date by ``host_update.py``."""
         streamed = self._by_name.get(name)
         return None if streamed is None else streamed.home
@@ -160,7 +160,7 @@ class StreamedWeights:
 
     def _leave(self, name: str, parameter: nn.Parameter) -> _Streamed:
         data = parameter.data
-        home = Home(self._tiers, data.nbytes, place=self._plan.place, category="weights")
+        home = OffDeviceBytes(self._tiers, data.nbytes, place=self._plan.place, category="weights")
         home.write(data.contiguous(), dtype=data.dtype)
         device = self._tiers.device
         if data.device != device or data.untyped_storage().nbytes() != data.nbytes or not data.is_contiguous():

@@ -13,7 +13,7 @@ from optimizer.runtime.meter.lanes import LaneClock
 Job = Callable[[], None]
 
 
-class Worker:
+class BackgroundThread:
     """First in, first out. Without a thread a job is done when ``submit`` returns, and its error comes from there."""
 
     def __init__(

@@ -107,7 +107,7 @@ class Leaving:
         self.left: torch.cuda.Event | None = None
 
 
-def view_of(data: torch.Tensor, *, like: "Layout") -> torch.Tensor:
+def view_of(data: torch.Tensor, *, like: "CopyLayout") -> torch.Tensor:
     """The tensor that had this layout, over bytes that came back."""
     if data.dtype == like.dtype:
         if data.size() == like.size and data.stride() == like.stride and like.offset == 0:
@@ -118,7 +118,7 @@ def view_of(data: torch.Tensor, *, like: "Layout") -> torch.Tensor:
     return empty.set_(data.untyped_storage(), like.offset, like.size, like.stride)
 
 
-class Layout:
+class CopyLayout:
     """What a tensor is besides its bytes: dtype, size, stride and offset in the storage."""
 
     __slots__ = ("dtype", "offset", "size", "stride")

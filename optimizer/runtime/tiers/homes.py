@@ -20,7 +20,7 @@ PIECE_ELEMENTS: Final = 1 << 20
 the bits of the whole; small enough that a piece is still in the processor's cache when its gradient is scaled and used."""
 
 
-class Home:
+class OffDeviceBytes:
     """``num_bytes`` on the host (``data``) or in a store (``stored``)."""
 
     def __init__(
@@ -80,7 +80,7 @@ class Home:
 class HomeTensor:
     """A tensor at home, read when it is asked for: what a checkpoint writes one by one."""
 
-    def __init__(self, home: Home, *, dtype: torch.dtype, shape: torch.Size) -> None:
+    def __init__(self, home: OffDeviceBytes, *, dtype: torch.dtype, shape: torch.Size) -> None:
         self._home = home
         self.dtype = dtype
         self.shape = shape

@@ -12,69 +12,69 @@ from dataclasses import replace
 from optimizer.plan.activations import BlockChoice
 from optimizer.plan.plan import Plan
 from optimizer.search.arrangements import PerBlock
-from optimizer.search.problem import PricedPlan, SearchProblem, Setting, divisors
+from optimizer.search.problem import OuterPlan, PricedPlan, SearchProblem, divisors
 from optimizer.search.solver.levers import TOKENS_PER_CHUNK
 
-Baseline = Callable[[SearchProblem], tuple[Setting, PerBlock]]
+Baseline = Callable[[SearchProblem], tuple[OuterPlan, PerBlock]]
 
 
-def keep_all(problem: SearchProblem) -> tuple[Setting, PerBlock]:
+def keep_all(problem: SearchProblem) -> tuple[OuterPlan, PerBlock]:
     """Plain training."""
     return _whole_batch(problem), _all(problem, "keep")
 
 
-def recompute_all(problem: SearchProblem) -> tuple[Setting, PerBlock]:
+def recompute_all(problem: SearchProblem) -> tuple[OuterPlan, PerBlock]:
     """Gradient checkpointing of every block."""
     return _whole_batch(problem), _all(problem, "recompute")
 
 
-def offload_all(problem: SearchProblem) -> tuple[Setting, PerBlock]:
+def offload_all(problem: SearchProblem) -> tuple[OuterPlan, PerBlock]:
     """Everything saved goes to the host, as with save_on_cpu."""
     return _whole_batch(problem), _all(problem, "offload")
 
 
-def every_second(problem: SearchProblem) -> tuple[Setting, PerBlock]:
+def every_second(problem: SearchProblem) -> tuple[OuterPlan, PerBlock]:
     """Blocks 0, 2, 4, ... are recomputed."""
     return _whole_batch(problem), _every(problem, 2)
 
 
-def every_third(problem: SearchProblem) -> tuple[Setting, PerBlock]:
+def every_third(problem: SearchProblem) -> tuple[OuterPlan, PerBlock]:
     """Blocks 0, 3, 6, ... are recomputed."""
     return _whole_batch(problem), _every(problem, 3)
 
 
-def every_root(problem: SearchProblem) -> tuple[Setting, PerBlock]:
+def every_root(problem: SearchProblem) -> tuple[OuterPlan, PerBlock]:
     """Every k-th block is recomputed, k the square root of their number."""
     return _whole_batch(problem), _every(problem, max(1, round(math.sqrt(problem.num_blocks))))
 
 
-def accumulate_all(problem: SearchProblem) -> tuple[Setting, PerBlock]:
+def accumulate_all(problem: SearchProblem) -> tuple[OuterPlan, PerBlock]:
     """One sequence at a time, everything kept."""
-    return Setting(micro_batch_size=1, accumulation_steps=problem.workload.global_batch_size), _all(problem, "keep")
+    return OuterPlan(micro_batch_size=1, accumulation_steps=problem.workload.global_batch_size), _all(problem, "keep")
 
 
-def selective_all(problem: SearchProblem) -> tuple[Setting, PerBlock]:
+def selective_all(problem: SearchProblem) -> tuple[OuterPlan, PerBlock]:
     """Selective checkpointing of every block: products and attention are kept, the cheap ops run again."""
     return _whole_batch(problem), _all(problem, "selective")
 
 
-def chunked_loss(problem: SearchProblem) -> tuple[Setting, PerBlock]:
+def chunked_loss(problem: SearchProblem) -> tuple[OuterPlan, PerBlock]:
     """Everything kept, but never all logits at once, as with Liger's fused linear cross-entropy."""
     tokens = problem.workload.tokens_per_step
     return replace(_whole_batch(problem), num_chunks=-(-tokens // TOKENS_PER_CHUNK[0])), _all(problem, "keep")
 
 
-def offload_optimizer(problem: SearchProblem) -> tuple[Setting, PerBlock]:
+def offload_optimizer(problem: SearchProblem) -> tuple[OuterPlan, PerBlock]:
     """Gradients and optimizer state on the host, the update there, as ZeRO-Offload does on one device."""
     return replace(_whole_batch(problem), gradients="host", state_place="host"), _all(problem, "keep")
 
 
-def stream_all(problem: SearchProblem) -> tuple[Setting, PerBlock]:
+def stream_all(problem: SearchProblem) -> tuple[OuterPlan, PerBlock]:
     """Weights, gradients and state on the host, every block recomputed, as ZeRO-Infinity does on one device."""
     total, per_block = problem.workload.global_batch_size, _all(problem, "recompute")
     sizes = reversed(divisors(total))
     settings = [
-        Setting(
+        OuterPlan(
             micro_batch_size=size,
             accumulation_steps=total // size,
             gradients="host",
@@ -87,7 +87,7 @@ def stream_all(problem: SearchProblem) -> tuple[Setting, PerBlock]:
     return next(fitting, settings[-1]), per_block
 
 
-def torch_memory_budget(problem: SearchProblem) -> tuple[Setting, PerBlock]:
+def torch_memory_budget(problem: SearchProblem) -> tuple[OuterPlan, PerBlock]:
     """As ``activation_memory_budget`` of torch's compiler, set to the largest tenth with which the step fits, by us; 0 where none
     does. With alike blocks its knapsack keeps that share of them; it knows blocks here, where torch knows single ops."""
     setting, depth = _whole_batch(problem), problem.num_blocks
@@ -98,7 +98,7 @@ def torch_memory_budget(problem: SearchProblem) -> tuple[Setting, PerBlock]:
     return setting, _keeping(problem, 0)
 
 
-def torch_sac_milp(problem: SearchProblem) -> tuple[Setting, PerBlock]:
+def torch_sac_milp(problem: SearchProblem) -> tuple[OuterPlan, PerBlock]:
     """As ``sac_milp`` of torch: as few blocks are recomputed as its own memory model says are needed, which counts weights,
     gradients and activations, and neither optimizer state nor temporaries. By block; what it counts is taken from our prices."""
     setting, depth = _whole_batch(problem), problem.num_blocks
@@ -158,8 +158,8 @@ def price_baselines(problem: SearchProblem) -> dict[str, PricedPlan]:
     return priced
 
 
-def _whole_batch(problem: SearchProblem) -> Setting:
-    return Setting(micro_batch_size=problem.workload.global_batch_size, accumulation_steps=1)
+def _whole_batch(problem: SearchProblem) -> OuterPlan:
+    return OuterPlan(micro_batch_size=problem.workload.global_batch_size, accumulation_steps=1)
 
 
 def _all(problem: SearchProblem, choice: BlockChoice) -> PerBlock:

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from optimizer.estimate.prediction import Prediction
 from optimizer.plan.plan import Plan
-from optimizer.search.arrangements import Line, keep_everything, summarize
-from optimizer.search.problem import PricedPlan, Setting
+from optimizer.search.arrangements import PlanLine, keep_everything, summarize
+from optimizer.search.problem import OuterPlan, PricedPlan
 from optimizer.search.solver.levers import PREFETCHES, variants_of
 from optimizer.search.solver.lines import pure_blocks
 from optimizer.search.solver.pricebook import PriceBook
@@ -84,17 +84,17 @@ def _price_bases(book: PriceBook) -> None:
             fastest_ms = min(fastest_ms, book.price(base, kept).step_ms)
 
 
-def _price_along_lines(book: PriceBook, setting: Setting) -> None:
+def _price_along_lines(book: PriceBook, setting: OuterPlan) -> None:
     depth = book.problem.num_blocks
-    lines = [Line(num_blocks=depth)] if book.problem.rebuilding else []
+    lines = [PlanLine(num_blocks=depth)] if book.problem.rebuilding else []
     if book.problem.offloading:
-        lines.append(Line(num_blocks=depth, num_offload=None))
+        lines.append(PlanLine(num_blocks=depth, num_offload=None))
     for line in lines:
         for step in range(NUM_STEPS + 1):
             book.price(setting, line.per_block(line.length * step // NUM_STEPS))
 
 
-def _spread_variants(book: PriceBook, base: Setting) -> list[Setting]:
+def _spread_variants(book: PriceBook, base: OuterPlan) -> list[OuterPlan]:
     """Homes, with the fewest and the most chunks, and the most prefetched blocks of those tried first."""
     variants = list(variants_of(book, base))
     most = max((variant.num_chunks for variant in variants), default=1)
@@ -105,7 +105,7 @@ def _spread_variants(book: PriceBook, base: Setting) -> list[Setting]:
     ] or variants
 
 
-def _spread_settings(settings: tuple[Setting, ...]) -> list[Setting]:
+def _spread_settings(settings: tuple[OuterPlan, ...]) -> list[OuterPlan]:
     """Evenly over the list, whose ends are the most and the least demanding."""
     if len(settings) <= MAX_SETTINGS:
         return list(settings)

@@ -16,7 +16,7 @@ from optimizer.plan.activations import BlockChoice, Compression
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import FrozenFormat
 from optimizer.search.arrangements import PerBlock
-from optimizer.search.problem import SearchProblem, Setting, divisors, techniques_of
+from optimizer.search.problem import OuterPlan, SearchProblem, divisors, techniques_of
 from optimizer.search.solver.levers import TOKENS_PER_CHUNK
 from optimizer.workload import Technique
 
@@ -107,7 +107,7 @@ def _priced(problem: SearchProblem, technique: Technique, change: str, plan: Pla
 
 
 def _neighbours(problem: SearchProblem, plan: Plan) -> Iterator[tuple[Technique, str, Plan]]:
-    setting, per_block = Setting.of(plan), plan.activations.per_block
+    setting, per_block = OuterPlan.of(plan), plan.activations.per_block
     yield from _block_changes(setting, per_block)
     changes = [*_batch_changes(problem, setting), *_place_changes(setting), *_format_changes(problem, setting)]
     if plan.activations.num_offloaded:
@@ -119,15 +119,15 @@ def _neighbours(problem: SearchProblem, plan: Plan) -> Iterator[tuple[Technique,
             continue  # Contradicts itself: 8-bit state away from the device, autocast of half-precision weights.
 
 
-def _block_changes(setting: Setting, per_block: PerBlock) -> Iterator[tuple[Technique, str, Plan]]:
+def _block_changes(setting: OuterPlan, per_block: PerBlock) -> Iterator[tuple[Technique, str, Plan]]:
     for choice, technique, change in _BLOCKS:
         yield technique, change, setting.plan((choice,) * len(per_block))
 
 
-_Changes = Iterator[tuple[Technique, str, Setting]]
+_Changes = Iterator[tuple[Technique, str, OuterPlan]]
 
 
-def _batch_changes(problem: SearchProblem, setting: Setting) -> _Changes:
+def _batch_changes(problem: SearchProblem, setting: OuterPlan) -> _Changes:
     sizes = divisors(problem.workload.global_batch_size)
     place = sizes.index(setting.micro_batch_size)
     for other in sizes[max(0, place - 1) : place + 2]:
@@ -144,7 +144,7 @@ def _batch_changes(problem: SearchProblem, setting: Setting) -> _Changes:
         yield "chunked_loss", "make all logits at once", replace(setting, num_chunks=1)
 
 
-def _place_changes(setting: Setting) -> _Changes:
+def _place_changes(setting: OuterPlan) -> _Changes:
     yield "consume_gradients", "update as gradients appear", replace(setting, gradients="consume")
     yield "offload_gradients", "gradients on the host", replace(setting, gradients="host")
     for place in ("host", "disk"):
@@ -160,7 +160,7 @@ def _place_changes(setting: Setting) -> _Changes:
     yield "offload_gradients", "gradients and optimizer state on the device", replace(back, gradients="keep")
 
 
-def _format_changes(problem: SearchProblem, setting: Setting) -> _Changes:
+def _format_changes(problem: SearchProblem, setting: OuterPlan) -> _Changes:
     yield "bf16", "fp32 weights", replace(setting, dtype="fp32", autocast="off")
     for dtype in ("bf16", "fp16"):
         yield dtype, f"{dtype} weights", replace(setting, dtype=dtype, autocast="off")
@@ -173,7 +173,7 @@ def _format_changes(problem: SearchProblem, setting: Setting) -> _Changes:
             yield "quantize_frozen", f"frozen weights {what}", replace(setting, frozen=form)
 
 
-def _compression_changes(setting: Setting) -> _Changes:
+def _compression_changes(setting: OuterPlan) -> _Changes:
     formats: tuple[Compression, ...] = ("none", "bf16", "int8")
     for compress in formats:
         what = "as they are" if compress == "none" else f"in {compress}"

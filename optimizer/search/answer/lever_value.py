@@ -12,7 +12,7 @@ from optimizer.plan.explain.training import describe_left_out, describe_move_or_
 from optimizer.plan.plan import Plan
 from optimizer.search.answer.knobs import list_knobs
 from optimizer.search.arrangements import PerBlock
-from optimizer.search.problem import SearchProblem, Setting, techniques_of
+from optimizer.search.problem import OuterPlan, SearchProblem, techniques_of
 from optimizer.workload import Technique
 
 MIN_SHARE = 0.01
@@ -36,8 +36,8 @@ class LeftOut:
 
 def price_without(problem: SearchProblem, plan: Plan) -> dict[Technique, Prediction]:
     """What the plan would cost with one of its levers left out, where the others can stand without it."""
-    setting, total, blocks = Setting.of(plan), problem.workload.global_batch_size, plan.activations.per_block
-    without: dict[Technique, tuple[Setting, PerBlock]] = {
+    setting, total, blocks = OuterPlan.of(plan), problem.workload.global_batch_size, plan.activations.per_block
+    without: dict[Technique, tuple[OuterPlan, PerBlock]] = {
         "recompute": (setting, _kept(blocks, ("recompute", "selective"))),
         "offload": (setting, _kept(blocks, OFFLOADING)),
         "compress": (replace(setting, compress="none"), blocks),
@@ -101,7 +101,7 @@ def _move_or_rebuild(problem: SearchProblem, plan: Plan, prediction: Prediction)
     choices: dict[str, BlockChoice] = {"offload": "offload", "recompute": "recompute"}
     if not all(problem.allows(technique) for technique in ("offload", "recompute")):
         return
-    setting = replace(Setting.of(plan), compress="none")
+    setting = replace(OuterPlan.of(plan), compress="none")
     away, rebuilt, kept = (
         problem.price(setting.plan((choice,) * problem.num_blocks)) for choice in (*choices.values(), "keep")
     )
@@ -131,7 +131,7 @@ def _kept(per_block: PerBlock, choices: tuple[BlockChoice, ...]) -> PerBlock:
     return tuple("keep" if choice in choices else choice for choice in per_block)
 
 
-def _plan(problem: SearchProblem, setting: Setting, per_block: PerBlock) -> Plan | None:
+def _plan(problem: SearchProblem, setting: OuterPlan, per_block: PerBlock) -> Plan | None:
     """None where it contradicts itself, or was not profiled."""
     try:
         plan = setting.plan(per_block)

@@ -9,7 +9,7 @@ from optimizer.estimate.prediction import Prediction
 from optimizer.plan.plan import Plan
 from optimizer.plan.techniques import TECHNIQUE_LABELS
 from optimizer.search.check.pin_errors import no_room_elsewhere
-from optimizer.search.problem import SearchProblem, Setting
+from optimizer.search.problem import OuterPlan, SearchProblem
 from optimizer.search.solver.exhaustive import price_all
 from optimizer.search.solver.levers import homes_of, largest_fraction, with_chunks, with_prefetch
 from optimizer.search.solver.lines import lightest_bytes
@@ -83,7 +83,7 @@ def price_floor(book: PriceBook) -> PriceBook:
     """Only what can be smallest: one sequence at a time, and the whole batch, which sums no gradients."""
     problem = book.problem
     sizes = [setting.micro_batch_size for setting in problem.settings()]
-    candidates: dict[Setting, int] = {}
+    candidates: dict[OuterPlan, int] = {}
     for base in problem.settings():
         if base.micro_batch_size == min(sizes) or base.accumulation_steps == 1:
             book.keep_all_ms(base)
@@ -93,7 +93,7 @@ def price_floor(book: PriceBook) -> PriceBook:
     return book
 
 
-def _light_settings(book: PriceBook, base: Setting) -> Iterator[Setting]:
+def _light_settings(book: PriceBook, base: OuterPlan) -> Iterator[OuterPlan]:
     """Every count of chunks at the strongest home; every home at the best of them."""
     homes = [home for home in (largest_fraction(book, home) for home in homes_of(book, base)) if home is not None]
     if not homes:

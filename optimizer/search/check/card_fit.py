@@ -41,7 +41,7 @@ S = TypeVar("S")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found(Generic[P, S]):
+class CardFit(Generic[P, S]):
     """The best plan under some budget for tensors."""
 
     chosen: P
@@ -51,15 +51,15 @@ class Found(Generic[P, S]):
 
 
 def find_room(
-    first: Found[P, S], *, budget_bytes: int, within: Callable[[int], Found[P, S] | None]
-) -> Found[P, S] | None:
+    first: CardFit[P, S], *, budget_bytes: int, within: Callable[[int], CardFit[P, S] | None]
+) -> CardFit[P, S] | None:
     """The best plan found that is accepted; None where none was. first: under the whole budget.
 
     within: the best plan whose tensors take no more than so many bytes, None where there is none.
     """
     if first.chosen.verdict in ACCEPTED:
         return first
-    fitting: Found[P, S] | None = None
+    fitting: CardFit[P, S] | None = None
     too_large, high_bytes, low_bytes = first, budget_bytes, 0
     for _ in range(_MAX_BUDGETS):
         if fitting is None:

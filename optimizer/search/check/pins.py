@@ -12,7 +12,7 @@ from optimizer.plan.pins.training import Pins
 from optimizer.plan.weights import WeightsPlace
 from optimizer.search.arrangements import keep_everything
 from optimizer.search.check.pin_errors import no_plan_keeps, refuse_pin
-from optimizer.search.problem import SearchProblem, Setting, divisors
+from optimizer.search.problem import OuterPlan, SearchProblem, divisors
 
 _FIELDS = {
     "batch.micro_batch_size": "micro_batch_size",
@@ -25,7 +25,7 @@ _FIELDS = {
     "optimizer_state.bits": "bits",
     "optimizer_state.place": "state_place",
 }
-"""Of ``Setting``, beside ``SearchProblem.pinned_levers``."""
+"""Of ``OuterPlan``, beside ``SearchProblem.pinned_levers``."""
 
 
 def check_pins(problem: SearchProblem) -> None:
@@ -61,7 +61,7 @@ def _check_batch(pins: Pins, *, total: int) -> None:
             raise refuse_pin(path, size, f"the batch of {total} is cut evenly: allowed are {listed}")
 
 
-def _homes(base: Setting) -> list[Setting]:
+def _homes(base: OuterPlan) -> list[OuterPlan]:
     return [
         replace(base, gradients=gradients, state_place=state, weights_place=weights)
         for gradients, state, weights in product(get_args(GradientsChoice), get_args(StatePlace), get_args(WeightsPlace))
@@ -71,7 +71,7 @@ def _homes(base: Setting) -> list[Setting]:
 def _contradiction(problem: SearchProblem) -> InvalidPlan:
     """What is wrong with plain training where the pins are put into it."""
     total, pinned = problem.workload.global_batch_size, dict(problem.goal.pins.values())
-    plain = Setting(micro_batch_size=total, accumulation_steps=1, **problem.pinned_levers)
+    plain = OuterPlan(micro_batch_size=total, accumulation_steps=1, **problem.pinned_levers)
     fields: dict[str, Any] = {name: pinned[path] for path, name in _FIELDS.items() if path in pinned}
     if "micro_batch_size" in fields:
         fields.setdefault("accumulation_steps", total // fields["micro_batch_size"])

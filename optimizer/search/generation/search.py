@@ -22,7 +22,7 @@ from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.generation import GenerationProfile
-from optimizer.search.check.card_fit import ACCEPTED, Found, find_room
+from optimizer.search.check.card_fit import ACCEPTED, CardFit, find_room
 from optimizer.search.generation.baselines import price_generation_baselines
 from optimizer.search.generation.frontier import generation_frontier
 from optimizer.search.generation.levers import MICRO_BATCHES
@@ -187,11 +187,11 @@ def _first_on_the_card(problem: GenerationProblem, found: Solution) -> tuple[Pri
     """The best plan whose whole process has room on the card (``search/check/card_fit.py``). Raises NoFeasiblePlan where
     none is left."""
 
-    def within(budget_bytes: int) -> Found[PricedGenerationPlan, Solution] | None:
+    def within(budget_bytes: int) -> CardFit[PricedGenerationPlan, Solution] | None:
         smaller = solve(Book(problem=problem.with_budget(budget_bytes)))
-        return None if smaller is None else Found(chosen=_with_room(problem, smaller.plan), source=smaller)
+        return None if smaller is None else CardFit(chosen=_with_room(problem, smaller.plan), source=smaller)
 
-    first = Found(chosen=_with_room(problem, found.plan), source=found)
+    first = CardFit(chosen=_with_room(problem, found.plan), source=found)
     best = find_room(first, budget_bytes=problem.goal.device_budget_bytes, within=within)
     if best is not None:
         return best.chosen, best.source

@@ -55,7 +55,7 @@ class Limit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class ObjectiveAnswer:
     """What a goal's objective comes to."""
 
     objective: Objective
@@ -74,7 +74,7 @@ class Answer:
         return {**document, "result": self.result.to_json()}
 
 
-def answer_goal(pose: Pose, profile: Profile, workload: TrainingWorkload) -> Answer:
+def answer_goal(pose: Pose, profile: Profile, workload: TrainingWorkload) -> ObjectiveAnswer:
     """The best plan for the goal of the problem that ``pose`` makes.
 
     Raises NoFeasiblePlan where not even the smallest size fits, InvalidWorkload for a pin on what is looked for, InvalidModel
@@ -106,7 +106,7 @@ def sizes_looked_at(objective: Objective, profile_limit: int, workload: Training
     return []
 
 
-def _largest_batch(pose: Pose, profile: Profile, workload: TrainingWorkload) -> Answer:
+def _largest_batch(pose: Pose, profile: Profile, workload: TrainingWorkload) -> ObjectiveAnswer:
     def at(size: int) -> SearchProblem:
         resized = replace(workload, global_batch_size=size)
         return replace(pose(profile, resized), micro_batch_size=size)
@@ -123,7 +123,7 @@ def _largest_batch(pose: Pose, profile: Profile, workload: TrainingWorkload) -> 
     return _answer(at(largest), profile, result, limit)
 
 
-def _longest_sequence(pose: Pose, profile: Profile, workload: TrainingWorkload) -> Answer:
+def _longest_sequence(pose: Pose, profile: Profile, workload: TrainingWorkload) -> ObjectiveAnswer:
     step = lcm(SEQUENCE_STEP, profile.sequence_multiple)
     highest = min(profile.max_sequence_length, MAX_SEQUENCE_LENGTH)
     if highest < step:
@@ -139,7 +139,7 @@ def _longest_sequence(pose: Pose, profile: Profile, workload: TrainingWorkload) 
     return _answer(at(steps), profile, result, limit)
 
 
-def _largest_model(pose: Pose, profile: Profile, workload: TrainingWorkload) -> Answer:
+def _largest_model(pose: Pose, profile: Profile, workload: TrainingWorkload) -> ObjectiveAnswer:
     """Of the given width, as many blocks as fit."""
     period = depth_period(profile)
     least = profile.num_blocks - (profile.num_blocks - 2 - period) // period * period
@@ -246,9 +246,9 @@ def _why(smallest_bytes: int, budget_bytes: int) -> str:
     return " beside what the process takes of the card besides tensors"
 
 
-def _answer(problem: SearchProblem, profile: Profile, result: SearchResult, limit: Limit | None) -> Answer:
+def _answer(problem: SearchProblem, profile: Profile, result: SearchResult, limit: Limit | None) -> ObjectiveAnswer:
     """problem: the one that ``result`` answers."""
-    return Answer(
+    return ObjectiveAnswer(
         objective=problem.goal.objective,
         workload=problem.workload,
         budget_bytes={

@@ -11,7 +11,7 @@ from optimizer.base.recent import Recent
 from optimizer.estimate.prediction import Prediction
 from optimizer.plan.plan import Plan
 from optimizer.search.problem import PricedPlan, SearchProblem
-from optimizer.search.questions.objectives import Answer
+from optimizer.search.questions.objectives import ObjectiveAnswer
 from optimizer.workload import TrainingWorkload
 
 MAX_WORKLOADS = 2
@@ -40,7 +40,7 @@ def priced_part(workload: TrainingWorkload) -> TrainingWorkload:
     )
 
 
-def for_run(answer: Answer, workload: TrainingWorkload) -> Answer:
+def for_run(answer: ObjectiveAnswer, workload: TrainingWorkload) -> ObjectiveAnswer:
     """The answer for a workload with the same ``priced_part`` as its own: its plans are the same, a run may be longer."""
 
     def over(priced: PricedPlan) -> PricedPlan:

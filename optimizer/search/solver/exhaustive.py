@@ -7,7 +7,7 @@ estimator to it.
 """
 
 from optimizer.search.arrangements import keep_everything
-from optimizer.search.problem import Setting
+from optimizer.search.problem import OuterPlan
 from optimizer.search.solver.pricebook import PriceBook
 from optimizer.search.solver.space import every_arrangement, few_settings
 
@@ -15,7 +15,7 @@ _OF_MEMORY = "allocation"
 """The kind of time that grows with what is kept."""
 
 
-def price_all(book: PriceBook, *, settings: list[Setting] | None = None, prune: bool = True) -> bool:
+def price_all(book: PriceBook, *, settings: list[OuterPlan] | None = None, prune: bool = True) -> bool:
     """Whether the problem is small; then ``book.best`` is the best of all its plans, if any fits.
 
     settings: where they have been listed. prune: leave out what cannot be faster than a plan that fits; else all are priced.
@@ -33,7 +33,7 @@ def price_all(book: PriceBook, *, settings: list[Setting] | None = None, prune: 
     return True
 
 
-def bound_of_setting(book: PriceBook, setting: Setting) -> float:
+def bound_of_setting(book: PriceBook, setting: OuterPlan) -> float:
     """No plan of the setting takes less time, in milliseconds."""
     prediction = book.price(setting, keep_everything(book.problem.num_blocks))
     return prediction.step_ms - prediction.busy_by_kind_ms.get(_OF_MEMORY, 0.0)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from optimizer.estimate.bounds.relaxed_blocks import Form
-from optimizer.search.problem import Relax, Setting
+from optimizer.search.problem import OuterPlan, Relax
 from optimizer.search.solver.levers import (
     PREFETCHES,
     fraction_steps,
@@ -60,7 +60,7 @@ def _is_worth(book: PriceBook, bound_ms: float) -> bool:
     return bound_ms * (1 + MIN_GAIN) < book.best_step_ms and not book.is_full
 
 
-def _settings_of(book: PriceBook, node: Node) -> Iterator[Setting]:
+def _settings_of(book: PriceBook, node: Node) -> Iterator[OuterPlan]:
     setting = node.setting
     if has_free_fraction(book, setting):
         roomy = largest_fraction(book, setting)
@@ -74,7 +74,7 @@ def _settings_of(book: PriceBook, node: Node) -> Iterator[Setting]:
         yield from (replace(setting, prefetch=number) for number in PREFETCHES)
 
 
-def _search_setting(book: PriceBook, node: Node, setting: Setting) -> None:
+def _search_setting(book: PriceBook, node: Node, setting: OuterPlan) -> None:
     if not ladders(book):
         book.price(setting, all_blocks(book, "keep"))
     for steps, line in zip(ladders(book), plain_lines(book), strict=True):
@@ -90,7 +90,7 @@ def _search_setting(book: PriceBook, node: Node, setting: Setting) -> None:
                     smallest_fraction(book, roomy, all_blocks(book, choice))
 
 
-def _search_offload(book: PriceBook, node: Node, setting: Setting) -> None:
+def _search_offload(book: PriceBook, node: Node, setting: OuterPlan) -> None:
     moved: list[Form] = [(choice, setting.compress) for choice in book.problem.offloading]
     if _is_worth(book, node.bound_with(_KEEP, *moved)):
         for line in pure_offload_lines(book, setting):

@@ -15,7 +15,7 @@ from optimizer.plan.logits_and_loss import MAX_CHUNKS
 from optimizer.plan.optimizer_state import StatePlace
 from optimizer.plan.weights import WeightsPlace
 from optimizer.search.arrangements import PerBlock
-from optimizer.search.problem import Setting
+from optimizer.search.problem import OuterPlan
 from optimizer.search.solver.pricebook import PriceBook
 
 TOKENS_PER_CHUNK: Final = (1024, 256, 64)
@@ -29,12 +29,12 @@ PREFETCHES: Final = (2, 1, 0)
 """Blocks fetched ahead that are tried first; larger numbers when a plan is polished."""
 
 
-def homes_of(book: PriceBook, base: Setting) -> list[Setting]:
+def homes_of(book: PriceBook, base: OuterPlan) -> list[OuterPlan]:
     """The base and all that the goal, the machine and the host's room allow, from weakest to strongest."""
     return [home for home in all_homes(book, base) if not _has_nearer(book, home)]
 
 
-def all_homes(book: PriceBook, base: Setting) -> list[Setting]:
+def all_homes(book: PriceBook, base: OuterPlan) -> list[OuterPlan]:
     """The same, also where access is slower than the host's room makes it need to be."""
     homes = (
         replace(base, gradients=gradients, state_place=state, weights_place=weights)
@@ -43,14 +43,14 @@ def all_homes(book: PriceBook, base: Setting) -> list[Setting]:
     return [home for home in homes if book.problem.permits_setting(home)]
 
 
-def chunk_counts(base: Setting, *, tokens: int) -> tuple[int, ...]:
+def chunk_counts(base: OuterPlan, *, tokens: int) -> tuple[int, ...]:
     """One, and those that leave TOKENS_PER_CHUNK tokens in a chunk. tokens: of a sequence."""
     total = base.micro_batch_size * tokens
     counts = {min(MAX_CHUNKS, -(-total // size)) for size in TOKENS_PER_CHUNK}
     return tuple(sorted({1, *counts}))
 
 
-def with_chunks(book: PriceBook, setting: Setting) -> list[Setting]:
+def with_chunks(book: PriceBook, setting: OuterPlan) -> list[OuterPlan]:
     """The setting with one chunk and with more, where that is allowed."""
     problem = book.problem
     if not problem.allows("chunked_loss") or "num_chunks" in problem.pinned_levers:
@@ -59,20 +59,20 @@ def with_chunks(book: PriceBook, setting: Setting) -> list[Setting]:
     return [replace(setting, num_chunks=count) for count in counts]
 
 
-def with_prefetch(book: PriceBook, setting: Setting) -> list[Setting]:
+def with_prefetch(book: PriceBook, setting: OuterPlan) -> list[OuterPlan]:
     if setting.weights_place == "device" or "prefetch" in book.problem.pinned_levers:
         return [setting]
     return [replace(setting, prefetch=prefetch) for prefetch in PREFETCHES]
 
 
-def variants_of(book: PriceBook, base: Setting) -> Iterator[Setting]:
+def variants_of(book: PriceBook, base: OuterPlan) -> Iterator[OuterPlan]:
     """Every home of the base with every count of chunks and every prefetch that is tried first."""
     for home in homes_of(book, base):
         for chunked in with_chunks(book, home):
             yield from with_prefetch(book, chunked)
 
 
-def has_free_fraction(book: PriceBook, setting: Setting) -> bool:
+def has_free_fraction(book: PriceBook, setting: OuterPlan) -> bool:
     """Whether a part of the state may stay on the device."""
     is_pinned = "state_fraction" in book.problem.pinned_levers
     return setting.state_place != "device" and setting.weights_place == "device" and not is_pinned
@@ -82,7 +82,7 @@ def fraction_steps(num_blocks: int) -> int:
     return FRACTION_STEPS["shallow" if num_blocks <= MAX_SHALLOW_BLOCKS else "deep"]
 
 
-def smallest_fraction(book: PriceBook, setting: Setting, per_block: PerBlock) -> Setting | None:
+def smallest_fraction(book: PriceBook, setting: OuterPlan, per_block: PerBlock) -> OuterPlan | None:
     """With the least share of the state off the device with which the device budget holds; None where none does."""
     steps = fraction_steps(book.problem.num_blocks)
 
@@ -100,7 +100,7 @@ def smallest_fraction(book: PriceBook, setting: Setting, per_block: PerBlock) ->
     return replace(setting, state_fraction=high / steps)
 
 
-def largest_fraction(book: PriceBook, setting: Setting) -> Setting | None:
+def largest_fraction(book: PriceBook, setting: OuterPlan) -> OuterPlan | None:
     """With the largest share of the state for which host and disk have room; None where they have none for any."""
     per_block, steps = _with_least_elsewhere(book), fraction_steps(book.problem.num_blocks)
 
@@ -121,7 +121,7 @@ def largest_fraction(book: PriceBook, setting: Setting) -> Setting | None:
     return replace(setting, state_fraction=low / steps)
 
 
-def _has_nearer(book: PriceBook, home: Setting) -> bool:
+def _has_nearer(book: PriceBook, home: OuterPlan) -> bool:
     """Whether what the home puts on disk has room on the host, where access is faster."""
     nearer = replace(
         home,
@@ -160,7 +160,7 @@ _HOMES: Final = tuple(
 """All that can be written down; most contradict themselves or the workload."""
 
 
-def is_weaker(home: Setting, other: Setting) -> bool:
+def is_weaker(home: OuterPlan, other: OuterPlan) -> bool:
     """Whether the other leaves no more on the device, wherever it looks."""
     places = (home.gradients, home.state_place, home.weights_place)
     others = (other.gradients, other.state_place, other.weights_place)

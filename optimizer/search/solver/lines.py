@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Final
 
 from optimizer.plan.activations import BlockChoice, Compression
-from optimizer.search.arrangements import Arrangement, Line, PerBlock, orders_by_kind
-from optimizer.search.problem import Setting
+from optimizer.search.arrangements import Arrangement, PerBlock, PlanLine, orders_by_kind
+from optimizer.search.problem import OuterPlan
 from optimizer.search.solver.pricebook import PriceBook
 
 MAX_BLOCKS_FOR_ALL_LINES = 12
@@ -22,7 +22,7 @@ INFINITE_MS: Final = float("inf")
 _ARRANGEMENTS: Final[tuple[Arrangement, ...]] = ("first", "spread")
 
 
-def search_line(book: PriceBook, setting: Setting, line: Line) -> float:
+def search_line(book: PriceBook, setting: OuterPlan, line: PlanLine) -> float:
     """Price the line's last member that fits; its step time, or infinity where none does or none could be best."""
     fastest = book.price(setting, line.per_block(line.length))
     if fastest.step_ms > book.best_step_ms or book.is_full:
@@ -34,7 +34,7 @@ def search_line(book: PriceBook, setting: Setting, line: Line) -> float:
     return prediction.step_ms if book.problem.fits(prediction) else INFINITE_MS
 
 
-def last_that_fits(book: PriceBook, setting: Setting, line: Line) -> int | None:
+def last_that_fits(book: PriceBook, setting: OuterPlan, line: PlanLine) -> int | None:
     """Index of the heaviest plan within the device budget. Bytes elsewhere only fall along a line, so they are looked at
     once, at the answer."""
     budget_bytes = book.problem.goal.device_budget_bytes
@@ -74,7 +74,7 @@ def all_blocks(book: PriceBook, choice: BlockChoice) -> PerBlock:
     return (choice,) * book.problem.num_blocks
 
 
-def lightest_bytes(book: PriceBook, setting: Setting) -> int:
+def lightest_bytes(book: PriceBook, setting: OuterPlan) -> int:
     """The least upper end of the peak among plans whose blocks all do the same, or what they are pinned to."""
     pinned = book.problem.pinned_blocks
     if pinned is not None:
@@ -83,31 +83,31 @@ def lightest_bytes(book: PriceBook, setting: Setting) -> int:
     return min(book.price(setting, all_blocks(book, choice)).device_peak_high_bytes for choice in choices)
 
 
-def plain_lines(book: PriceBook) -> list[Line]:
+def plain_lines(book: PriceBook) -> list[PlanLine]:
     """Rebuilding against keeping, where that is allowed: with selective between the two, and without."""
     depth = book.problem.num_blocks
     if book.problem.pinned_blocks is not None:
         return []
-    return [Line(num_blocks=depth, steps=steps) for steps in ladders(book)]
+    return [PlanLine(num_blocks=depth, steps=steps) for steps in ladders(book)]
 
 
-def pure_offload_lines(book: PriceBook, setting: Setting) -> Iterator[Line]:
+def pure_offload_lines(book: PriceBook, setting: OuterPlan) -> Iterator[PlanLine]:
     """Offloading against keeping, to farther tiers only where the host has no room for all blocks."""
     depth = book.problem.num_blocks
     if book.problem.pinned_blocks is not None:
         return
     for choice in useful_offloading(book, setting):
         for arrangement in _ARRANGEMENTS:
-            yield Line(num_blocks=depth, arrangement=arrangement, num_offload=None, offload=choice)
+            yield PlanLine(num_blocks=depth, arrangement=arrangement, num_offload=None, offload=choice)
 
 
-def mixed_lines(book: PriceBook, setting: Setting) -> Iterator[Line]:
+def mixed_lines(book: PriceBook, setting: OuterPlan) -> Iterator[PlanLine]:
     """A grid over the number of offloaded blocks, for each way of offloading and rebuilding."""
     for line in mixtures(book, setting):
         yield from (replace(line, num_offload=count) for count in offload_grid(line.num_blocks)[1:])
 
 
-def useful_offloading(book: PriceBook, setting: Setting) -> Iterator[BlockChoice]:
+def useful_offloading(book: PriceBook, setting: OuterPlan) -> Iterator[BlockChoice]:
     """Nearest first; the next only where the ones before have no room for all blocks."""
     for choice in book.problem.offloading:
         yield choice
@@ -115,7 +115,7 @@ def useful_offloading(book: PriceBook, setting: Setting) -> Iterator[BlockChoice
             return
 
 
-def with_compression(book: PriceBook, setting: Setting) -> list[Setting]:
+def with_compression(book: PriceBook, setting: OuterPlan) -> list[OuterPlan]:
     """As it is, and the compression that makes offloading all blocks fastest, where one does."""
     if not book.problem.allows("compress") or not book.problem.offloading or "compress" in book.problem.pinned_levers:
         return [setting]
@@ -126,13 +126,13 @@ def with_compression(book: PriceBook, setting: Setting) -> list[Setting]:
     return [setting] if fastest == setting else [setting, fastest]
 
 
-def search_mixtures(book: PriceBook, setting: Setting) -> None:
+def search_mixtures(book: PriceBook, setting: OuterPlan) -> None:
     for compressed in with_compression(book, setting):
         for line in mixtures(book, compressed):
             search_mixture(book, compressed, line)
 
 
-def search_around(book: PriceBook, setting: Setting, line: Line, *, num_offload: int) -> None:
+def search_around(book: PriceBook, setting: OuterPlan, line: PlanLine, *, num_offload: int) -> None:
     """With this number of offloaded blocks, and those beside it while that is faster."""
     depth = line.num_blocks
 
@@ -147,7 +147,7 @@ def search_around(book: PriceBook, setting: Setting, line: Line, *, num_offload:
             count += step
 
 
-def search_by_kind(book: PriceBook, setting: Setting, *, num_offload: int) -> None:
+def search_by_kind(book: PriceBook, setting: OuterPlan, *, num_offload: int) -> None:
     """The setting's lines with each kind of block once before the others. num_offload: blocks that leave in mixtures, about."""
     for order in orders_by_kind(book.problem.kinds):
         for line in [*plain_lines(book), *pure_offload_lines(book, setting)]:
@@ -156,7 +156,7 @@ def search_by_kind(book: PriceBook, setting: Setting, *, num_offload: int) -> No
             search_around(book, setting, replace(line, order=order), num_offload=num_offload)
 
 
-def search_mixture(book: PriceBook, setting: Setting, line: Line) -> None:
+def search_mixture(book: PriceBook, setting: OuterPlan, line: PlanLine) -> None:
     """For every number of offloaded blocks, or those around the best."""
     if book.problem.num_blocks <= MAX_BLOCKS_FOR_ALL_LINES:
         for count in range(1, line.num_blocks + 1):
@@ -171,7 +171,7 @@ def offload_grid(num_blocks: int) -> list[int]:
     return sorted({*range(0, num_blocks, cell), num_blocks})
 
 
-def mixtures(book: PriceBook, setting: Setting) -> Iterator[Line]:
+def mixtures(book: PriceBook, setting: OuterPlan) -> Iterator[PlanLine]:
     """Without a number of offloaded blocks yet."""
     if book.problem.pinned_blocks is not None:
         return
@@ -179,7 +179,7 @@ def mixtures(book: PriceBook, setting: Setting) -> Iterator[Line]:
     for choice in useful_offloading(book, setting):
         for arrangement in _ARRANGEMENTS:
             for steps in steepest:
-                yield Line(num_blocks=book.problem.num_blocks, arrangement=arrangement, offload=choice, steps=steps)
+                yield PlanLine(num_blocks=book.problem.num_blocks, arrangement=arrangement, offload=choice, steps=steps)
 
 
 def ladders(book: PriceBook) -> list[PerBlock]:
@@ -189,7 +189,7 @@ def ladders(book: PriceBook) -> list[PerBlock]:
     return [("recompute", "keep"), ("recompute", "selective", "keep")]
 
 
-def _narrow(book: PriceBook, setting: Setting, line: Line) -> None:
+def _narrow(book: PriceBook, setting: OuterPlan, line: PlanLine) -> None:
     """Grid over the number of offloaded blocks, then halve the cell around the best until it is one block wide."""
     depth = line.num_blocks
 

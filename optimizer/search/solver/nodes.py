@@ -13,17 +13,17 @@ from math import isfinite
 
 from optimizer.estimate.bounds.relaxation import Relaxation
 from optimizer.estimate.bounds.relaxed_blocks import Form
-from optimizer.search.problem import Relax, Setting
+from optimizer.search.problem import OuterPlan, Relax
 from optimizer.search.solver.levers import all_homes, has_free_fraction, with_chunks
 from optimizer.search.solver.pricebook import PriceBook
 from optimizer.search.solver.relaxed import INFINITE_MS, bound_relaxed, bound_with_between, count_forms
 
 
 @dataclass(frozen=True, kw_only=True)
-class Home:
+class NodeGroup:
     """The nodes that differ in their count of chunks alone."""
 
-    setting: Setting
+    setting: OuterPlan
     """With one chunk, all of the state away that may be."""
     chunk_counts: tuple[int, ...]
     forms: tuple[Form, ...]
@@ -71,12 +71,12 @@ class Home:
 class Node:
     """One count of chunks at a home."""
 
-    home: Home
+    home: NodeGroup
     chunks: int
     """Which of the home's counts."""
 
     @property
-    def setting(self) -> Setting:
+    def setting(self) -> OuterPlan:
         return replace(self.home.setting, num_chunks=self.home.chunk_counts[self.chunks])
 
     @property
@@ -101,7 +101,7 @@ class Node:
             low, high = (middle + 1, high) if next_ms < here_ms or here_ms == INFINITE_MS else (low, middle)
         return low
 
-    def best_counts(self, setting: Setting, forms: tuple[Form, Form, Form]) -> tuple[int, int] | None:
+    def best_counts(self, setting: OuterPlan, forms: tuple[Form, Form, Form]) -> tuple[int, int] | None:
         """Of blocks that take the first and the last of three forms, the rest the second, where the sums that bounds are made of
         are shortest; blocks of all kinds as one. None where no counts fit."""
         home = self.home
@@ -140,8 +140,8 @@ class Nodes:
 
     def __init__(self, book: PriceBook, relax: Relax) -> None:
         self._book, self._relax = book, relax
-        self._by_setting: dict[Setting, Home] = {}
-        self._waiting: list[tuple[float, str, Setting | Node]] = []
+        self._by_setting: dict[OuterPlan, NodeGroup] = {}
+        self._waiting: list[tuple[float, str, OuterPlan | Node]] = []
         self._seen: set[tuple[int, bytes]] = set()
         for base in book.problem.settings():
             self._wait(relax.base_ms(base), base)
@@ -168,27 +168,27 @@ class Nodes:
     @property
     def floor_ms(self) -> float:
         """No plan of any base is faster."""
-        bases = [bound_ms for bound_ms, _, waiting in self._waiting if isinstance(waiting, Setting)]
+        bases = [bound_ms for bound_ms, _, waiting in self._waiting if isinstance(waiting, OuterPlan)]
         return min([*bases, *(home.floor_ms for home in self._by_setting.values())], default=INFINITE_MS)
 
-    def least_ms(self, setting: Setting) -> float:
+    def least_ms(self, setting: OuterPlan) -> float:
         """No plan with another share of the state or other blocks fetched ahead is faster either; 0 where nothing is known."""
         home = self._by_setting.get(_home_key(setting))
         return 0.0 if home is None else home.least_with(setting.num_chunks)
 
-    def _wait(self, bound_ms: float, waiting: "Setting | Node") -> None:
-        setting = waiting if isinstance(waiting, Setting) else waiting.setting
+    def _wait(self, bound_ms: float, waiting: "OuterPlan | Node") -> None:
+        setting = waiting if isinstance(waiting, OuterPlan) else waiting.setting
         heappush(self._waiting, (bound_ms, repr(setting) + type(waiting).__name__, waiting))
 
 
-def _home_key(setting: Setting) -> Setting:
+def _home_key(setting: OuterPlan) -> OuterPlan:
     return replace(setting, num_chunks=1, state_fraction=1.0, prefetch=1, compress="none")
 
 
-def _homes_of(book: PriceBook, base: Setting, relax: Relax) -> Iterator[Home]:
+def _homes_of(book: PriceBook, base: OuterPlan, relax: Relax) -> Iterator[NodeGroup]:
     """A home on the disk only where the same on the host has no room."""
     problem = book.problem
-    roomy: set[Setting] = set()
+    roomy: set[OuterPlan] = set()
     for setting in all_homes(book, base):
         nearer = _on_host(setting)
         if nearer != setting and nearer in roomy:
@@ -200,7 +200,7 @@ def _homes_of(book: PriceBook, base: Setting, relax: Relax) -> Iterator[Home]:
             roomy.add(setting)
         elif not is_free:
             continue
-        yield Home(
+        yield NodeGroup(
             setting=setting,
             chunk_counts=counts,
             forms=problem.forms,
@@ -209,7 +209,7 @@ def _homes_of(book: PriceBook, base: Setting, relax: Relax) -> Iterator[Home]:
         )
 
 
-def _on_host(setting: Setting) -> Setting:
+def _on_host(setting: OuterPlan) -> OuterPlan:
     return replace(
         setting,
         state_place="host" if setting.state_place == "disk" else setting.state_place,

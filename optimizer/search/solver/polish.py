@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from optimizer.plan.activations import BlockChoice
 from optimizer.search.arrangements import PerBlock, common_kinds
-from optimizer.search.problem import Setting
+from optimizer.search.problem import OuterPlan
 from optimizer.search.solver.levers import MAX_PREFETCH, has_free_fraction, homes_of, smallest_fraction, with_chunks
 from optimizer.search.solver.lines import search_by_kind
 from optimizer.search.solver.pricebook import PriceBook
@@ -27,11 +27,11 @@ _FASTER: tuple[tuple[BlockChoice, BlockChoice], ...] = (
 )
 """Exchanges that may make a block faster for more bytes, on the device or nearer to it."""
 
-def polish(book: PriceBook, *, is_worth: Callable[[Setting], bool] = lambda _: True) -> None:
+def polish(book: PriceBook, *, is_worth: Callable[[OuterPlan], bool] = lambda _: True) -> None:
     """Leaves ``book.best`` where no single change improves it. is_worth: whether a setting may hold a faster plan."""
     if book.best is not None and book.problem.pinned_blocks is None and is_worth(_best(book)[0]):
         plan, _ = book.best
-        search_by_kind(book, Setting.of(plan), num_offload=plan.activations.num_offloaded)
+        search_by_kind(book, OuterPlan.of(plan), num_offload=plan.activations.num_offloaded)
     book.begin_polishing()
     improved = book.best is not None
     while improved and book.best is not None and not book.is_polished:
@@ -45,13 +45,13 @@ def polish(book: PriceBook, *, is_worth: Callable[[Setting], bool] = lambda _: T
         improved = book.best_step_ms < before_ms
 
 
-def _best(book: PriceBook) -> tuple[Setting, PerBlock]:
+def _best(book: PriceBook) -> tuple[OuterPlan, PerBlock]:
     assert book.best is not None
     plan, _ = book.best
-    return Setting.of(plan), plan.activations.per_block
+    return OuterPlan.of(plan), plan.activations.per_block
 
 
-def _fill(book: PriceBook, setting: Setting, per_block: PerBlock) -> None:
+def _fill(book: PriceBook, setting: OuterPlan, per_block: PerBlock) -> None:
     """As many blocks as fit take a faster choice, the last ones first; where blocks differ also those of one kind first."""
     kinds = book.problem.kinds
     names = common_kinds(kinds)
@@ -64,7 +64,7 @@ def _fill(book: PriceBook, setting: Setting, per_block: PerBlock) -> None:
             _filled(book, setting, filled, groups[0])
 
 
-def _filled(book: PriceBook, setting: Setting, per_block: PerBlock, group: tuple[int, ...]) -> PerBlock:
+def _filled(book: PriceBook, setting: OuterPlan, per_block: PerBlock, group: tuple[int, ...]) -> PerBlock:
     """The blocks that come of it where only those of a group change."""
     for slow, fast in _FASTER:
         places = [index for index in group if per_block[index] == slow]
@@ -74,7 +74,7 @@ def _filled(book: PriceBook, setting: Setting, per_block: PerBlock, group: tuple
 
 
 def _exchange_most(
-    book: PriceBook, setting: Setting, per_block: PerBlock, *, places: list[int], fast: BlockChoice
+    book: PriceBook, setting: OuterPlan, per_block: PerBlock, *, places: list[int], fast: BlockChoice
 ) -> PerBlock:
 
     def exchanged(count: int) -> PerBlock:
@@ -92,7 +92,7 @@ def _exchange_most(
 
 
 def _change_levers(
-    book: PriceBook, setting: Setting, per_block: PerBlock, is_worth: Callable[[Setting], bool]
+    book: PriceBook, setting: OuterPlan, per_block: PerBlock, is_worth: Callable[[OuterPlan], bool]
 ) -> None:
     """With the same blocks, and with those that then fit."""
     for changed in _neighbour_settings(book, setting, per_block):
@@ -104,7 +104,7 @@ def _change_levers(
             _use_room(book, changed, per_block)
 
 
-def _use_room(book: PriceBook, setting: Setting, per_block: PerBlock) -> None:
+def _use_room(book: PriceBook, setting: OuterPlan, per_block: PerBlock) -> None:
     """More of the state stays on the device, or the loss is made in fewer chunks, or more blocks take a faster choice."""
     if has_free_fraction(book, setting):
         smallest_fraction(book, setting, per_block)
@@ -114,7 +114,7 @@ def _use_room(book: PriceBook, setting: Setting, per_block: PerBlock) -> None:
         _fill(book, setting, per_block)
 
 
-def _neighbour_settings(book: PriceBook, setting: Setting, per_block: PerBlock) -> Iterator[Setting]:
+def _neighbour_settings(book: PriceBook, setting: OuterPlan, per_block: PerBlock) -> Iterator[OuterPlan]:
     """Another home or number of prefetched blocks, each with other counts of chunks: a chunk's room is what often allows it."""
     if has_free_fraction(book, setting):
         fitted = smallest_fraction(book, setting, per_block)
@@ -126,7 +126,7 @@ def _neighbour_settings(book: PriceBook, setting: Setting, per_block: PerBlock) 
         yield from (replace(moved, num_chunks=count) for count in sorted(counts) if 1 <= count <= usual[-1])
 
 
-def _moved(book: PriceBook, setting: Setting) -> Iterator[Setting]:
+def _moved(book: PriceBook, setting: OuterPlan) -> Iterator[OuterPlan]:
     for home in homes_of(book, replace(setting.base, **book.problem.pinned_levers)):
         moved = replace(
             setting,
@@ -141,7 +141,7 @@ def _moved(book: PriceBook, setting: Setting) -> Iterator[Setting]:
             yield from (replace(moved, prefetch=number) for number in range(MAX_PREFETCH + 1))
 
 
-def _change_blocks(book: PriceBook, setting: Setting, per_block: PerBlock) -> None:
+def _change_blocks(book: PriceBook, setting: OuterPlan, per_block: PerBlock) -> None:
     """Single blocks; where one is slower, it takes fewer bytes, and others may take more."""
     before_ms = book.price(setting, per_block).step_ms
     for changed in _neighbours(book, per_block):

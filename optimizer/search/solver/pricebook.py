@@ -5,7 +5,7 @@ from collections.abc import Callable
 from optimizer.estimate.prediction import Prediction
 from optimizer.plan.plan import Plan
 from optimizer.search.arrangements import PerBlock, keep_everything
-from optimizer.search.problem import SearchProblem, Setting, techniques_of
+from optimizer.search.problem import OuterPlan, SearchProblem, techniques_of
 
 MAX_PRICES = 400
 """Where a search stops looking for a better plan: a bound on time that, unlike a clock, is the same on every machine."""
@@ -21,7 +21,7 @@ class PriceBook:
     def __init__(self, problem: SearchProblem) -> None:
         self.problem = problem
         self._priced: dict[Plan, Prediction] = {}
-        self._known: dict[tuple[Setting, PerBlock], Prediction] = {}
+        self._known: dict[tuple[OuterPlan, PerBlock], Prediction] = {}
         """The same by what was asked; several settings may make one plan."""
         self._best_key: _Key | None = None
         self._best: tuple[Plan, Prediction] | None = None
@@ -33,7 +33,7 @@ class PriceBook:
         self.floor_ms: float | None = None
         """No permitted plan that fits is faster: set by who knows."""
 
-    def price(self, setting: Setting, per_block: PerBlock) -> Prediction:
+    def price(self, setting: OuterPlan, per_block: PerBlock) -> Prediction:
         key = (setting, per_block)
         known = self._known.get(key)
         if known is None:
@@ -51,7 +51,7 @@ class PriceBook:
                 self._best_key, self._best = key, (plan, prediction)
         return prediction
 
-    def keep_all_ms(self, setting: Setting) -> float:
+    def keep_all_ms(self, setting: OuterPlan) -> float:
         """A lower bound on every plan of the setting: no choice of a block is faster than to keep."""
         return self.price(setting, keep_everything(self.problem.num_blocks)).step_ms
 
@@ -123,6 +123,6 @@ def order_key(plan: Plan, prediction: Prediction) -> _Key:
         prediction.device_peak_high_bytes,
         len(techniques_of(plan)),
         plan.batch.accumulation_steps,
-        repr(Setting.of(plan)),
+        repr(OuterPlan.of(plan)),
         plan.activations.per_block,
     )

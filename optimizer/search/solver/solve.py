@@ -18,7 +18,7 @@ the best setting is known (``search_by_kind``).
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from optimizer.search.problem import Setting
+from optimizer.search.problem import OuterPlan
 from optimizer.search.solver.exhaustive import price_all
 from optimizer.search.solver.guided import bound_guided, solve_guided
 from optimizer.search.solver.levers import (
@@ -66,7 +66,7 @@ def solve(book: PriceBook) -> None:
         bound_guided(book, relax)
 
 
-def price_lightest(book: PriceBook, setting: Setting) -> int:
+def price_lightest(book: PriceBook, setting: OuterPlan) -> int:
     """Price the plans of a setting that could have its least peak; the least upper end found."""
     highs = [lightest_bytes(book, setting)]
     for line in [*plain_lines(book), *pure_offload_lines(book, setting), *mixed_lines(book, setting)]:
@@ -81,9 +81,9 @@ class _Solver:
     """What one run of the solver knows beside the prices."""
 
     book: PriceBook
-    found_ms: dict[Setting, float] = field(default_factory=dict)
+    found_ms: dict[OuterPlan, float] = field(default_factory=dict)
     """By setting, the fastest of its plans that was found to fit."""
-    hopeless: dict[Setting, int] = field(default_factory=dict)
+    hopeless: dict[OuterPlan, int] = field(default_factory=dict)
     """By home, from which micro-batch on nothing can fit where gradients accumulate."""
 
     def solve(self) -> None:
@@ -98,15 +98,15 @@ class _Solver:
     def _is_worth(self, bound_ms: float) -> bool:
         return bound_ms < self.book.best_step_ms and not self.book.is_full
 
-    def _largest_gain(self, base: Setting) -> float:
+    def _largest_gain(self, base: OuterPlan) -> float:
         """The time of the lever that makes keeping everything fastest, as a share of none's: 1 where all levers cost time."""
         plain_ms = self.book.keep_all_ms(base)
         times = [self.book.keep_all_ms(variant) for variant in variants_of(self.book, base)]
         return min([plain_ms, *times]) / plain_ms if plain_ms > 0 else 1.0
 
-    def _search_base(self, base: Setting) -> None:
-        dead: list[Setting] = []
-        hopeful: list[Setting] = []
+    def _search_base(self, base: OuterPlan) -> None:
+        dead: list[OuterPlan] = []
+        hopeful: list[OuterPlan] = []
         for home in reversed(homes_of(self.book, base)):
             roomy = largest_fraction(self.book, home)
             if roomy is None or any(is_weaker(home, other) for other in dead):
@@ -119,10 +119,10 @@ class _Solver:
             if self._is_worth(self._bound_ms(setting)):
                 self._search_setting(setting)
 
-    def _order(self, setting: Setting) -> tuple[float, float, str]:
+    def _order(self, setting: OuterPlan) -> tuple[float, float, str]:
         return self.found_ms.get(setting, INFINITE_MS), self._bound_ms(setting), repr(setting)
 
-    def _bound_ms(self, setting: Setting) -> float:
+    def _bound_ms(self, setting: OuterPlan) -> float:
         """Where a share of the state may stay on the device, it may be that all of it does."""
         if has_free_fraction(self.book, setting):
             resident = replace(setting, state_place="device", state_fraction=1.0)
@@ -130,7 +130,7 @@ class _Solver:
                 return min(self.book.keep_all_ms(resident), self.book.keep_all_ms(setting))
         return self.book.keep_all_ms(setting)
 
-    def _hopeful_variants(self, home: Setting) -> list[Setting]:
+    def _hopeful_variants(self, home: OuterPlan) -> list[OuterPlan]:
         """Counts of chunks and of prefetched blocks in which something may fit. The largest count, and no prefetch, are looked
         at only where the others do not surely fit."""
         if self._is_known_hopeless(home):
@@ -145,11 +145,11 @@ class _Solver:
             self.hopeless[key] = min(self.hopeless.get(key, _NEVER), home.micro_batch_size)
         return found
 
-    def _is_known_hopeless(self, home: Setting) -> bool:
+    def _is_known_hopeless(self, home: OuterPlan) -> bool:
         """A larger micro-batch never needs less; but the whole batch at once may, whose gradients grow while activations go."""
         return home.accumulation_steps > 1 and home.micro_batch_size >= self.hopeless.get(_without_batch(home), _NEVER)
 
-    def _hopeful_prefetch(self, setting: Setting) -> list[Setting]:
+    def _hopeful_prefetch(self, setting: OuterPlan) -> list[OuterPlan]:
         limit_bytes = self.book.problem.goal.device_budget_bytes
         found = []
         for fetching in with_prefetch(self.book, setting):
@@ -160,14 +160,14 @@ class _Solver:
                 break
         return found
 
-    def _search_setting(self, setting: Setting) -> None:
+    def _search_setting(self, setting: OuterPlan) -> None:
         self._search_plain(setting)
         if has_free_fraction(self.book, setting):
             for fitted in self._fitted_fractions(setting):
                 if fitted not in self.found_ms:
                     self._search_plain(fitted)
 
-    def _search_plain(self, setting: Setting) -> None:
+    def _search_plain(self, setting: OuterPlan) -> None:
         pinned = self.book.problem.pinned_blocks
         if pinned is not None:
             found = [self.book.price(packed, pinned) for packed in with_compression(self.book, setting)]
@@ -177,7 +177,7 @@ class _Solver:
         times = [search_line(self.book, setting, line) for line in plain_lines(self.book)]
         self.found_ms[setting] = min(times, default=INFINITE_MS)
 
-    def _fitted_fractions(self, setting: Setting) -> Iterator[Setting]:
+    def _fitted_fractions(self, setting: OuterPlan) -> Iterator[OuterPlan]:
         """The share of the state and the blocks trade bytes for time at rates that hardly change, so in the best plan one of
         the two is at an end of its range: as little state as fits beside blocks that all do the same."""
         for per_block in pure_blocks(self.book):
@@ -196,11 +196,11 @@ class _Solver:
             if self._is_worth(self._bound_ms(setting)):
                 search_mixtures(self.book, setting)
 
-    def _search_pure_offload(self, setting: Setting) -> None:
+    def _search_pure_offload(self, setting: OuterPlan) -> None:
         for compressed in with_compression(self.book, setting):
             times = [search_line(self.book, compressed, line) for line in pure_offload_lines(self.book, compressed)]
             self.found_ms[compressed] = min([self.found_ms.get(compressed, INFINITE_MS), *times])
 
 
-def _without_batch(home: Setting) -> Setting:
+def _without_batch(home: OuterPlan) -> OuterPlan:
     return replace(home, micro_batch_size=1, accumulation_steps=1)

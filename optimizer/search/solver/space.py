@@ -13,7 +13,7 @@ from optimizer.plan.gradients import GradientsChoice
 from optimizer.plan.optimizer_state import StatePlace
 from optimizer.plan.weights import WeightsPlace
 from optimizer.search.arrangements import PerBlock
-from optimizer.search.problem import SearchProblem, Setting
+from optimizer.search.problem import OuterPlan, SearchProblem
 from optimizer.search.solver.levers import MAX_PREFETCH, chunk_counts, fraction_steps
 from optimizer.search.solver.pricebook import PriceBook
 
@@ -23,14 +23,14 @@ MAX_SETTINGS: Final = 1_500
 """With more, nobody counts on: even two blocks make too many plans of them."""
 
 
-def few_settings(book: PriceBook) -> list[Setting] | None:
+def few_settings(book: PriceBook) -> list[OuterPlan] | None:
     """All settings where all their plans are at most MAX_ENUMERATED, else None."""
     problem = book.problem
     num_arrangements, num_plans = count_arrangements(problem), 0
     if num_arrangements > MAX_ENUMERATED:
         return None
     num_repeated = 0 if "compress" in problem.pinned_levers else _count_without_offload(problem)
-    found: list[Setting] = []
+    found: list[OuterPlan] = []
     for setting in every_setting(book):
         found.append(setting)
         num_plans += num_arrangements - (num_repeated if setting.compress != "none" else 0)
@@ -57,7 +57,7 @@ def every_arrangement(problem: SearchProblem) -> Iterator[PerBlock]:
     yield from product(problem.choices, repeat=problem.num_blocks)
 
 
-def every_setting(book: PriceBook) -> Iterator[Setting]:
+def every_setting(book: PriceBook) -> Iterator[OuterPlan]:
     """All that are permitted, each once; how copies are compressed is part of it only where blocks can be offloaded."""
     problem = book.problem
     for base in problem.settings():
@@ -69,7 +69,7 @@ def every_setting(book: PriceBook) -> Iterator[Setting]:
                 yield from _variants(book, home)
 
 
-def _variants(book: PriceBook, home: Setting) -> Iterator[Setting]:
+def _variants(book: PriceBook, home: OuterPlan) -> Iterator[OuterPlan]:
     problem, steps = book.problem, fraction_steps(book.problem.num_blocks)
     free = _has_free_fraction(problem, home)
     fractions = [step / steps for step in range(1, steps + 1)] if free else [home.state_fraction]
@@ -81,21 +81,21 @@ def _variants(book: PriceBook, home: Setting) -> Iterator[Setting]:
         yield replace(home, state_fraction=fraction, prefetch=prefetch, num_chunks=count, compress=compress)
 
 
-def _has_free_fraction(problem: SearchProblem, home: Setting) -> bool:
+def _has_free_fraction(problem: SearchProblem, home: OuterPlan) -> bool:
     """Also beside streamed weights, where those are not trained."""
     if home.state_place == "device" or "state_fraction" in problem.pinned_levers:
         return False
     return problem.permits_setting(replace(home, state_fraction=0.5))
 
 
-def _chunks(problem: SearchProblem, home: Setting) -> tuple[int, ...]:
+def _chunks(problem: SearchProblem, home: OuterPlan) -> tuple[int, ...]:
     if "num_chunks" in problem.pinned_levers:
         return (home.num_chunks,)
     counts = chunk_counts(home, tokens=problem.workload.sequence_length)
     return tuple(count for count in counts if problem.permits_setting(replace(home, num_chunks=count)))
 
 
-def _compressions(problem: SearchProblem, home: Setting) -> tuple[Compression, ...]:
+def _compressions(problem: SearchProblem, home: OuterPlan) -> tuple[Compression, ...]:
     if "compress" in problem.pinned_levers or not problem.offloading or not problem.allows("compress"):
         return (home.compress,)
     found: tuple[Compression, ...] = get_args(Compression)

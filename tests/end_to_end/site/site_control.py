@@ -70,7 +70,7 @@ def rare():
     """
     from django.contrib.auth.models import User
 
-    from optimizer.hardware.machine import DISTURBED
+    from optimizer.hardware.machine import PROBE_DISTURBED_FACT
     from tests.webapp.pages import rows
     from webapp.accounts.access import project_for_new
     from webapp.accounts.projects import create_project, set_account_role, set_member
@@ -81,7 +81,7 @@ def rare():
     ada = User.objects.get(username="ada")
     machine = rows.make_machine("shared-box")
     slow = "others used the machine while it was measured, which took 2.1 times as long as alone; probe it again when it is quiet"
-    Machine.objects.filter(pk=machine.pk).update(document=machine.document | {"facts": {DISTURBED: slow}})
+    Machine.objects.filter(pk=machine.pk).update(document=machine.document | {"facts": {PROBE_DISTURBED_FACT: slow}})
     model = rows.make_model(ada, name="half-read")
     told = ["of the config not read: layerdrop 0.1", "the config brings code of its own, which is not run"]
     Model.objects.filter(pk=model.pk).update(unread=told)

@@ -14,7 +14,7 @@ from optimizer.plan.pins.training import read_pins
 from optimizer.profile.deeper import depth_period, with_depth
 from optimizer.profile.extent import Extent
 from optimizer.profile.trace.trace import profile_model
-from optimizer.search.problem import Setting
+from optimizer.search.problem import OuterPlan
 from optimizer.search.search import search_plans, training_problem
 from optimizer.workload import Goal, TrainingWorkload
 from tests import llama
@@ -92,7 +92,7 @@ def test_a_deeper_profile_prices_as_the_trace_of_the_deeper_model(llama_profile)
 
 def problem_of(profile):
     problem = training_problem(profile, workload=WORKLOAD, goal=goal_of(1000), machine=MACHINE)
-    setting = Setting(micro_batch_size=4, accumulation_steps=1)
+    setting = OuterPlan(micro_batch_size=4, accumulation_steps=1)
     for choice in ("keep", "recompute", "offload"):
         yield problem.price(setting.plan((choice,) * profile.num_blocks))
 

@@ -12,10 +12,10 @@ from optimizer.hardware.thread_wakeup import (
     BESIDE_KERNELS,
     GRAIN_SIZE,
     UNEVEN,
-    are_shared,
-    count_shared,
-    waking_s,
-    wakings_s,
+    count_multithreaded,
+    runs_multithreaded,
+    thread_wakeup_s,
+    wakeup_cost_s,
 )
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
@@ -32,7 +32,7 @@ WAKE_S = 30e-6
 def is_shared(kind, name, *, dtype="fp32", flops=0.0, read=0.0, written=0.0):
     sizes = {"flops": flops, "read_bytes": read, "written_bytes": written}
     arrays = {what: np.array([size], dtype=np.float64) for what, size in sizes.items()}
-    return bool(are_shared(kind, f"aten.{name}.default", dtype, **arrays)[0])
+    return bool(runs_multithreaded(kind, f"aten.{name}.default", dtype, **arrays)[0])
 
 
 def product(rows, inner, columns):
@@ -70,7 +70,7 @@ def test_products_are_shared_but_the_smallest_and_those_of_one_row():
 def wait(*gaps_s, shared=None, kernel_s=0.0):
     """gaps_s: as they are in a real model."""
     flags = np.ones(len(gaps_s), dtype=bool) if shared is None else np.array(shared)
-    return waking_s(flags, np.full(len(gaps_s), kernel_s), np.array(gaps_s), wake_s=WAKE_S)
+    return thread_wakeup_s(flags, np.full(len(gaps_s), kernel_s), np.array(gaps_s), wake_s=WAKE_S)
 
 
 def test_who_comes_soon_after_the_last_shared_op_wakes_nobody_and_who_comes_late_wakes_all():
@@ -97,11 +97,11 @@ def test_a_part_follows_one_like_it():
 
 def test_tensors_that_come_and_go_wake_where_they_are_large_and_python_lies_between(machine):
     rates = dataclasses.replace(machine.rates, wake_s=WAKE_S, time_factors={"hooks": 2.0, "host": 3.0})
-    assert count_shared((GRAIN_SIZE, GRAIN_SIZE - 1, 2 * GRAIN_SIZE)) == 2
-    assert wakings_s(4, rates, after_s=ASLEEP_S) == pytest.approx(4 * WAKE_S * 2)
-    assert wakings_s(4, rates, after_s=ASLEEP_S, kind="host") == pytest.approx(4 * WAKE_S * 3)
-    assert wakings_s(4, rates, after_s=AWAKE_S / BESIDE_KERNELS) == 0.0
-    assert wakings_s(4, machine.rates, after_s=ASLEEP_S) == 0.0
+    assert count_multithreaded((GRAIN_SIZE, GRAIN_SIZE - 1, 2 * GRAIN_SIZE)) == 2
+    assert wakeup_cost_s(4, rates, after_s=ASLEEP_S) == pytest.approx(4 * WAKE_S * 2)
+    assert wakeup_cost_s(4, rates, after_s=ASLEEP_S, kind="host") == pytest.approx(4 * WAKE_S * 3)
+    assert wakeup_cost_s(4, rates, after_s=AWAKE_S / BESIDE_KERNELS) == 0.0
+    assert wakeup_cost_s(4, machine.rates, after_s=ASLEEP_S) == 0.0
 
 
 @pytest.mark.parametrize("choice", ["keep", "recompute", "selective", "offload"])

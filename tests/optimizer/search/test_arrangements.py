@@ -2,7 +2,7 @@
 
 import pytest
 
-from optimizer.search.arrangements import Line, arrange, arrange_offload_only, orders_by_kind, summarize
+from optimizer.search.arrangements import PlanLine, arrange, arrange_offload_only, orders_by_kind, summarize
 
 
 def test_offloaded_blocks_stand_first_and_kept_ones_last():
@@ -29,7 +29,7 @@ def test_without_recompute_offload_takes_turns_with_keep():
 @pytest.mark.parametrize("steps", [("recompute", "keep"), ("recompute", "selective", "keep")])
 @pytest.mark.parametrize("num_offload", [0, 1, 3, 5])
 def test_each_plan_of_a_line_has_one_block_one_step_further(num_offload, steps, arrangement):
-    line = Line(num_blocks=5, num_offload=num_offload, steps=steps, arrangement=arrangement)
+    line = PlanLine(num_blocks=5, num_offload=num_offload, steps=steps, arrangement=arrangement)
     levels = [
         sum(steps.index(choice) for choice in line.per_block(index) if choice in steps) for index in _indices(line)
     ]
@@ -39,20 +39,20 @@ def test_each_plan_of_a_line_has_one_block_one_step_further(num_offload, steps, 
 
 
 def test_a_line_goes_from_all_of_the_first_step_to_all_of_the_last():
-    line = Line(num_blocks=4, num_offload=1, offload="offload_disk", steps=("recompute", "selective", "keep"))
+    line = PlanLine(num_blocks=4, num_offload=1, offload="offload_disk", steps=("recompute", "selective", "keep"))
     assert line.per_block(0) == ("offload_disk", "recompute", "recompute", "recompute")
     assert line.per_block(4) == ("offload_disk", "selective", "selective", "keep")
     assert line.per_block(line.length) == ("offload_disk", "keep", "keep", "keep")
 
 
 def test_a_line_without_other_blocks_goes_from_offload_to_keep():
-    line = Line(num_blocks=3, num_offload=None, offload="offload_remote")
+    line = PlanLine(num_blocks=3, num_offload=None, offload="offload_remote")
     assert line.per_block(0) == ("offload_remote",) * 3
     assert line.per_block(line.length) == ("keep",) * 3
 
 
 def test_an_order_puts_a_row_on_other_blocks():
-    line = Line(num_blocks=4, order=(1, 3, 0, 2))
+    line = PlanLine(num_blocks=4, order=(1, 3, 0, 2))
     assert line.per_block(1) == ("recompute", "recompute", "keep", "recompute")
     assert line.per_block(2) == ("keep", "recompute", "keep", "recompute")
 

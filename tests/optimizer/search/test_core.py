@@ -9,7 +9,7 @@ from optimizer.search.answer.baselines import BASELINES, price_baselines
 from optimizer.search.answer.frontier import MAX_POINTS, plan_label
 from optimizer.search.check.verify import VerificationFailed, verify_plan
 from optimizer.search.core import search, search_budgets
-from optimizer.search.problem import Setting, divisors
+from optimizer.search.problem import OuterPlan, divisors
 
 
 def test_no_point_of_the_frontier_is_beaten_by_another():
@@ -106,7 +106,7 @@ def test_lossy_settings_cross_dtype_and_bits():
 
 
 def test_a_plans_label_says_what_it_does():
-    setting = Setting(micro_batch_size=2, accumulation_steps=4, dtype="bf16", bits=8)
+    setting = OuterPlan(micro_batch_size=2, accumulation_steps=4, dtype="bf16", bits=8)
     label = plan_label(setting.plan(("offload", "recompute", "recompute", "keep")))
     assert label == "keep 1, recompute 2, offload 1, micro-batch 2 x 4, bf16, 8-bit state"
 
@@ -136,7 +136,7 @@ def test_a_price_that_changes_between_askings_is_found_out():
 )
 def test_verification_says_what_is_wrong_with_a_prediction(change, complaint):
     problem = synthetic_problem(budget_mib=900)
-    plan = Setting(micro_batch_size=2, accumulation_steps=1).plan(("keep",) * 4)
+    plan = OuterPlan(micro_batch_size=2, accumulation_steps=1).plan(("keep",) * 4)
     wrong = replace(problem.price(plan), **change)
     found = verify_plan(replace(problem, price=lambda _: wrong), plan=plan, prediction=wrong)
     assert any(complaint in text for text in found) if complaint else found == ()
@@ -144,7 +144,7 @@ def test_verification_says_what_is_wrong_with_a_prediction(change, complaint):
 
 def test_verification_reads_the_timeline_moment_by_moment():
     problem = synthetic_problem(budget_mib=900)
-    plan = Setting(micro_batch_size=2, accumulation_steps=1).plan(("keep",) * 4)
+    plan = OuterPlan(micro_batch_size=2, accumulation_steps=1).plan(("keep",) * 4)
     prediction = problem.price(plan)
     spike = replace(prediction.timeline[3], bytes_by_category={"activations": 901 * MIB})
     wrong = replace(prediction, timeline=(*prediction.timeline[:3], spike, *prediction.timeline[4:]))
@@ -155,7 +155,7 @@ def test_verification_reads_the_timeline_moment_by_moment():
 
 def test_verification_refuses_forbidden_techniques():
     problem = synthetic_problem(budget_mib=900, forbid=("recompute",))
-    plan = Setting(micro_batch_size=2, accumulation_steps=1, dtype="bf16").plan(("recompute",) * 4)
+    plan = OuterPlan(micro_batch_size=2, accumulation_steps=1, dtype="bf16").plan(("recompute",) * 4)
     found = verify_plan(problem, plan=plan, prediction=problem.price(plan))
     assert found == ("uses recompute, which is not allowed", "uses bf16, which is not allowed")
 

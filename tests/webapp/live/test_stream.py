@@ -13,7 +13,7 @@ from webapp.live import hub as hub_module
 from webapp.live import stream as stream_module
 from webapp.live.record import from_database
 from webapp.live.stream import job_events
-from webapp.wire.publish import publish, publish_all, stream_key, tell_of_gap
+from webapp.wire.publish import publish, publish_all, report_gap, stream_key
 
 pytestmark = pytest.mark.django_db(transaction=True)
 DONE = {
@@ -194,13 +194,13 @@ async def test_a_publisher_says_that_it_dropped_something(running, valkey):
 
 
 async def test_a_gap_is_told_where_nothing_else_is_said(running, valkey):
-    assert not await asyncio.to_thread(tell_of_gap, running.job_id)
+    assert not await asyncio.to_thread(report_gap, running.job_id)
     valkey.kill()
     assert not await asyncio.to_thread(publish, running.job_id, "sample", sample(2))
-    assert not await asyncio.to_thread(tell_of_gap, running.job_id)
+    assert not await asyncio.to_thread(report_gap, running.job_id)
     await asyncio.to_thread(valkey.start)
     await asyncio.sleep(1.1)  # see above
-    assert [await asyncio.to_thread(tell_of_gap, running.job_id) for _ in range(2)] == [True, False]
+    assert [await asyncio.to_thread(report_gap, running.job_id) for _ in range(2)] == [True, False]
     (entry,) = (json.loads(fields["json"]) for _, fields in valkey.client().xrange(stream_key(running.job_id)))
     assert (entry["type"], entry["data"]) == ("gap", {"num_dropped": 1})
 

@@ -43,7 +43,7 @@ class FoundLine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class GeneratedText:
     """What a generate job wrote for one prompt."""
 
     title: str
@@ -89,7 +89,7 @@ def sample_text(artifact: Artifact) -> str:
     return _read_end(Path(settings.HEADROOM_HOME) / artifact.file, SAMPLE_BYTES)
 
 
-def newest_answers(job: Job) -> list[Answer]:
+def newest_answers(job: Job) -> list[GeneratedText]:
     """The last texts that a generate job wrote, the newest first."""
     folder = Path(settings.HEADROOM_HOME) / "jobs" / job.pk / "results"
     lines: list[str] = []
@@ -100,7 +100,7 @@ def newest_answers(job: Job) -> list[Answer]:
     return [answer for line in lines[:NUM_ANSWERS] if (answer := _answer(line)) is not None]
 
 
-def _answer(line: str) -> Answer | None:
+def _answer(line: str) -> GeneratedText | None:
     """None for a torn line, as a killed attempt leaves one."""
     try:
         result = json.loads(line)
@@ -110,12 +110,12 @@ def _answer(line: str) -> Answer | None:
     body = (record.get("response") or {}).get("body") or record
     title = f"Line {result['index'] + 1}: {record.get('custom_id') or record.get('id')}"
     if error := body.get("error"):
-        return Answer(title=title, text="", note=str(error.get("message", error)))
+        return GeneratedText(title=title, text="", note=str(error.get("message", error)))
     choice = (body.get("choices") or [body])[0]
     text = (choice.get("message") or {}).get("content") or choice.get("text") or ""
     words = {"stop": "ended by itself", "length": "cut at its longest"}
     how = words.get(choice.get("finish_reason"), "")
-    return Answer(title=title, text=text, note=f"{result['completion_tokens']:,} tokens, {how}".rstrip(", "))
+    return GeneratedText(title=title, text=text, note=f"{result['completion_tokens']:,} tokens, {how}".rstrip(", "))
 
 
 def _log_file(job: Job, attempt: int) -> Path:

@@ -26,7 +26,7 @@ class BlockCell:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
+class PlaceShare:
     """A part of what is divided between places."""
 
     place: str
@@ -41,24 +41,24 @@ class PlaceRow:
     label: str
     words: str
     cells: tuple[BlockCell, ...] = ()
-    shares: tuple[Share, ...] = ()
+    shares: tuple[PlaceShare, ...] = ()
     """Add up to 100; given only where there are two."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Places:
+class PlacePicture:
     rows: tuple[PlaceRow, ...]
     legend: tuple[tuple[str, str], ...]
     """The letters in use, with what they mean."""
 
 
-def places_of(plan: Mapping[str, Any] | None, *, num_blocks: int) -> Places | None:
+def places_of(plan: Mapping[str, Any] | None, *, num_blocks: int) -> PlacePicture | None:
     """None without a plan. num_blocks: of the model; where it is not known (0) rows have no letters."""
     if plan is None:
         return None
     rows = _generation_rows(plan, num_blocks) if "kv_cache" in plan else _training_rows(Plan.from_json(dict(plan)))
     used = {cell.letter for row in rows for cell in row.cells} | {share.letter for row in rows for share in row.shares}
-    return Places(rows=tuple(rows), legend=tuple((letter, words) for letter, words in _MEANINGS.items() if letter in used))
+    return PlacePicture(rows=tuple(rows), legend=tuple((letter, words) for letter, words in _MEANINGS.items() if letter in used))
 
 
 def _training_rows(plan: Plan) -> list[PlaceRow]:
@@ -117,11 +117,11 @@ def _placed(place: str, share: float) -> str:
     return f"{place} {100 * share:.0f} %, device {100 - round(100 * share)} %"
 
 
-def _shares(place: str, share: float) -> tuple[Share, ...]:
+def _shares(place: str, share: float) -> tuple[PlaceShare, ...]:
     percent = round(100 * share)
     if not 0 < percent < 100:
         return ()
     return (
-        Share(place=place, letter=_OF_PLACE[place], percent=percent),
-        Share(place="device", letter="K", percent=100 - percent),
+        PlaceShare(place=place, letter=_OF_PLACE[place], percent=percent),
+        PlaceShare(place="device", letter="K", percent=100 - percent),
     )

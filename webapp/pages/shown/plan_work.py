@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class PlanAnswer:
     """A search's answer, of either kind of work."""
 
     model: str
@@ -94,7 +94,7 @@ class Work(Protocol):
     @property
     def card_question(self) -> TrainingQuestion | GenerationQuestion: ...
 
-    def find(self, *, whole: bool) -> Found: ...
+    def find(self, *, whole: bool) -> PlanAnswer: ...
 
     def read_edit(self, typed: Mapping[str, Any], *, prefix: str) -> Any:
         """The plan that is typed in full; None where it is not, or where it is none."""
@@ -115,11 +115,11 @@ class TrainingWork:
     def card_question(self) -> TrainingQuestion:
         return self.asked.question
 
-    def find(self, *, whole: bool) -> Found:
+    def find(self, *, whole: bool) -> PlanAnswer:
         answer = self.asked.answer()
         found, question = answer.result, self.asked.question
         bound = f" by more than {100 * found.gap:.2g} %" if found.gap is not None and not found.is_optimal else ""
-        return Found(
+        return PlanAnswer(
             model=self.asked.model.name,
             device=question.machine.device.name,
             budget_bytes=question.goal.device_budget_bytes,
@@ -170,7 +170,7 @@ class GenerationWork:
     def card_question(self) -> GenerationQuestion:
         return self.question
 
-    def find(self, *, whole: bool) -> Found:
+    def find(self, *, whole: bool) -> PlanAnswer:
         question = self.question
         workload = question.workload
         work = f"{workload.num_sequences:,} prompts, up to {workload.num_new_tokens:,} new tokens each"
@@ -182,8 +182,8 @@ class GenerationWork:
         }
         answer = find_generation(question) if whole else answer_at_hand(question)
         if answer is None:
-            return Found(**facts, is_whole=False)
-        return Found(
+            return PlanAnswer(**facts, is_whole=False)
+        return PlanAnswer(
             **facts,
             chosen=answer.chosen,
             baselines=answer.baselines,

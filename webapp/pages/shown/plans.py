@@ -103,7 +103,7 @@ class Value:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class ComparedRow:
     """One aspect of the plans."""
 
     name: str
@@ -119,7 +119,7 @@ class Group:
     """A category with its aspects, or the plan as a whole."""
 
     label: str
-    lines: tuple[Line, ...]
+    lines: tuple[ComparedRow, ...]
 
 
 def side_by_side(points: Sequence[Point]) -> tuple[Group, ...]:
@@ -138,7 +138,7 @@ def _rows(priced: AnyPriced) -> list[CategoryRow]:
     return plan_rows(priced.plan.to_json(), prediction=sizes, measured=None)
 
 
-def _category_lines(rows: Sequence[CategoryRow | None]) -> Iterable[Line]:
+def _category_lines(rows: Sequence[CategoryRow | None]) -> Iterable[ComparedRow]:
     for name, aspect in (("place", "place"), ("bits", "representation"), ("lifetime", "lifetime")):
         texts = ["" if row is None else str(getattr(row, aspect)) for row in rows]
         if any(texts):
@@ -147,7 +147,7 @@ def _category_lines(rows: Sequence[CategoryRow | None]) -> Iterable[Line]:
     yield _line("bytes at the peak", [Value(text=format_bytes(size), num_bytes=size) for size in sizes])
 
 
-def _whole_lines(plans: Sequence[AnyPriced]) -> Iterable[Line]:
+def _whole_lines(plans: Sequence[AnyPriced]) -> Iterable[ComparedRow]:
     found = [priced.prediction for priced in plans]
     yield _line("verdict", [Value(text=priced.verdict.replace("_", " ")) for priced in plans])
     yield _line("peak, at most", [_size(here.device_peak_high_bytes) for here in found])
@@ -172,7 +172,7 @@ _SHOWN_ELSEWHERE: Final = frozenset(
 """Knobs of a generation that other lines tell of."""
 
 
-def _other_decisions(plans: Sequence[GenerationPlan]) -> Iterable[Line]:
+def _other_decisions(plans: Sequence[GenerationPlan]) -> Iterable[ComparedRow]:
     """Of a generation's plan whatever has no line of its own, where not all are alike."""
     written = [written_knobs(plan) for plan in plans]
     for knob in generation_knobs() if plans else ():
@@ -181,9 +181,9 @@ def _other_decisions(plans: Sequence[GenerationPlan]) -> Iterable[Line]:
             yield _line(knob.replace(".", " ").replace("_", " "), [Value(text=text) for text in texts])
 
 
-def _line(name: str, values: Sequence[Value]) -> Line:
+def _line(name: str, values: Sequence[Value]) -> ComparedRow:
     first = values[0]
-    return Line(
+    return ComparedRow(
         name=name,
         values=tuple(
             replace(value, differs=(value.text, value.num_bytes) != (first.text, first.num_bytes)) for value in values

@@ -33,7 +33,7 @@ from webapp.pages.shown.presentation import (
 from webapp.planning.glance import glance_at, glance_at_generation
 from webapp.planning.levers import Lever, list_levers
 from webapp.planning.offers import PlanAnswer
-from webapp.planning.pricing import find_most, price_job_spec, question_of
+from webapp.planning.pricing import find_largest_fit, price_job_spec, question_of
 from webapp.planning.profiles import ready_profile
 
 
@@ -192,7 +192,7 @@ LOOKS_FOR = {"largest_batch": "global_batch_size", "longest_sequence": "sequence
 
 def _most(user: Any, read: JobSpec, *, budget_bytes: int) -> Pricing:
     """The most that fits, and a button that asks for just that."""
-    found = find_most(user, read)
+    found = find_largest_fit(user, read)
     if isinstance(found, PlanAnswer):
         return _pending(found, read)
     answer = found.answer

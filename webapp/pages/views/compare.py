@@ -19,7 +19,7 @@ _FIELDS = "loss,device_peak_bytes,tokens_per_s"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class ComparedJob:
     """One job with the letter it is called by on this page."""
 
     letter: str
@@ -39,7 +39,7 @@ def compare_page(request: HttpRequest) -> HttpResponse:
 
 
 def _context(comparison: Comparison) -> dict[str, Any]:
-    runs = [Run(letter=letter, job=job) for letter, job in zip(LETTERS, comparison.jobs, strict=False)]
+    runs = [ComparedJob(letter=letter, job=job) for letter, job in zip(LETTERS, comparison.jobs, strict=False)]
     outcomes = [_marked(outcome) for outcome in comparison.outcomes]
     return {
         "runs": runs,

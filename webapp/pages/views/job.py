@@ -40,7 +40,7 @@ from webapp.jobs.trained_model import create_trained_model, what_is_left
 from webapp.pages.forms.pins import flat_pins
 from webapp.pages.shown.files import find_in_log, log_after, log_tail, newest_answers, sample_text
 from webapp.pages.shown.job_head import budget_bytes, describe_job
-from webapp.pages.shown.places import Places, places_of
+from webapp.pages.shown.places import PlacePicture, places_of
 from webapp.pages.shown.presentation import comparisons, plan_rows
 from webapp.pages.shown.tables import CHARTS, build_table
 from webapp.pages.words.next_steps import edit_url
@@ -223,7 +223,7 @@ def _left_context(request: HttpRequest, job: Job) -> dict[str, Any]:
     }
 
 
-def _places(job: Job) -> Places | None:
+def _places(job: Job) -> PlacePicture | None:
     return places_of(job.plan, num_blocks=read_model_spec(job.model.config).num_blocks) if job.plan else None
 
 

@@ -8,7 +8,7 @@ from django.shortcuts import get_object_or_404, render
 from django.utils import timezone
 from django.views.decorators.http import require_GET
 
-from optimizer.hardware.machine import DISTURBED
+from optimizer.hardware.machine import PROBE_DISTURBED_FACT
 from webapp.catalog.documents import ONLINE_WITHIN
 from webapp.catalog.models import Machine
 from webapp.catalog.queries import machines_visible_to
@@ -47,7 +47,7 @@ def _row(user: Any, machine: Machine, accuracy: Accuracy | None = None) -> dict[
         "host_memory_bytes": document.get("host_memory_bytes"),
         "source": rates.get("source", ""),
         "rates": _rate_pairs(rates),
-        "disturbed": document.get("facts", {}).get(DISTURBED, ""),
+        "disturbed": document.get("facts", {}).get(PROBE_DISTURBED_FACT, ""),
         "occupancy": occupancy,
         "bar": device_bar(occupancy),
         "holders": holder_rows(occupancy.holders),

@@ -31,7 +31,7 @@ from webapp.jobs.specs.training import read_workload
 from webapp.pages.forms.pins import EditForm
 from webapp.pages.forms.work import WorkForm, form_query, initial_from_query, typed_of
 from webapp.pages.shown import plans
-from webapp.pages.shown.plan_work import Edited, Found, GenerationWork, TrainingWork, Work
+from webapp.pages.shown.plan_work import Edited, GenerationWork, PlanAnswer, TrainingWork, Work
 from webapp.pages.shown.presentation import largest_part
 from webapp.pages.shown.price_view import budget_suggestion, ways_out
 from webapp.pages.views.new import generation as generate
@@ -256,7 +256,7 @@ class _Look:
     is_whole: bool
 
 
-def _look(request: HttpRequest, work: Work, found: Found, *, whole: bool) -> _Look:
+def _look(request: HttpRequest, work: Work, found: PlanAnswer, *, whole: bool) -> _Look:
     typed = {name: request.GET[name] for name in request.GET if name.startswith(f"{EDIT}-")}
     plan = found.chosen.plan if found.chosen is not None else work.read_edit(typed, prefix=EDIT)
     edit, edited = None, None

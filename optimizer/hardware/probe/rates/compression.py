@@ -6,7 +6,7 @@ import torch
 
 from optimizer.formats.transfer_sizes import chunk_elements
 from optimizer.hardware.machine import Curve
-from optimizer.hardware.probe.clock import Share, as_curve, quartile_s, random_tensor
+from optimizer.hardware.probe.clock import TimeShare, as_curve, quartile_s, random_tensor
 from optimizer.plan.activations import Compression
 from optimizer.runtime.tiers.compression import Packing, Scratch
 
@@ -17,7 +17,7 @@ _CHUNKS = (1 / 16, 1, 4)
 
 def probe_packing(device: torch.device, *, max_s: float) -> dict[str, Curve]:
     """Elements per second by the number of elements, under ``pack int8``, ``unpack bf16`` and the like, the copy left out."""
-    share = Share(max_s)
+    share = TimeShare(max_s)
     cases = [(compress, chunks) for compress in COMPRESSIONS for chunks in _CHUNKS]
     points: dict[str, list[tuple[float, float]]] = {}
     for done, (compress, chunks) in enumerate(cases):

@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 
 from optimizer.base.units import KIB, MIB
-from optimizer.formats.matmul_dispatch import is_librarys
+from optimizer.formats.matmul_dispatch import uses_onednn
 from optimizer.hardware.machine import Curve
-from optimizer.hardware.probe.clock import Share, as_curve, quartile_s, random_tensor
+from optimizer.hardware.probe.clock import TimeShare, as_curve, quartile_s, random_tensor
 from optimizer.hardware.probe.rates.matmuls import Point, without
 from optimizer.runtime.layers.matmul_dispatch import asking_library, asks_library
 
@@ -49,7 +49,7 @@ def probe_rows(
     """By FLOPs for each byte, under ``rows nt fp32`` and ``rows nt fp32 cold``; as ``products.probe_matmuls`` where a library is
     asked for the large ones, and then also under ``small rows nt fp32``.
     """
-    share = Share(max_s)
+    share = TimeShare(max_s)
     curves: dict[str, Curve] = {}
     if device.type != "cpu":
         return curves
@@ -60,7 +60,7 @@ def probe_rows(
         for prefix, sizes in _sizes_of(dtype).items()
     ]
     for done, (name, suffix, prefix, sizes) in enumerate(sorts):
-        own = Share(share.of(len(sorts) - done))
+        own = TimeShare(share.of(len(sorts) - done))
         points: list[Point] = []
         for index, size in enumerate(sizes):
             if index and not own.left_s:
@@ -82,12 +82,12 @@ def probe_token_attention(device: torch.device, dtypes: Mapping[str, torch.dtype
     ``token fp32``. The caches are half full, as tensors that are made for a whole generation are on average, and in no cache
     of the processor's.
     """
-    share = Share(max_s)
+    share = TimeShare(max_s)
     curves: dict[str, Curve] = {}
     if device.type != "cpu":
         return curves
     for done, (name, dtype) in enumerate(dtypes.items()):
-        own = Share(share.of(len(dtypes) - done))
+        own = TimeShare(share.of(len(dtypes) - done))
         points: list[Point] = []
         for index, length in enumerate(_LENGTHS):
             if index and not own.left_s:
@@ -105,7 +105,7 @@ def _time_rows(
     one = random_tensor((features, features), device, dtype)
     ring = cycle([one.clone() for _ in range(max(1, ring_bytes // one.nbytes))])
     x = random_tensor((rows, features), device, dtype)
-    is_library = asks_library(x) and is_librarys(rows, features, features)
+    is_library = asks_library(x) and uses_onednn(rows, features, features)
 
     def run() -> None:
         for _ in range(_NUM_AT_ONCE):

@@ -7,7 +7,7 @@ import torch
 from optimizer.formats.host_attention import HostAttention
 from optimizer.formats.kv_packing import KvLayout, KvShape
 from optimizer.hardware.machine import Curve
-from optimizer.hardware.probe.clock import Share, as_curve, quartile_s, random_tensor
+from optimizer.hardware.probe.clock import TimeShare, as_curve, quartile_s, random_tensor
 from optimizer.runtime.generation.kv_host_attention import HostSums
 
 _CPU = torch.device("cpu")
@@ -20,7 +20,7 @@ _TOTAL_BYTES = 64 << 20
 
 def probe_host_attention(dtypes: dict[str, torch.dtype], *, max_s: float) -> dict[str, Curve]:
     """FLOPs per second by FLOPs for each byte of keys and values, by their dtype."""
-    share = Share(max_s)
+    share = TimeShare(max_s)
     points: dict[str, list[tuple[float, float]]] = {}
     num_left = len(dtypes) * len(_GROUPS)
     for name, dtype in dtypes.items():

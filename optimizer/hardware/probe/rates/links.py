@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from optimizer.base.units import MIB
-from optimizer.hardware.probe.clock import MAX_REPEATS, Share, quartile_s, random_tensor
+from optimizer.hardware.probe.clock import MAX_REPEATS, TimeShare, quartile_s, random_tensor
 
 _COPY_BYTES = {"cpu": 2 * MIB, "cuda": 256 * MIB}
 _NUM_COPIES = 16
@@ -91,7 +91,7 @@ def _copy_under_load(
     """The load begins first; the copy is timed on its own stream."""
     event: Any = torch.cuda.Event
     durations: list[float] = []
-    share = Share(max_s)
+    share = TimeShare(max_s)
     while len(durations) < 3 or (share.left_s and len(durations) < MAX_REPEATS):
         begin, end = event(enable_timing=True), event(enable_timing=True)
         torch.cuda.synchronize(device)

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from optimizer.base.units import MIB
-from optimizer.formats.matmul_dispatch import is_librarys
+from optimizer.formats.matmul_dispatch import uses_onednn
 from optimizer.hardware.machine import Curve
-from optimizer.hardware.probe.clock import Share, as_curve, quartile_s, random_tensor
+from optimizer.hardware.probe.clock import TimeShare, as_curve, quartile_s, random_tensor
 from optimizer.profile.op_costs import WHOLE, count_flops
 from optimizer.runtime.layers.matmul_dispatch import asking_library, asks_library
 
@@ -63,20 +63,20 @@ def probe_matmuls(
     device: torch.device, dtypes: Mapping[str, torch.dtype], *, max_s: float, library_call_s: float = 0.0
 ) -> dict[str, Curve]:
     """By FLOPs for each byte, under ``mm nt fp32`` and the like, and under ``mm fp32`` all forms together."""
-    share = Share(max_s)
+    share = TimeShare(max_s)
     curves: dict[str, Curve] = {}
     librarys = {name for name, dtype in dtypes.items() if asks_library(torch.empty(0, device=device, dtype=dtype))}
     sorts = [(name, sort) for name in dtypes for sort in ("mm", "bmm", *("small",) * (name in librarys))]
     left = sum(_WEIGHTS.get(name, 1) for name, _ in sorts)
     for name, sort in sorts:
         weight = _WEIGHTS.get(name, 1)
-        own = Share(share.of(left) * weight)
+        own = TimeShare(share.of(left) * weight)
         left -= weight
         make = _batched if sort == "bmm" else _products
         shapes: Sequence[tuple[int, ...]] = _SHAPES_OF[sort][device.type]
         is_library = sort == "mm" and name in librarys
         if is_library:
-            shapes = [shape for shape in shapes if is_librarys(*shape)]
+            shapes = [shape for shape in shapes if uses_onednn(*shape)]
         beside_s = library_call_s if is_library else 0.0
         for form, points in _points_by_form(shapes, make, device, dtypes[name], share=own, beside_s=beside_s).items():
             curves[" ".join(part for part in (sort, form, name) if part)] = as_curve(points)
@@ -100,11 +100,11 @@ def probe_library_call_s(*, max_s: float) -> float:
 
 def probe_attention(device: torch.device, dtypes: Mapping[str, torch.dtype], *, max_s: float) -> dict[str, Curve]:
     """By FLOPs for each byte, forward and backward, causal and not."""
-    share = Share(max_s)
+    share = TimeShare(max_s)
     points: dict[str, list[Point]] = {}
     shapes = _ATTENTION_SHAPES[device.type]
     for done, (name, dtype) in enumerate(dtypes.items()):
-        own = Share(share.of(len(dtypes) - done))
+        own = TimeShare(share.of(len(dtypes) - done))
         for index, shape in enumerate(shapes):
             if index and not own.left_s:
                 break
@@ -126,7 +126,7 @@ def _points_by_form(
     device: torch.device,
     dtype: torch.dtype,
     *,
-    share: Share,
+    share: TimeShare,
     beside_s: float,
 ) -> dict[str, list[Point]]:
     """One point at least of each form; as many as there is time for, and none that would take all that is left. All forms
@@ -161,7 +161,7 @@ def _products(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) 
         "nn": lambda: ring.append(gradient @ weight),
         "tn": lambda: ring.append(gradient.t() @ x),
     }
-    if asks_library(x) and is_librarys(*shape):
+    if asks_library(x) and uses_onednn(*shape):
         products = {form: asking_library()(multiply) for form, multiply in products.items()}
     return {form: (multiply, flops, num_bytes) for form, multiply in products.items()}
 

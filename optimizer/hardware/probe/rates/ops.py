@@ -13,7 +13,7 @@ import torch
 
 from optimizer.base.units import MIB
 from optimizer.hardware.machine import Curve
-from optimizer.hardware.probe.clock import Share, as_curve, quartile_s, random_tensor
+from optimizer.hardware.probe.clock import TimeShare, as_curve, quartile_s, random_tensor
 from optimizer.profile.time_kinds import kind_of
 from optimizer.runtime.layers.quantize import NF4_BLOCK_ELEMENTS, pack
 
@@ -26,14 +26,14 @@ _RING_BYTES = {"cpu": 16 * MIB, "cuda": 512 * MIB}
 
 def probe_ops(device: torch.device, dtypes: Mapping[str, torch.dtype], *, max_s: float) -> dict[str, Curve]:
     """By bytes, under each op's name, and each kind's under that of the op that stands for it."""
-    share = Share(max_s)
+    share = TimeShare(max_s)
     points: dict[str, list[tuple[float, float]]] = {}
     fixed_s = _fixed_s(device, max_s=share.left_s / 20)
     cases = [(num, suffix, dtype) for num in _ELEMENTS[device.type] for suffix, dtype in _suffixed(dtypes)]
     for done, (num_elements, suffix, dtype) in enumerate(cases):
         if done and not share.left_s:
             break
-        own = Share(share.of(len(cases) - done))
+        own = TimeShare(share.of(len(cases) - done))
         ops = list(_ops(num_elements, device, dtype))
         for index, (name, run) in enumerate(ops):
             num_bytes, seconds = _time_op(name, run, device, max_s=own.of(len(ops) - index))

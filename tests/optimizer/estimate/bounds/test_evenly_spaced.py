@@ -2,12 +2,12 @@
 
 import pytest
 
-from optimizer.estimate.bounds.evenly_spaced import spread, sum_shares
+from optimizer.estimate.bounds.evenly_spaced import evenly_spaced, sum_shares
 
 
 @pytest.mark.parametrize(("low", "high", "count"), [(1, 1, 3), (0, 7, 2), (3, 90, 9), (5, 6, 4)])
 def test_both_ends_are_among_the_few(low, high, count):
-    places = spread(low, high, count)
+    places = evenly_spaced(low, high, count)
     assert places[0] == low
     assert places[-1] == high
     assert len(places) <= count
@@ -15,7 +15,7 @@ def test_both_ends_are_among_the_few(low, high, count):
 
 
 def test_where_there_is_no_number_none_stands_for_it():
-    assert spread(2, 1, 5) == []
+    assert evenly_spaced(2, 1, 5) == []
     assert sum_shares([]) == []
 
 

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from optimizer.estimate.cpu.convolution_scratch import hold_convolution
 from optimizer.estimate.cpu.cpu_scratch import hold_tile_products, rise_with_scratch, scratch_of
 from optimizer.estimate.cpu.matmul_scratch import hold_grouped_product, hold_product
-from optimizer.formats.matmul_dispatch import is_librarys
+from optimizer.formats.matmul_dispatch import uses_onednn
 from optimizer.hardware.machine import Processor
 from optimizer.hardware.probe.facts import has_library_for_bf16
 from optimizer.profile.meta_ops.convolution import Convolution
@@ -249,8 +249,8 @@ def attend(length, head_dim, dtype):
 def unheard(length, head_dim, dtype, *, is_backward):
     """Of each thread but the first."""
     rows = min(length, 256 if length >= 768 else 64 if length >= 192 else 32)
-    is_librarys = dtype == BF16 and has_library_for_bf16()
-    tiles_bytes = is_librarys * hold_tile_products((length, length, head_dim), num_threads=torch.get_num_threads())
+    uses_onednn = dtype == BF16 and has_library_for_bf16()
+    tiles_bytes = uses_onednn * hold_tile_products((length, length, head_dim), num_threads=torch.get_num_threads())
     return is_backward * (4 * rows + tiles_bytes)
 
 
@@ -303,7 +303,7 @@ def test_a_product_in_fp32_holds_what_is_predicted_of_it(name_of, form, num_thre
         held = hold_product(sides, form=seen_form, dtype="fp32", num_threads=num_threads, is_added=is_added)
         assert is_held(measure(run), held, depth=sides[2])
         if count == 1:
-            assert predict(watched, num_threads=num_threads) == held * is_librarys(*sides[1:])
+            assert predict(watched, num_threads=num_threads) == held * uses_onednn(*sides[1:])
 
 
 def is_held(measured, predicted, *, depth):

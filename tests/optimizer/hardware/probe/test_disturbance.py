@@ -12,7 +12,7 @@ from optimizer.base.errors import InvalidInput
 from optimizer.cli.reports.text import report_machine
 from optimizer.estimate.time_interval import time_interval
 from optimizer.hardware.calibration import Spread
-from optimizer.hardware.machine import DISTURBED, Machine
+from optimizer.hardware.machine import PROBE_DISTURBED_FACT, Machine
 from optimizer.hardware.probe.disturbance import NOTABLE_SLOWDOWN, Disturbance, Watch
 from tests.optimizer.machines import make_cpu_machine
 
@@ -82,7 +82,7 @@ def test_the_interval_is_wider_both_ways_until_finished_runs_tell():
 def test_a_machines_record_keeps_it_and_its_report_says_what_to_do():
     machine = make_cpu_machine()
     remark = seen(others_cores=1.0).describe()
-    busy = replace(machine, rates=replace(machine.rates, probe_slowdown=2.0), facts={DISTURBED: remark})
+    busy = replace(machine, rates=replace(machine.rates, probe_slowdown=2.0), facts={PROBE_DISTURBED_FACT: remark})
     assert Machine.from_json(busy.to_json()) == busy
     assert "Note: the machine was busy: other programs kept 1.0 of 2 cores" in report_machine(busy)
     assert "Note" not in report_machine(machine)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from optimizer.models.build import build_model
-from optimizer.runtime.layers.capped_attention import lighten_capped_attention
+from optimizer.runtime.layers.capped_attention import replace_capped_attention
 from tests.optimizer.runtime.saved import counting_saved
 from tests.optimizer.runtime.tiny import make_spec
 
@@ -45,7 +45,7 @@ def test_it_is_as_exact_as_the_models_own_and_saves_less(dtype, most):
     exact, _ = run_step(build(dtype).double())
     model = build(dtype)
     plain, plain_bytes = run_step(model)
-    undo = lighten_capped_attention(model)
+    undo = replace_capped_attention(model)
     assert model.config._attn_implementation != "eager"
     light, light_bytes = run_step(model)
     undo()
@@ -60,7 +60,7 @@ def test_under_autocast_and_without_autograd_the_models_own_runs():
         plain, _ = run_step(model)
     with torch.no_grad():
         without = model(input_ids=IDS).logits
-    lighten_capped_attention(model)
+    replace_capped_attention(model)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         light, _ = run_step(model)
     assert all(torch.equal(light[name], plain[name]) for name in plain)
@@ -70,5 +70,5 @@ def test_under_autocast_and_without_autograd_the_models_own_runs():
 
 def test_models_that_cap_nothing_are_left_alone():
     model = build_model(make_spec("llama"))
-    lighten_capped_attention(model)
+    replace_capped_attention(model)
     assert model.config._attn_implementation == "sdpa"

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from optimizer.formats.matmul_dispatch import LEAST_FLOPS, is_librarys
+from optimizer.formats.matmul_dispatch import LEAST_FLOPS, uses_onednn
 from optimizer.runtime.layers import matmul_dispatch as products
 from optimizer.runtime.layers.matmul_dispatch import interrupting, making_products, watch_products
 
@@ -169,9 +169,9 @@ def test_all_can_be_left_to_torch(monkeypatch):
 
 def test_the_rule_is_the_same_whichever_way_round():
     sides = (16, 300, 512)
-    assert all(is_librarys(*turned) for turned in permutations(sides))
-    assert not is_librarys(1, 4096, 4096)
-    assert not is_librarys(8, 8, LEAST_FLOPS // 129)
+    assert all(uses_onednn(*turned) for turned in permutations(sides))
+    assert not uses_onednn(1, 4096, 4096)
+    assert not uses_onednn(8, 8, LEAST_FLOPS // 129)
 
 
 @needs_library

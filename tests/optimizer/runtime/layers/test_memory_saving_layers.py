@@ -1,16 +1,16 @@
 """Which layers run lighter, and the setting that leaves all as they are."""
 
-from optimizer.formats.stock_layers import are_layers_light, own_layers
+from optimizer.formats.stock_layers import stock_layers, uses_memory_saving_layers
 from optimizer.models.build import build_model
 from optimizer.profile.keep.kept import keep_profile, read_kept_profile
 from optimizer.profile.trace.trace import profile_model
-from optimizer.runtime.layers.memory_saving_layers import lighten_layers
+from optimizer.runtime.layers.memory_saving_layers import use_memory_saving_layers
 from tests.optimizer.runtime.tiny import make_spec
 
 
 def test_norms_and_capped_attention_run_lighter_until_undone():
     model = build_model(make_spec("gemma2"))
-    undo = lighten_layers(model)
+    undo = use_memory_saving_layers(model)
     assert [name for name, module in model.named_modules() if "forward" in vars(module)]
     assert model.config._attn_implementation != "eager"
     undo()
@@ -20,22 +20,22 @@ def test_norms_and_capped_attention_run_lighter_until_undone():
 
 def test_the_setting_leaves_models_as_they_are(monkeypatch):
     model = build_model(make_spec("gemma2"))
-    with own_layers():
-        assert not are_layers_light()
-        lighten_layers(model)
-    assert are_layers_light()
+    with stock_layers():
+        assert not uses_memory_saving_layers()
+        use_memory_saving_layers(model)
+    assert uses_memory_saving_layers()
     assert not [name for name, module in model.named_modules() if "forward" in vars(module)]
     monkeypatch.setenv("HEADROOM_LAYERS", "own")
-    with own_layers():
+    with stock_layers():
         pass
-    assert not are_layers_light()
+    assert not uses_memory_saving_layers()
 
 
 def test_profiles_are_kept_apart_by_it(tmp_path):
     spec = make_spec("gemma2")
     light = profile_model(spec)
     keep_profile(light, folder=tmp_path)
-    with own_layers():
+    with stock_layers():
         assert read_kept_profile(light.model_fingerprint, is_padded=False, folder=tmp_path) is None
         own = profile_model(spec)
         keep_profile(own, folder=tmp_path)

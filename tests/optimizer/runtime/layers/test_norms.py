@@ -9,7 +9,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from optimizer.models.build import build_model
 from optimizer.models.spec import read_model_spec
-from optimizer.runtime.layers.norms import _form_of_class, lighten_norms
+from optimizer.runtime.layers.norms import _form_of_class, replace_norms
 from optimizer.runtime.meter.device import prepared_device
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 from tests.optimizer.runtime.saved import counting_saved
@@ -55,7 +55,7 @@ def assert_equal(found, expected) -> None:
 def test_results_and_gradients_have_the_same_bits_and_less_is_saved(name, dtype):
     model = build(name, dtype)
     plain = run_step(model)
-    undo = lighten_norms(model)
+    undo = replace_norms(model)
     light = run_step(model)
     undo()
     assert_equal(light, plain)
@@ -70,7 +70,7 @@ def test_on_a_card_they_do_too(name, dtype):
     with prepared_device(torch.device("cuda:0")):
         model = build(name, dtype, device="cuda:0")
         plain = run_step(model)
-        lighten_norms(model)
+        replace_norms(model)
         light = run_step(model)
     assert_equal(light, plain)
     assert light[2] < plain[2]
@@ -81,7 +81,7 @@ def test_rows_in_16_bits_are_saved_once_and_not_in_fp32():
     rows = torch.randn(32, 64, dtype=torch.bfloat16, requires_grad=True)
     with counting_saved() as plain:
         norm(rows).float().sum().backward()
-    lighten_norms(norm)
+    replace_norms(norm)
     with counting_saved() as light:
         norm(rows).float().sum().backward()
     weight_bytes, rows_bytes = 64 * 2, 32 * 64 * 2
@@ -98,7 +98,7 @@ def test_only_what_needs_a_gradient_is_given_one(of_rows, of_weight):
     norm(rows).square().sum().backward()
     plain = rows.grad, norm.weight.grad
     rows.grad = norm.weight.grad = None
-    lighten_norms(norm)
+    replace_norms(norm)
     norm(rows).square().sum().backward()
     for found, expected in zip((rows.grad, norm.weight.grad), plain, strict=True):
         assert (found is None) == (expected is None)
@@ -110,7 +110,7 @@ def test_without_autograd_the_models_own_norm_runs(monkeypatch):
     forward = LlamaRMSNorm.forward
     monkeypatch.setattr(LlamaRMSNorm, "forward", lambda *args: (calls.append(True), forward(*args))[1])
     norm = LlamaRMSNorm(16)
-    lighten_norms(norm)
+    replace_norms(norm)
     calls.clear()
     assert norm(torch.randn(3, 16)).requires_grad
     assert not calls
@@ -152,6 +152,6 @@ class NamedOnlyRMSNorm(nn.Module):
 def test_norms_of_no_known_form_are_left_alone():
     own = [SquaredRMSNorm(8), ConfiguredRMSNorm(SimpleNamespace(width=8)), NamedOnlyRMSNorm(size=8, flavour="own")]
     model = nn.ModuleList([*own, nn.RMSNorm(8), nn.LayerNorm(8)])
-    lighten_norms(model)
+    replace_norms(model)
     assert all("forward" not in vars(module) for module in model)
     assert _form_of_class(SquaredRMSNorm) is None

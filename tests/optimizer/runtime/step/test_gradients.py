@@ -5,7 +5,7 @@ from optimizer.base.categories import CATEGORIES
 from optimizer.runtime.job.measure import make_synthetic_batches
 from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.step.gradients import Gradients, HostGradients
-from optimizer.runtime.tiers.background_thread import Worker
+from optimizer.runtime.tiers.background_thread import BackgroundThread
 from optimizer.runtime.tiers.tiers import Tiers
 from tests.optimizer.runtime.states import CPU, make_trainer
 from tests.optimizer.runtime.tiny import make_plan
@@ -30,7 +30,7 @@ def make_on_host(request):
     workers = []
 
     def make(named, *, meter=None, accumulates=True):
-        workers.append(Worker(name="test", device=CPU, is_threaded=request.param))
+        workers.append(BackgroundThread(name="test", device=CPU, is_threaded=request.param))
         return HostGradients(
             named,
             tiers=Tiers(device=CPU, meter=meter),
@@ -127,7 +127,7 @@ def test_what_it_takes_on_the_host_is_taken_once(make_on_host):
 
 def test_an_error_while_adding_reaches_whoever_clips_and_stops_nobody_before():
     named = make_named()
-    worker = Worker(name="test", device=CPU, is_threaded=True)
+    worker = BackgroundThread(name="test", device=CPU, is_threaded=True)
     on_host = HostGradients(named, tiers=Tiers(device=CPU), worker=worker, accumulates=True, wait=lambda name: None)
     on_host.watch()
     compute_loss(named, torch.ones(5, 8)).backward()

@@ -3,7 +3,7 @@ import threading
 import pytest
 import torch
 
-from optimizer.runtime.tiers.background_thread import Worker
+from optimizer.runtime.tiers.background_thread import BackgroundThread
 
 CPU = torch.device("cpu")
 
@@ -13,7 +13,7 @@ def raise_error():
 
 
 def test_without_a_thread_a_job_is_done_at_once_and_its_error_comes_from_submit():
-    worker = Worker(name="test", device=CPU, is_threaded=False)
+    worker = BackgroundThread(name="test", device=CPU, is_threaded=False)
     done = []
     worker.submit(lambda: done.append(threading.current_thread()))
     assert done == [threading.current_thread()]
@@ -23,7 +23,7 @@ def test_without_a_thread_a_job_is_done_at_once_and_its_error_comes_from_submit(
 
 
 def test_jobs_run_on_one_thread_in_order():
-    worker = Worker(name="test", device=CPU, is_threaded=True)
+    worker = BackgroundThread(name="test", device=CPU, is_threaded=True)
     done = []
     for index in range(20):
         worker.submit(lambda index=index: done.append((index, threading.current_thread().name)))
@@ -35,7 +35,7 @@ def test_jobs_run_on_one_thread_in_order():
 
 
 def test_the_first_error_is_raised_once_where_the_jobs_are_joined():
-    worker = Worker(name="test", device=CPU, is_threaded=True)
+    worker = BackgroundThread(name="test", device=CPU, is_threaded=True)
     done = []
     worker.submit(raise_error)
     worker.submit(lambda: done.append(1))
@@ -47,7 +47,7 @@ def test_the_first_error_is_raised_once_where_the_jobs_are_joined():
 
 @pytest.mark.parametrize("is_threaded", [False, True])
 def test_gradient_mode_is_off_inside_a_job(is_threaded):
-    worker = Worker(name="test", device=CPU, is_threaded=is_threaded)
+    worker = BackgroundThread(name="test", device=CPU, is_threaded=is_threaded)
     modes = []
     worker.submit(lambda: modes.append(torch.is_grad_enabled()))
     worker.join()
@@ -56,7 +56,7 @@ def test_gradient_mode_is_off_inside_a_job(is_threaded):
 
 
 def test_closing_drops_what_has_not_begun():
-    worker = Worker(name="test", device=CPU, is_threaded=True)
+    worker = BackgroundThread(name="test", device=CPU, is_threaded=True)
     may_go_on, done = threading.Event(), []
     worker.submit(lambda: may_go_on.wait() and None)
     worker.submit(lambda: done.append(1))

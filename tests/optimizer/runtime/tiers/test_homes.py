@@ -3,7 +3,7 @@ import torch
 
 from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.tiers import homes
-from optimizer.runtime.tiers.homes import Home, HomeTensor, pieces
+from optimizer.runtime.tiers.homes import HomeTensor, OffDeviceBytes, pieces
 from optimizer.runtime.tiers.tiers import Tiers
 
 CPU = torch.device("cpu")
@@ -21,7 +21,7 @@ def tiers(tmp_path):
 def test_numbers_go_home_in_pieces_and_come_back(tiers, monkeypatch, place, dtype):
     monkeypatch.setattr(homes, "PIECE_ELEMENTS", 16)
     source = torch.randn(7, 11)
-    home = Home(tiers, source.numel() * dtype.itemsize, place=place, category="weights")
+    home = OffDeviceBytes(tiers, source.numel() * dtype.itemsize, place=place, category="weights")
     home.write(source, dtype=dtype)
     assert torch.equal(HomeTensor(home, dtype=dtype, shape=source.shape).load(), source.to(dtype))
     target = torch.empty(7, 11, dtype=dtype)
@@ -31,9 +31,9 @@ def test_numbers_go_home_in_pieces_and_come_back(tiers, monkeypatch, place, dtyp
 
 def test_a_home_counts_where_it_is(tiers):
     meter = tiers.meter
-    on_host = Home(tiers, 1000, place="host", category="optimizer_state")
+    on_host = OffDeviceBytes(tiers, 1000, place="host", category="optimizer_state")
     assert (meter.host_bytes, tiers.disk_bytes) == (1000, 0)
-    on_disk = Home(tiers, 3000, place="disk", category="optimizer_state")
+    on_disk = OffDeviceBytes(tiers, 3000, place="disk", category="optimizer_state")
     assert tiers.disk_bytes == 3000
     assert meter.bytes_by_category(tier="host")["optimizer_state"] == 1000
     assert meter.device_bytes == 0
@@ -41,21 +41,21 @@ def test_a_home_counts_where_it_is(tiers):
 
 
 def test_a_new_home_on_the_disk_reads_as_zeros(tiers):
-    home = Home(tiers, 400, place="disk", category="optimizer_state")
+    home = OffDeviceBytes(tiers, 400, place="disk", category="optimizer_state")
     assert torch.equal(home.read(), torch.zeros(400, dtype=torch.uint8))
 
 
 @pytest.mark.parametrize("place", ["host", "disk"])
 def test_what_was_sent_home_can_still_be_resized(tiers, place):
     parameter = torch.nn.Parameter(torch.randn(8))
-    home = Home(tiers, parameter.nbytes, place=place, category="weights")
+    home = OffDeviceBytes(tiers, parameter.nbytes, place=place, category="weights")
     home.write(parameter, dtype=torch.float32)
     parameter.untyped_storage().resize_(0)
     assert parameter.untyped_storage().nbytes() == 0
 
 
 def test_only_whole_copies_count_on_links(tiers):
-    home = Home(tiers, 64, place="host", category="weights")
+    home = OffDeviceBytes(tiers, 64, place="host", category="weights")
     home.write(torch.randn(16), dtype=torch.float32)
     home.read()
     assert not any(tiers.copied_bytes.values())

@@ -5,12 +5,12 @@ from dataclasses import replace
 from benchmarks.search.synthetic import MIB, synthetic_problem
 from optimizer.search.answer.lever_value import list_left_out, price_without
 from optimizer.search.core import search
-from optimizer.search.problem import Setting, techniques_of
+from optimizer.search.problem import OuterPlan, techniques_of
 
 
 def test_a_plan_without_a_lever_is_the_same_plan_but_for_it():
     problem = synthetic_problem(budget_mib=10_000, allow_lossy=True)
-    setting = Setting(micro_batch_size=1, accumulation_steps=2, bits=8)
+    setting = OuterPlan(micro_batch_size=1, accumulation_steps=2, bits=8)
     plan = setting.plan(("recompute", "offload", "keep", "keep"))
     without = price_without(problem, plan)
     assert set(without) == set(techniques_of(plan)) == {"recompute", "offload", "accumulate", "8bit_optimizer"}
@@ -36,9 +36,9 @@ def test_what_the_goal_rules_out_is_not_said_to_be_left_out():
 
 def test_what_would_save_memory_is_not_warned_of():
     problem = synthetic_problem(budget_mib=10_000)
-    plan = Setting(micro_batch_size=2, accumulation_steps=1).plan(("keep",) * 4)
+    plan = OuterPlan(micro_batch_size=2, accumulation_steps=1).plan(("keep",) * 4)
     warned = {left_out.technique for left_out in list_left_out(problem, plan, problem.price(plan))}
-    assert problem.price(Setting(micro_batch_size=2, accumulation_steps=1).plan(("recompute",) * 4)).device_peak_bytes + MIB < (
+    assert problem.price(OuterPlan(micro_batch_size=2, accumulation_steps=1).plan(("recompute",) * 4)).device_peak_bytes + MIB < (
         problem.price(plan).device_peak_bytes
     )
     assert "recompute" not in warned

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from optimizer.base.intervals import ByteInterval
 from optimizer.estimate.prediction import CardMemory, Verdict
-from optimizer.search.check.card_fit import Found, find_room
+from optimizer.search.check.card_fit import CardFit, find_room
 
 CARD_BYTES = 10_000
 
@@ -31,7 +31,7 @@ def plan_of(tensor_bytes, process_bytes):
         total_bytes=CARD_BYTES,
     )
     prediction = Predicted(device_peak_high_bytes=tensor_bytes, memory=memory)
-    return Found(chosen=Chosen(prediction, "fits" if process_bytes <= CARD_BYTES else "tight"), source=tensor_bytes)
+    return CardFit(chosen=Chosen(prediction, "fits" if process_bytes <= CARD_BYTES else "tight"), source=tensor_bytes)
 
 
 def whole(num_bytes):

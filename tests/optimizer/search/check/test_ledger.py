@@ -11,7 +11,7 @@ from optimizer.hardware.devices import table_machine
 from optimizer.search.check.ledger import audit_plan, follows
 from optimizer.search.check.verify import VerificationFailed
 from optimizer.search.core import search
-from optimizer.search.problem import Setting
+from optimizer.search.problem import OuterPlan
 from optimizer.search.search import training_problem
 from optimizer.workload import Goal, TrainingWorkload
 
@@ -38,7 +38,7 @@ def test_estimates_of_plans_drawn_by_chance_are_those_of_the_ledger_to_the_byte(
 def test_a_wrong_byte_and_an_impossible_time_are_found(llama_profile):
     workload, machine = TrainingWorkload(sequence_length=64, global_batch_size=2), table_machine("RTX 3060 12GB")
     problem = training_problem(llama_profile, workload=workload, goal=Goal(device_budget_bytes=1), machine=machine)
-    plan = Setting(micro_batch_size=2, accumulation_steps=1).plan(("keep",) * llama_profile.num_blocks)
+    plan = OuterPlan(micro_batch_size=2, accumulation_steps=1).plan(("keep",) * llama_profile.num_blocks)
     right = problem.price(plan)
     sizes = {**right.device_bytes_by_category, "activations": right.device_bytes_by_category["activations"] - 1}
     wrong = replace(right, device_bytes_by_category=sizes, host_peak_bytes=5, step_ms=right.step_ms / 2)
@@ -48,7 +48,7 @@ def test_a_wrong_byte_and_an_impossible_time_are_found(llama_profile):
 
 def test_what_the_ledger_does_not_follow_it_says(llama_profile):
     blocks = ("keep",) * llama_profile.num_blocks
-    plain = Setting(micro_batch_size=2, accumulation_steps=1)
+    plain = OuterPlan(micro_batch_size=2, accumulation_steps=1)
     assert follows(llama_profile, plain.plan(blocks))
     for changed in (replace(plain, num_chunks=2), replace(plain, gradients="host"), replace(plain, bits=8)):
         assert not follows(llama_profile, changed.plan(blocks))

@@ -11,7 +11,7 @@ from benchmarks.search.every import every_plan
 from benchmarks.search.small import compare, draw_budgets, draw_family, draw_machine
 from benchmarks.search.synthetic import synthetic_problem
 from optimizer.search.core import search
-from optimizer.search.problem import Setting
+from optimizer.search.problem import OuterPlan
 from optimizer.search.search import training_problem
 from optimizer.search.solver.bounds import bound_of
 from optimizer.search.solver.exhaustive import bound_of_setting
@@ -116,4 +116,4 @@ def test_a_bound_above_the_answer_is_not_taken_for_a_proof():
 def test_the_same_plan_is_kept_when_memory_is_plenty():
     """A budget above everything is no reason to do anything."""
     problem = synthetic_problem(budget_mib=10**6, num_blocks=2, max_grad_norm=None)
-    assert search(problem).chosen.plan == Setting(micro_batch_size=2, accumulation_steps=1).plan(("keep",) * 2)
+    assert search(problem).chosen.plan == OuterPlan(micro_batch_size=2, accumulation_steps=1).plan(("keep",) * 2)

@@ -11,7 +11,7 @@ from optimizer.models.spec import read_model_spec
 from optimizer.profile.extent import Extent
 from optimizer.profile.profile import Profile
 from optimizer.profile.trace.trace import profile_model
-from optimizer.search.problem import SearchProblem, Setting
+from optimizer.search.problem import OuterPlan, SearchProblem
 from optimizer.search.search import training_problem
 from optimizer.search.solver.levers import MAX_PREFETCH, chunk_counts
 from optimizer.search.solver.relaxed import bound_relaxed
@@ -45,7 +45,7 @@ def draw_problem(draw: random.Random, profile: Profile, lengths: tuple[int, ...]
     return training_problem(with_depth(profile, draw.randint(2, 9)), workload=workload, goal=goal, machine=machine)
 
 
-def draw_setting(draw: random.Random, problem: SearchProblem) -> Setting:
+def draw_setting(draw: random.Random, problem: SearchProblem) -> OuterPlan:
     while True:
         setting = replace(
             draw.choice(problem.settings()),

@@ -10,7 +10,7 @@ from benchmarks.search.every import every_plan
 from benchmarks.search.synthetic import synthetic_problem
 from optimizer.base.errors import NoFeasiblePlan
 from optimizer.search.core import search
-from optimizer.search.problem import SearchProblem, Setting, techniques_of
+from optimizer.search.problem import OuterPlan, SearchProblem, techniques_of
 from optimizer.workload import Adapter, Technique
 
 
@@ -91,12 +91,12 @@ def test_the_chosen_plan_is_never_slower_than_any_single_technique_that_fits(bud
 
 def single_technique_plans(problem: SearchProblem):
     """Plain training with one thing changed, in every strength; gradients come along where state or weights must have them."""
-    plain, depth = Setting(micro_batch_size=4, accumulation_steps=1), problem.num_blocks
+    plain, depth = OuterPlan(micro_batch_size=4, accumulation_steps=1), problem.num_blocks
     fractions = [step / 16 for step in range(1, 17)]
     settings = [
         plain,
-        Setting(micro_batch_size=2, accumulation_steps=2),
-        Setting(micro_batch_size=1, accumulation_steps=4),
+        OuterPlan(micro_batch_size=2, accumulation_steps=2),
+        OuterPlan(micro_batch_size=1, accumulation_steps=4),
         *(replace(plain, num_chunks=2**power) for power in range(1, 6)),
         replace(plain, gradients="consume"),
         replace(plain, gradients="host"),
@@ -221,7 +221,7 @@ def test_the_smallest_share_of_the_state_leaves_that_makes_room():
     problem = synthetic_problem(
         budget_mib=1, num_blocks=8, forbid=("recompute", "offload", "accumulate", "chunked_loss", "stream_weights")
     )
-    plan_at = Setting(micro_batch_size=2, accumulation_steps=1, gradients="host", state_place="host")
+    plan_at = OuterPlan(micro_batch_size=2, accumulation_steps=1, gradients="host", state_place="host")
     halfway = problem.price(replace(plan_at, state_fraction=0.5).plan(("keep",) * 8))
     chosen = search(with_budget(problem, halfway.device_peak_high_bytes)).chosen
     assert chosen.plan.optimizer_state.fraction == 0.5
@@ -265,7 +265,7 @@ def test_weights_under_adapters_are_streamed_and_quantized():
     problem = replace(problem, representations=frozenset({"bf16", "bf16/nf4", "bf16/int4"}))
     settings = problem.settings()
     assert {setting.frozen for setting in settings} == {"same", "nf4", "int4"}
-    streamed = Setting(micro_batch_size=2, accumulation_steps=1, dtype="bf16", weights_place="host")
+    streamed = OuterPlan(micro_batch_size=2, accumulation_steps=1, dtype="bf16", weights_place="host")
     assert problem.permits_setting(streamed)
     assert not problem.permits_setting(replace(streamed, dtype="fp32", autocast="bf16", bits=8, state_place="host"))
 

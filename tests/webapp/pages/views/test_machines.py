@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from optimizer.hardware.machine import DISTURBED
+from optimizer.hardware.machine import PROBE_DISTURBED_FACT
 from tests.webapp.pages import rows
 from webapp.catalog.models import Machine
 from webapp.jobs.actions import finish_attempt, record_samples
@@ -103,7 +103,7 @@ def test_a_machine_that_others_used_while_it_was_measured_says_that_its_rates_ar
     path = f"/machines/{machine.pk}/"
     assert "Uncertain" not in text_of(browser, path)
     told = "others used the processor while it was measured"
-    Machine.objects.filter(pk=machine.pk).update(document={**machine.document, "facts": {DISTURBED: told}})
+    Machine.objects.filter(pk=machine.pk).update(document={**machine.document, "facts": {PROBE_DISTURBED_FACT: told}})
     assert f"<b>Uncertain:</b> {told}." in text_of(browser, path)
 
 
