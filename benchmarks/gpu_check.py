@@ -28,6 +28,7 @@ from torch import nn
 from benchmarks.record import failure
 from optimizer.base.errors import NoFeasiblePlan, OutOfDeviceMemory
 from optimizer.base.units import GIB, format_bytes
+from optimizer.goal import UNLIMITED_BYTES, Goal
 from optimizer.hardware.cuda_facts import find_workspaces
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.probe.probe import probe_machine
@@ -48,7 +49,7 @@ from optimizer.runtime.step.step import Trainer
 from optimizer.runtime.step.weights import torch_dtype
 from optimizer.search.problem import PricedPlan
 from optimizer.search.search import SearchResult, search_plans
-from optimizer.workload import UNLIMITED_BYTES, Goal, TrainingWorkload
+from optimizer.workload import TrainingWorkload
 
 CARDS_GIB = (8, 12, 16, 24)
 CARD_MODELS = ("llama-3.2-1b", "qwen2.5-0.5b", "gpt2", "headroom-demo-10m")

@@ -1,6 +1,5 @@
-"""What is asked for: the work, and the goal it must meet. No word here of how it is done; that is the plan."""
+"""The work that is asked for: training, or generating. How it is done is the plan's, how well it must go is the goal's."""
 
-import math
 import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -8,44 +7,9 @@ from functools import cached_property
 from typing import Literal, get_args
 
 from optimizer.base.errors import InvalidWorkload
+from optimizer.base.ranges import require_float, require_int
 from optimizer.base.serialize import shown
-from optimizer.plan.pins.generation import GenerationPins
-from optimizer.plan.pins.table import shown_pin
-from optimizer.plan.pins.training import Pins
 
-Technique = Literal[
-    "recompute",
-    "offload",
-    "accumulate",
-    "chunked_loss",
-    "consume_gradients",
-    "offload_gradients",
-    "offload_optimizer",
-    "stream_weights",
-    "disk",
-    "remote",
-    "compress",
-    "bf16",
-    "fp16",
-    "autocast",
-    "8bit_optimizer",
-    "quantize_frozen",
-    "offload_kv",
-    "host_attention",
-    "quantize_kv",
-    "rebuild_kv",
-]
-"""What a goal may forbid. ``disk`` and ``remote`` forbid a place, whatever would live there."""
-LOSSY: tuple[Technique, ...] = ("compress", "bf16", "fp16", "autocast", "8bit_optimizer", "quantize_frozen", "quantize_kv")
-"""Techniques that change the numbers."""
-ROUNDING: tuple[Technique, ...] = ("bf16", "fp16", "autocast", "8bit_optimizer")
-"""Of those the ones that round as training in 16 bits does. What the others do to a result depends on the model."""
-Loss = Literal["rounding", "any"]
-"""How much of quality may be lost: what ROUNDING names, or whatever LOSSY does."""
-Objective = Literal["fastest_step", "cheapest_run", "largest_batch", "longest_sequence", "largest_model"]
-"""What is best. The last three change what is asked for: as much of it as fits, and of that the fastest."""
-UNLIMITED_BYTES = 2**60
-"""The largest budget of a goal, for whoever has none in mind."""
 ScheduleName = Literal["constant", "linear", "cosine"]
 OptimizerName = Literal["adamw", "sgd"]
 
@@ -64,9 +28,9 @@ class Adapter:
     """Names of the modules that get adapters (``q_proj``); empty for every matrix inside the blocks."""
 
     def __post_init__(self) -> None:
-        _require_int("adapter.rank", self.rank, low=1, high=1024)
-        _require_float("adapter.alpha", self.alpha, low=0, high=65_536, low_allowed=False)
-        _require_float("adapter.dropout", self.dropout, low=0, high=0.99)
+        require_int("adapter.rank", self.rank, low=1, high=1024)
+        require_float("adapter.alpha", self.alpha, low=0, high=65_536, low_allowed=False)
+        require_float("adapter.dropout", self.dropout, low=0, high=0.99)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +45,7 @@ class Export:
     """With adapters: the adapters' own folder (as peft reads it), the model with them added in, or both."""
 
     def __post_init__(self) -> None:
-        _require_int("export.max_shard_bytes", self.max_shard_bytes, low=1_000_000, high=2**40)
+        require_int("export.max_shard_bytes", self.max_shard_bytes, low=1_000_000, high=2**40)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,17 +93,17 @@ class TrainingWorkload:
     export: Export = field(default_factory=Export)
 
     def __post_init__(self) -> None:
-        _require_int("sequence_length", self.sequence_length, low=8, high=131_072)
-        _require_int("global_batch_size", self.global_batch_size, low=1, high=1_000_000)
-        _require_int("num_steps", self.num_steps, low=1, high=100_000_000)
-        _require_int("warmup_steps", self.warmup_steps, low=0, high=self.num_steps - 1)
-        _require_int("seed", self.seed, low=0, high=2**63 - 1)
-        _require_int("eval_every_steps", self.eval_every_steps, low=0, high=100_000_000)
-        _require_int("eval_batches", self.eval_batches, low=1, high=10_000)
-        _require_int("checkpoint_every_steps", self.checkpoint_every_steps, low=0, high=100_000_000)
-        _require_int("sample_tokens", self.sample_tokens, low=0, high=4_096)
-        _require_float("learning_rate", self.learning_rate, low=0, high=1, low_allowed=False)
-        _require_float("weight_decay", self.weight_decay, low=0, high=10)
+        require_int("sequence_length", self.sequence_length, low=8, high=131_072)
+        require_int("global_batch_size", self.global_batch_size, low=1, high=1_000_000)
+        require_int("num_steps", self.num_steps, low=1, high=100_000_000)
+        require_int("warmup_steps", self.warmup_steps, low=0, high=self.num_steps - 1)
+        require_int("seed", self.seed, low=0, high=2**63 - 1)
+        require_int("eval_every_steps", self.eval_every_steps, low=0, high=100_000_000)
+        require_int("eval_batches", self.eval_batches, low=1, high=10_000)
+        require_int("checkpoint_every_steps", self.checkpoint_every_steps, low=0, high=100_000_000)
+        require_int("sample_tokens", self.sample_tokens, low=0, high=4_096)
+        require_float("learning_rate", self.learning_rate, low=0, high=1, low_allowed=False)
+        require_float("weight_decay", self.weight_decay, low=0, high=10)
         if self.optimizer not in get_args(OptimizerName):
             raise InvalidWorkload(
                 f"workload.optimizer is {reprlib.repr(self.optimizer)}; allowed: {', '.join(get_args(OptimizerName))}",
@@ -147,12 +111,12 @@ class TrainingWorkload:
                 value=shown(self.optimizer),
                 allowed=list(get_args(OptimizerName)),
             )
-        _require_float("momentum", self.momentum, low=0, high=0.99999)
-        _require_float("beta1", self.beta1, low=0, high=0.99999)
-        _require_float("beta2", self.beta2, low=0, high=0.9999999)
-        _require_float("epsilon", self.epsilon, low=0, high=1, low_allowed=False)
+        require_float("momentum", self.momentum, low=0, high=0.99999)
+        require_float("beta1", self.beta1, low=0, high=0.99999)
+        require_float("beta2", self.beta2, low=0, high=0.9999999)
+        require_float("epsilon", self.epsilon, low=0, high=1, low_allowed=False)
         if self.max_grad_norm is not None:
-            _require_float("max_grad_norm", self.max_grad_norm, low=0, high=1e9, low_allowed=False)
+            require_float("max_grad_norm", self.max_grad_norm, low=0, high=1e9, low_allowed=False)
 
     @property
     def num_moments(self) -> int:
@@ -194,14 +158,14 @@ class GenerationWorkload:
         return not self.prompt_lengths and not self.new_token_counts
 
     def __post_init__(self) -> None:
-        _require_int("prompt_length", self.prompt_length, low=2, high=131_072)
-        _require_int("num_new_tokens", self.num_new_tokens, low=1, high=131_072)
-        _require_int("num_sequences", self.num_sequences, low=1, high=1_000_000_000)
-        _require_int("seed", self.seed, low=0, high=2**63 - 1)
+        require_int("prompt_length", self.prompt_length, low=2, high=131_072)
+        require_int("num_new_tokens", self.num_new_tokens, low=1, high=131_072)
+        require_int("num_sequences", self.num_sequences, low=1, high=1_000_000_000)
+        require_int("seed", self.seed, low=0, high=2**63 - 1)
         for length in set(self.prompt_lengths):
-            _require_int("prompt_lengths", length, low=2, high=131_072)
+            require_int("prompt_lengths", length, low=2, high=131_072)
         for count in set(self.new_token_counts):
-            _require_int("new_token_counts", count, low=1, high=131_072)
+            require_int("new_token_counts", count, low=1, high=131_072)
         self._check_each("prompt_lengths", "lengths", longest="prompt_length")
         self._check_each("new_token_counts", "counts", longest="num_new_tokens")
 
@@ -291,11 +255,11 @@ class GenerationRequest:
     """Of the first prompt; the next has the next, so that equal prompts are drawn differently and a run can be repeated."""
 
     def __post_init__(self) -> None:
-        _require_int("max_new_tokens", self.max_new_tokens, low=1, high=131_072)
-        _require_float("temperature", self.temperature, low=0, high=2)
-        _require_int("top_k", self.top_k, low=0, high=1_000_000)
-        _require_float("top_p", self.top_p, low=0, high=1, low_allowed=False)
-        _require_int("seed", self.seed, low=0, high=2**63 - 1)
+        require_int("max_new_tokens", self.max_new_tokens, low=1, high=131_072)
+        require_float("temperature", self.temperature, low=0, high=2)
+        require_int("top_k", self.top_k, low=0, high=1_000_000)
+        require_float("top_p", self.top_p, low=0, high=1, low_allowed=False)
+        require_int("seed", self.seed, low=0, high=2**63 - 1)
         if len(self.stop) > MAX_STOPS or any(not 1 <= len(text) <= MAX_STOP_CHARACTERS for text in self.stop):
             raise InvalidWorkload(
                 f"workload.stop is {reprlib.repr(self.stop)}; "
@@ -304,119 +268,5 @@ class GenerationRequest:
                 value=shown(list(self.stop)),
                 allowed=f"at most {MAX_STOPS} texts of 1 to {MAX_STOP_CHARACTERS} characters",
             )
-
-
 MAX_STOPS = 4
 MAX_STOP_CHARACTERS = 200
-GenerationObjective = Literal["throughput", "first_token", "largest_batch"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class GenerationGoal:
-    """What the plan of a batch generation must honour, and what it is judged by."""
-
-    device_budget_bytes: int
-    """As in ``Goal``, as are the next two."""
-    host_budget_bytes: int | None = None
-    disk_budget_bytes: int | None = None
-    objective: GenerationObjective = "throughput"
-    """throughput: the whole workload in the least time. first_token: the first pass's first token after the least time.
-    largest_batch: most sequences at once."""
-    allow_lossy: bool = False
-    """Whether choices that change the numbers (bf16, packed weights) may be taken."""
-    forbid: tuple[Technique, ...] = ()
-    """Techniques that must not be used."""
-    pins: GenerationPins = field(default_factory=GenerationPins)
-    """Decisions of the plan that are made already."""
-
-    def __post_init__(self) -> None:
-        _check_budgets(self)
-        _check_pins(self)
-
-    def allows_loss_by(self, technique: Technique) -> bool:
-        """As ``Goal``'s."""
-        return self.allow_lossy or technique not in LOSSY
-
-
-@dataclass(frozen=True, kw_only=True)
-class Goal:
-    """What a plan must honour, and what it is judged by."""
-
-    device_budget_bytes: int
-    """Hard cap on bytes allocated on the device tier, at every moment."""
-    host_budget_bytes: int | None = None
-    """Cap on bytes on the host tier; None means what the machine has free."""
-    disk_budget_bytes: int | None = None
-    """Cap on bytes on the disk tier; None means what the machine has free."""
-    objective: Objective = "fastest_step"
-    """cheapest_run weighs machines against each other by money; on one machine the fastest step is the cheapest."""
-    allow_lossy: bool = False
-    """Whether choices that change the numbers (bf16, 8-bit state) may be taken."""
-    most_loss: Loss = "any"
-    """How far they may go, where they may be taken."""
-    forbid: tuple[Technique, ...] = ()
-    """Techniques that must not be used."""
-    pins: Pins = field(default_factory=Pins)
-    """Decisions of the plan that are made already."""
-
-    def __post_init__(self) -> None:
-        _check_budgets(self)
-        _check_pins(self)
-
-    def allows_loss_by(self, technique: Technique) -> bool:
-        """Whether a technique's loss of quality is allowed; of one that has none it is."""
-        if technique not in LOSSY:
-            return True
-        return self.allow_lossy and (self.most_loss == "any" or technique in ROUNDING)
-
-
-def _check_pins(goal: "Goal | GenerationGoal") -> None:
-    """Raise InvalidWorkload where a pin asks for what the goal rules out."""
-    for path, technique in goal.pins.techniques():
-        name, value = f"goal.pins.{path}", dict(goal.pins.values())[path]
-        if technique in goal.forbid:
-            raise InvalidWorkload(
-                f"{name} is {shown_pin(value)}, which needs {technique!r}, and goal.forbid names that",
-                field=name,
-                value=shown_pin(value),
-                hint=f"Leave {technique!r} out of goal.forbid, or the pin.",
-            )
-        if not goal.allows_loss_by(technique):
-            is_little = isinstance(goal, Goal) and goal.allow_lossy
-            limit = "most_loss is rounding" if is_little else "allow_lossy is false"
-            raise InvalidWorkload(
-                f"{name} is {shown_pin(value)}, which changes the numbers, and goal.{limit}",
-                field=name,
-                value=shown_pin(value),
-                hint=f"Set goal.{'most_loss to any' if is_little else 'allow_lossy'}, or leave the pin out.",
-            )
-
-
-def _check_budgets(goal: "Goal | GenerationGoal") -> None:
-    _require_int("device_budget_bytes", goal.device_budget_bytes, low=1, high=UNLIMITED_BYTES, section="goal")
-    if goal.host_budget_bytes is not None:
-        _require_int("host_budget_bytes", goal.host_budget_bytes, low=0, high=UNLIMITED_BYTES, section="goal")
-    if goal.disk_budget_bytes is not None:
-        _require_int("disk_budget_bytes", goal.disk_budget_bytes, low=0, high=UNLIMITED_BYTES, section="goal")
-
-
-def _require_int(name: str, value: object, *, low: int, high: int, section: str = "workload") -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise InvalidWorkload(
-            f"{section}.{name} is {reprlib.repr(value)}; allowed: an integer from {low:,} to {high:,}",
-            field=f"{section}.{name}",
-            value=shown(value),
-            allowed={"minimum": low, "maximum": high},
-        )
-
-
-def _require_float(name: str, value: object, *, low: float, high: float, low_allowed: bool = True) -> None:
-    ok = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not ok or not (low <= value <= high) or (value == low and not low_allowed):  # type: ignore[operator]
-        opening = "from" if low_allowed else "above"
-        raise InvalidWorkload(
-            f"workload.{name} is {reprlib.repr(value)}; allowed: a number {opening} {low:g} to {high:g}",
-            field=f"workload.{name}",
-            value=shown(value),
-            allowed={"minimum": low, "maximum": high},
-        )

@@ -15,12 +15,12 @@ from benchmarks.inference.subjects import setup_of, wanted_of
 from benchmarks.parts import Options, Part
 from benchmarks.record import Row, clear, goal
 from optimizer.estimate.generation.pricing import estimate_generation
+from optimizer.goal import GenerationGoal
 from optimizer.hardware.probe.probe import probe_machine
 from optimizer.plan.generation import GenerationPlan
 from optimizer.profile.trace.generation import profile_generation
 from optimizer.runtime.job.measure_generation import make_prompts, measure_generation
 from optimizer.search.generation.search import search_generation_plans
-from optimizer.workload import GenerationGoal
 
 NAME = "larger"
 TIMES = 4

@@ -17,6 +17,7 @@ from benchmarks.record import Row, clear, goal
 from benchmarks.remote_store import remote_store
 from optimizer.base.errors import HeadroomError, OutOfDeviceMemory
 from optimizer.estimate.generation.pricing import estimate_generation
+from optimizer.goal import GenerationGoal
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.probe.probe import probe_machine
 from optimizer.models.spec import ModelSpec, read_model_spec
@@ -26,7 +27,7 @@ from optimizer.profile.trace.generation import profile_generation
 from optimizer.runtime.job.measure_generation import measure_generation
 from optimizer.search.generation.levers import list_arrangements
 from optimizer.search.generation.search import generation_problem
-from optimizer.workload import GenerationGoal, GenerationWorkload
+from optimizer.workload import GenerationWorkload
 
 NAME = "plans"
 NUM_PLANS, LEAST_PLANS = 72, 60

@@ -32,6 +32,7 @@ from benchmarks.record import Row, clear, goal
 from optimizer.base.errors import NoFeasiblePlan
 from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.generation.pricing import estimate_generation
+from optimizer.goal import GenerationGoal
 from optimizer.hardware.calibration import TimedRun, fit_calibration
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.probe.probe import probe_machine
@@ -43,7 +44,7 @@ from optimizer.profile.trace.generation import profile_generation
 from optimizer.runtime.job.measure_generation import make_prompts, measure_generation
 from optimizer.search.generation.levers import list_arrangements
 from optimizer.search.generation.search import generation_problem, search_generation_plans
-from optimizer.workload import GenerationGoal, GenerationWorkload
+from optimizer.workload import GenerationWorkload
 
 NAME = "sweep"
 SHARES = (0.4, 1.5)

@@ -20,6 +20,7 @@ from benchmarks.inference.alternatives import DataMeter, Factory, Job, Ours, lis
 from benchmarks.inference.subjects import Subject, setup_of, wanted_of
 from benchmarks.parts import Options, Part
 from benchmarks.record import Row, clear, goal
+from optimizer.goal import GenerationGoal
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.probe.probe import probe_machine
 from optimizer.plan.generation import GenerationPlan
@@ -28,7 +29,6 @@ from optimizer.profile.trace.generation import profile_generation
 from optimizer.runtime.job.measure_generation import make_prompts
 from optimizer.runtime.meter.meter import Meter
 from optimizer.search.generation.search import search_generation_plans
-from optimizer.workload import GenerationGoal
 
 NAME = "throughput"
 SHARE = 0.25

@@ -5,11 +5,12 @@ from typing import Literal
 
 from benchmarks.search.profiles import llama_70b_profile, with_depth
 from optimizer.base.units import GIB
+from optimizer.goal import Goal
 from optimizer.hardware.devices import table_machine
 from optimizer.search.core import SearchResult
 from optimizer.search.problem import SearchProblem
 from optimizer.search.search import training_problem
-from optimizer.workload import Goal, TrainingWorkload
+from optimizer.workload import TrainingWorkload
 
 CARD = "RTX 4090"
 HOST_BYTES = 4000 * GIB

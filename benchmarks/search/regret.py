@@ -22,7 +22,9 @@ from benchmarks.search.sweep import BLOCKS_ONLY
 from benchmarks.search.sweep_summary import ratio
 from benchmarks.training.plans import describe
 from optimizer.base.errors import HeadroomError, InvalidPlan
+from optimizer.goal import Goal
 from optimizer.plan.plan import Plan
+from optimizer.plan.techniques import Technique
 from optimizer.profile.keep.obtain import obtain_profile
 from optimizer.runtime.meter.device import prepared_device
 from optimizer.search.answer.smallest import find_smallest
@@ -30,7 +32,6 @@ from optimizer.search.problem import SearchProblem
 from optimizer.search.search import search_plans, training_problem
 from optimizer.search.solver.levers import variants_of
 from optimizer.search.solver.pricebook import PriceBook
-from optimizer.workload import Goal, Technique
 
 NAME = "regret"
 NUM_JOBS = 20

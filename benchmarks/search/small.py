@@ -18,14 +18,16 @@ from benchmarks.search.profiles import tiny_profile, with_depth
 from benchmarks.search.synthetic import synthetic_problem
 from optimizer.base.errors import NoFeasiblePlan
 from optimizer.estimate.prediction import Prediction
+from optimizer.goal import Goal
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.machine import Machine
 from optimizer.plan.plan import Plan
+from optimizer.plan.techniques import Technique
 from optimizer.search.core import search
 from optimizer.search.problem import SearchProblem
 from optimizer.search.questions.largest_fit import find_largest_micro_batch
 from optimizer.search.search import training_problem
-from optimizer.workload import Adapter, Goal, Technique, TrainingWorkload
+from optimizer.workload import Adapter, TrainingWorkload
 
 LEAST_INSTANCES = 300
 PER_FAMILY = 12

@@ -48,13 +48,14 @@ from benchmarks.search.sweep_summary import (
 )
 from benchmarks.training.plans import describe
 from optimizer.base.errors import HeadroomError
+from optimizer.goal import Goal
 from optimizer.plan.plan import Plan
+from optimizer.plan.techniques import Technique
 from optimizer.profile.keep.obtain import obtain_profile
 from optimizer.profile.profile import Profile
 from optimizer.runtime.meter.device import prepared_device
 from optimizer.search.answer.smallest import find_smallest
 from optimizer.search.search import search_plans, training_problem
-from optimizer.workload import Goal, Technique
 
 NAME, PEAKS = "sweep", "peaks"
 MAX_AT_ONCE = 6

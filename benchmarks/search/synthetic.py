@@ -7,9 +7,11 @@ device or the host. One copy lane each way; farther tiers and streamed weights s
 from dataclasses import dataclass, replace
 
 from optimizer.estimate.prediction import Prediction, TimelinePoint
+from optimizer.goal import Goal
 from optimizer.plan.plan import Plan
+from optimizer.plan.techniques import Technique
 from optimizer.search.problem import Price, SearchProblem
-from optimizer.workload import Adapter, Goal, Technique, TrainingWorkload
+from optimizer.workload import Adapter, TrainingWorkload
 
 MIB = 1024**2
 _REBUILT_SHARE = {"recompute": 1.0, "selective": 0.3}

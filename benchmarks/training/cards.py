@@ -20,6 +20,7 @@ from benchmarks.alternatives import Contender, DoesNotRun, Factory, Job, Ours, l
 from benchmarks.record import Record, Row, clear, goal
 from optimizer.base.errors import HeadroomError
 from optimizer.base.units import GIB, format_bytes
+from optimizer.goal import Goal
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.probe.probe import probe_machine
 from optimizer.models.presets import PRESETS
@@ -35,7 +36,7 @@ from optimizer.profile.trace.trace import profile_model
 from optimizer.runtime.meter.device import prepared_device
 from optimizer.runtime.meter.meter import Meter
 from optimizer.search.search import search_plans
-from optimizer.workload import Adapter, Goal, TrainingWorkload
+from optimizer.workload import Adapter, TrainingWorkload
 
 DEADLINE_S = 420.0
 OFFLOAD_SPEED_GOAL = 0.9

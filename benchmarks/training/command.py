@@ -30,6 +30,7 @@ from benchmarks.training.head import HeadShape, head_rows
 from benchmarks.training.plans import TECHNIQUES, describe, make_plan
 from optimizer.base.errors import HeadroomError, NoFeasiblePlan
 from optimizer.estimate.training import estimate_training
+from optimizer.goal import Goal
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.probe.probe import probe_machine
 from optimizer.models.presets import PRESETS
@@ -38,7 +39,7 @@ from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
 from optimizer.profile.trace.trace import profile_model
 from optimizer.search.search import search_plans
-from optimizer.workload import Adapter, Goal, TrainingWorkload
+from optimizer.workload import Adapter, TrainingWorkload
 
 CPU = torch.device("cpu")
 SHARES = (0.60, 0.40, 0.25)

@@ -15,6 +15,7 @@ from optimizer.base.errors import InvalidInput, InvalidModel, NoFeasiblePlan
 from optimizer.base.serialize import shown, to_json
 from optimizer.estimate.explanation import Explanation, explain_prediction
 from optimizer.estimate.prediction import Prediction
+from optimizer.goal import Goal
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.machine import Machine
 from optimizer.models.presets import PRESETS
@@ -31,7 +32,7 @@ from optimizer.search.answer.knobs import Knob, list_knobs
 from optimizer.search.core import search
 from optimizer.search.problem import PricedPlan, SearchProblem, divisors
 from optimizer.search.search import training_problem
-from optimizer.workload import Goal, TrainingWorkload
+from optimizer.workload import TrainingWorkload
 
 BEST = "best"
 """Asks for the fastest plan that fits, beside any baseline's label (``BASELINES``)."""

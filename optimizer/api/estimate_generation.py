@@ -17,6 +17,7 @@ from optimizer.estimate.explanation import Explanation
 from optimizer.estimate.generation.explanation import explain_generation
 from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.prediction import Verdict
+from optimizer.goal import GenerationGoal
 from optimizer.hardware.machine import Machine
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.explain.generation import explain_generation_plan
@@ -29,7 +30,7 @@ from optimizer.search.generation.baselines import INFERENCE_BASELINES, price_gen
 from optimizer.search.generation.problem import GenerationProblem, PricedGenerationPlan
 from optimizer.search.generation.search import generation_problem, search_generation
 from optimizer.search.generation.solve import Book
-from optimizer.workload import GenerationGoal, GenerationWorkload
+from optimizer.workload import GenerationWorkload
 
 _PACKED: Final[tuple[FrozenFormat, ...]] = ("int8", "int4", "nf4")
 

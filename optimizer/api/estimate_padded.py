@@ -15,6 +15,7 @@ from optimizer.base.serialize import to_json
 from optimizer.data.lengths import Lengths
 from optimizer.estimate.padded import PaddedPrediction, estimate_padded
 from optimizer.estimate.prediction import Verdict
+from optimizer.goal import Goal
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.machine import Machine
 from optimizer.models.spec import ModelSpec
@@ -24,7 +25,7 @@ from optimizer.profile.extent import Extent, traced_representation
 from optimizer.profile.keep.obtain import obtain_profile
 from optimizer.profile.profile import BLOCK_CHOICES, Profile
 from optimizer.search.search import training_problem
-from optimizer.workload import Goal, TrainingWorkload
+from optimizer.workload import TrainingWorkload
 
 MAX_LENGTHS_BYTES = 64_000_000
 """Largest file of lengths that is read: some ten million sequences."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from optimizer.api.estimate import BEST, baseline_plan, needed_extent, read_model
 from optimizer.base.errors import InvalidInput, NoFeasiblePlan
+from optimizer.goal import UNLIMITED_BYTES, Goal
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.rental import PriceList, read_prices
@@ -30,7 +31,7 @@ from optimizer.search.questions.cards import ALL, CardAnswer, Order, Progress, r
 from optimizer.search.questions.objectives import ObjectiveAnswer, answer_goal, sizes_looked_at
 from optimizer.search.questions.price_cache import PriceMemory
 from optimizer.search.search import training_problem
-from optimizer.workload import UNLIMITED_BYTES, Goal, TrainingWorkload
+from optimizer.workload import TrainingWorkload
 
 Model = str | Path | Mapping[str, Any] | ModelSpec
 

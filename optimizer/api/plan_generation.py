@@ -13,6 +13,7 @@ from typing import Any
 from optimizer.api.estimate import BEST, read_model
 from optimizer.api.estimate_generation import check_plan_label, needed_representations
 from optimizer.api.plan import Model, check_number_compared, known_machine
+from optimizer.goal import UNLIMITED_BYTES, GenerationGoal
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.rental import PriceList, read_prices
 from optimizer.models.spec import ModelSpec
@@ -37,7 +38,7 @@ from optimizer.search.generation.search import (
 )
 from optimizer.search.generation.solve import Book
 from optimizer.search.questions.cards import ALL, CardAnswer, Found, Order, Progress, rank, read_cards
-from optimizer.workload import UNLIMITED_BYTES, GenerationGoal, GenerationWorkload
+from optimizer.workload import GenerationWorkload
 
 
 def plan_generation(

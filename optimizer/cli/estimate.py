@@ -24,11 +24,13 @@ from optimizer.cli.options import (
     read_workload,
 )
 from optimizer.cli.reports.estimate import report_costs, report_estimate, report_padded
+from optimizer.goal import Goal
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.rental import price_run, read_prices
+from optimizer.plan.techniques import LOSSY
 from optimizer.plan.weights import WeightsPlan
 from optimizer.search.answer.baselines import BASELINES
-from optimizer.workload import LOSSY, Goal, TrainingWorkload
+from optimizer.workload import TrainingWorkload
 
 _DTYPES: dict[str, WeightsPlan] = {
     "fp32": WeightsPlan(),

@@ -13,16 +13,18 @@ from optimizer.base.serialize import to_json
 from optimizer.cli.progress import ProgressLine
 from optimizer.cli.reports.generation import report_generation, report_generation_comparison, report_generation_search
 from optimizer.cli.reports.plan import report_cards
+from optimizer.goal import GenerationGoal, GenerationObjective, Goal
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.rental import price_run, read_prices
 from optimizer.models.spec import ModelSpec
 from optimizer.models.unread import describe_unread
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.pins.generation import GenerationPins
+from optimizer.plan.techniques import LOSSY, Technique
 from optimizer.plan.weights import FrozenFormat, WeightsPlace, WeightsPlan
 from optimizer.search.generation.baselines import INFERENCE_BASELINES
 from optimizer.search.questions.cards import Order
-from optimizer.workload import LOSSY, GenerationGoal, GenerationObjective, GenerationWorkload, Goal, Technique
+from optimizer.workload import GenerationWorkload
 
 
 def add_generation_options(parser: argparse.ArgumentParser, *, has_plan: bool = True) -> None:

@@ -11,13 +11,14 @@ from optimizer.base.errors import InvalidInput
 from optimizer.base.threads import sleep_while_waiting
 from optimizer.base.units import parse_bytes
 from optimizer.cli.adapters import read_adapter
+from optimizer.goal import UNLIMITED_BYTES, Goal, Loss, Objective
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.machine import Machine
 from optimizer.plan.pins.training import Pins
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
 from optimizer.search.answer.baselines import BASELINES
-from optimizer.workload import UNLIMITED_BYTES, Goal, Loss, Objective, OptimizerName, TrainingWorkload
+from optimizer.workload import OptimizerName, TrainingWorkload
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:

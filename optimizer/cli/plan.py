@@ -39,6 +39,7 @@ from optimizer.cli.options import (
 )
 from optimizer.cli.progress import ProgressLine
 from optimizer.cli.reports.plan import report_answer, report_cards, report_comparison
+from optimizer.goal import Goal, Loss, Objective
 from optimizer.hardware.machine import Machine
 from optimizer.plan.pins.generation_knobs import generation_knobs, read_generation_pins
 from optimizer.plan.pins.training import list_knobs_to_pin, read_pins
@@ -47,7 +48,7 @@ from optimizer.search.answer.baselines import BASELINES
 from optimizer.search.generation.baselines import INFERENCE_BASELINES
 from optimizer.search.questions.cards import Order
 from optimizer.search.questions.objectives import ObjectiveAnswer
-from optimizer.workload import Goal, Loss, Objective, TrainingWorkload
+from optimizer.workload import TrainingWorkload
 
 
 def add_plan_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

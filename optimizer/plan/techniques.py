@@ -1,8 +1,34 @@
 """What each technique is called on a page and in a terminal, and which of them belong together."""
 
-from typing import Final
+from typing import Final, Literal
 
-from optimizer.workload import Technique
+Technique = Literal[
+    "recompute",
+    "offload",
+    "accumulate",
+    "chunked_loss",
+    "consume_gradients",
+    "offload_gradients",
+    "offload_optimizer",
+    "stream_weights",
+    "disk",
+    "remote",
+    "compress",
+    "bf16",
+    "fp16",
+    "autocast",
+    "8bit_optimizer",
+    "quantize_frozen",
+    "offload_kv",
+    "host_attention",
+    "quantize_kv",
+    "rebuild_kv",
+]
+"""What a goal may forbid. ``disk`` and ``remote`` forbid a place, whatever would live there."""
+LOSSY: tuple[Technique, ...] = ("compress", "bf16", "fp16", "autocast", "8bit_optimizer", "quantize_frozen", "quantize_kv")
+"""Techniques that change the numbers."""
+ROUNDING: tuple[Technique, ...] = ("bf16", "fp16", "autocast", "8bit_optimizer")
+"""Of those the ones that round as training in 16 bits does. What the others do to a result depends on the model."""
 
 TECHNIQUE_LABELS: Final[dict[Technique, str]] = {
     "recompute": "recompute activations",

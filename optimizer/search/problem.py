@@ -14,6 +14,7 @@ from optimizer.base.serialize import to_json
 from optimizer.estimate.bounds.relaxation import Relaxation
 from optimizer.estimate.bounds.relaxed_blocks import Form
 from optimizer.estimate.prediction import Prediction, Verdict
+from optimizer.goal import Goal
 from optimizer.plan.activations import ActivationsPlan, BlockChoice, Compression
 from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.batch import BatchPlan
@@ -22,9 +23,10 @@ from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan, StatePlace
 from optimizer.plan.pins.training import Pins
 from optimizer.plan.plan import Plan
+from optimizer.plan.techniques import Technique
 from optimizer.plan.weights import Autocast, FrozenFormat, WeightsDtype, WeightsPlace, WeightsPlan
 from optimizer.search.arrangements import PerBlock, keep_everything
-from optimizer.workload import Goal, Technique, TrainingWorkload
+from optimizer.workload import TrainingWorkload
 
 Price = Callable[[Plan], Prediction]
 StateBits = Literal[32, 8]

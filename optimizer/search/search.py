@@ -10,17 +10,19 @@ from optimizer.estimate.bounds.relaxed_blocks import Form
 from optimizer.estimate.card.process import add_memory
 from optimizer.estimate.prediction import Prediction
 from optimizer.estimate.training import estimate_training
+from optimizer.goal import Goal
 from optimizer.hardware.calibration import calibrated_machine
 from optimizer.hardware.machine import Machine
 from optimizer.plan.activations import BlockChoice
 from optimizer.plan.plan import Plan
+from optimizer.plan.techniques import Technique
 from optimizer.profile.profile import Profile
 from optimizer.search.arrangements import keep_everything
 from optimizer.search.check.ledger import audit_plan
 from optimizer.search.core import SearchResult, search
 from optimizer.search.problem import OuterPlan, PricedPlan, SearchProblem
 from optimizer.search.questions.largest_fit import find_largest_micro_batch
-from optimizer.workload import Goal, Technique, TrainingWorkload
+from optimizer.workload import TrainingWorkload
 
 
 def search_plans(

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from optimizer.api.estimate import estimate_model, estimate_profiled, read_model
 from optimizer.base.errors import HeadroomError, InvalidModel
 from optimizer.cli.main import main
+from optimizer.goal import Goal
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.machine import Machine
 from optimizer.models.spec import ModelSpec
@@ -22,7 +23,7 @@ from optimizer.profile.keep import child
 from optimizer.profile.keep.obtain import _read_error
 from optimizer.profile.profile import Profile
 from optimizer.search.answer.baselines import BASELINES
-from optimizer.workload import Goal, TrainingWorkload
+from optimizer.workload import TrainingWorkload
 from tests.fuzzing import JUNK, numbers, with_changes
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 

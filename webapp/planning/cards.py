@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from optimizer.base.recent import Recent
+from optimizer.goal import UNLIMITED_BYTES
 from optimizer.hardware.devices import known_devices
-from optimizer.workload import UNLIMITED_BYTES
 from webapp.planning.generation_searches import GenerationQuestion
 from webapp.planning.searches import TrainingQuestion
 

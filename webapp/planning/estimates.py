@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from optimizer.base.errors import InvalidInput
+from optimizer.goal import Goal
 from optimizer.hardware.machine import Machine as MachineSpec
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.plan import Plan
-from optimizer.workload import Goal
 from webapp.catalog.models import Model
 from webapp.catalog.queries import machines_visible_to, models_visible_to
 from webapp.jobs.specs.generation import generation_workload, read_generate_spec

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from optimizer.base.errors import NoFeasiblePlan
 from optimizer.base.recent import Recent
+from optimizer.goal import GenerationGoal
 from optimizer.hardware.machine import Machine as MachineSpec
 from optimizer.plan.generation import GenerationPlan
 from optimizer.profile.generation import GenerationProfile
-from optimizer.workload import GenerationGoal, GenerationWorkload
+from optimizer.workload import GenerationWorkload
 from webapp.planning.searches import NothingFits
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from optimizer.base.categories import Category
 from optimizer.plan.pins.training import pins_of_change
 from optimizer.plan.plan import Plan
-from optimizer.workload import Technique
+from optimizer.plan.techniques import Technique
 from webapp.planning.searches import TrainingQuestion, problem_of
 
 TECHNIQUES_OF: Final[dict[Category, tuple[Technique, ...]]] = {

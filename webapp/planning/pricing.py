@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from django.db import transaction
 
 from optimizer.base.errors import InvalidWorkload, NoFeasiblePlan
+from optimizer.goal import Goal
 from optimizer.hardware.machine import Machine as MachineSpec
 from optimizer.plan.explain.training import explain_plan
 from optimizer.search.problem import PricedPlan
-from optimizer.workload import GenerationWorkload, Goal
+from optimizer.workload import GenerationWorkload
 from webapp.catalog.models import Machine, Profile
 from webapp.catalog.queries import machines_visible_to
 from webapp.jobs.specs.generation import GenerateSpec, generation_workload, read_job_spec

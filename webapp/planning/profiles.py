@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from optimizer.base.errors import HeadroomError
 from optimizer.base.serialize import to_json
+from optimizer.goal import Goal
 from optimizer.profile.generation import (
     INFERENCE_PROFILE_VERSION,
     GenerationProfile,
@@ -21,7 +22,7 @@ from optimizer.profile.generation import (
 )
 from optimizer.profile.profile import PROFILE_VERSION, profile_fingerprint
 from optimizer.profile.profile import Profile as ModelProfile
-from optimizer.workload import Adapter, Goal, TrainingWorkload
+from optimizer.workload import Adapter, TrainingWorkload
 from webapp.catalog.models import Model, Profile
 from webapp.jobs.actions import create_job
 from webapp.planning.searches import TrainingQuestion

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from optimizer.base.errors import InvalidPlan
 from optimizer.base.serialize import from_json, to_json
+from optimizer.goal import UNLIMITED_BYTES, Goal
 from optimizer.hardware.devices import known_devices
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.pins.generation_knobs import change_generation
 from optimizer.plan.pins.training import Pins
 from optimizer.plan.plan import Plan
-from optimizer.workload import UNLIMITED_BYTES, Goal, TrainingWorkload
+from optimizer.workload import TrainingWorkload
 from webapp.catalog.models import Model
 from webapp.catalog.queries import models_visible_to
 from webapp.jobs.specs.training import check_against_model, find_visible, read_goal, read_workload

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from optimizer.base.errors import HeadroomError, NoFeasiblePlan
 from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.prediction import Prediction
+from optimizer.goal import GenerationGoal, Goal
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.activations import ActivationsPlan, BlockChoice
 from optimizer.plan.batch import BatchPlan
@@ -22,7 +23,7 @@ from optimizer.plan.plan import Plan
 from optimizer.plan.weights import FrozenFormat, WeightsPlan
 from optimizer.profile.generation import INFERENCE_PROFILE_VERSION, traced_fingerprint
 from optimizer.profile.profile import PROFILE_VERSION
-from optimizer.workload import Adapter, GenerationGoal, GenerationWorkload, Goal, TrainingWorkload
+from optimizer.workload import Adapter, GenerationWorkload, TrainingWorkload
 from webapp.catalog.models import Model, Profile
 from webapp.planning.profiles import read_generation_profile, read_profile, request_profile
 

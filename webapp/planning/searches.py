@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from optimizer.base.errors import NoFeasiblePlan
 from optimizer.base.recent import Recent
+from optimizer.goal import Goal
 from optimizer.hardware.machine import Machine as MachineSpec
 from optimizer.profile.profile import Profile as ModelProfile
-from optimizer.workload import Goal, TrainingWorkload
+from optimizer.workload import TrainingWorkload
 
 if TYPE_CHECKING:
     from optimizer.search.problem import SearchProblem

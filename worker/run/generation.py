@@ -17,9 +17,10 @@ from optimizer.base.serialize import from_json, to_json
 from optimizer.data.prompt_tokens import LineTokens, PromptTokenizer, length_problem
 from optimizer.data.prompts import read_prompts
 from optimizer.data.stop_texts import StopWatch, cut_at_stop
+from optimizer.goal import GenerationGoal
 from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan.generation import GenerationPlan
-from optimizer.workload import GenerationGoal, GenerationRequest
+from optimizer.workload import GenerationRequest
 from worker.run.answers import answer, refusal
 from worker.run.reporter import Reporter
 from worker.run.results import Result, ResultWriter, read_finished, write_finished

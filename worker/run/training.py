@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from optimizer.base.serialize import from_json
 from optimizer.data.tokens import tokenize_dataset
+from optimizer.goal import Goal
 from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan.plan import Plan
-from optimizer.workload import Goal, TrainingWorkload
+from optimizer.workload import TrainingWorkload
 from worker.run.reporter import Reporter
 
 if TYPE_CHECKING:

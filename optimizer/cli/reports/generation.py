@@ -8,13 +8,14 @@ from optimizer.cli.reports.compared import side_by_side
 from optimizer.cli.reports.estimate import card_table, contributors_table, lanes_table, peak_table
 from optimizer.cli.reports.text import VERDICTS, format_bullets, format_ms, format_pairs, format_table, size_or_dash
 from optimizer.estimate.generation.prediction import GenerationPrediction
+from optimizer.goal import GenerationGoal
 from optimizer.hardware.machine import PROBE_DISTURBED_FACT, Machine
 from optimizer.plan.pins.generation_knobs import written_value
 from optimizer.search.generation.compare import GenerationComparison
 from optimizer.search.generation.frontier import generation_label
 from optimizer.search.generation.problem import PricedGenerationPlan
 from optimizer.search.generation.search import GenerationSearchResult
-from optimizer.workload import GenerationGoal, GenerationWorkload
+from optimizer.workload import GenerationWorkload
 
 _NOTHING = 1e-9
 """A gap that is only rounding."""

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from optimizer.models.schema.rope import RopeType
-
+RopeType = Literal["default", "linear", "llama3", "yarn"]
 Kind = Literal["int", "float", "bool", "choice", "tokens", "choices", "counts"]
 
 ACTIVATIONS = ("gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "relu2", "silu", "swish")

@@ -7,14 +7,10 @@ each batch, so a recomputed block could differ from its first run, and a profile
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 from optimizer.models.refusal import refusal
-
-if TYPE_CHECKING:
-    from optimizer.models.schema.fields import Architecture
-
-RopeType = Literal["default", "linear", "llama3", "yarn"]
+from optimizer.models.schema.fields import Architecture
 
 _REQUIRED: dict[str, tuple[str, ...]] = {
     "default": (),

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 from optimizer.base.units import format_bytes
 from optimizer.plan.activations import BlockChoice
 from optimizer.plan.plan import Plan
-from optimizer.workload import Technique
+from optimizer.plan.techniques import Technique
 
 _VERBS: Final[dict[BlockChoice, tuple[str, str]]] = {
     "keep": ("keeps its activations", "keep their activations"),

@@ -7,17 +7,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from optimizer.base.errors import InvalidPlan, InvalidWorkload
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import AttentionPlace, KvDtype, KvPlace
 from optimizer.plan.pins.table import PinTable
 from optimizer.plan.pins.training import AllocatorPins
+from optimizer.plan.techniques import Technique
 from optimizer.plan.weights import FrozenFormat, WeightsDtype, WeightsPlace
-
-if TYPE_CHECKING:
-    from optimizer.plan.generation import GenerationPlan
-    from optimizer.workload import Technique
 
 V = TypeVar("V")
 NO_LIMIT: Final = "all"
@@ -60,9 +58,6 @@ class GenerationPins(PinTable):
     def __post_init__(self) -> None:
         if self.is_empty:
             return
-        # here, because a plan is made for a workload, beside which stands the goal that has pins
-        from optimizer.plan.generation import GenerationPlan
-
         try:
             GenerationPlan.from_json(self.change())
         except InvalidPlan as error:

@@ -3,12 +3,10 @@
 import dataclasses
 import typing
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from optimizer.base.serialize import to_json
-
-if TYPE_CHECKING:
-    from optimizer.workload import Technique
+from optimizer.plan.techniques import Technique
 
 
 class PinTable:

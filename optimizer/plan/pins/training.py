@@ -7,7 +7,7 @@ much of the state is elsewhere where none is, how offloaded activations travel w
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from optimizer.base.errors import InvalidWorkload
 from optimizer.base.serialize import from_json, to_json
@@ -15,11 +15,9 @@ from optimizer.plan.activations import OFFLOADING, BlockChoice, Compression
 from optimizer.plan.gradients import GradientsChoice
 from optimizer.plan.optimizer_state import StatePlace
 from optimizer.plan.pins.table import PinTable, kinds_of_pins
+from optimizer.plan.plan import Plan
+from optimizer.plan.techniques import Technique
 from optimizer.plan.weights import Autocast, FrozenFormat, WeightsDtype, WeightsPlace
-
-if TYPE_CHECKING:
-    from optimizer.plan.plan import Plan
-    from optimizer.workload import Technique
 
 _EVERY_BLOCK = "per_block"
 

@@ -24,6 +24,7 @@ from optimizer.base.serialize import to_json
 from optimizer.base.units import format_bytes
 from optimizer.data.batches import Batches
 from optimizer.data.token_file import TokenFile
+from optimizer.goal import Goal
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.plan import Plan
 from optimizer.runtime.job.artifacts import Artifact, leave_artifacts
@@ -39,7 +40,7 @@ from optimizer.runtime.step.allocator import apply_allocator, release_unused
 from optimizer.runtime.step.batch import BatchReader, read_validation_batches
 from optimizer.runtime.step.optimizer_state import learning_rate_at
 from optimizer.runtime.step.step import StepResult, Trainer
-from optimizer.workload import Goal, TrainingWorkload
+from optimizer.workload import TrainingWorkload
 
 Report = Callable[[dict[str, Any]], None]
 

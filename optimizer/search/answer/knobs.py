@@ -14,11 +14,11 @@ from optimizer.base.serialize import to_json
 from optimizer.estimate.prediction import Prediction, Verdict
 from optimizer.plan.activations import BlockChoice, Compression
 from optimizer.plan.plan import Plan
+from optimizer.plan.techniques import Technique
 from optimizer.plan.weights import FrozenFormat
 from optimizer.search.arrangements import PerBlock
 from optimizer.search.problem import OuterPlan, SearchProblem, divisors, techniques_of
 from optimizer.search.solver.levers import TOKENS_PER_CHUNK
-from optimizer.workload import Technique
 
 _BLOCKS: tuple[tuple[BlockChoice, Technique, str], ...] = (
     ("keep", "recompute", "keep the activations of every block"),

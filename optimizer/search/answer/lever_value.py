@@ -10,10 +10,10 @@ from optimizer.estimate.prediction import Prediction
 from optimizer.plan.activations import OFFLOADING, BlockChoice
 from optimizer.plan.explain.training import describe_left_out, describe_move_or_rebuild
 from optimizer.plan.plan import Plan
+from optimizer.plan.techniques import Technique
 from optimizer.search.answer.knobs import list_knobs
 from optimizer.search.arrangements import PerBlock
 from optimizer.search.problem import OuterPlan, SearchProblem, techniques_of
-from optimizer.workload import Technique
 
 MIN_SHARE = 0.01
 """Of the peak, or of the step: what is less is not worth a word."""

@@ -13,12 +13,12 @@ from itertools import product
 from typing import Final, get_args
 
 from optimizer.formats.kv_prefix import SHORTEST_PREFIX
+from optimizer.goal import GenerationObjective
 from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import AttentionPlace, KvCachePlan, KvDtype, KvPlace
 from optimizer.plan.weights import FrozenFormat, WeightsDtype, WeightsPlace
 from optimizer.search.generation.problem import GenerationProblem
-from optimizer.workload import GenerationObjective
 
 _PREFETCHES = (0, 1, 2, 4, 8)
 """Blocks whose weights come ahead. What is between them is hardly ever better than both neighbours."""

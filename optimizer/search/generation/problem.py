@@ -12,10 +12,11 @@ from optimizer.base.serialize import to_json
 from optimizer.estimate.bounds.generation_floor import Floors
 from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.prediction import Verdict
+from optimizer.goal import GenerationGoal
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.pins.generation import techniques_of
-from optimizer.plan.techniques import TECHNIQUE_LABELS
-from optimizer.workload import GenerationGoal, GenerationWorkload, Technique
+from optimizer.plan.techniques import TECHNIQUE_LABELS, Technique
+from optimizer.workload import GenerationWorkload
 
 GenerationPrice = Callable[[GenerationPlan], GenerationPrediction]
 GenerationBound = Callable[[GenerationPlan, Sequence[int], Sequence[int]], Floors]

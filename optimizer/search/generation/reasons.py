@@ -10,10 +10,10 @@ from optimizer.hardware.machine import Machine
 from optimizer.plan.explain.generation import explain_generation_plan
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.pins.generation import techniques_of
+from optimizer.plan.techniques import Technique
 from optimizer.profile.generation import GenerationProfile
 from optimizer.search.generation.problem import GenerationProblem, PricedGenerationPlan
 from optimizer.search.generation.solve import largest_of
-from optimizer.workload import Technique
 
 
 def explain_choice(

@@ -16,10 +16,12 @@ from optimizer.estimate.generation.kv_prefix import find_prefix_conflict
 from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.generation.pricing import estimate_generation
 from optimizer.estimate.generation.process import add_generation_memory
+from optimizer.goal import GenerationGoal
 from optimizer.hardware.calibration import calibrated_machine, of_generations
 from optimizer.hardware.machine import Machine
 from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.generation import GenerationPlan
+from optimizer.plan.techniques import Technique
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.generation import GenerationProfile
 from optimizer.search.check.card_fit import ACCEPTED, CardFit, find_room
@@ -31,7 +33,7 @@ from optimizer.search.generation.problem import GenerationProblem, PricedGenerat
 from optimizer.search.generation.reasons import explain_choice
 from optimizer.search.generation.smallest import explain_nothing_fits, find_smallest
 from optimizer.search.generation.solve import Book, Solution, solve, spread_evenly
-from optimizer.workload import GenerationGoal, GenerationWorkload, Technique
+from optimizer.workload import GenerationWorkload
 
 _MAX_LENGTHS = 3
 """Of prompts, that the search tells apart: a price grows with their number."""

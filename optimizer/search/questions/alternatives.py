@@ -12,6 +12,7 @@ from typing import Any, Literal
 from optimizer.base.errors import InvalidInput, NoFeasiblePlan
 from optimizer.base.serialize import to_json
 from optimizer.base.units import format_bytes
+from optimizer.goal import Goal
 from optimizer.hardware.devices import known_devices, table_machine
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.rental import PriceList
@@ -20,7 +21,7 @@ from optimizer.profile.profile import Profile
 from optimizer.search.answer.smallest import price_floor
 from optimizer.search.problem import PricedPlan, SearchProblem, divisors
 from optimizer.search.solver.pricebook import PriceBook
-from optimizer.workload import Adapter, Goal, TrainingWorkload
+from optimizer.workload import Adapter, TrainingWorkload
 
 Pose = Callable[[Profile, TrainingWorkload, Goal, Machine], SearchProblem]
 Obtain = Callable[[TrainingWorkload, Goal], Profile | None]

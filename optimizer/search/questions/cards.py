@@ -7,6 +7,7 @@ from typing import Any, Literal
 from optimizer.base.errors import InvalidInput, NoFeasiblePlan
 from optimizer.base.serialize import to_json
 from optimizer.base.units import format_bytes
+from optimizer.goal import Goal
 from optimizer.hardware.devices import known_devices, table_machine
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.rental import Cost, PriceList, price_run
@@ -14,7 +15,7 @@ from optimizer.search.answer.frontier import plan_label
 from optimizer.search.core import find_chosen
 from optimizer.search.generation.problem import PricedGenerationPlan
 from optimizer.search.problem import PricedPlan, SearchProblem
-from optimizer.workload import Goal, TrainingWorkload
+from optimizer.workload import TrainingWorkload
 
 Order = Literal["speed", "money"]
 Found = tuple[PricedPlan | PricedGenerationPlan, str]

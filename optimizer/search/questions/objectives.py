@@ -13,6 +13,7 @@ from optimizer.base.categories import Tier
 from optimizer.base.errors import InvalidWorkload, NoFeasiblePlan
 from optimizer.base.serialize import to_json
 from optimizer.base.units import format_bytes
+from optimizer.goal import Objective
 from optimizer.profile.deeper import depth_period, with_depth
 from optimizer.profile.profile import Profile
 from optimizer.search.answer.smallest import smallest_found
@@ -20,7 +21,7 @@ from optimizer.search.check.pins import check_pins
 from optimizer.search.core import SearchResult, search
 from optimizer.search.problem import SearchProblem
 from optimizer.search.solver.pricebook import PriceBook
-from optimizer.workload import Objective, TrainingWorkload
+from optimizer.workload import TrainingWorkload
 
 Pose = Callable[[Profile, TrainingWorkload], SearchProblem]
 """The question for another model or other work; goal and machine stay."""

@@ -8,12 +8,13 @@ from optimizer.api.estimate_generation import estimate_model_generation, needed_
 from optimizer.base.errors import InvalidInput, InvalidModel, InvalidPlan, InvalidWorkload, NoFeasiblePlan
 from optimizer.cli.main import main
 from optimizer.cli.reports.generation import report_generation
+from optimizer.goal import GenerationGoal
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.keep import obtain
 from optimizer.runtime.job.measure_generation import measure_generation
-from optimizer.workload import GenerationGoal, GenerationWorkload
+from optimizer.workload import GenerationWorkload
 from tests.optimizer.machines import make_cpu_machine
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 

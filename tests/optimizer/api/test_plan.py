@@ -7,6 +7,7 @@ import pytest
 from optimizer.api.plan import compare_profiled, plan_profiled, rank_cards_profiled, reprice_profiled
 from optimizer.base.errors import InvalidInput, InvalidPlan, InvalidWorkload, NoFeasiblePlan
 from optimizer.base.units import MIB
+from optimizer.goal import Goal
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.rental import PriceList, Rental
 from optimizer.models.spec import read_model_spec
@@ -16,7 +17,7 @@ from optimizer.profile.extent import Extent
 from optimizer.profile.trace.trace import profile_model
 from optimizer.search.problem import OuterPlan
 from optimizer.search.search import search_plans, training_problem
-from optimizer.workload import Goal, TrainingWorkload
+from optimizer.workload import TrainingWorkload
 from tests import llama
 from tests.optimizer.machines import make_cpu_machine
 

@@ -8,13 +8,14 @@ from optimizer.api.plan_generation import compare_model_generations, plan_genera
 from optimizer.base.errors import InvalidInput
 from optimizer.base.units import GIB
 from optimizer.cli.main import main
+from optimizer.goal import GenerationGoal
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.rental import read_prices
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.pins.generation_knobs import read_generation_pins
 from optimizer.plan.weights import WeightsPlan
-from optimizer.workload import GenerationGoal, GenerationWorkload
+from optimizer.workload import GenerationWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 
 SPEC = read_model_spec(SMALL_CONFIGS["llama"])

@@ -15,10 +15,11 @@ from optimizer.hardware.devices import table_machine
 from optimizer.hardware.machine import Machine
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.plan import Plan
+from optimizer.plan.techniques import LOSSY, Technique
 from optimizer.profile.profile import Profile
 from optimizer.search.answer.baselines import BASELINES
 from optimizer.search.problem import techniques_of
-from optimizer.workload import LOSSY, Technique, TrainingWorkload
+from optimizer.workload import TrainingWorkload
 from tests import llama
 
 WORK = ["--sequence-length", "128", "--batch", "4"]

@@ -6,6 +6,7 @@ import pytest
 
 from optimizer.base.errors import InvalidPlan
 from optimizer.estimate.training import estimate_training
+from optimizer.goal import Goal
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
@@ -13,7 +14,6 @@ from optimizer.plan.plan import Plan
 from optimizer.runtime.job.measure import measure_step
 from optimizer.search.answer.baselines import price_baselines
 from optimizer.search.search import search_plans, training_problem
-from optimizer.workload import Goal
 from tests.optimizer.profiles import extent_of, trace
 from tests.optimizer.runtime.step.test_sparse_gradients import DENSE_SPEC, REFUSED, SPEC, WORKLOAD, make_plan
 

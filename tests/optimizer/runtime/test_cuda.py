@@ -12,6 +12,7 @@ import torch
 from optimizer.base.errors import OutOfDeviceMemory
 from optimizer.base.units import MIB
 from optimizer.formats.transfer_sizes import ARENA_SLAB_BYTES, STAGING_BYTES
+from optimizer.goal import Goal
 from optimizer.hardware.probe.probe import probe_machine
 from optimizer.models.build import build_model
 from optimizer.models.spec import read_model_spec
@@ -22,7 +23,6 @@ from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.step.step import Trainer
 from optimizer.runtime.step.weights import torch_dtype
 from optimizer.runtime.tiers.tiers import Tiers
-from optimizer.workload import Goal
 from tests.optimizer.runtime.tiny import CONFIGS, make_plan, make_spec, make_workload, write_token_file, write_tokenizer
 
 pytestmark = pytest.mark.gpu

@@ -7,11 +7,12 @@ import pytest
 
 from benchmarks.search.every import every_plan
 from optimizer.base.errors import NoFeasiblePlan
+from optimizer.goal import Goal
 from optimizer.hardware.devices import table_machine
 from optimizer.search.answer.baselines import price_baselines
 from optimizer.search.core import search
 from optimizer.search.search import largest_micro_batch, search_plans, training_problem
-from optimizer.workload import Goal, TrainingWorkload
+from optimizer.workload import TrainingWorkload
 
 WORKLOAD = TrainingWorkload(sequence_length=128, global_batch_size=2)
 MACHINE = table_machine("RTX 3060 12GB")

@@ -12,6 +12,7 @@ from optimizer.base.serialize import to_json
 from optimizer.base.units import GIB, MIB
 from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.prediction import Prediction, TimelinePoint
+from optimizer.goal import GenerationGoal, Goal
 from optimizer.hardware.machine import Device, Machine, Rates
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.activations import ActivationsPlan, BlockChoice
@@ -20,7 +21,7 @@ from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
-from optimizer.workload import GenerationGoal, GenerationRequest, Goal, TrainingWorkload
+from optimizer.workload import GenerationRequest, TrainingWorkload
 from webapp.catalog.models import Dataset, Model
 from webapp.catalog.models import Machine as MachineRow
 from webapp.jobs.actions import claim_job, create_job, record_phase, record_started

@@ -9,13 +9,14 @@ from safetensors.torch import load_file
 from headroom.commands.submit import read_job_file
 from optimizer.base.serialize import to_json
 from optimizer.estimate.training import estimate_training
+from optimizer.goal import Goal
 from optimizer.hardware.machine import Machine
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.profile import Profile
-from optimizer.workload import Adapter, Goal, TrainingWorkload
+from optimizer.workload import Adapter, TrainingWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 from tests.optimizer.runtime.tiny import write_tokenizer
 from tests.webapp.conftest import MACHINE_DOCUMENT

@@ -12,13 +12,14 @@ from optimizer.base.serialize import from_json, to_json
 from optimizer.base.units import MIB
 from optimizer.data.prompt_tokens import PromptTokenizer
 from optimizer.estimate.generation.pricing import estimate_generation
+from optimizer.goal import GenerationGoal
 from optimizer.hardware.machine import Machine
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.passes_run import TimedPass
 from optimizer.search.generation.search import search_generation_plans
-from optimizer.workload import GenerationGoal, GenerationRequest
+from optimizer.workload import GenerationRequest
 from tests.valkey import Valkey
 from tests.webapp.conftest import MACHINE_DOCUMENT
 from webapp.jobs.specs.generation import summed_workload

@@ -8,9 +8,10 @@ from typing import Any, Literal
 
 from optimizer.base.errors import InvalidInput, InvalidModel, InvalidWorkload
 from optimizer.base.serialize import from_json, shown, to_json
+from optimizer.goal import GenerationGoal
 from optimizer.models.spec import read_model_spec
 from optimizer.profile.generation import generation_fingerprint
-from optimizer.workload import GenerationGoal, GenerationRequest, GenerationWorkload
+from optimizer.workload import GenerationRequest, GenerationWorkload
 from webapp.catalog.actions import count_prompt_tokens
 from webapp.catalog.models import Dataset, Model
 from webapp.catalog.queries import datasets_visible_to, models_visible_to

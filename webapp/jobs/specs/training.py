@@ -11,10 +11,11 @@ from django.db.models import QuerySet
 from optimizer.base.errors import InvalidInput, InvalidModel, InvalidWorkload
 from optimizer.base.serialize import from_json, shown, to_json
 from optimizer.base.units import parse_bytes
+from optimizer.goal import GenerationGoal, Goal
 from optimizer.models.spec import read_model_spec
 from optimizer.models.targets import check_targets
 from optimizer.profile.profile import profile_fingerprint
-from optimizer.workload import Adapter, Export, GenerationGoal, GenerationWorkload, Goal, TrainingWorkload
+from optimizer.workload import Adapter, Export, GenerationWorkload, TrainingWorkload
 from webapp.catalog.models import Dataset, Model
 from webapp.catalog.queries import datasets_visible_to, models_visible_to
 

@@ -5,7 +5,8 @@ from typing import Any, Final
 
 from django import forms
 
-from optimizer.workload import GenerationRequest, Technique
+from optimizer.plan.techniques import Technique
+from optimizer.workload import GenerationRequest
 from webapp.catalog.models import Dataset, Model
 from webapp.pages.forms.pins import GENERATION, PinnedForm, written_pins
 from webapp.pages.forms.work import BytesField, initial_goal

@@ -14,8 +14,7 @@ from django.http import QueryDict
 
 from optimizer.base.errors import HeadroomError
 from optimizer.base.units import format_bytes, parse_bytes
-from optimizer.plan.techniques import TECHNIQUE_GROUPS, TECHNIQUE_LABELS
-from optimizer.workload import Technique
+from optimizer.plan.techniques import TECHNIQUE_GROUPS, TECHNIQUE_LABELS, Technique
 
 FORM_ID = "job-form"
 """Fields stand outside the form element, because upload forms stand between them and forms cannot nest."""

@@ -9,6 +9,7 @@ from torch import nn
 
 from optimizer.base.errors import InvalidModel
 from optimizer.estimate.training import estimate_training
+from optimizer.goal import Goal
 from optimizer.models.plain import plain_anatomy
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
@@ -23,7 +24,7 @@ from optimizer.profile.trace.module import profile_module
 from optimizer.runtime.job.apply import apply
 from optimizer.runtime.job.measure_stages import measure_stages
 from optimizer.search.search import search_plans
-from optimizer.workload import Goal, TrainingWorkload
+from optimizer.workload import TrainingWorkload
 from tests.optimizer.machines import make_cpu_machine
 
 MACHINE = make_cpu_machine()

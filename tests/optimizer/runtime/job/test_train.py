@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 
 from optimizer.base.errors import DiskFull, LossNotFinite, OutOfDeviceMemory
+from optimizer.goal import Goal
 from optimizer.runtime.job.checkpoint import find_resumable
 from optimizer.runtime.job.train import TrainingRun, train
-from optimizer.workload import Goal
 from tests.optimizer.runtime.tiny import make_plan, make_spec, make_workload, write_token_file, write_tokenizer
 
 

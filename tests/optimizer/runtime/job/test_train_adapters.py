@@ -7,12 +7,13 @@ import pytest
 from safetensors.torch import load_file
 
 from optimizer.base.errors import CheckpointInvalid
+from optimizer.goal import Goal
 from optimizer.plan.gradients import GradientsPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.job.checkpoint import read_checkpoint
 from optimizer.runtime.job.train import TrainingRun, train
-from optimizer.workload import Adapter, Goal
+from optimizer.workload import Adapter
 from tests.optimizer.runtime.tiny import make_plan, make_spec, make_workload, write_token_file, write_tokenizer
 
 

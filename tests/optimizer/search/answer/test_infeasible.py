@@ -8,8 +8,8 @@ import pytest
 from benchmarks.search.synthetic import MIB, synthetic_problem
 from optimizer.base.errors import NoFeasiblePlan
 from optimizer.base.units import parse_bytes
+from optimizer.goal import Goal
 from optimizer.search.core import search
-from optimizer.workload import Goal
 
 
 def fail_to_search(problem) -> NoFeasiblePlan:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from optimizer.goal import Goal
 from optimizer.hardware.devices import table_machine
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
@@ -9,7 +10,7 @@ from optimizer.plan.plan import Plan
 from optimizer.search.answer.baselines import BASELINES
 from optimizer.search.answer.knobs import list_knobs
 from optimizer.search.search import training_problem
-from optimizer.workload import Goal, TrainingWorkload
+from optimizer.workload import TrainingWorkload
 
 MACHINE = table_machine("RTX 4090")
 

@@ -6,12 +6,13 @@ import pytest
 
 from optimizer.base.errors import NoFeasiblePlan
 from optimizer.base.units import GIB
+from optimizer.goal import Goal
 from optimizer.hardware.devices import table_machine
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.pins.training import AllocatorPins, Pins
 from optimizer.profile.trace.trace import profile_model
 from optimizer.search.search import search_plans
-from optimizer.workload import Goal, TrainingWorkload
+from optimizer.workload import TrainingWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 
 WORKLOAD = TrainingWorkload(sequence_length=64, global_batch_size=4)

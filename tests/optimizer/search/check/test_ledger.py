@@ -7,13 +7,14 @@ import pytest
 
 from benchmarks.search.profiles import with_depth
 from benchmarks.search.small import draw_machine
+from optimizer.goal import Goal
 from optimizer.hardware.devices import table_machine
 from optimizer.search.check.ledger import audit_plan, follows
 from optimizer.search.check.verify import VerificationFailed
 from optimizer.search.core import search
 from optimizer.search.problem import OuterPlan
 from optimizer.search.search import training_problem
-from optimizer.workload import Goal, TrainingWorkload
+from optimizer.workload import TrainingWorkload
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -7,10 +7,10 @@ import pytest
 from benchmarks.search.every import every_plan
 from benchmarks.search.synthetic import synthetic_problem
 from optimizer.base.errors import InvalidPlan, InvalidWorkload, NoFeasiblePlan
+from optimizer.goal import Goal
 from optimizer.plan.pins.training import Pins, list_knobs_to_pin, read_pins
 from optimizer.plan.plan import Plan
 from optimizer.search.core import search
-from optimizer.workload import Goal
 
 
 def pinned_problem(*pins: str, budget_mib: int = 260, **more):

@@ -8,10 +8,11 @@ import numpy as np
 
 from optimizer.estimate.bounds.generation_floor import Floors
 from optimizer.estimate.generation.prediction import GenerationPrediction
+from optimizer.goal import GenerationGoal
 from optimizer.search.generation.levers import list_arrangements, list_families
 from optimizer.search.generation.problem import GenerationProblem
 from optimizer.search.generation.solve import largest_of
-from optimizer.workload import GenerationGoal, GenerationWorkload
+from optimizer.workload import GenerationWorkload
 
 OBJECTIVES = ("throughput", "first_token", "largest_batch")
 _PREDICTION = GenerationPrediction(

@@ -8,6 +8,7 @@ from optimizer.api.plan_generation import (
     reprice_generation_profiled,
 )
 from optimizer.base.errors import InvalidInput, InvalidPlan, NoFeasiblePlan
+from optimizer.goal import GenerationGoal
 from optimizer.hardware.devices import table_machine
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.generation import GenerationPlan
@@ -18,7 +19,7 @@ from optimizer.profile.trace.generation import profile_generation
 from optimizer.search.generation.compare import reprice_generation
 from optimizer.search.generation.knobs import list_generation_knobs
 from optimizer.search.generation.search import find_best_generation, generation_problem, search_generation
-from optimizer.workload import GenerationGoal, GenerationWorkload
+from optimizer.workload import GenerationWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 
 CARD = table_machine("RTX 4090")

@@ -8,6 +8,7 @@ import pytest
 from optimizer.base.errors import HeadroomError, InvalidPlan, InvalidWorkload, NoFeasiblePlan
 from optimizer.base.serialize import from_json, to_json
 from optimizer.estimate.generation.pricing import estimate_generation
+from optimizer.goal import GenerationGoal
 from optimizer.hardware.devices import table_machine
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.generation import GenerationPlan
@@ -27,7 +28,7 @@ from optimizer.search.generation.levers import list_arrangements
 from optimizer.search.generation.pins import check_generation_pins
 from optimizer.search.generation.search import find_best_generation, generation_problem, search_generation
 from optimizer.search.generation.solve import Book, solve, value_of
-from optimizer.workload import GenerationGoal, GenerationWorkload
+from optimizer.workload import GenerationWorkload
 from tests.optimizer.machines import make_cpu_machine
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 from tests.optimizer.search.generation.synthetic import list_every_plan, make_problem

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from optimizer.estimate.bounds.kv_prefix_floor import list_prefix_lengths
+from optimizer.goal import GenerationGoal
 from optimizer.hardware.devices import table_machine
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.kv_cache import KvCachePlan
@@ -12,7 +13,7 @@ from optimizer.profile.trace.generation import profile_generation
 from optimizer.search.generation.levers import list_families
 from optimizer.search.generation.search import generation_problem, search_generation_plans
 from optimizer.search.generation.solve import ROUGH, largest_of
-from optimizer.workload import GenerationGoal, GenerationWorkload
+from optimizer.workload import GenerationWorkload
 from tests.optimizer.machines import make_cpu_machine
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 

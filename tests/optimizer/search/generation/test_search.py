@@ -7,6 +7,7 @@ import pytest
 
 from optimizer.base.errors import InvalidWorkload, NoFeasiblePlan
 from optimizer.estimate.generation.pricing import estimate_generation
+from optimizer.goal import GenerationGoal
 from optimizer.hardware.devices import table_machine
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.generation import GenerationPlan
@@ -18,7 +19,7 @@ from optimizer.search.generation.levers import list_families
 from optimizer.search.generation.reasons import explain_choice
 from optimizer.search.generation.search import generation_problem, search_generation_plans
 from optimizer.search.generation.solve import ROUGH, Book, find_largest_batch, largest_of
-from optimizer.workload import GenerationGoal, GenerationWorkload
+from optimizer.workload import GenerationWorkload
 from tests.optimizer.machines import make_cpu_machine
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 

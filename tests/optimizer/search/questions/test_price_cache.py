@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 
 from optimizer.api.plan import plan_profiled
+from optimizer.goal import Goal
 from optimizer.hardware.devices import table_machine
 from optimizer.plan.plan import Plan
 from optimizer.search.questions.price_cache import MAX_WORKLOADS, PriceMemory, for_run, priced_part
 from optimizer.search.search import training_problem
-from optimizer.workload import Adapter, Export, Goal, TrainingWorkload
+from optimizer.workload import Adapter, Export, TrainingWorkload
 
 MIB = 1024**2
 WORK = TrainingWorkload(sequence_length=128, global_batch_size=4, num_steps=10)

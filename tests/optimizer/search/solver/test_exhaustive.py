@@ -10,6 +10,8 @@ import pytest
 from benchmarks.search.every import every_plan
 from benchmarks.search.small import compare, draw_budgets, draw_family, draw_machine
 from benchmarks.search.synthetic import synthetic_problem
+from optimizer.goal import Goal
+from optimizer.plan.techniques import Technique
 from optimizer.search.core import search
 from optimizer.search.problem import OuterPlan
 from optimizer.search.search import training_problem
@@ -17,7 +19,7 @@ from optimizer.search.solver.bounds import bound_of
 from optimizer.search.solver.exhaustive import bound_of_setting
 from optimizer.search.solver.pricebook import PriceBook
 from optimizer.search.solver.space import MAX_ENUMERATED, count_arrangements, every_setting, few_settings
-from optimizer.workload import Goal, Technique, TrainingWorkload
+from optimizer.workload import TrainingWorkload
 
 WORKLOAD = TrainingWorkload(sequence_length=64, global_batch_size=4)
 

@@ -7,14 +7,16 @@ import pytest
 
 from benchmarks.search.every import every_plan
 from benchmarks.search.profiles import TINY
+from optimizer.goal import Goal
 from optimizer.hardware.devices import table_machine
 from optimizer.models.spec import read_model_spec
+from optimizer.plan.techniques import Technique
 from optimizer.profile.extent import Extent
 from optimizer.profile.trace.trace import profile_model
 from optimizer.search.search import training_problem
 from optimizer.search.solver.guided import solve_guided
 from optimizer.search.solver.pricebook import PriceBook
-from optimizer.workload import Goal, Technique, TrainingWorkload
+from optimizer.workload import TrainingWorkload
 
 FORBIDDEN: tuple[Technique, ...] = (
     "accumulate",

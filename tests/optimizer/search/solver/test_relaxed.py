@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.search.profiles import TINY, with_depth
 from benchmarks.search.small import draw_machine
+from optimizer.goal import Goal
 from optimizer.models.spec import read_model_spec
 from optimizer.profile.extent import Extent
 from optimizer.profile.profile import Profile
@@ -15,7 +16,7 @@ from optimizer.search.problem import OuterPlan, SearchProblem
 from optimizer.search.search import training_problem
 from optimizer.search.solver.levers import MAX_PREFETCH, chunk_counts
 from optimizer.search.solver.relaxed import bound_relaxed
-from optimizer.workload import Goal, TrainingWorkload
+from optimizer.workload import TrainingWorkload
 
 NUM_PLANS = 24
 REPRESENTATIONS = {"llama": ("fp32+bf16",), "gpt2": ("bf16",), "gemma3_text": ("fp32",)}

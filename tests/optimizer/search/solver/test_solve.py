@@ -9,9 +9,10 @@ import pytest
 from benchmarks.search.every import every_plan
 from benchmarks.search.synthetic import synthetic_problem
 from optimizer.base.errors import NoFeasiblePlan
+from optimizer.plan.techniques import Technique
 from optimizer.search.core import search
 from optimizer.search.problem import OuterPlan, SearchProblem, techniques_of
-from optimizer.workload import Adapter, Technique
+from optimizer.workload import Adapter
 
 
 def with_budget(problem: SearchProblem, budget_bytes: int) -> SearchProblem:

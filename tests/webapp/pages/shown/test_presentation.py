@@ -14,10 +14,9 @@ from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
-from optimizer.plan.techniques import TECHNIQUE_GROUPS, TECHNIQUE_LABELS
+from optimizer.plan.techniques import TECHNIQUE_GROUPS, TECHNIQUE_LABELS, Technique
 from optimizer.plan.weights import WeightsPlan
 from optimizer.search.generation.problem import techniques_of
-from optimizer.workload import Technique
 from tests.webapp.pages import rows
 from webapp.pages.forms.generation import FORBIDDEN
 from webapp.pages.forms.training import JobForm
