@@ -134,7 +134,7 @@ def _cuda_moves(plan: Plan, workload: TrainingWorkload) -> CudaMoves:
 
 
 def _allocated_bytes(laid: LaidOut, plan: Plan, machine: Machine) -> int:
-    """0 on CUDA, where torch counts nothing that is not simulated but what ``on_cuda.py`` adds."""
+    """0 on CUDA, where torch counts nothing that is not simulated but what ``card/on_cuda.py`` adds."""
     if machine.device.kind != "cpu":
         return 0
     processor = machine.processor_for(in_fp16=plan.weights.computes_in_fp16)

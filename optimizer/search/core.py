@@ -147,7 +147,7 @@ def find_best(book: PriceBook) -> bool:
 def first_on_the_card(
     book: PriceBook, problem: SearchProblem, remembering: SearchProblem
 ) -> tuple[PricedPlan, PriceBook]:
-    """The best plan whose whole process has room on the card (``room.py``), and the book it is from.
+    """The best plan whose whole process has room on the card (``check/card_fit.py``), and the book it is from.
 
     Raises NoFeasiblePlan where nothing is left then.
     """

@@ -228,7 +228,7 @@ class SearchProblem:
 
     @property
     def pinned_levers(self) -> dict[str, Any]:
-        """Fields of ``OuterPlan`` that the goal pins and that belong neither to a base nor to a home (``levers.py``)."""
+        """Fields of ``OuterPlan`` that the goal pins and that belong neither to a base nor to a home (``solver/levers.py``)."""
         pins = self.goal.pins
         pinned: dict[str, Any] = {
             "num_chunks": pins.logits_and_loss.num_chunks,
@@ -287,8 +287,8 @@ class SearchProblem:
     def settings(self) -> tuple[OuterPlan, ...]:
         """Micro-batches and representations, from lossless to smallest, and in each the micro-batch from small to large.
 
-        All else in them is as pinned or as in plain training; ``levers.py`` says what can be added. Where gradients, state and
-        weights are pinned to live is left to it too.
+        All else in them is as pinned or as in plain training; ``solver/levers.py`` says what can be added. Where gradients, state
+        and weights are pinned to live is left to it too.
         """
         return self._settings
 

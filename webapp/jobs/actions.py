@@ -1,7 +1,7 @@
 """The only writer of job rows. Each move is one conditional update and one event in one transaction (see ``moves.py``).
 
 For people: create, cancel, pause, resume, retry, set the priority. For a worker's supervisor: record, renew; ``claim_job`` lives
-in ``claiming.py``, ``finish_attempt`` in ``finishing.py``, the reconciler's ``expire_leases``, ``resend_hints`` and
+in ``claiming.py``, ``finish_attempt`` in ``outcome.py``, the reconciler's ``expire_leases``, ``resend_hints`` and
 ``enforce_deadlines`` in ``reconciling.py``, all importable from here. A worker's call answers False, None or ``"stale"`` once its
 fence is no longer the job's; it must then stop.
 """

@@ -3,7 +3,7 @@
 Left out of what a price has: compute and copies that wait for each other, memory that is touched anew, and what kernels hold
 beside what the meter sees. So no plan is priced faster or smaller than it is told here, but for the roughness of prices.
 
-All batches of one representation go through the profile's polynomials together (``many_shapes.py``). What depends on places is
+All batches of one representation go through the profile's polynomials together (``phase_grid.py``). What depends on places is
 added for all batches, and all numbers of micro-batches to a pass, of an arrangement together.
 """
 

@@ -1,7 +1,7 @@
 """What the CPU device holds beside the tensors that the runtime's meter counts, and the peak with it. Torch-free.
 
 Kernels hold scratch while they run (``profile/meta_ops/op_scratch.py``); attention squares of scores for each thread, in tiles;
-convolutions what ``convolution_scratch.py`` says, products that a library makes what ``product_scratch.py`` says. A block
+convolutions what ``convolution_scratch.py`` says, products that a library makes what ``matmul_scratch.py`` says. A block
 that will run forward again keeps the random numbers' state from its forward to the end of its backward. All of it is in
 torch's own allocations, and not in what a budget on the CPU device is enforced by: it widens the interval above the peak.
 

@@ -1,4 +1,4 @@
-"""Prices one pass of a batch generation: its tasks (``generation_layout.py``) through the simulator. Torch-free.
+"""Prices one pass of a batch generation: its tasks (``layout.py``) through the simulator. Torch-free.
 
 A pass is a prefill and the decode of each further token, every step of them for all its micro-batches. A decode grows with the
 cache. Its time and its peak are piecewise linear in the number of tokens: sums and maxima of what is linear, within the ranges

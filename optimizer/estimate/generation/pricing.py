@@ -1,6 +1,6 @@
 """Prices one batch generation on one machine: what a search over generation plans asks, and what a user sees. Torch-free.
 
-Passes (``generation_pass.py``) run through the simulator that prices training steps. Bytes are simulated storage for storage, so
+Passes (``one_pass.py``) run through the simulator that prices training steps. Bytes are simulated storage for storage, so
 on the CPU device they equal what the runtime's meter counts.
 """
 

@@ -57,7 +57,9 @@ class OpTimes:
 
     @property
     def probed_dispatch_s(self) -> tuple[float, float]:
-        """The same, whatever finished runs say. Of the CPU device between the kernels of a real model (``waking.py``)."""
+        """The same, whatever finished runs say. Of the CPU device between the kernels of a real model
+        (``hardware/thread_wakeup.py``).
+        """
         rates = self._rates
         slower = BESIDE_KERNELS if rates.cache_bytes is not None and self.counts_views else 1.0
         forward = rates.op_overhead_s if rates.forward_dispatch_s is None else rates.forward_dispatch_s

@@ -1,6 +1,7 @@
 """What a schedule is made of: tasks, what each waits for, and what it starts beside compute. Torch-free.
 
-A task is made once and is part of many plans' schedules (``runs.py``), so what a simulation wants to know of it is kept with it.
+A task is made once and is part of many plans' schedules (``step/runs.py``), so what a simulation wants to know of it is kept with
+it.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence

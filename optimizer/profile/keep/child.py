@@ -1,7 +1,8 @@
 """Traces one model in a process of its own: ``python -m optimizer.profile.keep.child``, started by ``obtain.py``.
 
 Reads one JSON object from standard input when torch is imported, writes one to standard output: a profile, an error of the tree,
-or that it must be asked again in full (``lean.py``). The caller stays free of torch, and gets back all memory that this took.
+or that it must be asked again in full (``meta_ops/stub_imports.py``). The caller stays free of torch, and gets back all memory
+that this took.
 """
 
 import contextlib

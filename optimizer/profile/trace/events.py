@@ -28,7 +28,7 @@ class Ran(NamedTuple):
     read_bytes: int
     written_bytes: int
     scratch_bytes: int = 0
-    """What its kernel holds beside them on the CPU device (``op_scratch.py``)."""
+    """What its kernel holds beside them on the CPU device (``meta_ops/op_scratch.py``)."""
     sides: tuple[int, ...] = ()
     """As ``op_scratch.Scratch`` has it."""
     convolution: tuple[int, ...] = ()

@@ -1,5 +1,5 @@
 """Traces how blocks make keys and values again of hidden states (``runtime/generation/kv_prefix.py``), beside
-``generation_trace.py``.
+``generation.py``.
 
 The blocks' inputs are those of a prompt of as many tokens, which is run first and not noted.
 """

@@ -1,4 +1,4 @@
-"""``/tokens``, ``/projects``, ``/people``, ``/audit``. Who may ask each is in ``permissions.py``.
+"""``/tokens``, ``/projects``, ``/people``, ``/audit``. Who may ask each is in ``accounts/permissions.py``.
 
 What answers with a secret takes no Idempotency-Key: the answer would be kept, and the secret with it.
 """

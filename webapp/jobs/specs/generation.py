@@ -1,5 +1,5 @@
-"""Reads the spec of a generate job into the one normalized form that is priced and frozen with the job, as ``spec.py`` does it of
-training.
+"""Reads the spec of a generate job into the one normalized form that is priced and frozen with the job, as ``training.py`` does
+it of training.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""What people type for a generate job, and how it becomes a job spec; as ``forms.py`` has it for training."""
+"""What people type for a generate job, and how it becomes a job spec; as ``training.py`` has it for training."""
 
 from collections.abc import Iterable
 from typing import Any, Final

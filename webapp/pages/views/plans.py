@@ -3,7 +3,7 @@
 All of the question is in the address, in the words of the new-job form, so that it can be sent to somebody else:
 ``on`` is a machine's id or a card (``gpu:T4``), ``with`` names plans to show beside the chosen one, ``try-...`` edits that one;
 ``from`` a job leads to the address of what it asked for. With ``waits`` the answer only says whether the model is profiled by
-now, with ``whole`` it is given however long it takes (``plan_work.py``).
+now, with ``whole`` it is given however long it takes (``shown/plan_work.py``).
 """
 
 from collections.abc import Callable
