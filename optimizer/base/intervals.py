@@ -13,7 +13,7 @@ class ByteInterval:
     high: int
 
     def __add__(self, other: "ByteInterval") -> "ByteInterval":
-        """Bounds add up: parts that are all at their bounds at once."""
+        """Add the bounds, as if both parts were at their bounds at once."""
         return ByteInterval(low=self.low + other.low, value=self.value + other.value, high=self.high + other.high)
 
 

@@ -1,4 +1,4 @@
-"""A memory of the newest few things, for several threads."""
+"""A thread-safe cache of the values that were used last."""
 
 import threading
 from collections import OrderedDict
@@ -10,7 +10,7 @@ V = TypeVar("V")
 
 
 class Recent(Generic[K, V]):
-    """What was asked for longest ago makes room."""
+    """Keeps at most ``most`` values; the one that was asked for longest ago is dropped first."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -25,7 +25,9 @@ class Recent(Generic[K, V]):
             return self._kept.get(key)
 
     def obtain(self, key: K, make: Callable[[], V]) -> V:
-        """Made once: who asks for what another thread is making waits for it. What raises is made anew by the next who asks."""
+        """Return the kept value, or make it once: other threads that ask meanwhile wait for it. If ``make`` raises, the next
+        caller makes the value anew.
+        """
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)

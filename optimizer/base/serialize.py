@@ -89,7 +89,7 @@ def _read_dataclass(kind: type, document: Any, path: str, error: type[InvalidInp
 
 @functools.cache
 def _fields_of(kind: type) -> dict[str, tuple[Any, bool]]:
-    """Type and whether it must be given, by name. Kept, because resolving annotations costs more than reading values."""
+    """Type of each field by name, and true if it is required. Cached: resolving annotations costs more than reading values."""
     hints = typing.get_type_hints(kind)
     return {
         field.name: (
@@ -107,7 +107,7 @@ def _read_tuple(arguments: tuple[Any, ...], document: Any, path: str, error: typ
     is_open = len(arguments) == 2 and arguments[1] is Ellipsis
     expects_ints = arguments[0] is int and (is_open or arguments == (int,) * len(document))
     if expects_ints and all(type(item) is int for item in document):
-        return tuple(document)  # what long documents are mostly made of
+        return tuple(document)  # long documents are mostly lists of integers
     if is_open:
         return tuple(_read(arguments[0], item, f"{path}[{index}]", error) for index, item in enumerate(document))
     if len(document) != len(arguments):
@@ -135,7 +135,7 @@ def _wrong(path: str, value: Any, *, allowed: Any, error: type[InvalidInput]) ->
 
 
 def shown(value: Any) -> Any:
-    """A refused value as an error may carry it: short, and JSON whatever was sent; of a container only its kind."""
+    """A refused value in the form that an error carries: short, always JSON, and for a container only its kind."""
     if isinstance(value, str):
         return value[:_MOST_CHARACTERS_SHOWN]
     if value is None or isinstance(value, bool):

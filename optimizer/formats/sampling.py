@@ -1,4 +1,4 @@
-"""How one prompt is continued: which token is taken each time, and when it is over. Torch-free."""
+"""Settings that decide how one prompt is continued: which token is taken each time, and when to stop. Torch-free."""
 
 import math
 import reprlib
@@ -12,16 +12,16 @@ _MAX_STOP_TOKENS = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Of one request. The default takes the likeliest token each time (greedy)."""
+    """Sampling settings of one request. The default takes the likeliest token each time (greedy)."""
 
     max_new_tokens: int = 128
-    """Generated at most, 1 to 131,072; fewer where a stop token comes first."""
+    """Most tokens generated, 1 to 131,072; fewer if a stop token comes first."""
     temperature: float = 0.0
-    """What logits are divided by before one is drawn, 0 to 100; 0 takes the likeliest and draws nothing."""
+    """Divides the logits before a token is drawn, 0 to 100; 0 takes the likeliest and draws nothing."""
     top_k: int = 0
-    """Only so many of the likeliest may be drawn; 0 for no such limit."""
+    """Only this many of the likeliest tokens may be drawn; 0 for no such limit."""
     top_p: float = 1.0
-    """Only the likeliest, until their probabilities sum to this, may be drawn, above 0 to 1; the likeliest always may."""
+    """Only the likeliest tokens, until their probabilities sum to this, may be drawn, above 0 to 1; the likeliest always may."""
     seed: int = 0
     """The same seed draws the same numbers, whatever else runs in the same batch."""
     stop_token_ids: tuple[int, ...] = ()

@@ -1,6 +1,6 @@
 """The plan of a batch generation: one frozen, versioned, JSON-able table, as ``plan.py`` is for training.
 
-Rows are the categories that generation has; what holds no row here (gradients, optimizer state) does not exist then.
+Rows are the categories that generation has; categories without a row (gradients, optimizer state) do not exist then.
 """
 
 import hashlib
@@ -21,12 +21,12 @@ PREFILL: Final = "prefill"
 
 
 def decode_phase(token: int) -> str:
-    """How the forward pass that makes a sequence's new token of this number (the prefill makes number 1) is told of."""
+    """The name of the forward pass that makes a sequence's new token of this number (the prefill makes number 1)."""
     return f"decode (token {token})"
 
 
 def head_of(phase: str) -> str:
-    """What follows the backbone in a phase."""
+    """The name of a phase's head, which follows the backbone."""
     return f"head of {phase}"
 
 
@@ -36,16 +36,16 @@ class GenerationPlan:
 
     version: Literal[1] = INFERENCE_PLAN_VERSION
     batch_size: int = 1
-    """Sequences that run together: prompt, then token by token to the end. The last may be fewer."""
+    """Sequences that run together: prompt, then token by token to the end. The last batch may have fewer."""
     num_micro_batches: int = 1
-    """So many times ``batch_size`` sequences share a pass: each block runs for one micro-batch after the other while its weights
-    are there. Two or more need the package greenlet."""
+    """Micro-batches of ``batch_size`` sequences that share a pass: each block runs for one after the other while its weights are
+    there. Two or more need the package greenlet."""
     prefill_tokens: int | None = None
-    """Of each prompt, at most so many, 2 or more, run at once; the others follow one by one, as the tokens to come do. So the
-    activations of a prompt, which a batch must leave room for, are those of few tokens: more sequences fit at once, for more
-    steps. None: all that the prompts of a micro-batch have in common."""
+    """Most tokens of a prompt that run at once, 2 or more; the others follow one by one, as new tokens do. The activations of a
+    prompt, which a batch must leave room for, are then those of few tokens: more sequences fit at once, for more steps. None:
+    as many tokens as the shortest prompt of a micro-batch has."""
     weights: WeightsPlan = field(default_factory=WeightsPlan)
-    """``frozen`` here holds every matrix inside the blocks: none is trained."""
+    """Representation and place of the weights; ``frozen`` covers every matrix inside the blocks, since none is trained."""
     kv_cache: KvCachePlan = field(default_factory=KvCachePlan)
     allocator: AllocatorPlan = field(default_factory=AllocatorPlan)
 
@@ -66,11 +66,11 @@ class GenerationPlan:
 
     @property
     def sequences_per_pass(self) -> int:
-        """At most."""
+        """Largest number of sequences in a pass."""
         return self.batch_size * self.num_micro_batches
 
     def list_passes(self, workload: GenerationWorkload) -> tuple[tuple[PassShape, int], ...]:
-        """As ``passes.list_passes``."""
+        """List the passes of this plan, as ``passes.list_passes`` does."""
         return list_passes(
             workload,
             batch_size=self.batch_size,
@@ -81,14 +81,14 @@ class GenerationPlan:
 
     @property
     def drops_ended(self) -> bool:
-        """Whether sequences that are over leave their micro-batch. In packed blocks, and in those that live elsewhere, all
-        sequences of a token lie together: there they run on unseen until the last of them is over.
+        """True if sequences that are over leave their micro-batch. In packed blocks, and in those off the device, all sequences
+        of a token lie together: there they run on unseen until the last of them is over.
         """
         return self.kv_cache.is_plain
 
     @property
     def is_lossless(self) -> bool:
-        """Whether the numbers equal plain fp32 generation's."""
+        """True if the numbers equal those of plain fp32 generation."""
         return self.weights.dtype == "fp32" and self.weights.frozen == "same" and self.kv_cache.dtype == "same"
 
     @property
@@ -114,13 +114,13 @@ class GenerationPlan:
             raise conflict
 
     def find_conflict(self, workload: GenerationWorkload) -> InvalidPlan | None:
-        """The first decision that cannot be carried out for this workload, or beside another; None where there is none."""
+        """The first decision that cannot be carried out for this workload, or beside another; None if all of them can."""
         rules: tuple[tuple[bool, str, object, str], ...] = (
             (
                 self.batch_size > workload.num_sequences,
                 "batch_size",
                 self.batch_size,
-                f"is more than there are to generate (workload.num_sequences is {workload.num_sequences})",
+                f"is more than the sequences to generate (workload.num_sequences is {workload.num_sequences})",
             ),
             (
                 self.num_micro_batches > 1 and self.sequences_per_pass - self.batch_size >= workload.num_sequences,
@@ -138,13 +138,13 @@ class GenerationPlan:
                 self.kv_cache.attention == "host" and self.kv_cache.place != "host",
                 "kv_cache.attention",
                 self.kv_cache.attention,
-                f"is for keys and values that lie there; plan.kv_cache.place is {self.kv_cache.place}",
+                f"needs keys and values on the host; plan.kv_cache.place is {self.kv_cache.place}",
             ),
             (
                 self.kv_cache.attention == "host" and self.kv_cache.dtype != "same",
                 "kv_cache.attention",
                 self.kv_cache.attention,
-                f"reads keys and values as they are; plan.kv_cache.dtype {self.kv_cache.dtype} packs them",
+                f"reads unpacked keys and values; plan.kv_cache.dtype {self.kv_cache.dtype} packs them",
             ),
         )
         cache, name = self.kv_cache, "kv_cache.prefix_tokens"

@@ -1,6 +1,6 @@
 """The plan: one frozen, versioned, JSON-able table that search decides, estimate prices, runtime carries out.
 
-Rows are the categories of tensors, columns what can be decided about them (see the modules beside this one). A plan holds no
+Rows are the categories of tensors, columns the decisions about them (see the modules beside this one). A plan holds no
 prediction and no machine; those belong to the estimate made of it.
 """
 
@@ -36,7 +36,7 @@ class Plan:
     """Every decision about one job's memory."""
 
     version: Literal[1, 2] = PLAN_VERSION
-    """1 knew fewer decisions; a plan of that time means what it says with the defaults of those that came later."""
+    """Version 1 has fewer decisions; a plan of that version takes the defaults of those that came later."""
     layout: DeviceLayout = field(default_factory=DeviceLayout)
     batch: BatchPlan
     weights: WeightsPlan = field(default_factory=WeightsPlan)
@@ -48,7 +48,7 @@ class Plan:
 
     @property
     def is_lossless(self) -> bool:
-        """Whether the numbers equal plain fp32 training's; accumulation and chunks change only the order of sums."""
+        """True if the numbers equal plain fp32 training's; accumulation and chunks change only the order of sums."""
         return (
             self.weights.dtype == "fp32"
             and self.weights.autocast == "off"
@@ -71,7 +71,7 @@ class Plan:
         has_plain_head: bool = True,
         clamps_fp16: bool = False,
     ) -> None:
-        """Raise InvalidPlan where the plan contradicts itself, the model's depth, what it is like, or the workload."""
+        """Raise InvalidPlan if the plan contradicts itself, the model's depth or other properties, or the workload."""
         if len(self.activations.per_block) != num_blocks:
             raise InvalidPlan(
                 f"plan.activations.per_block names {len(self.activations.per_block)} blocks; the model has {num_blocks}",
@@ -104,11 +104,11 @@ class Plan:
         has_plain_head: bool = True,
         clamps_fp16: bool = False,
     ) -> InvalidPlan | None:
-        """The first pair of decisions that cannot be carried out together for this workload; None where there is none.
+        """The first pair of decisions that cannot be carried out together for this workload; None if all of them can.
 
-        has_sparse_gradients: whether some trained embedding's gradient holds only the rows of a batch's tokens.
-        has_plain_head: whether the head is one projection of the last hidden state. clamps_fp16: whether the model does more
-        where it computes in fp16 than elsewhere (T5, BART), which no profile shows.
+        has_sparse_gradients: true if some trained embedding's gradient holds only the rows of a batch's tokens.
+        has_plain_head: true if the head is one projection of the last hidden state. clamps_fp16: true if the model clamps
+        values in fp16 alone (T5, BART), which no profile shows.
         """
         if has_sparse_gradients and workload.optimizer != "adamw":
             return InvalidPlan(
@@ -136,19 +136,19 @@ class Plan:
                 consumes and self.weights.scales_loss,
                 "gradients.choice",
                 "consume",
-                "cannot leave out a step that overflowed, as fp16 must",
+                "cannot skip a step that overflowed, as fp16 must",
             ),
             (
                 consumes and self.optimizer_state.place != "device",
                 "gradients.choice",
                 "consume",
-                "updates on the device; state elsewhere takes gradients on the host",
+                "updates on the device; state on the host or disk needs gradients on the host",
             ),
             (
                 self.gradients.choice == "keep" and self.optimizer_state.place != "device",
                 "gradients.choice",
                 "keep",
-                "leaves gradients on the device; state elsewhere takes gradients on the host",
+                "leaves gradients on the device; state on the host or disk needs gradients on the host",
             ),
             (
                 trains_all
@@ -174,13 +174,13 @@ class Plan:
                 self.logits_and_loss.num_chunks > 1 and not has_plain_head,
                 "logits_and_loss.num_chunks",
                 self.logits_and_loss.num_chunks,
-                "cuts a head that is one projection (Linear) of the last hidden state; this model's is more than that: use 1",
+                "needs a head that is one projection (Linear) of the last hidden state; this model's is more than that: use 1",
             ),
             (
                 self.weights.dtype == "fp16" and clamps_fp16,
                 "weights.dtype",
                 "fp16",
-                "this model's blocks clamp as they meet it; use bf16, or fp32 with autocast",
+                "makes this model's blocks clamp their values; use bf16, or fp32 with autocast",
             ),
             *(self._sparse_rules() if has_sparse_gradients else ()),
         )
@@ -191,7 +191,7 @@ class Plan:
         return None
 
     def _sparse_rules(self) -> tuple[tuple[bool, str, object, str], ...]:
-        """What the update of an embedding's rows (``runtime/step/sparse_gradients.py``) cannot be combined with."""
+        """Rules against decisions that an update of embedding rows (``runtime/step/sparse_gradients.py``) does not support."""
         model = _SPARSE_MODEL
         return (
             (

@@ -1,4 +1,4 @@
-"""What each technique is called on a page and in a terminal, and which of them belong together."""
+"""Names and groups of the techniques on a page and in a terminal."""
 
 from typing import Final, Literal
 
@@ -24,11 +24,11 @@ Technique = Literal[
     "quantize_kv",
     "rebuild_kv",
 ]
-"""What a goal may forbid. ``disk`` and ``remote`` forbid a place, whatever would live there."""
+"""Techniques that a goal may forbid. ``disk`` and ``remote`` forbid a place, whatever would live there."""
 LOSSY: tuple[Technique, ...] = ("compress", "bf16", "fp16", "autocast", "8bit_optimizer", "quantize_frozen", "quantize_kv")
 """Techniques that change the numbers."""
 ROUNDING: tuple[Technique, ...] = ("bf16", "fp16", "autocast", "8bit_optimizer")
-"""Of those the ones that round as training in 16 bits does. What the others do to a result depends on the model."""
+"""Lossy techniques that only round, as training in 16 bits does. The others' effect on a result depends on the model."""
 
 TECHNIQUE_LABELS: Final[dict[Technique, str]] = {
     "recompute": "recompute activations",

@@ -1,7 +1,7 @@
-"""Where plans differ, and nothing else: for whoever compares them and for the record of a re-plan.
+"""Lists the decisions on which plans differ, for comparisons and for the record of a re-plan.
 
-``diff_plans`` says which fields of the JSON differ between two, ``different_cells`` what of the table differs among several:
-categories by lifetime, place and representation, in words.
+``diff_plans`` lists the JSON fields that differ between two plans, ``different_cells`` the cells of the table that differ among
+several: categories by lifetime, place and representation, in words.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.plan import Plan
 
 P = TypeVar("P", Plan, GenerationPlan)
-"""Of training, or of a generation."""
+"""A plan of training or of generation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class Difference:
     """One decision on which the plans disagree."""
 
     path: str
-    """Dotted, as in the JSON; neighbouring blocks are one: ``activations.per_block[0:8]``, the end not included."""
+    """Dotted path in the JSON; neighbouring blocks are one: ``activations.per_block[0:8]``, the end not included."""
     a: Any
     b: Any
 
@@ -45,7 +45,7 @@ def _differences(a: Any, b: Any, *, path: str) -> Iterator[Difference]:
 
 
 def _runs(a: list[Any], b: list[Any], *, path: str) -> Iterator[Difference]:
-    """Neighbours that differ in the same way become one difference."""
+    """Yield one difference for neighbours that differ in the same way."""
     for (left, right), group in groupby(enumerate(zip(a, b, strict=True)), key=lambda item: item[1]):
         indices = [index for index, _ in group]
         if left != right:
@@ -75,14 +75,14 @@ class Cell:
     """One cell of the plan's table, for each of the plans compared."""
 
     category: str
-    """As in the plan: ``optimizer_state``, ``batch``."""
+    """Name of the category in the plan: ``optimizer_state``, ``batch``."""
     aspect: Aspect
     values: tuple[str, ...]
-    """In the order of the plans."""
+    """One text for each plan, in the order of the plans."""
 
 
 def different_cells(plans: Sequence[Plan]) -> tuple[Cell, ...]:
-    """Those on which not all plans agree, in the order of the plan."""
+    """Cells on which not all plans agree, in the order of the plan."""
     tables = [dict(_cells(plan)) for plan in plans]
     return tuple(
         Cell(category=category, aspect=aspect, values=tuple(table[category, aspect] for table in tables))
@@ -118,7 +118,7 @@ def _weights_words(plan: Plan) -> str:
 
 
 def _counted(per_block: tuple[BlockChoice, ...], *, away: bool) -> str:
-    """``recompute 23, keep 9``; of blocks that move theirs away how many go where."""
+    """Count blocks by choice: ``recompute 23, keep 9``; with ``away``, only those that move their activations, by place."""
     chosen = [choice for choice in _BLOCK_WORDS if choice in per_block and choice.startswith("offload") == away]
     counted = ", ".join(f"{_BLOCK_WORDS[choice]} {per_block.count(choice)}" for choice in chosen)
     return counted or ("device" if away else "none")

@@ -102,7 +102,7 @@ def test_only_fp32_weights_that_are_not_packed_are_lossless(weights, is_lossless
 def test_attention_on_the_host_needs_keys_and_values_there(place):
     conflict = GenerationPlan(kv_cache=KvCachePlan(place=place, attention="host")).find_conflict(WORKLOAD)
     assert str(conflict) == (
-        f"plan.kv_cache.attention is host, which is for keys and values that lie there; plan.kv_cache.place is {place}"
+        f"plan.kv_cache.attention is host, which needs keys and values on the host; plan.kv_cache.place is {place}"
     )
 
 
@@ -110,7 +110,7 @@ def test_attention_on_the_host_needs_keys_and_values_there(place):
 def test_attention_on_the_host_reads_nothing_that_is_packed(dtype):
     plan = GenerationPlan(kv_cache=KvCachePlan(place="host", dtype=dtype, attention="host"))
     assert str(plan.find_conflict(WORKLOAD)) == (
-        f"plan.kv_cache.attention is host, which reads keys and values as they are; plan.kv_cache.dtype {dtype} packs them"
+        f"plan.kv_cache.attention is host, which reads unpacked keys and values; plan.kv_cache.dtype {dtype} packs them"
     )
 
 
