@@ -62,7 +62,7 @@ class OptimizerStatePlan:
 
 
 def split_state(plan: OptimizerStatePlan, num_elements: Sequence[int]) -> list[bool]:
-    """For each trained tensor, in the model's order, whether its state leaves the device.
+    """List, for each trained tensor in the model's order, true if its state leaves the device.
 
     Tensors are taken from the first on, as long as they do not exceed the share; one that would is passed over.
     """
