@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from optimizer.base.errors import InvalidWorkload
 from optimizer.base.ranges import require_float, require_int
-from optimizer.base.serialize import shown
+from optimizer.base.serialize import shown_value
 
 ScheduleName = Literal["constant", "linear", "cosine"]
 OptimizerName = Literal["adamw", "sgd"]
@@ -108,7 +108,7 @@ class TrainingWorkload:
             raise InvalidWorkload(
                 f"workload.optimizer is {reprlib.repr(self.optimizer)}; allowed: {', '.join(get_args(OptimizerName))}",
                 field="workload.optimizer",
-                value=shown(self.optimizer),
+                value=shown_value(self.optimizer),
                 allowed=list(get_args(OptimizerName)),
             )
         require_float("momentum", self.momentum, low=0, high=0.99999)
@@ -266,7 +266,7 @@ class GenerationRequest:
                 f"workload.stop is {reprlib.repr(self.stop)}; "
                 f"allowed: at most {MAX_STOPS} texts of 1 to {MAX_STOP_CHARACTERS} characters",
                 field="workload.stop",
-                value=shown(list(self.stop)),
+                value=shown_value(list(self.stop)),
                 allowed=f"at most {MAX_STOPS} texts of 1 to {MAX_STOP_CHARACTERS} characters",
             )
 MAX_STOPS = 4

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from optimizer.base.errors import InvalidInput, InvalidModel, NoFeasiblePlan
-from optimizer.base.serialize import shown, to_json
+from optimizer.base.serialize import shown_value, to_json
 from optimizer.estimate.explanation import Explanation, explain_prediction
 from optimizer.estimate.prediction import Prediction
 from optimizer.goal import Goal
@@ -283,7 +283,7 @@ def _check_label(plan: str | Plan | None) -> None:
         return
     named = repr(plan) if isinstance(plan, str) else f"of type {type(plan).__name__}"
     raise InvalidInput(
-        f"plan {named} is not one of {', '.join(allowed)}, nor a Plan", field="plan", value=shown(plan), allowed=allowed
+        f"plan {named} is not one of {', '.join(allowed)}, nor a Plan", field="plan", value=shown_value(plan), allowed=allowed
     )
 
 

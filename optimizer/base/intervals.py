@@ -17,9 +17,9 @@ class ByteInterval:
         return ByteInterval(low=self.low + other.low, value=self.value + other.value, high=self.high + other.high)
 
 
-def exactly(num_bytes: int) -> ByteInterval:
+def exact_interval(num_bytes: int) -> ByteInterval:
     return ByteInterval(low=num_bytes, value=num_bytes, high=num_bytes)
 
 
 def sum_intervals(intervals: Iterable[ByteInterval]) -> ByteInterval:
-    return sum(intervals, start=exactly(0))
+    return sum(intervals, start=exact_interval(0))

@@ -74,7 +74,7 @@ class HostAttention:
         return -(-num_tokens // self.slice_tokens) if self.is_widened else 1
 
     @cached_property
-    def places(self) -> BufferOffsets:
+    def offsets(self) -> BufferOffsets:
         shape = self.kept.shape
         widened = WIDE_BYTES * self.is_widened
         sizes = (
@@ -85,12 +85,12 @@ class HostAttention:
             widened * shape.num_rows * self.group_size * shape.value_dim,
             widened * self.slice_tokens * shape.num_rows * max(shape.key_dim, shape.value_dim),
         )
-        return BufferOffsets(*_follow(sizes))
+        return BufferOffsets(*_list_offsets(sizes))
 
     @property
     def num_bytes(self) -> int:
         """Host bytes of the buffer, which blocks use one after the other."""
-        return self.places.end
+        return self.offsets.end
 
     def num_flops(self, num_tokens: int) -> int:
         """FLOPs of both of attention's products."""
@@ -103,7 +103,7 @@ class HostAttention:
         return 15 + 3 * caps_scores + sums
 
 
-def _follow(sizes: tuple[int, ...]) -> Iterator[int]:
+def _list_offsets(sizes: tuple[int, ...]) -> Iterator[int]:
     """Yield the offset of each part behind the one before, and then the end of the last."""
     place = 0
     for num_bytes in sizes:

@@ -169,16 +169,16 @@ class KvLayout:
     def keys(self) -> PackedHalf:
         shape = self.shape
         numbers = (KV_BLOCK_TOKENS, 1) if self.dtype == "int8" else (1, shape.key_dim)
-        return self._half(0, shape.key_dim, (numbers[0], shape.batch_size, shape.num_heads, numbers[1]))
+        return self._packed_half(0, shape.key_dim, (numbers[0], shape.batch_size, shape.num_heads, numbers[1]))
 
     @cached_property
     def values(self) -> PackedHalf:
         shape = self.shape
         num_groups = 1 if self.dtype == "int8" else shape.value_dim // gcd(shape.value_dim, KV_GROUP_ELEMENTS)
         numbers = (KV_BLOCK_TOKENS, shape.batch_size, shape.num_heads, num_groups)
-        return self._half(self.keys.end, shape.value_dim, numbers)
+        return self._packed_half(self.keys.end, shape.value_dim, numbers)
 
-    def _half(self, start: int, dim: int, numbers: tuple[int, ...]) -> PackedHalf:
+    def _packed_half(self, start: int, dim: int, numbers: tuple[int, ...]) -> PackedHalf:
         num_elements = KV_BLOCK_TOKENS * self.shape.num_rows * dim
         return PackedHalf(
             start=start,

@@ -29,7 +29,7 @@ def count_rebuilt(prefix_tokens: int, *, prompt_length: int) -> int:
     return found if found >= SHORTEST_PREFIX else 0
 
 
-def refusal(prefix_tokens: int, *, has_windows: bool, state_bytes: int, token_bytes: int) -> InvalidPlan:
+def prefix_refusal(prefix_tokens: int, *, has_windows: bool, state_bytes: int, token_bytes: int) -> InvalidPlan:
     """The error for a model none of whose blocks can rebuild. has_windows: true if all of them have a sliding window. Bytes are
     those of one token in one block.
     """

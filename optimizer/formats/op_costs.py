@@ -27,7 +27,7 @@ Dims = Sequence[int]
 
 def classify_op(name: str) -> OpKind:
     """The class of an op by its name, such as ``aten.mm.default``."""
-    base = _base(name)
+    base = _op_base_name(name)
     if base in _MATMULS:
         return "matmul"
     return "attention" if base.startswith(_ATTENTION_PREFIX) else "memory"
@@ -35,7 +35,7 @@ def classify_op(name: str) -> OpKind:
 
 def count_flops(name: str, inputs: Sequence[Dims], outputs: Sequence[Dims], *, is_causal: bool = False) -> int:
     """Count an op's FLOPs. inputs, outputs: shapes of the tensors, in the order of the schema."""
-    base = _base(name)
+    base = _op_base_name(name)
     if base in _MATMULS:
         return _matmul_flops(base, inputs)
     if base.startswith(_ATTENTION_PREFIX):
@@ -45,7 +45,7 @@ def count_flops(name: str, inputs: Sequence[Dims], outputs: Sequence[Dims], *, i
     return sum(math.prod(dims) for dims in outputs)
 
 
-def _base(name: str) -> str:
+def _op_base_name(name: str) -> str:
     return name.split(".")[1] if name.count(".") >= 2 else name
 
 

@@ -5,7 +5,7 @@ import reprlib
 from dataclasses import dataclass
 
 from optimizer.base.errors import InvalidWorkload
-from optimizer.base.serialize import shown
+from optimizer.base.serialize import shown_value
 
 _MAX_STOP_TOKENS = 1024
 
@@ -28,11 +28,11 @@ class Sampling:
     """Any of these ends the sequence, and is its last token; none for a sequence that always has its full length."""
 
     def __post_init__(self) -> None:
-        _require("max_new_tokens", self.max_new_tokens, low=1, high=131_072)
-        _require("top_k", self.top_k, low=0, high=2**31 - 1)
-        _require("seed", self.seed, low=0, high=2**63 - 1)
-        _require("temperature", self.temperature, low=0, high=100, is_whole=False)
-        _require("top_p", self.top_p, low=0, high=1, is_whole=False, low_allowed=False)
+        _require_number("max_new_tokens", self.max_new_tokens, low=1, high=131_072)
+        _require_number("top_k", self.top_k, low=0, high=2**31 - 1)
+        _require_number("seed", self.seed, low=0, high=2**63 - 1)
+        _require_number("temperature", self.temperature, low=0, high=100, is_whole=False)
+        _require_number("top_p", self.top_p, low=0, high=1, is_whole=False, low_allowed=False)
         if len(self.stop_token_ids) > _MAX_STOP_TOKENS:
             raise InvalidWorkload(
                 f"sampling.stop_token_ids has {len(self.stop_token_ids):,} tokens; allowed: at most {_MAX_STOP_TOKENS:,}",
@@ -41,14 +41,14 @@ class Sampling:
                 allowed={"maximum": _MAX_STOP_TOKENS},
             )
         for token in self.stop_token_ids:
-            _require("stop_token_ids", token, low=0, high=2**31 - 1)
+            _require_number("stop_token_ids", token, low=0, high=2**31 - 1)
 
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0
 
 
-def _require(
+def _require_number(
     name: str, value: object, *, low: int, high: int, is_whole: bool = True, low_allowed: bool = True
 ) -> None:
     kinds = int if is_whole else int | float
@@ -59,6 +59,6 @@ def _require(
         raise InvalidWorkload(
             f"sampling.{name} is {reprlib.repr(value)}; allowed: {kind} {opening} {low:,} to {high:,}",
             field=f"sampling.{name}",
-            value=shown(value),
+            value=shown_value(value),
             allowed={"minimum": low, "maximum": high},
         )

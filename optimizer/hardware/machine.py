@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from optimizer.base.errors import InvalidInput
-from optimizer.base.serialize import from_json, shown, to_json
+from optimizer.base.serialize import from_json, shown_value, to_json
 
 RateSource = Literal["measured", "table"]
 PROBE_DISTURBED_FACT = "disturbed"
@@ -229,6 +229,6 @@ def _require(path: str, value: float, *, low: float, high: float) -> None:
         raise InvalidInput(
             f"{path} is {value:g}; allowed: {low:g} to {high:g}",
             field=path,
-            value=shown(value),
+            value=shown_value(value),
             allowed={"minimum": low, "maximum": high},
         )

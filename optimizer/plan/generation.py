@@ -16,7 +16,7 @@ from optimizer.plan.passes import PassShape, list_passes
 from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import GenerationWorkload
 
-INFERENCE_PLAN_VERSION: Final = 1
+GENERATION_PLAN_VERSION: Final = 1
 PREFILL: Final = "prefill"
 
 
@@ -34,7 +34,7 @@ def head_of(phase: str) -> str:
 class GenerationPlan:
     """Every decision about the memory of one batch generation."""
 
-    version: Literal[1] = INFERENCE_PLAN_VERSION
+    version: Literal[1] = GENERATION_PLAN_VERSION
     batch_size: int = 1
     """Sequences that run together: prompt, then token by token to the end. The last batch may have fewer."""
     num_micro_batches: int = 1

@@ -50,12 +50,12 @@ class MicroBatchShape:
         """Sequences that run in a step."""
         return next((number for since, number in reversed(self.leaving) if step >= since), self.batch_size)
 
-    def last_alike(self, step: int) -> int:
+    def last_step_alike(self, step: int) -> int:
         """The last step in which as many sequences run as in this one."""
         return next((since for since, _ in self.leaving if since > step), self.num_steps) - 1
 
     @property
-    def stretches(self) -> Iterator[tuple[int, int]]:
+    def cache_stretches(self) -> Iterator[tuple[int, int]]:
         """Yield pairs of a number of sequences and the length of the cache up to which that many run."""
         number = self.batch_size
         for since, fewer in self.leaving:
@@ -64,18 +64,18 @@ class MicroBatchShape:
         yield number, self.cache_length
 
 
-def shape_of(
+def micro_batch_shape(
     lengths: Sequence[Lengths], *, prefill_tokens: int | None = None, drops_ended: bool = False
 ) -> MicroBatchShape:
     """The shape of a micro-batch of these sequences, in any order. prefill_tokens: at most; None for no limit. drops_ended: the
     plan's.
     """
-    shortest = _cut(min(prompt for prompt, _ in lengths), prefill_tokens)
+    shortest = _prefill_length(min(prompt for prompt, _ in lengths), prefill_tokens)
     totals = sorted((prompt + num_new for prompt, num_new in lengths), reverse=True)
-    return _shape(totals, prompt_length=shortest, drops_ended=drops_ended)
+    return _shape_from_totals(totals, prompt_length=shortest, drops_ended=drops_ended)
 
 
-def _shape(totals: Sequence[int], *, prompt_length: int, drops_ended: bool) -> MicroBatchShape:
+def _shape_from_totals(totals: Sequence[int], *, prompt_length: int, drops_ended: bool) -> MicroBatchShape:
     """The shape of a micro-batch. totals: prompt and new tokens together of each sequence, the most first."""
     return MicroBatchShape(
         batch_size=len(totals),
@@ -115,7 +115,7 @@ def arrange_passes(
     """
     found = []
     for parts in _list_partings(lengths):
-        groups = [group for part in parts for group in _group(part, lengths, batch_size=batch_size)]
+        groups = [group for part in parts for group in _group_neighbours(part, lengths, batch_size=batch_size)]
         found.append([groups[start : start + num_micro_batches] for start in range(0, len(groups), num_micro_batches)])
     return min(found, key=lambda passes: sum(max(_num_steps(group, lengths) for group in each) for each in passes))
 
@@ -154,7 +154,7 @@ def covers(larger: PassShape, smaller: PassShape) -> bool:
         one.batch_size >= other.batch_size
         and one.prompt_length >= other.prompt_length
         and (one.cache_length, one.num_steps) >= (other.cache_length, other.num_steps)
-        and all(any(a >= b and c >= d for a, c in one.stretches) for b, d in other.stretches)
+        and all(any(a >= b and c >= d for a, c in one.cache_stretches) for b, d in other.cache_stretches)
         for one, other in zip(larger, smaller, strict=False)
     )
 
@@ -174,22 +174,22 @@ def list_passes(
     if workload.new_token_counts:
         lengths = workload.lengths
         passes = arrange_passes(lengths, batch_size=batch_size, num_micro_batches=num_micro_batches)
-        return _counted(
+        return _count_distinct(
             tuple(
-                shape_of([lengths[index] for index in group], prefill_tokens=prefill_tokens, drops_ended=drops_ended)
+                micro_batch_shape([lengths[index] for index in group], prefill_tokens=prefill_tokens, drops_ended=drops_ended)
                 for group in each
             )
             for each in passes
         )
     if workload.prompt_lengths:
-        stretches = _stretches(workload.prompt_lengths, widest_gap=workload.num_new_tokens)
+        stretches = _part_at_gaps(workload.prompt_lengths, widest_gap=workload.num_new_tokens)
         shapes = [
             shape
             for stretch in stretches
             for shape in _shapes_in(stretch, workload.num_new_tokens, batch_size, prefill_tokens, drops_ended=drops_ended)
         ]
         starts = range(0, len(shapes), num_micro_batches)
-        return _counted(tuple(shapes[start : start + num_micro_batches]) for start in starts)
+        return _count_distinct(tuple(shapes[start : start + num_micro_batches]) for start in starts)
     num_full, rest = divmod(workload.num_sequences, batch_size * num_micro_batches)
     in_full = _equal_shapes(workload, batch_size * num_micro_batches, batch_size, prefill_tokens)
     full = [(in_full, num_full)] if num_full else []
@@ -197,12 +197,12 @@ def list_passes(
     return (*full, *last)
 
 
-def _counted(passes: Iterable[PassShape]) -> tuple[tuple[PassShape, int], ...]:
+def _count_distinct(passes: Iterable[PassShape]) -> tuple[tuple[PassShape, int], ...]:
     return tuple(Counter(passes).items())
 
 
 @lru_cache(maxsize=8)
-def _stretches(prompt_lengths: tuple[int, ...], *, widest_gap: int) -> tuple[tuple[int, ...], ...]:
+def _part_at_gaps(prompt_lengths: tuple[int, ...], *, widest_gap: int) -> tuple[tuple[int, ...], ...]:
     """Prompt lengths, longest first, parted between neighbours too far apart to run together; made once for all plans."""
     ordered = sorted(prompt_lengths, reverse=True)
     gaps = [place for place in range(1, len(ordered)) if ordered[place - 1] - ordered[place] > widest_gap]
@@ -212,18 +212,18 @@ def _stretches(prompt_lengths: tuple[int, ...], *, widest_gap: int) -> tuple[tup
 def _shapes_in(
     stretch: tuple[int, ...], num_new_tokens: int, batch_size: int, prefill_tokens: int | None, *, drops_ended: bool
 ) -> Iterator[MicroBatchShape]:
-    """Yield the shapes that ``shape_of`` gives for the groups that ``_group`` makes."""
+    """Yield the shapes that ``micro_batch_shape`` gives for the groups that ``_group_neighbours`` makes."""
     for start in range(0, len(stretch), batch_size):
         prompts = stretch[start : start + batch_size]
         totals = [prompt + num_new_tokens for prompt in prompts]
-        yield _shape(totals, prompt_length=_cut(prompts[-1], prefill_tokens), drops_ended=drops_ended)
+        yield _shape_from_totals(totals, prompt_length=_prefill_length(prompts[-1], prefill_tokens), drops_ended=drops_ended)
 
 
 def _equal_shapes(
     workload: GenerationWorkload, num_sequences: int, batch_size: int, prefill_tokens: int | None
 ) -> PassShape:
     num_full, rest = divmod(num_sequences, batch_size)
-    prefill = _cut(workload.prompt_length, prefill_tokens)
+    prefill = _prefill_length(workload.prompt_length, prefill_tokens)
     return tuple(
         MicroBatchShape(
             batch_size=size, prompt_length=prefill, num_steps=workload.prompt_length - prefill + workload.num_new_tokens
@@ -232,11 +232,11 @@ def _equal_shapes(
     )
 
 
-def _cut(length: int, prefill_tokens: int | None) -> int:
+def _prefill_length(length: int, prefill_tokens: int | None) -> int:
     return length if prefill_tokens is None else min(length, prefill_tokens)
 
 
-def _group(order: Sequence[int], lengths: Sequence[Lengths], *, batch_size: int) -> Iterator[tuple[int, ...]]:
+def _group_neighbours(order: Sequence[int], lengths: Sequence[Lengths], *, batch_size: int) -> Iterator[tuple[int, ...]]:
     """Yield groups of neighbours that run as one micro-batch. order: the longest prompt first."""
     widest_gap = max((lengths[index][1] for index in order), default=0)
     group: list[int] = []

@@ -312,7 +312,7 @@ def _list_lengths(
     while step < shape.num_steps:
         number, length = shape.num_running(step), shape.prompt_length + step
         regime = decode.regime(weights.representation, (number, length))
-        high = min(shape.prompt_length + shape.last_alike(step), regime.sequence_high)
+        high = min(shape.prompt_length + shape.last_step_alike(step), regime.sequence_high)
         found += [((number, place), share) for place, share in sum_shares(evenly_spaced(length, high, num_lengths))]
         step = high - shape.prompt_length + 1
     return found

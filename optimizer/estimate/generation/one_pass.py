@@ -208,7 +208,7 @@ class GenerationPass:
     def _last_alike(self, step: int) -> int:
         """Up to which step the same sequences run by the same ops."""
         running = self.layout.running(step)
-        last = min(shape.last_alike(step) for shape in running)
+        last = min(shape.last_step_alike(step) for shape in running)
         for shape in dict.fromkeys(running):
             length = shape.prompt_length + step
             regime = self.layout.decode.regime(self.plan.weights.representation, (shape.num_running(step), length))

@@ -306,7 +306,7 @@ class Generator:
         """How many forward passes there were, and when the first had ended."""
         # A decode's peak grows until fewer sequences run.
         last_alike = {
-            micro_batch.shape.last_alike(since)
+            micro_batch.shape.last_step_alike(since)
             for micro_batch in micro_batches
             for since in (0, *(since for since, _ in micro_batch.shape.leaving))
         }

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from optimizer.base.errors import InvalidInput, InvalidModel, InvalidWorkload
-from optimizer.base.serialize import from_json, shown, to_json
+from optimizer.base.serialize import from_json, shown_value, to_json
 from optimizer.goal import GenerationGoal
 from optimizer.models.spec import read_model_spec
 from optimizer.profile.generation import generation_fingerprint
@@ -77,7 +77,7 @@ def read_job_spec(user: Any, document: Any) -> JobSpec | GenerateSpec:
             raise InvalidInput(
                 f"kind is {document['kind']!r:.80}; allowed: train, generate",
                 field="kind",
-                value=shown(document["kind"]),
+                value=shown_value(document["kind"]),
                 allowed=["train", "generate"],
             )
         return read_generate_spec(user, document)

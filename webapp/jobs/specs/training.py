@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from django.db.models import QuerySet
 
 from optimizer.base.errors import InvalidInput, InvalidModel, InvalidWorkload
-from optimizer.base.serialize import from_json, shown, to_json
+from optimizer.base.serialize import from_json, shown_value, to_json
 from optimizer.base.units import parse_bytes
 from optimizer.goal import GenerationGoal, Goal
 from optimizer.models.spec import read_model_spec
@@ -100,7 +100,7 @@ def find_visible(rows: "QuerySet[R]", wanted: Any, *, field: str) -> R:
         raise InvalidInput(
             f"{field} is {wanted!r:.80}; allowed: the id or name of a {field}",
             field=field,
-            value=shown(wanted),
+            value=shown_value(wanted),
             allowed=f"the id or name of a {field}",
         )
     found = rows.filter(pk=wanted).first()
@@ -189,7 +189,7 @@ def _as_bytes(value: Any, *, field: str) -> int:
         return parse_bytes(value)
     except ValueError as error:
         allowed = "bytes, or a text such as 6 GiB"
-        raise InvalidWorkload(f"{field}: {error}", field=field, value=shown(value), allowed=allowed) from error
+        raise InvalidWorkload(f"{field}: {error}", field=field, value=shown_value(value), allowed=allowed) from error
 
 
 def check_generates(model: Model) -> None:
