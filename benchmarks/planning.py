@@ -122,7 +122,7 @@ def time_trace() -> dict[str, float]:
     from optimizer.estimate.training import estimate_training
     from optimizer.hardware.devices import table_machine
     from optimizer.models.build import build_config
-    from optimizer.profile.extent import extent_of_plans
+    from optimizer.profile.plan_extent import extent_of_plans
     from optimizer.profile.trace.trace import profile_model
 
     torch.set_num_threads(1)

@@ -33,7 +33,8 @@ from optimizer.estimate.training import estimate_training
 from optimizer.hardware.calibration import TimedRun, fit_calibration
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.probe.probe import probe_machine
-from optimizer.profile.extent import Extent, extent_of_plans
+from optimizer.profile.extent import Extent
+from optimizer.profile.plan_extent import extent_of_plans
 from optimizer.profile.profile import Profile
 from optimizer.profile.trace.trace import profile_model
 from optimizer.runtime.job.measure import make_synthetic_batches

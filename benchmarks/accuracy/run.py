@@ -31,8 +31,9 @@ from optimizer.hardware.calibration import TimedRun
 from optimizer.hardware.machine import Machine
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.plan import Plan
-from optimizer.profile.extent import Extent, extent_of_plans
+from optimizer.profile.extent import Extent
 from optimizer.profile.generation import GenerationProfile
+from optimizer.profile.plan_extent import extent_of_plans
 from optimizer.profile.profile import Profile
 from optimizer.profile.trace.generation import profile_generation
 from optimizer.profile.trace.trace import profile_model

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from optimizer.base.categories import CATEGORIES
-from optimizer.estimate.prediction import Prediction, TimelinePoint
-from optimizer.estimate.step.laid_out import LaidOut, lay_out
+from optimizer.estimate.prediction import MEMORY_MARGIN, Prediction, TimelinePoint
+from optimizer.estimate.step.setting import LaidOut, lay_out
 from optimizer.estimate.step.simulate import Simulation, simulate
 from optimizer.estimate.step.stages import StagePeaks
 from optimizer.estimate.step.unmetered import estimate_allocated_peak
@@ -27,11 +27,6 @@ from optimizer.profile.profile import Profile
 from optimizer.workload import TrainingWorkload
 
 MAX_TIMELINE_POINTS = 400
-MEMORY_MARGIN = {"cpu": 0.0025, "cuda": 0.05}
-"""Share of the peak added above. cpu: the simulation equals the meter, and what torch holds besides is counted apart; the share
-is for models that no test holds to it, and for kernels' scratch that is not modelled.
-cuda: an assumption until a card has been measured; other attention kernels save other tensors, and blocks are rounded up to 512
-bytes."""
 _ALWAYS = ("compute", "copy_out", "copy_in")
 """Lanes of which a prediction tells even where they are idle."""
 

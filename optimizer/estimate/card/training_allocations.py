@@ -2,7 +2,7 @@
 
 from optimizer.estimate.card.allocations import Allocations, list_allocations
 from optimizer.estimate.card.on_cuda import CudaMoves
-from optimizer.estimate.step.laid_out import LaidOut, lay_out
+from optimizer.estimate.step.setting import LaidOut, lay_out
 from optimizer.hardware.machine import Machine
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
