@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.inference.alternatives import Job, Theirs
-from benchmarks.inference.subjects import setup_of, wanted_of
+from benchmarks.generation.alternatives import Job, Theirs
+from benchmarks.generation.subjects import setup_of, wanted_of
 from benchmarks.parts import Options, Part
 from benchmarks.record import Row, clear, goal
 from optimizer.estimate.generation.pricing import estimate_generation

@@ -24,9 +24,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.inference.alternatives import Job, Ours
-from benchmarks.inference.subjects import REFERENCE, Subject, setup_of, wanted_of
-from benchmarks.inference.throughput import weight_bytes
+from benchmarks.generation.alternatives import Job, Ours
+from benchmarks.generation.subjects import REFERENCE, Subject, setup_of, wanted_of
+from benchmarks.generation.throughput import weight_bytes
 from benchmarks.parts import Options, Part
 from benchmarks.record import Row, clear, goal
 from optimizer.base.errors import NoFeasiblePlan

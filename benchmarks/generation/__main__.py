@@ -1,6 +1,6 @@
 import sys
 
-from benchmarks.inference.command import main
+from benchmarks.generation.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

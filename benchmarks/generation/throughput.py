@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from benchmarks.alternatives import DoesNotRun
-from benchmarks.inference.alternatives import DataMeter, Factory, Job, Ours, list_alternatives
-from benchmarks.inference.subjects import Subject, setup_of, wanted_of
+from benchmarks.generation.alternatives import DataMeter, Factory, Job, Ours, list_alternatives
+from benchmarks.generation.subjects import Subject, setup_of, wanted_of
 from benchmarks.parts import Options, Part
 from benchmarks.record import Row, clear, goal
 from optimizer.goal import GenerationGoal

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.inference import drift, larger, plans, sweep, throughput
+from benchmarks.generation import drift, larger, plans, sweep, throughput
 
 
 def raced(name, tokens_per_s, *, device="cpu", peak_bytes=10):

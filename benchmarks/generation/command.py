@@ -1,6 +1,6 @@
 """Measures batch generation.
 
-    python -m benchmarks.inference [--quick] [--json FILE [--add]] [--only PART [--of MODEL]] [--seed N] [--device cuda:0]
+    python -m benchmarks.generation [--quick] [--json FILE [--add]] [--only PART [--of MODEL]] [--seed N] [--device cuda:0]
 
 throughput  256 prompts at a device budget of a quarter of the weights, against transformers' and accelerate's ways
 larger      weights and cache of four times the device's room, from host memory and from the disk
@@ -11,11 +11,11 @@ sweep       plans at budgets run for real: errors of the estimates, and the chos
 Exit code 1 where a goal is missed. What goes wrong in one part is told in a row, and the parts after it still run.
 """
 
-from benchmarks.inference import drift, larger, plans, sweep, throughput
+from benchmarks.generation import drift, larger, plans, sweep, throughput
 from benchmarks.parts import Part, run_parts
 
 PARTS: tuple[Part, ...] = (throughput.PART, larger.PART, plans.PART, drift.PART, sweep.PART)
 
 
 def main() -> int:
-    return run_parts(PARTS, prog="python -m benchmarks.inference", description=__doc__)
+    return run_parts(PARTS, prog="python -m benchmarks.generation", description=__doc__)
