@@ -1,4 +1,4 @@
-"""How people generate for many prompts today: transformers' ``generate``, with accelerate's offloading or another cache.
+"""The usual ways to generate for many prompts: transformers' ``generate``, with accelerate's offloading or another cache.
 
 Each contender continues whole batches of prompts, greedily and by as many tokens as asked for, from the same weights.
 
@@ -157,7 +157,7 @@ def offload_to_disk(model: nn.Module, job: Job, meter: Meter | None) -> None:
 
 
 def list_alternatives(job: Job) -> Iterator[tuple[str, Factory]]:
-    """By name, the resident model first."""
+    """The contenders by name, the resident model first."""
     yield "transformers", lambda meter: Theirs(job, meter)
     yield "accelerate, host", lambda meter: Theirs(job, meter, prepare=offload_to_host)
     yield "accelerate, disk", lambda meter: Theirs(job, meter, prepare=offload_to_disk)
@@ -174,7 +174,7 @@ def _offload(accelerate: Any, block: nn.Module, held: Mapping[str, torch.Tensor]
 
 
 def _keep_rest(model: nn.Module, device: torch.device) -> None:
-    """All but the blocks' parameters to the device, on which they stay."""
+    """Move all parameters but the blocks' to the device, where they stay."""
     inside = {id(parameter) for block in find_blocks(model) for parameter in block.parameters()}
     for parameter in model.parameters():
         if id(parameter) not in inside:

@@ -8,7 +8,7 @@ plans       plans drawn by chance: peaks and bytes moved, to the byte
 drift       keys and values in 8 and 4 bits over 2,000 tokens: the logits' error, and whether it grows
 sweep       plans at budgets run for real: errors of the estimates, and the chosen plan against the best
 
-Exit code 1 where a goal is missed. What goes wrong in one part is told in a row, and the parts after it still run.
+Exit code 1 where a goal is missed. An error in one part becomes a row, and the parts after it still run.
 """
 
 from benchmarks.generation import drift, larger, plans, sweep, throughput

@@ -5,13 +5,13 @@ so the error of a token far on is that of the first ones.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, get_args
+from typing import Final, get_args
 
 import torch
 from torch import nn
 
 from benchmarks.parts import Options, Part
-from benchmarks.record import Row, clear, goal
+from benchmarks.record import GoalEntry, Row, at_most, clear
 from benchmarks.search.subjects import opt, rotary
 from optimizer.models.build import build_model
 from optimizer.models.spec import read_model_spec
@@ -23,9 +23,9 @@ NAME = "drift"
 NUM_STEPS, QUICK_STEPS = 2_000, 400
 NUM_STRETCHES = 4
 BOUNDS: Final[Mapping[str, float]] = {"int8": 0.02, "int4": 0.3}
-"""Of the root mean square error of the logits, as a share of their spread; as in the runtime's tests."""
+"""Largest root mean square error of the logits, as a share of their spread; the same as in the runtime's tests."""
 GROWTH_GOAL = 1.25
-"""Of the last stretch of steps over the first."""
+"""Largest error of the last stretch of steps over that of the first."""
 _PROMPT_LENGTH, _NUM_SEQUENCES, _VOCAB = 64, 2, 512
 _PACKED: Final[tuple[KvDtype, ...]] = tuple(dtype for dtype in get_args(KvDtype) if dtype != "same")
 
@@ -59,17 +59,14 @@ def measure(options: Options) -> Iterator[Row]:
         clear()
 
 
-def summarize(rows: Sequence[Row]) -> Mapping[str, dict[str, Any]]:
+def summarize(rows: Sequence[Row]) -> Mapping[str, GoalEntry]:
     run = [row for row in rows if row.get("what") == "drift"]
     found = {}
     for dtype in _PACKED:
-        worst = max((row["worst"] for row in run if row["dtype"] == dtype), default=float("inf"))
-        bound = BOUNDS[dtype]
-        found[f"{dtype} keys and values, worst error of logits by their spread"] = goal(
-            worst, f"<= {bound}", met=worst <= bound
-        )
-    growth = max((row["growth"] for row in run), default=float("inf"))
-    found["growth of that error, last stretch over first"] = goal(growth, f"<= {GROWTH_GOAL}", met=growth <= GROWTH_GOAL)
+        worst = max((row["worst"] for row in run if row["dtype"] == dtype), default=None)
+        found[f"{dtype} keys and values, worst error of logits by their spread"] = at_most(worst, BOUNDS[dtype])
+    growth = max((row["growth"] for row in run), default=None)
+    found["growth of that error, last stretch over first"] = at_most(growth, GROWTH_GOAL)
     return found
 
 
@@ -77,7 +74,7 @@ PART = Part(name=NAME, measure=measure, summarize=summarize)
 
 
 def list_logits(model: nn.Module, tokens: torch.Tensor, dtype: KvDtype) -> torch.Tensor:
-    """[steps, sequences, words] of each step after the prompt, given these tokens."""
+    """Logits [steps, sequences, words] of each step after the prompt, given these tokens."""
     plan = GenerationPlan(batch_size=len(tokens), kv_cache=KvCachePlan(dtype=dtype))
     generator = Generator(model, plan=plan, device=tokens.device)
     cache = generator.make_cache(capacity=tokens.shape[1])

@@ -6,14 +6,13 @@ The cap is enforced, and the run ends with the tokens of plain generation.
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from benchmarks.generation.alternatives import Job, Theirs
 from benchmarks.generation.subjects import setup_of, wanted_of
 from benchmarks.parts import Options, Part
-from benchmarks.record import Row, clear, goal
+from benchmarks.record import GoalEntry, Row, clear, goal, none_of
 from optimizer.estimate.generation.pricing import estimate_generation
 from optimizer.goal import GenerationGoal
 from optimizer.hardware.probe.probe import probe_machine
@@ -73,16 +72,16 @@ def measure(options: Options) -> Iterator[Row]:
             clear()
 
 
-def summarize(rows: Sequence[Row]) -> Mapping[str, dict[str, Any]]:
+def summarize(rows: Sequence[Row]) -> Mapping[str, GoalEntry]:
     run = [row for row in rows if row.get("what") == "larger"]
     over = sum(row["peak_bytes"] > row["budget_bytes"] for row in run)
     wrong = sum(not row["equals_plain"] for row in run)
     places = sorted({row["place"] for row in run})
     wanted = ["disk", "host"]
     return {
-        "weights and cache of four times the budget: runs that finished": goal(places, wanted, met=places == wanted),
-        "of these, peaks over the budget": goal(over, 0, met=bool(run) and not over),
-        "of these, other tokens than transformers'": goal(wrong, 0, met=bool(run) and not wrong),
+        "weights and cache of four times the budget: runs that finished": goal(places or None, wanted, met=places == wanted),
+        "of these, peaks over the budget": none_of(over, run),
+        "of these, other tokens than transformers'": none_of(wrong, run),
     }
 
 
@@ -90,7 +89,7 @@ PART = Part(name=NAME, measure=measure, summarize=summarize, case="model")
 
 
 def _equals_plain(job: Job, tokens: torch.Tensor) -> bool:
-    """Of some sequences, one by one."""
+    """Compare some sequences, one by one."""
     prompts = make_prompts(job.spec.vocab_size, job.workload)[:_NUM_COMPARED]
     plain = Theirs(job, None)
     try:

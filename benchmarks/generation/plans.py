@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.accuracy.configs import MODELS, SHAPES, WITHOUT_CACHE, make_config
 from benchmarks.parts import Options, Part
-from benchmarks.record import Row, clear, goal
+from benchmarks.record import GoalEntry, Row, clear, goal, none_of
 from benchmarks.remote_store import remote_store
 from optimizer.base.errors import HeadroomError, OutOfDeviceMemory
 from optimizer.estimate.generation.pricing import estimate_generation
@@ -64,7 +64,7 @@ def _measure(options: Options) -> Iterator[Row]:
         clear()
 
 
-def summarize(rows: Sequence[Row]) -> Mapping[str, dict[str, Any]]:
+def summarize(rows: Sequence[Row]) -> Mapping[str, GoalEntry]:
     run = [row for row in rows if row.get("what") == "plan"]
     wanted = {
         "peaks over the predicted one": "is_over",
@@ -73,8 +73,8 @@ def summarize(rows: Sequence[Row]) -> Mapping[str, dict[str, Any]]:
         "caps one byte lower that did not bite": "is_loose",
     }
     counts = {label: sum(row[key] for row in run) for label, key in wanted.items()}
-    found = {label: goal(count, 0, met=bool(run) and not count) for label, count in counts.items()}
-    found["plans"] = goal(len(run), f">= {LEAST_PLANS}", met=len(run) >= LEAST_PLANS)
+    found = {label: none_of(count, run) for label, count in counts.items()}
+    found["plans"] = goal(len(run), f">= {LEAST_PLANS}", met=len(run) >= LEAST_PLANS, needs="all cases")
     return found
 
 

@@ -1,4 +1,4 @@
-"""What is generated for real. On the CPU device models of some ten million parameters, so that a whole workload takes seconds.
+"""The models that generate for real: on the CPU device of some ten million parameters, so that a workload takes seconds.
 
 ``opt`` has as many heads of keys as of queries, as the models had on which offloading was first measured; ``llama`` groups them,
 so that its cache is a quarter of that.
@@ -40,7 +40,7 @@ class Subject:
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """How much is measured."""
+    """The models of a run and the number of its rounds."""
 
     subjects: tuple[Subject, ...]
     calibration_subjects: tuple[Subject, ...]
@@ -48,9 +48,9 @@ class Setup:
     probe_s: float = 12.0
     num_rounds: int = 3
     num_swept_rounds: int = 3
-    """Of every plan of a sweep, each timed twice: of three times, each of a second, a median may be a third off."""
+    """Rounds of every plan of a sweep, each timed twice: the median of three runs of a second may be a third off."""
     num_plans: int = 10
-    """Of each sweep."""
+    """Plans of each sweep."""
 
 
 def _subject(

@@ -28,7 +28,7 @@ from benchmarks.generation.alternatives import Job, Ours
 from benchmarks.generation.subjects import REFERENCE, Subject, setup_of, wanted_of
 from benchmarks.generation.throughput import weight_bytes
 from benchmarks.parts import Options, Part
-from benchmarks.record import Row, clear, goal
+from benchmarks.record import GoalEntry, Row, at_most, clear, goal, none_of
 from optimizer.base.errors import NoFeasiblePlan
 from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.generation.pricing import estimate_generation
@@ -50,9 +50,9 @@ NAME = "sweep"
 SHARES = (0.4, 1.5)
 """Budgets, of the weights: weights must stream, and all of it has room."""
 WITHIN = 3.0
-"""Of the chosen plan's predicted time; what is predicted slower is not run, for it would take most of the hour and be no best."""
+"""Times the chosen plan's predicted time. Slower plans are not run: they would take most of the hour and be no best."""
 _NEAR = 1.3
-"""Times the quickest so far: who is within it after the first rounds runs in the others too. Runs of a second scatter by a
+"""Times the fastest time so far; plans within it after the first rounds run in the others too. Runs of a second scatter by a
 fifth."""
 _MORE_ROUNDS = 2
 _NUM_REPEATS = 2
@@ -65,7 +65,7 @@ _REFERENCE_PLAN = GenerationPlan(weights=WeightsPlan(place="host"), kv_cache=KvC
 
 @dataclass(frozen=True, kw_only=True)
 class _Subject:
-    """What plans of one model need."""
+    """One model with its profile and machine, shared by all of its plans."""
 
     job: Job
     profile: GenerationProfile
@@ -93,21 +93,21 @@ def measure(options: Options) -> Iterator[Row]:
                 clear()
 
 
-def summarize(rows: Sequence[Row]) -> Mapping[str, dict[str, Any]]:
+def summarize(rows: Sequence[Row]) -> Mapping[str, GoalEntry]:
     run = [row for row in rows if row.get("what") == "run"]
     if not run:
-        return {"plans that were swept": goal(0, "> 0", met=False)}
+        return {"plans that were swept": goal(None, "> 0", met=False)}
     peak = max(abs(row["peak_error"]) for row in run)
     rates = sorted(abs(row["rate_error"]) for row in run)
     regrets = [row["regret"] for row in rows if row.get("what") == "regret"]
     over = sum(row["peak_bytes"] > row["budget_bytes"] for row in run)
     median = round(statistics.median(rates), 4)
     return {
-        "peak error, worst": goal(round(peak, 6), f"<= {PEAK_GOAL}", met=peak <= PEAK_GOAL),
-        "peaks over the budget": goal(over, 0, met=not over),
-        "throughput error, median": goal(median, f"<= {RATE_GOAL}", met=median <= RATE_GOAL),
-        "throughput error, worst": goal(round(rates[-1], 4), f"<= {RATE_GOAL}", met=rates[-1] <= RATE_GOAL),
-        "regret, worst": goal(round(max(regrets), 4), f"<= {REGRET_GOAL}", met=max(regrets) <= REGRET_GOAL),
+        "peak error, worst": at_most(round(peak, 6), PEAK_GOAL),
+        "peaks over the budget": none_of(over, run),
+        "throughput error, median": at_most(median, RATE_GOAL, needs="full size"),
+        "throughput error, worst": at_most(rates[-1], RATE_GOAL, needs="full size"),
+        "regret, worst": at_most(max(regrets), REGRET_GOAL, needs="full size"),
     }
 
 
@@ -129,7 +129,7 @@ def _calibrate(
     num_plans: int,
     clock: "_Clock",
 ) -> dict[str, Any]:
-    """What finished runs of other models teach."""
+    """Fit a calibration to finished runs of other models."""
     finished: list[tuple[_Subject, GenerationPlan, list[_Run]]] = []
     for subject in subjects:
         made = _make(subject, machine, options, scratch)
@@ -144,8 +144,10 @@ def _calibrate(
 
 
 def _on_disk(made: _Subject, chance: random.Random) -> list[GenerationPlan]:
-    """One that reads its weights from there and one that keeps its cache there, which drawn plans may lack: what the disk's lane
-    takes is learnt from runs that use it, and the kernel's page cache has a say in that.
+    """One plan that reads its weights from the disk and one that keeps its cache there.
+
+    Drawn plans may lack both, and the time of the disk's lane, which the kernel's page cache shortens, is learnt from runs
+    that use it.
     """
     everywhere = GenerationGoal(device_budget_bytes=2 * weight_bytes(made.profile))
     problem = generation_problem(made.profile, workload=made.job.workload, goal=everywhere, machine=made.machine)
@@ -167,7 +169,7 @@ def _has_cache_on_disk(plan: GenerationPlan) -> bool:
 
 
 def timed_run(prediction: GenerationPrediction, workload: GenerationWorkload, *, total_ms: float) -> TimedRun:
-    """Of a whole workload; its passes are of the prediction's kinds, as many as its total says."""
+    """A whole workload as one run to calibrate with; its passes are of the prediction's kinds, as many as its total says."""
     kinds = dict(prediction.prefill_by_kind_ms)
     for kind, kind_ms in prediction.decode_by_kind_ms.items():
         kinds[kind] = kinds.get(kind, 0.0) + kind_ms
@@ -260,12 +262,12 @@ def _candidates(
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
-    """Of the whole workload."""
+    """One run of the whole workload."""
 
     seconds: float
-    """As the clock had it."""
+    """Time by the clock."""
     beside_s: float
-    """The reference's, right before and right after it."""
+    """Mean time of the reference right before and right after it."""
 
 
 class _Clock:
@@ -289,7 +291,7 @@ class _Clock:
             self._reference.close()
 
     def time(self, run: Callable[[], None], *, num_times: int) -> list[_Run]:
-        """One after the other, with the reference before, between and after."""
+        """Time runs one after the other, with the reference before, between and after."""
         runs: list[_Run] = []
         before_s = self._read_s()
         for _ in range(num_times):
@@ -299,11 +301,11 @@ class _Clock:
         return runs
 
     def settle(self) -> None:
-        """What the reference took until now is what it usually takes: the median."""
+        """Take the median of the reference's times so far as its usual time."""
         self._usual_s = statistics.median(self._readings_s)
 
     def median_s(self, runs: Sequence[_Run]) -> float:
-        """At the usual pace."""
+        """Median time at the machine's usual pace."""
         return statistics.median(run.seconds * self._usual_s / run.beside_s for run in runs)
 
     def _read_s(self) -> float:
@@ -322,7 +324,7 @@ def _seconds_of(run: Callable[[], object]) -> float:
 def _race(
     made: _Subject, plans: Sequence[GenerationPlan], *, num_rounds: int, clock: _Clock
 ) -> dict[GenerationPlan, list[_Run]]:
-    """The whole workload, in turn, there and back; twice each time, after once untimed."""
+    """Run the whole workload with each plan in turn, there and back: each time once untimed, then twice."""
     prompts = make_prompts(made.job.spec.vocab_size, made.job.workload)
     runs: dict[GenerationPlan, list[_Run]] = {plan: [] for plan in plans}
     for index in range(num_rounds):
