@@ -119,6 +119,7 @@ def test_parts_end_with_the_code_of_the_goals_that_the_run_could_judge(
 
 
 def test_an_error_in_a_part_fails_a_quick_run_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    part = Part(name="one", measure=lambda options: ({"what": fail()} for _ in range(1)), summarize=lambda rows: {"all": all_of([])})
+    failing = ({"what": fail()} for _ in range(1))
+    part = Part(name="one", measure=lambda options: failing, summarize=lambda rows: {"all": all_of([])})
     monkeypatch.setattr(sys, "argv", ["benchmark", "--device", "cpu", "--quick"])
     assert run_parts([part], prog="benchmark", description=None) == 1
