@@ -34,7 +34,7 @@ CHAPTERS = (
     ("Contributing", "CONTRIBUTING.md"),
     ("Changes", "CHANGELOG.md"),
 )
-"""Chapters of the site and their first pages; the API reference follows them."""
+"""Chapters of the site and their first pages; the API reference follows them. Pages of no other chapter stand under the map."""
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 _SETTINGS = """\
 # Made by tools/docs.py; do not edit.
@@ -81,7 +81,7 @@ def main(folder: Path) -> None:
     for source, page in names.items():
         _write(pages / page, link_pages((ROOT / source).read_text(), source, names))
         _copy_pictures(source, pages)
-    chapters: list[object] = [{title: _in_chapter(title, names[first], names)} for title, first in CHAPTERS]
+    chapters: list[object] = [{title: _in_chapter(title, names)} for title in dict(CHAPTERS)]
     folders = list_code_folders()
     for path in folders:
         _write(pages / f"reference/{path}.md", reference_page(path))
@@ -154,12 +154,16 @@ def _page_of(source: str) -> str:
     return page.replace("README.md", "index.md") if page.endswith("/README.md") else page.lower() if "/" not in page else page
 
 
-def _in_chapter(title: str, first: str, names: dict[str, str]) -> object:
-    """A chapter's page; the decisions are a chapter of many."""
-    if title != "Decisions":
-        return first
-    folder = Path(first).parent.as_posix()
-    return [first, *(page for page in names.values() if page.startswith(f"{folder}/") and page != first)]
+def _in_chapter(title: str, names: dict[str, str]) -> object:
+    """A chapter's page or, of the decisions and of the map, pages."""
+    first = names[dict(CHAPTERS)[title]]
+    decisions = [page for page in names.values() if page.startswith("decisions/")]
+    if title == "Decisions":
+        return [first, *(page for page in decisions if page != first)]
+    if title == "Map":
+        placed = {*decisions, *(names[source] for source in dict(CHAPTERS).values())}
+        return [first, *(page for page in names.values() if page not in placed)]
+    return first
 
 
 def _picture_of(path: str) -> str:
