@@ -22,7 +22,7 @@ import torch
 from benchmarks.record import GoalEntry, Record, describe_machine, goal
 from optimizer.estimate.card.allocations import Allocations
 from optimizer.estimate.card.allocator import AllocatorSettings, Replay, Request, replay
-from optimizer.estimate.training import list_training_allocations
+from optimizer.estimate.card.training_allocations import list_training_allocations
 from optimizer.hardware.machine import Device, Machine, Rates
 from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan.activations import ActivationsPlan, BlockChoice

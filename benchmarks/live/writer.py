@@ -98,7 +98,7 @@ def _step(attempt: Any, folder: Path, write_end: int, steps: range, pause_s: flo
 
 
 def end(*, job_id: str) -> str:
-    from webapp.jobs.actions import finish_attempt
+    from webapp.attempts.outcome import finish_attempt
 
     result: dict[str, Any] = {"outcome": "succeeded", "reason": "done", "message": "", "error": None, "step": 1, "summary": {}}
     return str(finish_attempt(_attempts[job_id], result=result, exit_code=0))

@@ -20,10 +20,10 @@ from webapp.catalog.queries import (
     models_visible_to,
 )
 from webapp.catalog.removal import KEPT, delete_row, restore_row
+from webapp.clock import iso
 from webapp.http.auth import owner_of
 from webapp.http.idempotency import idempotent, remember
 from webapp.http.paging import page_of
-from webapp.jobs.documents import iso
 from webapp.jobs.fleet import machine_document
 from webapp.planning.offers import program_version
 from webapp.planning.reach import ask_for_needs, reach_document

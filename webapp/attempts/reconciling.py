@@ -3,9 +3,10 @@
 from django.db.models import F, Q
 from django.db.models.functions import Coalesce, Now
 
+from webapp.attempts.outcome import finish_attempt
+from webapp.clock import from_now
 from webapp.jobs.models import LIVE_STATES, Attempt, Job, Outbox, PlanOffer, Reason, State
-from webapp.jobs.moves import claimable, from_now, move_job
-from webapp.jobs.outcome import finish_attempt
+from webapp.jobs.moves import claimable, move_job
 from webapp.wire.hints import send_hint
 
 NO_PROGRESS_S = 30 * 60

@@ -22,8 +22,9 @@ from django.utils import timezone
 from optimizer.profile.generation import traced_fingerprint
 from webapp.catalog.actions import keep_profile, keep_profile_error
 from webapp.catalog.models import Profile
+from webapp.clock import from_now
 from webapp.jobs.models import Artifact, Attempt, Job, Kind, Outbox, Reason, State
-from webapp.jobs.moves import from_now, held_by, move_job
+from webapp.jobs.moves import held_by, move_job
 from webapp.jobs.specs.training import read_adapter
 from webapp.planning.learning import calibrate, price_generation
 

@@ -5,7 +5,7 @@ import pytest
 from tests.webapp.pages import rows
 from webapp.jobs.models import Job, Reason
 from webapp.pages.forms.training import JobForm
-from webapp.pages.words.next_steps import NAMES, next_steps
+from webapp.pages.shown.next_steps import NAMES, next_steps
 
 pytestmark = pytest.mark.django_db
 MIB = 1024**2

@@ -20,7 +20,7 @@ from optimizer.search.generation.problem import techniques_of
 from tests.webapp.pages import rows
 from webapp.pages.forms.generation import FORBIDDEN
 from webapp.pages.forms.training import JobForm
-from webapp.pages.shown.presentation import BLOCK_CHOICES, comparisons, plan_rows, signed_error, stacked_bar, step_words
+from webapp.pages.presentation import BLOCK_CHOICES, comparisons, plan_rows, signed_error, stacked_bar, step_words
 from webapp.pages.shown.price_view import block_letters
 
 
