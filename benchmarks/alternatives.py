@@ -1,4 +1,4 @@
-"""What people use today to fit a model into less memory, as training loops that take the same step on the same data.
+"""Training loops of the tools that fit a model into less memory today; they take the same step on the same data.
 
 A contender takes optimizer steps and can be closed; ours wraps the runtime's Trainer, the others are transformers' own loop
 with what its ecosystem offers: gradient checkpointing, ``save_on_cpu``, FSDP2 with CPU offload, and the offload optimizers of
@@ -301,7 +301,7 @@ def enable_checkpointing(model: Any, *, offloads: bool = False) -> None:
 def build_quickly(
     spec: ModelSpec, *, weights: WeightsPlan, workload: TrainingWorkload, device: torch.device
 ) -> nn.Module:
-    """As ``build_prepared``, with weights that repeat one run of random numbers; norms start at one, offsets at zero."""
+    """Build as ``build_prepared`` does; weights repeat one run of random numbers, norms start at one, offsets at zero."""
     from transformers.initialization import no_init_weights
 
     streams = weights.place != "device"
@@ -336,7 +336,7 @@ def make_adamw(model: nn.Module, workload: TrainingWorkload, *, fused: bool) -> 
 
 
 def list_alternatives(job: Job) -> Iterator[tuple[str, Factory]]:
-    """By name, the plain loop first; accumulation as anyone would set it, at a half, a quarter and one sequence."""
+    """The contenders by name, the plain loop first; accumulation at a half, a quarter and one sequence."""
     yield "transformers", lambda meter: Loop(job, meter)
     batch = job.workload.global_batch_size
     cuts = sorted({cut for cut in (2, 4, batch) if 1 < cut <= batch and batch % cut == 0})
@@ -358,7 +358,7 @@ def list_alternatives(job: Job) -> Iterator[tuple[str, Factory]]:
 
 
 def gradients_in_favour_bytes(contender: Contender, device: torch.device) -> int:
-    """What to take off a measured peak: FSDP2's gradients are on the host by its policy, which the CPU device cannot see."""
+    """Bytes to take off a measured peak: FSDP2's gradients are on the host by its policy, which the CPU device cannot see."""
     if device.type == "cpu" and isinstance(contender, Sharded):
         return sum(parameter.numel() * parameter.element_size() for parameter in contender.model.parameters())
     return 0

@@ -43,7 +43,7 @@ class NoAnswer(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a case takes, and what that is to be held against."""
+    """One estimator's answer for a case, beside the measured bytes."""
 
     predicted_bytes: int
     measured_bytes: int

@@ -13,10 +13,10 @@ WRITE_EVERY_S = 20.0
 
 @dataclass(kw_only=True)
 class Journal(Record):
-    """Rows are printed by ``show``; the result's file is written now and then, and by ``close``."""
+    """Rows are printed by ``show``; the result's file is written now and then, and by ``finish``."""
 
     lines: Path | None = None
-    """One JSON object a line. What is there already counts as done, failures excepted, which are tried again."""
+    """One JSON object a line. Rows that are there already count as done; failures are tried again."""
     show: Callable[[Row], str] = str
     written_s: float = field(default_factory=time.monotonic)
     """When the result's file was last written."""
@@ -42,7 +42,7 @@ class Journal(Record):
         return any(all(row.get(name) == value for name, value in wanted.items()) for row in self.rows)
 
     def do(self, make: Callable[[], Row], **head: object) -> None:
-        """One row, unless it is there already; where it fails, a row that tells why."""
+        """Make one row, unless it is there already; a failure becomes a row that says why."""
         if self.has(**head):
             return
         try:

@@ -13,7 +13,7 @@ from optimizer.workload import TrainingWorkload
 
 
 def measure_peak(make: Factory, device: torch.device, *, num_steps: int = 2, cap_bytes: int | None = None) -> Row:
-    """Of a steady step; the contender is gone afterwards."""
+    """Measure the peak of a steady step; the contender is gone afterwards."""
     meter = Meter(device=device, cap_bytes=cap_bytes)
     with meter.translating():
         contender = make(meter)

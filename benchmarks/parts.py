@@ -5,24 +5,23 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from benchmarks.record import Record, Row, describe_machine, goal
+from benchmarks.record import GoalEntry, Record, Row, describe_machine, goal
 
 SEED = 20261121
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What was asked for."""
+    """The arguments of the command line that parts read."""
 
     quick: bool = False
     seed: int = 0
-    """Of everything drawn by chance."""
+    """Seed of everything drawn by chance."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    """Where real steps run; the other parts need none."""
+    """The device of real steps; the other parts need none."""
     of: tuple[str, ...] = ()
     """Cases of a part to measure alone (``Part.case``); all where empty."""
 
@@ -31,7 +30,7 @@ class Options:
     peaks: Path | None = None
     """Result of an earlier run with what needs no quiet machine, for parts that take their time from there."""
     machine: Path | None = None
-    """Where a machine that was probed and calibrated once is kept, for parts that need one; None to do it anew each time."""
+    """File that keeps a machine once probed and calibrated, for parts that need one; None to do it anew each time."""
 
     def wants(self, case: object) -> bool:
         return not self.of or str(case) in self.of
@@ -44,8 +43,8 @@ class Part:
     name: str
     measure: Callable[[Options], Iterator[Row]]
     """Each row has ``part``: the name."""
-    summarize: Callable[[Sequence[Row]], Mapping[str, dict[str, Any]]]
-    """Goals (``record.goal``) by what they say, of this part's rows. A goal without a row is missed."""
+    summarize: Callable[[Sequence[Row]], Mapping[str, GoalEntry]]
+    """Goals (``record.goal``) by their descriptions, from this part's rows."""
     case: str | None = None
     """The field of a row that names its case, where cases can be measured one by one."""
     is_extra: bool = False
@@ -53,7 +52,7 @@ class Part:
 
 
 def run_parts(parts: Sequence[Part], *, prog: str, description: str | None) -> int:
-    """The command line of a benchmark; 1 where a goal is missed. What goes wrong in one part is told in a row."""
+    """Run a benchmark from the command line and return its exit code (``Record.finish``). An error in one part becomes a row."""
     by_name = {part.name: part for part in parts}
     parser = argparse.ArgumentParser(
         prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -78,24 +77,28 @@ def run_parts(parts: Sequence[Part], *, prog: str, description: str | None) -> i
         peaks=arguments.peaks,
         processor_time=arguments.processor_time,
     )
-    record = Record(file=arguments.json, machine=describe_machine(options.device))
+    record = Record(
+        file=arguments.json,
+        machine=describe_machine(options.device),
+        is_quick=options.quick,
+        is_whole=not arguments.of or arguments.add,
+    )
     wanted = arguments.only or [part.name for part in parts if not part.is_extra]
     chosen = [part for part in parts if part.name in wanted]
     if arguments.add and arguments.json is not None and arguments.json.exists():
         record.rows = rows_to_keep(json.loads(arguments.json.read_text())["rows"], chosen, options)
     for part in chosen:
         record.add_all(part.name, part.measure(options))
-    told = {row.get("part") for row in record.rows}
-    for part in (part for part in parts if part in chosen or part.name in told):
-        record.summary |= part.summarize([row for row in record.rows if row.get("part") == part.name])
+    with_rows = {row.get("part") for row in record.rows}
+    goals: dict[str, GoalEntry] = {}
+    for part in (part for part in parts if part in chosen or part.name in with_rows):
+        goals |= part.summarize([row for row in record.rows if row.get("part") == part.name])
     num_failed = sum(row.get("what") == "failed" for row in record.rows)
-    record.summary["parts that failed"] = goal(num_failed, 0, met=num_failed == 0)
-    record.close()
-    return 0 if all(entry["met"] for entry in record.summary.values()) else 1
+    return record.finish({**goals, "parts that failed": goal(num_failed, 0, met=num_failed == 0)})
 
 
 def rows_to_keep(rows: Sequence[Row], chosen: Sequence[Part], options: Options) -> list[Row]:
-    """Of an earlier run, those that this one does not measure again."""
+    """Select the rows of an earlier run that this one does not measure again."""
     by_name = {part.name: part for part in chosen}
 
     def is_measured_again(row: Row) -> bool:

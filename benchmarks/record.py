@@ -1,6 +1,9 @@
-"""What benchmarks share that run for long: rows printed and written as they come, goals, failures, and what a machine is.
+"""A benchmark's record: rows printed and written as they come, failures, the machine, and at the end its goals and exit code.
 
-The file holds ``{"machine": ..., "rows": [...], "summary": {goal: {"value", "goal", "met"}}}``.
+The file holds ``{"machine": ..., "rows": [...], "summary": {goal: {"value", "goal", "met"}}}``. The summary has the goals that
+the run could measure: a quick run, and one of some cases alone, leave out what they have no rows for and what needs more than
+they measure (``goal``). A full run has all goals, and misses those that it shows nothing for. A benchmark ends with 1 where a
+goal of its summary is missed, else with 0.
 """
 
 import contextlib
@@ -11,10 +14,10 @@ import platform
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from optimizer.base.units import format_bytes
 
@@ -22,22 +25,30 @@ if TYPE_CHECKING:
     import torch
 
 Row = dict[str, Any]
+GoalEntry = dict[str, Any]
+"""An entry of the summary, as ``goal`` makes it."""
+Needs = Literal["rows", "full size", "all cases"]
+"""The least run that can judge a goal: any with a row for it, any that is not quick, or only one of all parts and cases."""
 
 _ROOT = Path(__file__).resolve().parents[1]
 _FOLDERS = {f"{_ROOT}/": "", f"{sys.prefix}/": "", f"{sys.base_prefix}/": "", f"{Path.home()}/": "~/"}
-"""What paths begin with on this machine, and with what in a result, which is published."""
+"""Folders that paths begin with on this machine, and the names that replace them in a result, which is published."""
 
 
 @dataclass(kw_only=True)
 class Record:
-    """The rows so far, printed and written as they come: what came stays when a later one dies."""
+    """The rows so far, printed and written as they come: the earlier ones stay when a later one fails."""
 
     file: Path | None
     machine: dict[str, Any]
     rows: list[Row] = field(default_factory=list)
-    summary: dict[str, dict[str, Any]] = field(default_factory=dict)
+    is_quick: bool = False
+    """Fewer and smaller cases are measured, in fewer rounds (``--quick``)."""
+    is_whole: bool = True
+    """All cases are measured; False if some were asked for by name."""
+    summary: dict[str, GoalEntry] = field(default_factory=dict)
     tables: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """What goes beside the summary, where a benchmark has more to tell than goals."""
+    """Tables beside the summary, for a benchmark that reports more than goals."""
     started_s: float = field(default_factory=time.monotonic)
 
     def add(self, row: Row) -> None:
@@ -47,7 +58,7 @@ class Record:
         self._write()
 
     def add_all(self, what: str, rows: Iterator[Row]) -> None:
-        """The rows, and instead of an error one more that tells it."""
+        """Add the rows; an error ends them and becomes a row itself."""
         try:
             for row in rows:
                 self.add(row)
@@ -55,7 +66,24 @@ class Record:
             self.add(failure(what, error))
         clear()
 
-    def close(self) -> None:
+    def finish(self, goals: Mapping[str, GoalEntry]) -> int:
+        """Put the goals that this run measured into the summary, print and write it; return the benchmark's exit code."""
+        left_out = [name for name, entry in goals.items() if not self._judges(entry)]
+        for name, entry in goals.items():
+            if name not in left_out:
+                self.summary[name] = {key: value for key, value in entry.items() if key != "needs"}
+        self._close()
+        if left_out:
+            print("left to a full run:", *left_out, sep="\n  ")
+        return 0 if all(entry["met"] for entry in self.summary.values()) else 1
+
+    def _judges(self, entry: GoalEntry) -> bool:
+        needs: Needs = "all cases" if entry["value"] is None else entry.get("needs", "rows")
+        if needs == "all cases":
+            return self.is_whole and not self.is_quick
+        return needs == "rows" or not self.is_quick
+
+    def _close(self) -> None:
         for name, entry in self.summary.items():
             print(f"{name}: {entry['value']} (goal {entry['goal']}, {'met' if entry['met'] else 'MISSED'})")
         print(f"took {time.monotonic() - self.started_s:.0f} s")
@@ -70,7 +98,7 @@ class Record:
 
 
 def failure(what: object, error: Exception) -> Row:
-    """The row that tells why something has none, with paths as the repository has them."""
+    """A row that says why something has none, with paths as the repository has them."""
     trace = _as_in_repository("".join(traceback.format_exception(error)))
     return {"what": "failed", "of": what, "error": _as_in_repository(f"{type(error).__name__}: {error}"), "traceback": trace}
 
@@ -81,8 +109,31 @@ def _as_in_repository(text: str) -> str:
     return text
 
 
-def goal(value: object, wanted: object, *, met: bool) -> dict[str, Any]:
-    return {"value": value, "goal": wanted, "met": met}
+def goal(value: object, wanted: object, *, met: bool, needs: Needs = "rows") -> GoalEntry:
+    """One goal of a summary.
+
+    value: None if the run has nothing to judge the goal by, which is then not met.
+    needs: "full size" for a time that quick runs, of few rounds and small models, do not settle; "all cases" for a count.
+    """
+    entry = {"value": value, "goal": wanted, "met": met and value is not None}
+    return entry if needs == "rows" else {**entry, "needs": needs}
+
+
+def at_most(value: float | None, limit: float, *, needs: Needs = "rows") -> GoalEntry:
+    """The goal that a value, None if nothing was measured, is no larger than the limit."""
+    return goal(value, f"<= {limit}", met=value is not None and value <= limit, needs=needs)
+
+
+def all_of(outcomes: Iterable[bool], *, needs: Needs = "rows") -> GoalEntry:
+    """The goal that every outcome is good; without outcomes nothing was measured."""
+    found = list(outcomes)
+    value = f"{sum(found)} of {len(found)}" if found else None
+    return goal(value, "all", met=all(found), needs=needs)
+
+
+def none_of(num_bad: int, rows: Sized) -> GoalEntry:
+    """The goal that nothing bad is found in the rows; without rows nothing was measured."""
+    return goal(num_bad if rows else None, 0, met=num_bad == 0)
 
 
 def describe_machine(device: "torch.device | None" = None) -> dict[str, Any]:
@@ -109,7 +160,7 @@ def describe_machine(device: "torch.device | None" = None) -> dict[str, Any]:
 
 
 def _processor_name() -> str:
-    """As the system calls it; Python often knows the architecture alone."""
+    """The system's name of the processor; Python often knows the architecture alone."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             name, _, value = line.partition(":")
@@ -119,7 +170,7 @@ def _processor_name() -> str:
 
 
 def clear() -> None:
-    """Cycles that hold tensors, and what the allocator keeps cached."""
+    """Free cycles that hold tensors, and the blocks that the allocator keeps cached."""
     gc.collect()
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():

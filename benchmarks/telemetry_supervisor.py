@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def _follow(attempt: Any, folder: Path, pipe_fd: int) -> None:
-    """As ``worker.attempt`` does between a child's start and its end."""
+    """Copy records as ``worker.attempt`` does between a child's start and its end."""
     from webapp.jobs import actions
     from webapp.wire.publish import publish_all
     from worker.run.pipe import PipeReader

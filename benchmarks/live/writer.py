@@ -39,7 +39,7 @@ def new_job(*, name: str) -> str:
 
 
 def fill(*, job_id: str, num_points: int) -> None:
-    """As many steps as a long run has, at once."""
+    """Write all the steps of a long run at once."""
     from tests.webapp.pages import rows
 
     rows.fill(_attempts[job_id], num_points=num_points)

@@ -1,4 +1,4 @@
-"""What the sweep holds plans against: training loops with one of torch's ways of saving memory, each with a ladder of its knob.
+"""The rivals of plans in the sweep: training loops with one of torch's ways of saving memory, each with a ladder of its knob.
 
 Blocks recomputed are wrapped in ``torch.utils.checkpoint``, as transformers does. ``activation_memory_budget`` is torch's knob
 of what a compiled graph saves; blocks are compiled one by one, as torchtitan does, since a whole model compiled gave higher
@@ -28,9 +28,9 @@ from optimizer.runtime.meter.meter import Meter
 PLAIN, FULL = "plain", "full recompute"
 EVERY = (2, 3, 4)
 BUDGETS = (0.0, 0.5, 1.0)
-"""Of ``activation_memory_budget``: shares of what the graph would save."""
+"""Settings of ``activation_memory_budget``: shares of what the graph would save."""
 FUSED_BUDGETS = (0.5,)
-"""With inductor, which compiles for long."""
+"""Settings that are compiled with inductor, which takes long."""
 NUM_POLICIES = 4
 _MAX_COMPILED = 256
 
@@ -52,7 +52,7 @@ class Baseline:
 
 
 class Wrapped(Loop):
-    """With some blocks' forward replaced. wrap: takes a block's index and forward; returns another, or None to leave it."""
+    """Contender with some blocks' forward replaced. wrap: from a block's index and forward to another, or None to leave it."""
 
     def __init__(
         self, job: Job, meter: Meter | None, *, wrap: Callable[[int, Any], Any], **options: bool
@@ -94,7 +94,7 @@ def _every(job: Job) -> Iterator[Baseline]:
 
 
 def _accumulating(job: Job) -> Iterator[Baseline]:
-    """What one would set beside plans that may accumulate too: half the batch, and one sequence at a time."""
+    """Baselines beside plans that may accumulate too: half the batch, and one sequence at a time."""
     batch = job.workload.global_batch_size
     for cut in sorted({2, batch}):
         if 1 < cut <= batch and batch % cut == 0:
@@ -172,7 +172,7 @@ def _compiler(backend: str, budget: float) -> Callable[..., Any]:
 
 
 def _run_op_by_op(graph: Any, inputs: Any) -> Any:
-    """What ``aot_eager_decomp_partition`` does, with products made as the runtime makes them."""
+    """Backend like ``aot_eager_decomp_partition``, with matrix products made as the runtime makes them."""
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch._inductor.decomposition import select_decomp_table

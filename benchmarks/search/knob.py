@@ -1,6 +1,6 @@
 """Torch's own knob over its range, on real steps: what ``activation_memory_budget`` comes to in bytes and in ops, at 15 settings.
 
-The same steps as the sweep's first model takes, blocks compiled one by one. A step's time is told by what it does, which is the
+The same steps as the sweep's first model takes, blocks compiled one by one. A step's time is judged by what it does, which is the
 same each time: operations of its products, as torch's profiler counts them, and how many ops it runs.
 """
 

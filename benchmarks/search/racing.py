@@ -39,12 +39,12 @@ CALIBRATION_PLANS = (
     "gradients on the host",
     "state on the host",
 )
-"""Of each of the models that a machine is calibrated with; no other job uses these models."""
+"""Plans of each model that a machine is calibrated with; no other job uses these models."""
 LOSSLESS = Extent(representations=("fp32",))
-"""Of a profile what plans that change no number need."""
+"""Extent of a profile that suffices for plans that change no number."""
 _CALIBRATION_ROUNDS = 7
 _KEPT_SHARE = 0.5
-"""Of the device's memory that contenders may hold between their steps."""
+"""Share of the device's memory that contenders may hold between their steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +111,7 @@ def peak_of_plan(job: Job, plan: Plan, *, budget_bytes: int) -> dict[str, Any]:
 
 
 def peak_of_baseline(baseline: Baseline, job: Job) -> dict[str, Any]:
-    """By the runtime's meter; of compiled graphs, whose allocations no dispatch shows, by the allocator's own reports."""
+    """Measure a peak by the runtime's meter; of compiled graphs, which bypass it, by the allocator's own reports."""
     if not baseline.is_compiled:
         return measure_peak(baseline.make, job.device)
     contender: Any = baseline.make(None)
@@ -126,7 +126,7 @@ def peak_of_baseline(baseline: Baseline, job: Job) -> dict[str, Any]:
 
 
 def allocator_peak(contender: Any, device: torch.device) -> int:
-    """Of one more step: what lives on between steps, and the most that torch's profiler (on CUDA its counters) sees on top."""
+    """Peak of one more step: bytes that live between steps, and the most that torch's profiler (on CUDA its counters) adds."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         before_bytes = torch.cuda.memory_allocated(device)
@@ -160,7 +160,7 @@ class Stage:
         self.max_kept = max_kept
         self._built: OrderedDict[str, Contender] = OrderedDict()
         self.losses: dict[str, float] = {}
-        """Of each one's second step."""
+        """Bytes that each contender holds after its second step."""
 
     def add(self, name: str, factory: Factory) -> None:
         self._factories[name] = factory
@@ -200,6 +200,6 @@ class Stage:
 
 
 def max_kept(job: Job, machine: Machine, *, at_once: int) -> int:
-    """How many contenders may be built at a time; ``at_once`` in any case, which a race needs."""
+    """Number of contenders that may be built at a time; at least ``at_once``, which a race needs."""
     room_bytes = machine.device.memory_bytes if job.device.type == "cuda" else machine.host_memory_bytes
     return max(at_once, int(_KEPT_SHARE * room_bytes) // (16 * job.spec.num_parameters))

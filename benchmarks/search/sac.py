@@ -31,7 +31,7 @@ from optimizer.models.anatomy import find_blocks
 from optimizer.models.build import build_model
 
 UNIT_GAP, UNIT_LIMIT_S = 0.05, 180.0
-"""Of the program over modules, as in ``sac_ilp.py``; and of the one inside a module."""
+"""Gap and seconds at which the program over modules stops, as in ``sac_ilp.py``; the next two are of the one inside a module."""
 OP_GAP, OP_LIMIT_S = 0.05, 10.0
 _NUM_BREAKS = 400
 _NUM_TIMED = 3
@@ -45,9 +45,9 @@ class Unit:
 
     name: str
     saved_bytes: int
-    """What autograd saves in it (``act_fw_per_module``)."""
+    """Bytes that autograd saves in it (``act_fw_per_module``)."""
     made_bytes: int
-    """What its ops make (``sac_memory``)."""
+    """Bytes that its ops make (``sac_memory``)."""
     forward_ms: float
     lines: tuple[tuple[float, float], ...]
     """Slope and intercept: share of the time that discarding a share of the bytes costs, at least."""
@@ -78,18 +78,18 @@ class Statistics:
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What ``sac_milp`` and the program inside each block say."""
+    """The answers of ``sac_milp`` and of the program inside each block."""
 
     saves: tuple[tuple[bool, ...] | None, ...]
-    """By block: of each op whether its result is kept; None where the block is not checkpointed."""
+    """Flags of each block, one an op, that say if its result is kept; None for a block that is not checkpointed."""
     names: tuple[tuple[str, ...], ...]
-    """Of the ops."""
+    """Names of the ops."""
     discarded: tuple[float, ...]
     """Share of each block's bytes."""
 
 
 def collect_statistics(job: Job) -> Statistics:
-    """From steps on dataless tensors; real ops are run only to be timed."""
+    """Collect statistics from steps on tensors without data; real ops are run only to be timed."""
     from torch.distributed._tools.mem_tracker import MemTracker
     from torch.distributed._tools.sac_estimator import SACEstimator
 
@@ -223,7 +223,7 @@ def policy_ladder(statistics: Statistics, *, count: int) -> Iterator[tuple[float
 
 
 def selective_contexts(names: Sequence[str], saves: Sequence[bool]) -> tuple[Any, Any]:
-    """For one run of one block, as ``torch.utils.checkpoint`` asks for them.
+    """Contexts for one run of one block, as ``torch.utils.checkpoint`` asks for them.
 
     torch refuses kept results that were written to since. Here ops that write in place are kept together with what made the
     result (``solve_ops``), so the recomputation is given what they wrote: attention with a mask on the CPU adds it that way.
@@ -342,7 +342,7 @@ def _run(model: nn.Module, ids: torch.Tensor) -> None:
 
 
 def _read(blocks: Sequence[str], tracker: Any, estimator: Any, device: torch.device) -> Statistics:
-    """As ``ilp_utils.aggregate_stats``, for the modules that have a backward."""
+    """Aggregate statistics as ``ilp_utils.aggregate_stats`` does, for the modules that have a backward."""
     from torch.distributed._tools.mem_tracker import _MemRefType, _ModState
 
     def bytes_at(stats: Any, state: Any, kind: Any) -> int:
@@ -390,7 +390,7 @@ def _ended_before(name: str, ends: Mapping[str, int], in_order: Sequence[str]) -
 
 
 def trade_off(ops: Any, order: Any) -> tuple[Floats, Floats]:
-    """Of one block, as ``SACEstimator._get_sac_tradeoff_pwlf_stats`` has it: shares of bytes discarded, and of time spent."""
+    """Trade-off of one block as in ``SACEstimator._get_sac_tradeoff_pwlf_stats``: shares of bytes and of time."""
     def grouped(heads: Any) -> set[int]:
         members = {member for head in heads for member in order.inplace_op_groups.get(head, ())}
         members |= {member for head in heads for member in order.random_ops_group.get(head, ())}

@@ -99,7 +99,7 @@ def _peak_bytes(run: Callable[[int], torch.Tensor], num_chunks: int, *, resident
 
 
 def _profile_head(shape: HeadShape) -> Profile:
-    """Of a model of one small block that has this head."""
+    """Profile a model of one small block that has this head."""
     config = {
         "model_type": "llama",
         "hidden_size": shape.width,
@@ -113,7 +113,7 @@ def _profile_head(shape: HeadShape) -> Profile:
 
 
 def _price(profile: Profile, shape: HeadShape, machine: Machine, num_chunks: int) -> Row:
-    """What the estimator says of a step of that model: the head's bytes at their most, and the time."""
+    """Predict a step of that model: the head's bytes at their most, and the time."""
     plan = Plan(
         batch=BatchPlan(micro_batch_size=1, accumulation_steps=1),
         activations=ActivationsPlan(per_block=("recompute",)),
