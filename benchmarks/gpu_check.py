@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.record import GoalEntry, Needs, Record, all_of, at_most, clear, goal
+from benchmarks.common.record import GoalEntry, Needs, Record, all_of, at_most, clear, goal
 from optimizer.base.errors import NoFeasiblePlan, OutOfDeviceMemory
 from optimizer.base.units import GIB, format_bytes
 from optimizer.goal import UNLIMITED_BYTES, Goal

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.record import GoalEntry, Record, at_most, describe_machine
+from benchmarks.common.record import GoalEntry, Record, at_most, describe_machine
 from optimizer.models.build import build_model
 from optimizer.models.presets import PRESETS
 from optimizer.models.spec import read_model_spec

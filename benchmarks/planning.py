@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import GoalEntry, Record, at_most, describe_machine, goal
+from benchmarks.common.record import GoalEntry, Record, at_most, describe_machine, goal
 from optimizer.models.presets import PRESETS
 
 LLAMA_70B: dict[str, Any] = {
@@ -166,7 +166,7 @@ def time_mem_tracker() -> dict[str, float]:
     import torch
 
     from benchmarks.accuracy.cases import Case
-    from benchmarks.estimators import track_step
+    from benchmarks.common.estimators import track_step
     from optimizer.models.build import build_config
 
     torch.set_num_threads(1)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import Record, Row, at_most, describe_machine
+from benchmarks.common.record import Record, Row, at_most, describe_machine
 
 MOST_MS = 300.0
 """The goal for the first answer to an edit."""

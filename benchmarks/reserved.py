@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.record import GoalEntry, Record, describe_machine, goal
+from benchmarks.common.record import GoalEntry, Record, describe_machine, goal
 from optimizer.estimate.card.allocations import Allocations
 from optimizer.estimate.card.allocator import AllocatorSettings, Replay, Request, replay
 from optimizer.estimate.card.training_allocations import list_training_allocations

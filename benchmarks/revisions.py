@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import GoalEntry, Record, Row, at_most, describe_machine
+from benchmarks.common.record import GoalEntry, Record, Row, at_most, describe_machine
 
 ROOT = Path(__file__).resolve().parents[1]
 MAX_RATIO = 1.03

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.record import GoalEntry, Record, at_most
+from benchmarks.common.record import GoalEntry, Record, at_most
 from optimizer.estimate.prediction import Prediction
 from optimizer.estimate.training import estimate_training
 from optimizer.hardware.calibration import TimedRun, fit_calibration, read_time_factors

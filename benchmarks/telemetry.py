@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.record import Record, Row, at_most, describe_machine
+from benchmarks.common.record import Record, Row, at_most, describe_machine
 from optimizer.models.build import build_model
 from optimizer.models.presets import PRESETS
 from optimizer.models.spec import read_model_spec

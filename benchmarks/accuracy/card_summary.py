@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Sequence
 
-from benchmarks.record import GoalEntry, Needs, Row, all_of, at_most, goal, none_of
+from benchmarks.common.record import GoalEntry, Needs, Row, all_of, at_most, goal, none_of
 
 MEDIAN_GOALS = {"allocated": 0.01, "reserved": 0.03, "time": 0.06}
 WORST_GOALS = {"allocated": 0.03, "reserved": 0.06, "time": 0.15}

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 
 from benchmarks.accuracy.card_cases import CardCase, Cards, cuda_cards
-from benchmarks.alternatives import Job
-from benchmarks.journal import Journal
-from benchmarks.record import Row, clear
+from benchmarks.common.alternatives import Job
+from benchmarks.common.journal import Journal
+from benchmarks.common.record import Row, clear
 from benchmarks.training.plans import describe
 from optimizer.base.errors import HeadroomError, OutOfDeviceMemory
 from optimizer.base.units import MIB

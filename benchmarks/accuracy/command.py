@@ -27,11 +27,11 @@ from benchmarks.accuracy.cases import Case, list_cases
 from benchmarks.accuracy.run import Bench, carry_out, measure_memory, why_left_out
 from benchmarks.accuracy.summary import summarize, tabulate_as_timed, tabulate_errors, tabulate_estimators
 from benchmarks.accuracy.times import NUM_ROUNDS, describe_pace, measure_times, predicted_rows
-from benchmarks.estimators import ask_all
-from benchmarks.journal import Journal
-from benchmarks.record import Row, describe_machine
-from benchmarks.remote_store import remote_store
-from benchmarks.yardstick import get_yardstick
+from benchmarks.common.estimators import ask_all
+from benchmarks.common.journal import Journal
+from benchmarks.common.record import Row, describe_machine
+from benchmarks.common.remote_store import remote_store
+from benchmarks.common.yardstick import get_yardstick
 from optimizer.base.units import format_bytes
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.probe.probe import probe_machine

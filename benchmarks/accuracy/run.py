@@ -20,8 +20,8 @@ import torch
 from benchmarks.accuracy.cases import Case
 from benchmarks.accuracy.meter import AllocationProfile, HostMarkingMeter, ProfiledPeak
 from benchmarks.accuracy.techniques import REMOTE
-from benchmarks.record import Row
-from benchmarks.yardstick import get_yardstick
+from benchmarks.common.record import Row
+from benchmarks.common.yardstick import get_yardstick
 from optimizer.base.errors import OutOfDeviceMemory
 from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.generation.pricing import estimate_generation

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.record import GoalEntry, Needs, Row, all_of, at_most, goal, none_of
+from benchmarks.common.record import GoalEntry, Needs, Row, all_of, at_most, goal, none_of
 
 MEDIAN_BYTES_GOAL, WORST_BYTES_GOAL = 0.001, 0.01
 MEDIAN_TIME_GOAL, WORST_TIME_GOAL = 0.08, 0.25

@@ -18,8 +18,8 @@ from typing import Any
 
 from benchmarks.accuracy.cases import Case
 from benchmarks.accuracy.run import Bench, head_of, predicted_ms, time_steps, timed_run
-from benchmarks.journal import Journal
-from benchmarks.record import Row
+from benchmarks.common.journal import Journal
+from benchmarks.common.record import Row
 from optimizer.hardware.calibration import fit_calibration
 
 NUM_ROUNDS = 3

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from benchmarks.alternatives import DoesNotRun
+from benchmarks.common.alternatives import DoesNotRun
 from optimizer.models.anatomy import find_blocks
 from optimizer.models.build import build_model
 from optimizer.models.spec import ModelSpec

@@ -11,8 +11,8 @@ sweep       plans at budgets run for real: errors of the estimates, and the chos
 Exit code 1 where a goal is missed. An error in one part becomes a row, and the parts after it still run.
 """
 
+from benchmarks.common.parts import Part, run_parts
 from benchmarks.generation import drift, larger, plans, sweep, throughput
-from benchmarks.parts import Part, run_parts
 
 PARTS: tuple[Part, ...] = (throughput.PART, larger.PART, plans.PART, drift.PART, sweep.PART)
 

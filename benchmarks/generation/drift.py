@@ -10,8 +10,8 @@ from typing import Final, get_args
 import torch
 from torch import nn
 
-from benchmarks.parts import Options, Part
-from benchmarks.record import GoalEntry, Row, at_most, clear
+from benchmarks.common.parts import Options, Part
+from benchmarks.common.record import GoalEntry, Row, at_most, clear
 from benchmarks.search.subjects import opt, rotary
 from optimizer.models.build import build_model
 from optimizer.models.spec import read_model_spec

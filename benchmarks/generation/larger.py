@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.common.parts import Options, Part
+from benchmarks.common.record import GoalEntry, Row, clear, goal, none_of
 from benchmarks.generation.alternatives import Job, Theirs
 from benchmarks.generation.subjects import setup_of, wanted_of
-from benchmarks.parts import Options, Part
-from benchmarks.record import GoalEntry, Row, clear, goal, none_of
 from optimizer.estimate.generation.pricing import estimate_generation
 from optimizer.goal import GenerationGoal
 from optimizer.hardware.probe.probe import probe_machine

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.accuracy.configs import MODELS, SHAPES, WITHOUT_CACHE, make_config
-from benchmarks.parts import Options, Part
-from benchmarks.record import GoalEntry, Row, clear, goal, none_of
-from benchmarks.remote_store import remote_store
+from benchmarks.common.parts import Options, Part
+from benchmarks.common.record import GoalEntry, Row, clear, goal, none_of
+from benchmarks.common.remote_store import remote_store
 from optimizer.base.errors import HeadroomError, OutOfDeviceMemory
 from optimizer.estimate.generation.pricing import estimate_generation
 from optimizer.goal import GenerationGoal

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.parts import Options
+from benchmarks.common.parts import Options
 from benchmarks.search.subjects import opt, rotary
 from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.workload import GenerationWorkload

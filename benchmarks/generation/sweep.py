@@ -24,11 +24,11 @@ from typing import Any
 
 import torch
 
+from benchmarks.common.parts import Options, Part
+from benchmarks.common.record import GoalEntry, Row, at_most, clear, goal, none_of
 from benchmarks.generation.alternatives import Job, Ours
 from benchmarks.generation.subjects import REFERENCE, Subject, setup_of, wanted_of
 from benchmarks.generation.throughput import weight_bytes
-from benchmarks.parts import Options, Part
-from benchmarks.record import GoalEntry, Row, at_most, clear, goal, none_of
 from optimizer.base.errors import NoFeasiblePlan
 from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.generation.pricing import estimate_generation

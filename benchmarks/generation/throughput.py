@@ -15,11 +15,11 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.alternatives import DoesNotRun
+from benchmarks.common.alternatives import DoesNotRun
+from benchmarks.common.parts import Options, Part
+from benchmarks.common.record import GoalEntry, Row, clear, goal, none_of
 from benchmarks.generation.alternatives import DataMeter, Factory, Job, Ours, list_alternatives
 from benchmarks.generation.subjects import Subject, setup_of, wanted_of
-from benchmarks.parts import Options, Part
-from benchmarks.record import GoalEntry, Row, clear, goal, none_of
 from optimizer.goal import GenerationGoal
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.probe.probe import probe_machine

@@ -15,11 +15,11 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from benchmarks.common.record import GoalEntry, Needs, Record, Row, describe_machine, goal
 from benchmarks.live.cuts import measure_cuts
 from benchmarks.live.opening import measure_comparing, measure_opening
 from benchmarks.live.service import LiveService
 from benchmarks.live.viewers import measure_viewers
-from benchmarks.record import GoalEntry, Needs, Record, Row, describe_machine, goal
 from optimizer.base.units import MIB
 
 Part = Callable[[LiveService, bool], Row]

@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 
+from benchmarks.common.record import GoalEntry, Record, Row, goal, none_of
 from benchmarks.published.generations import PublishedGeneration, read_generations
 from benchmarks.published.models import PublishedModel
 from benchmarks.published.profiles import Profiles
 from benchmarks.published.rows import GB, PublishedRow, read_rows
-from benchmarks.record import GoalEntry, Record, Row, goal, none_of
 from optimizer.base.errors import HeadroomError
 from optimizer.base.units import GIB
 from optimizer.estimate.card.process import add_memory

@@ -17,7 +17,7 @@ result. On a machine that others load, ``--processor-time`` runs steps in one th
 Exit code 1 where a goal is missed. An error in one part becomes a row, and the parts after it still run.
 """
 
-from benchmarks.parts import Part, run_parts
+from benchmarks.common.parts import Part, run_parts
 from benchmarks.search import monotone, regret, small, sweep, times
 
 PARTS: tuple[Part, ...] = (small.PART, times.PART, monotone.PART, sweep.PART, sweep.PEAKS_PART, regret.PART)

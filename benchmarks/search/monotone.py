@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 
-from benchmarks.parts import Options, Part
-from benchmarks.record import GoalEntry, Row, goal, none_of
+from benchmarks.common.parts import Options, Part
+from benchmarks.common.record import GoalEntry, Row, goal, none_of
 from benchmarks.search.deep import deep_problem, rounded_gap
-from benchmarks.search.knob import knob_rows
+from benchmarks.search.rivals.knob import knob_rows
 from optimizer.base.errors import NoFeasiblePlan
 from optimizer.search.arrangements import keep_everything
 from optimizer.search.core import search

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.alternatives import Job, Ours
-from benchmarks.parts import Options, Part
-from benchmarks.record import GoalEntry, Row, clear, goal
-from benchmarks.search.racing import LOSSLESS, Calibrated, Stage, calibrated_machine, max_kept, peak_of_plan
+from benchmarks.common.alternatives import Job, Ours
+from benchmarks.common.parts import Options, Part
+from benchmarks.common.record import GoalEntry, Row, clear, goal
+from benchmarks.search.rivals.racing import LOSSLESS, Calibrated, Stage, calibrated_machine, max_kept, peak_of_plan
 from benchmarks.search.subjects import Subject, gpt2, opt, rotary, setup_for, subject
 from benchmarks.search.sweep import BLOCKS_ONLY
 from benchmarks.search.sweep_summary import ratio

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal, get_args
 
-from benchmarks.parts import Options, Part
-from benchmarks.record import GoalEntry, Row, all_of, goal
+from benchmarks.common.parts import Options, Part
+from benchmarks.common.record import GoalEntry, Row, all_of, goal
 from benchmarks.search.every import every_plan
 from benchmarks.search.profiles import tiny_profile, with_depth
 from benchmarks.search.synthetic import synthetic_problem

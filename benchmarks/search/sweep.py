@@ -20,12 +20,12 @@ from typing import Any, get_args
 
 import torch
 
-from benchmarks.alternatives import DoesNotRun, Job, Ours
-from benchmarks.paired import paired_ratio
-from benchmarks.parts import Options, Part
-from benchmarks.record import Row, clear, failure
-from benchmarks.search.contenders import FULL, PLAIN, Baseline, list_baselines
-from benchmarks.search.racing import (
+from benchmarks.common.alternatives import DoesNotRun, Job, Ours
+from benchmarks.common.paired import paired_ratio
+from benchmarks.common.parts import Options, Part
+from benchmarks.common.record import Row, clear, failure
+from benchmarks.search.rivals.contenders import FULL, PLAIN, Baseline, list_baselines
+from benchmarks.search.rivals.racing import (
     LOSSLESS,
     Calibrated,
     Stage,

@@ -4,8 +4,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.record import GoalEntry, Row, goal
-from benchmarks.search.contenders import FULL, PLAIN
+from benchmarks.common.record import GoalEntry, Row, goal
+from benchmarks.search.rivals.contenders import FULL, PLAIN
 
 BEHIND_GOAL = 1.03
 WON_BACK_GOAL = 0.60

@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from benchmarks.parts import Options, Part
-from benchmarks.record import GoalEntry, Row, at_most
+from benchmarks.common.parts import Options, Part
+from benchmarks.common.record import GoalEntry, Row, at_most
 from benchmarks.search.deep import deep_problem, rounded_gap
 from optimizer.base.errors import NoFeasiblePlan
 from optimizer.estimate.prediction import Prediction

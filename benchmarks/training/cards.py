@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from benchmarks.alternatives import Contender, DoesNotRun, Factory, Job, Ours, list_alternatives
-from benchmarks.record import GoalEntry, Record, Row, all_of, clear, goal
+from benchmarks.common.alternatives import Contender, DoesNotRun, Factory, Job, Ours, list_alternatives
+from benchmarks.common.record import GoalEntry, Record, Row, all_of, clear, goal
 from optimizer.base.errors import HeadroomError
 from optimizer.base.units import GIB, format_bytes
 from optimizer.goal import Goal

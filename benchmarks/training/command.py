@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.alternatives import DoesNotRun, Factory, Job, Ours, list_alternatives
-from benchmarks.paired import measure_peak, paired_ratio, race, tokens_per_s
-from benchmarks.record import GoalEntry, Record, Row, all_of, at_most, clear, describe_machine, failure, goal
+from benchmarks.common.alternatives import DoesNotRun, Factory, Job, Ours, list_alternatives
+from benchmarks.common.paired import measure_peak, paired_ratio, race, tokens_per_s
+from benchmarks.common.record import GoalEntry, Record, Row, all_of, at_most, clear, describe_machine, failure, goal
 from benchmarks.training.cards import measure_cards, summarize_cards
 from benchmarks.training.head import HeadShape, head_rows
 from benchmarks.training.plans import TECHNIQUES, describe, make_plan

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from benchmarks.paired import paired_ratio
-from benchmarks.record import Row
+from benchmarks.common.paired import paired_ratio
+from benchmarks.common.record import Row
 from optimizer.estimate.training import estimate_training
 from optimizer.hardware.machine import Machine
 from optimizer.models.spec import read_model_spec

@@ -25,8 +25,8 @@ from benchmarks.accuracy.times import (
     predicted_rows,
     spreads,
 )
-from benchmarks.estimators import ask_all
-from benchmarks.journal import Journal
+from benchmarks.common.estimators import ask_all
+from benchmarks.common.journal import Journal
 from optimizer.hardware.machine import Device, Machine, Rates
 from optimizer.plan.generation import GenerationPlan
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.parts import Part, run_parts
-from benchmarks.record import GoalEntry, Record, all_of, at_most, describe_machine, failure, goal, none_of
+from benchmarks.common.parts import Part, run_parts
+from benchmarks.common.record import GoalEntry, Record, all_of, at_most, describe_machine, failure, goal, none_of
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
@@ -54,7 +54,7 @@ def test_a_committed_result_has_the_form_and_names_no_folder_of_a_machine(file):
 
 
 def test_a_benchmark_without_tensors_imports_no_torch():
-    code = "import sys, benchmarks.record, benchmarks.live.command, benchmarks.repricing; print('torch' in sys.modules)"
+    code = "import sys, benchmarks.common.record, benchmarks.live.command, benchmarks.repricing; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

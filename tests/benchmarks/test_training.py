@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.alternatives import Job, Ours, build_quickly, gradients_in_favour_bytes, list_alternatives
-from benchmarks.paired import measure_peak, paired_ratio, race
-from benchmarks.record import Record
+from benchmarks.common.alternatives import Job, Ours, build_quickly, gradients_in_favour_bytes, list_alternatives
+from benchmarks.common.paired import measure_peak, paired_ratio, race
+from benchmarks.common.record import Record
 from benchmarks.training import cards as training_cards
 from benchmarks.training import command as training
 from benchmarks.training.head import HeadShape

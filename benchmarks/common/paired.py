@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from benchmarks.alternatives import Contender, Factory, gradients_in_favour_bytes
-from benchmarks.record import Row, clear
+from benchmarks.common.alternatives import Contender, Factory, gradients_in_favour_bytes
+from benchmarks.common.record import Row, clear
 from optimizer.runtime.meter.meter import Meter
 from optimizer.workload import TrainingWorkload
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.record import Record, Row, clear, failure
+from benchmarks.common.record import Record, Row, clear, failure
 
 WRITE_EVERY_S = 20.0
 

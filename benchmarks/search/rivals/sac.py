@@ -26,7 +26,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from benchmarks.alternatives import Job
+from benchmarks.common.alternatives import Job
 from optimizer.models.anatomy import find_blocks
 from optimizer.models.build import build_model
 

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.alternatives import Contender, Factory, Job, Ours
+from benchmarks.common.alternatives import Contender, Factory, Job, Ours
+from benchmarks.common.paired import measure_peak
+from benchmarks.common.record import clear
 from benchmarks.meter import allocation_deltas, highest_sum
-from benchmarks.paired import measure_peak
-from benchmarks.record import clear
-from benchmarks.search.contenders import Baseline
+from benchmarks.search.rivals.contenders import Baseline
 from benchmarks.search.subjects import Setup, Subject
 from benchmarks.step_times import make_plans
 from optimizer.estimate.prediction import Prediction

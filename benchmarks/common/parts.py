@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.record import GoalEntry, Record, Row, describe_machine, goal
+from benchmarks.common.record import GoalEntry, Record, Row, describe_machine, goal
 
 SEED = 20261121
 

@@ -30,7 +30,7 @@ GoalEntry = dict[str, Any]
 Needs = Literal["rows", "full size", "all cases"]
 """The least run that can judge a goal: any with a row for it, any that is not quick, or only one of all parts and cases."""
 
-_ROOT = Path(__file__).resolve().parents[1]
+_ROOT = Path(__file__).resolve().parents[2]
 _FOLDERS = {f"{_ROOT}/": "", f"{sys.prefix}/": "", f"{sys.base_prefix}/": "", f"{Path.home()}/": "~/"}
 """Folders that paths begin with on this machine, and the names that replace them in a result, which is published."""
 

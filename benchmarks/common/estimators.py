@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 
 from benchmarks.accuracy.cases import Case
 from benchmarks.accuracy.meter import AllocationProfile
-from benchmarks.record import Row
+from benchmarks.common.record import Row
 from optimizer.models.adapters import attach_adapters
 from optimizer.models.anatomy import find_anatomy
 from optimizer.models.build import build_model

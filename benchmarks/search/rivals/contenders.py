@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from benchmarks.alternatives import Factory, Job, Loop
-from benchmarks.search import sac
+from benchmarks.common.alternatives import Factory, Job, Loop
+from benchmarks.search.rivals import sac
 from optimizer.models.anatomy import find_blocks
 from optimizer.runtime.layers.matmul_dispatch import interrupting, making_products
 from optimizer.runtime.meter.meter import Meter

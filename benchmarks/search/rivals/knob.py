@@ -9,11 +9,11 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.alternatives import Job
-from benchmarks.parts import Options
-from benchmarks.record import Row, clear
-from benchmarks.search.contenders import compiled
-from benchmarks.search.racing import allocator_peak
+from benchmarks.common.alternatives import Job
+from benchmarks.common.parts import Options
+from benchmarks.common.record import Row, clear
+from benchmarks.search.rivals.contenders import compiled
+from benchmarks.search.rivals.racing import allocator_peak
 from benchmarks.search.subjects import full_setup, quick_setup
 
 NUM_SETTINGS = 15
