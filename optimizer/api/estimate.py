@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from optimizer.base.errors import InvalidInput, InvalidModel, NoFeasiblePlan
-from optimizer.base.serialize import shown_value, to_json
+from optimizer.base.serialize import to_json
+from optimizer.base.shown import shown_value
 from optimizer.estimate.explanation import Explanation, explain_prediction
 from optimizer.estimate.prediction import Prediction
 from optimizer.goal import Goal
@@ -24,8 +25,9 @@ from optimizer.models.targets import check_targets
 from optimizer.models.unread import describe_unread
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
-from optimizer.profile.extent import EVERYTHING, Extent, extent_of_plans, traced_representation
+from optimizer.profile.extent import EVERYTHING, Extent, traced_representation
 from optimizer.profile.keep.obtain import ProfileSource
+from optimizer.profile.plan_extent import extent_of_plans
 from optimizer.profile.profile import BLOCK_CHOICES, Profile
 from optimizer.search.answer.baselines import BASELINES
 from optimizer.search.answer.knobs import Knob, list_knobs

@@ -7,18 +7,16 @@ purpose.
 
 import dataclasses
 import functools
-import math
 import reprlib
 import types
 import typing
 from typing import Any, TypeVar
 
 from optimizer.base.errors import InvalidInput
+from optimizer.base.shown import shown_value
 
 T = TypeVar("T")
 _KINDS: dict[Any, str] = {int: "an integer", float: "a number", str: "a text", bool: "true or false"}
-_MOST_CHARACTERS_SHOWN = 200
-_LARGEST_INT_SHOWN = 2**63
 
 
 def to_json(value: Any) -> Any:
@@ -134,18 +132,3 @@ def _wrong_value(path: str, value: Any, *, allowed: Any, error: type[InvalidInpu
     return error(f"{path} is {reprlib.repr(value)}; allowed: {listed}", field=path, value=shown_value(value), allowed=allowed)
 
 
-def shown_value(value: Any) -> Any:
-    """A refused value in the form that an error carries: short, always JSON, and for a container only its kind."""
-    if isinstance(value, str):
-        return value[:_MOST_CHARACTERS_SHOWN]
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, int):
-        return value if abs(value) < _LARGEST_INT_SHOWN else f"about {_power_of_two(value)}"
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    return "an object" if isinstance(value, dict) else "a list" if isinstance(value, list | tuple) else type(value).__name__
-
-
-def _power_of_two(value: int) -> str:
-    return f"{'-' if value < 0 else ''}2^{value.bit_length() - 1}"

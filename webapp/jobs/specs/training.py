@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from django.db.models import QuerySet
 
 from optimizer.base.errors import InvalidInput, InvalidModel, InvalidWorkload
-from optimizer.base.serialize import from_json, shown_value, to_json
+from optimizer.base.serialize import from_json, to_json
+from optimizer.base.shown import shown_value
 from optimizer.base.units import parse_bytes
 from optimizer.goal import GenerationGoal, Goal
 from optimizer.models.spec import read_model_spec
 from optimizer.models.targets import check_targets
 from optimizer.profile.profile import profile_fingerprint
+from optimizer.search.answer.baselines import BASELINES
 from optimizer.workload import Adapter, Export, GenerationWorkload, TrainingWorkload
 from webapp.catalog.models import Dataset, Model
 from webapp.catalog.queries import datasets_visible_to, models_visible_to
@@ -258,6 +260,4 @@ def read_label(label: Any, allowed: Sequence[str]) -> str:
 
 
 def _read_plan(label: Any) -> str:
-    from optimizer.search.answer.baselines import BASELINES
-
     return read_label(label, ("chosen", *BASELINES))

@@ -31,7 +31,9 @@ from webapp.planning.questions import Asked
 from webapp.planning.searches import TrainingQuestion, problem_of
 
 if TYPE_CHECKING:
-    from optimizer.search.generation.knobs import GenerationKnob
+    from optimizer.search.answer.compare import reprice
+from optimizer.search.answer.knobs import list_knobs
+from optimizer.search.generation.knobs import GenerationKnob
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,14 +138,10 @@ class TrainingWork:
         return None
 
     def edit(self, plan: Plan, change: Any, *, whole: bool) -> Edited:
-        from optimizer.search.answer.compare import reprice
-
         found = reprice(problem_of(self.asked.question), plan, change=change)
         return Edited(priced=found.priced, differences=found.differences)
 
     def neighbours(self, plan: Plan) -> Iterable[Neighbour]:
-        from optimizer.search.answer.knobs import list_knobs
-
         for knob in list_knobs(problem_of(self.asked.question), plan):
             fields = written_pins(pins_of_change(plan, knob.plan))
             yield Neighbour(
