@@ -4,9 +4,9 @@
 
 Real steps of each case (``cases.py``) are held against what was predicted of it. On the CPU device bytes are counted by
 an independent meter (``meter.py``) beside the runtime's; verdicts are asked for around the measured peak, and some
-carried out under a cap; other ways to estimate answer for the same cases (``estimators.py``), as many as 7 minutes suffice for;
-steps are timed in rounds, the first over all cases and the others as far as 12 minutes go, beside a yardstick (``times.py`` says
-what that normalises), and one calibration, fitted to four fifths of the cases, is judged on the fifth that was held back.
+carried out under a cap; other ways to estimate answer for the same cases (``common/estimators.py``), as many as 7 minutes suffice
+for; steps are timed in rounds, the first over all cases and the others as far as 12 minutes go, beside a yardstick (``times.py``
+says what that normalises), and one calibration, fitted to four fifths of the cases, is judged on the fifth that was held back.
 
 ``--rows`` appends each row to a file as it comes, and a later run with the same file goes on from there. A case that fails is
 reported in a row of its own, and the others still run. On a CUDA device see ``cards.py``, which needs torch, transformers,

@@ -3,7 +3,7 @@
 The calibration is fitted to the cases that are not held back, and judged on those that are.
 
 What is normalised: each step's time is divided by the machine's pace in that moment, which is how long a yardstick (fixed work of
-torch's own, ``yardstick.py``) took right before and right after it, over how long it usually takes in this run, its first
+torch's own, ``common/yardstick.py``) took right before and right after it, over how long it usually takes in this run, its first
 quartile over all cases. A case's time is the median of its steps so divided. The same pace divides every case, whatever was
 predicted for it. Each row also has the time as the clock had it (``as_timed_ms``), and a table its errors.
 """

@@ -1,7 +1,7 @@
 """Every plan of a small problem, by brute force: what a search must find the best of.
 
 Knows nothing of how the search works, only what it may decide (``SearchProblem.permits``) and on which grid it counts shares of
-the state and chunks of the loss (``levers.py``).
+the state and chunks of the loss (``solver/levers.py``).
 """
 
 from collections.abc import Iterator, Sequence

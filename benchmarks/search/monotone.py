@@ -1,5 +1,5 @@
 """A sweep of budgets over one problem: more memory never makes a slower plan, each budget searched by itself. Beside it
-torch's own knob, run at as many settings (``knob.py``)."""
+torch's own knob, run at as many settings (``rivals/knob.py``)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

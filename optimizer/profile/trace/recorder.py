@@ -1,4 +1,4 @@
-"""A meter that also writes down what it sees, and runs every op without data (``meta_ops.py``).
+"""A meter that also writes down what it sees, and runs every op without data (``meta_ops/meta_ops.py``).
 
 Being a meter, it follows the runtime's own rules of what counts as what. Small integer tensors are computed for real beside
 their stand-ins, because models decide by the values of position ids.

@@ -1,6 +1,6 @@
 """How numbers, times and states are written on every page: rounded for reading, exact on hover.
 
-Nothing here reads the database; ``shown/presentation.py`` shapes what these write.
+Nothing here reads the database; ``webapp/pages/presentation.py`` shapes what these write.
 """
 
 import json
