@@ -5,6 +5,7 @@ from typing import Any
 
 from optimizer.base.errors import HeadroomError
 from optimizer.base.serialize import from_json
+from optimizer.estimate.generation.runs import price_run
 from optimizer.estimate.prediction import Prediction
 from optimizer.hardware.calibration import TimedRun, learn_generation, update_calibration
 from optimizer.hardware.machine import Machine as MachineSpec
@@ -12,6 +13,7 @@ from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.passes_run import MAX_TIMED, TimedPass
 from webapp.catalog.models import Machine
 from webapp.jobs.models import Attempt, Kind
+from webapp.planning.profiles import known_generation_profile_of
 
 logger = logging.getLogger(__name__)
 
@@ -24,10 +26,6 @@ def price_generation(attempt: Attempt, result: dict[str, Any] | None) -> TimedRu
     measured = (result or {}).get("measured") or {}
     if not measured.get("passes") or attempt.job.kind != Kind.GENERATE or attempt.plan is None or attempt.machine is None:
         return None
-    # here, since profiles are asked for by jobs
-    from optimizer.estimate.generation.runs import price_run
-    from webapp.planning.profiles import known_generation_profile_of
-
     profile = known_generation_profile_of(attempt.job.model)
     if profile is None:
         return None

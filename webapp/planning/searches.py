@@ -3,23 +3,23 @@
 Kept in this process. What is kept is what a new search would find, because a search is a function of its question.
 """
 
-import hashlib
-import json
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
-from optimizer.base.errors import NoFeasiblePlan
-from optimizer.base.recent import Recent
+from optimizer.api.plan import plan_profiled
+from optimizer.base.errors import HeadroomError, NoFeasiblePlan
+from optimizer.base.recent import remembered
 from optimizer.goal import Goal
-from optimizer.hardware.machine import Machine as MachineSpec
+from optimizer.plan.explain.training import explain_plan
+from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile as ModelProfile
-from optimizer.workload import TrainingWorkload
-
-if TYPE_CHECKING:
-    from optimizer.search.problem import SearchProblem
-    from optimizer.search.questions.alternatives import Obtain
-    from optimizer.search.questions.objectives import ObjectiveAnswer
-    from optimizer.search.questions.price_cache import PriceMemory
+from optimizer.search.answer.baselines import Baseline, list_baselines, price_baselines
+from optimizer.search.problem import PricedPlan, SearchProblem
+from optimizer.search.questions.objectives import ObjectiveAnswer
+from optimizer.search.questions.price_cache import PriceMemory, priced_part
+from optimizer.search.search import training_problem
+from optimizer.workload import Adapter, TrainingWorkload
+from webapp.planning.question import FoundPlan, FoundPlans, NothingFits, Question
 
 MAX_ANSWERS = 6
 MAX_MEMORIES = 2
@@ -27,101 +27,94 @@ MAX_MEMORIES = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingQuestion:
-    """What work, on what, for what."""
+class TrainingQuestion(Question[ModelProfile, TrainingWorkload, Goal]):
+    """Which plan trains the model."""
 
-    profile: ModelProfile
-    profile_sha256: str
-    workload: TrainingWorkload
-    goal: Goal
-    machine: MachineSpec
-    calibration: dict[str, Any] | None
-
-    @property
-    def place(self) -> str:
-        """Hash of what prices rest on besides the workload."""
-        facts = [self.profile_sha256, self.machine.to_json(), self.calibration]
-        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    known_profile: Callable[[Adapter | None], ModelProfile | None] = field(default=lambda _: None, compare=False)
+    """The model's profile with other adapters, where it was made already; for what would fit where nothing does."""
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What the best plan rests on: not the name of a schedule, nor how many steps there are."""
-        from optimizer.search.questions.price_cache import priced_part
-
+        """Neither the name of a schedule nor how many steps there are is among it."""
         return self.place, priced_part(self.workload), self.goal
 
+    @property
+    def is_answered(self) -> bool:
+        return _search.at_hand(self) is not None
 
-@dataclass(frozen=True, kw_only=True)
-class NothingFits:
-    """What NoFeasiblePlan says; the error itself would keep alive the frames that it passed through."""
+    def find_plans(self) -> FoundPlans:
+        try:
+            result = find_answer(self).result
+        except NoFeasiblePlan as error:
+            baselines = price_baselines(problem_of(self))
+            return FoundPlans(chosen=None, by_hand=_explained(baselines), nothing_fits=error)
+        chosen = FoundPlan(priced=result.chosen, explanation=list(result.explanation))
+        return FoundPlans(chosen=chosen, by_hand=_explained(result.baselines))
 
-    hint: str
-    fields: dict[str, Any]
-
-    @classmethod
-    def of(cls, error: NoFeasiblePlan) -> "NothingFits":
-        return cls(hint=error.hint, fields=dict(error.fields))
-
-    def error(self) -> NoFeasiblePlan:
-        """A new one each time: whoever catches it may add to its fields."""
-        facts = {name: self.fields[name] for name in ("budget_bytes", "smallest_feasible_bytes", "bytes_by_category")}
-        error = NoFeasiblePlan(**facts, hint=self.hint)
-        error.fields.update(self.fields)
-        return error
-
-
-_answers: "Recent[tuple[object, ...], ObjectiveAnswer | NothingFits]" = Recent(MAX_ANSWERS)
-_memories: "Recent[str, PriceMemory]" = Recent(MAX_MEMORIES)
+    def find_by_hand(self, *, taken: Plan | None) -> PricedPlan | None:
+        problem = problem_of(self)
+        plans = [(label, _plan_of(baseline, problem)) for label, baseline in list_baselines(problem).items()]
+        if taken is not None and _suits(problem, taken):
+            plans.append(("chosen before", taken))
+        priced = [
+            problem.priced(label, plan, problem.price(plan), in_detail=False) for label, plan in plans if problem.permits(plan)
+        ]
+        fitting = [found for found in priced if found.verdict == "fits"]
+        return min(fitting, key=lambda found: found.prediction.step_ms, default=None)
 
 
-def find_answer(question: TrainingQuestion, *, obtain: "Obtain") -> "ObjectiveAnswer":
+def find_answer(question: TrainingQuestion) -> ObjectiveAnswer:
     """The best plan. Raises NoFeasiblePlan with what would fit."""
-    from optimizer.search.questions.price_cache import for_run
-
-    found = _answers.obtain(question.key, lambda: _search(question, obtain))
+    found = _search(question)
     if isinstance(found, NothingFits):
         raise found.error()
-    return for_run(found, question.workload)
+    return found.for_run(question.workload)
 
 
-def is_answered(question: TrainingQuestion) -> bool:
-    """Whether ``find_answer`` will answer at once."""
-    return _answers.get(question.key) is not None
-
-
-def problem_of(question: TrainingQuestion) -> "SearchProblem":
+def problem_of(question: TrainingQuestion) -> SearchProblem:
     """For prices of single plans; from memory where a search has asked for them."""
-    # here and below, so that numpy and scipy are loaded with the first price and not with every process that knows of jobs
-    from optimizer.search.search import training_problem
-
-    problem = training_problem(
-        question.profile,
-        workload=question.workload,
-        goal=question.goal,
-        machine=question.machine,
-        calibration=question.calibration,
-    )
-    return _memory(question).bind(problem)
+    return _memory(question).bind(training_problem(question.profile, **question.here))
 
 
-def _search(question: TrainingQuestion, obtain: "Obtain") -> "ObjectiveAnswer | NothingFits":
-    from optimizer.api.plan import plan_profiled
+@remembered(most=MAX_ANSWERS, key=lambda question: question.key)
+def _search(question: TrainingQuestion) -> ObjectiveAnswer | NothingFits:
+    def obtain(workload: TrainingWorkload, goal: Goal) -> ModelProfile | None:
+        is_same = workload.adapter == question.workload.adapter
+        return question.profile if is_same else question.known_profile(workload.adapter)
 
+    pose = _memory(question).around(training_problem, profile=question.profile, machine=question.machine)
     try:
-        return plan_profiled(
-            question.profile,
-            workload=question.workload,
-            goal=question.goal,
-            machine=question.machine,
-            calibration=question.calibration,
-            obtain=obtain,
-            memory=_memory(question),
-        )
+        return plan_profiled(question.profile, **question.here, obtain=obtain, pose=pose)
     except NoFeasiblePlan as error:
         return NothingFits.of(error)
 
 
-def _memory(question: TrainingQuestion) -> "PriceMemory":
-    from optimizer.search.questions.price_cache import PriceMemory
+@remembered(most=MAX_MEMORIES, key=lambda question: question.place)
+def _memory(question: TrainingQuestion) -> PriceMemory:
+    return PriceMemory()
 
-    return _memories.obtain(question.place, PriceMemory)
+
+def _explained(baselines: Mapping[str, PricedPlan]) -> list[FoundPlan]:
+    plain = baselines["keep_all"].prediction
+    return [
+        FoundPlan(
+            priced=priced,
+            explanation=explain_plan(
+                priced.plan, prediction=priced.prediction, baseline=None if label == "keep_all" else plain
+            ),
+        )
+        for label, priced in baselines.items()
+    ]
+
+
+def _plan_of(baseline: Baseline, problem: SearchProblem) -> Plan:
+    setting, per_block = baseline(problem)
+    return setting.plan(per_block)
+
+
+def _suits(problem: SearchProblem, plan: Plan) -> bool:
+    try:
+        problem.check(plan)
+    except HeadroomError:
+        return False
+    return True

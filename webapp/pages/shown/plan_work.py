@@ -21,14 +21,12 @@ from webapp.pages.shown.plans import YOURS, AnyPriced
 from webapp.planning.generation_searches import (
     GenerationQuestion,
     answer_at_hand,
-    detail_at_hand,
     detail_generation,
     find_generation,
     knobs_of_generation,
     problem_of_generation,
 )
-from webapp.planning.questions import Asked
-from webapp.planning.searches import TrainingQuestion, problem_of
+from webapp.planning.searches import TrainingQuestion, find_answer, problem_of
 
 if TYPE_CHECKING:
     from optimizer.search.generation.knobs import GenerationKnob
@@ -108,19 +106,20 @@ class Work(Protocol):
 class TrainingWork:
     """Always whole: its search takes about a second, and is remembered."""
 
-    asked: Asked
+    question: TrainingQuestion
     decisions: Decisions = TRAINING
 
     @property
     def card_question(self) -> TrainingQuestion:
-        return self.asked.question
+        return self.question
 
     def find(self, *, whole: bool) -> PlanAnswer:
-        answer = self.asked.answer()
-        found, question = answer.result, self.asked.question
+        question = self.question
+        answer = find_answer(question)
+        found = answer.result
         bound = f" by more than {100 * found.gap:.2g} %" if found.gap is not None and not found.is_optimal else ""
         return PlanAnswer(
-            model=self.asked.model.name,
+            model=question.model_name,
             device=question.machine.device.name,
             budget_bytes=question.goal.device_budget_bytes,
             work=f"sequences of {answer.workload.sequence_length:,} tokens, batch of {answer.workload.global_batch_size:,}",
@@ -138,13 +137,13 @@ class TrainingWork:
     def edit(self, plan: Plan, change: Any, *, whole: bool) -> Edited:
         from optimizer.search.answer.compare import reprice
 
-        found = reprice(problem_of(self.asked.question), plan, change=change)
+        found = reprice(problem_of(self.question), plan, change=change)
         return Edited(priced=found.priced, differences=found.differences)
 
     def neighbours(self, plan: Plan) -> Iterable[Neighbour]:
         from optimizer.search.answer.knobs import list_knobs
 
-        for knob in list_knobs(problem_of(self.asked.question), plan):
+        for knob in list_knobs(problem_of(self.question), plan):
             fields = written_pins(pins_of_change(plan, knob.plan))
             yield Neighbour(
                 change=knob.change,
@@ -162,7 +161,6 @@ class TrainingWork:
 class GenerationWork:
     """Prompts by a model."""
 
-    model: str
     question: GenerationQuestion
     decisions: Decisions = GENERATION
 
@@ -175,7 +173,7 @@ class GenerationWork:
         workload = question.workload
         work = f"{workload.num_sequences:,} prompts, up to {workload.num_new_tokens:,} new tokens each"
         facts: dict[str, Any] = {
-            "model": self.model,
+            "model": question.model_name,
             "device": question.machine.device.name,
             "budget_bytes": question.goal.device_budget_bytes,
             "work": work,
@@ -214,7 +212,7 @@ class GenerationWork:
     def edit(self, plan: GenerationPlan, change: Mapping[str, Any], *, whole: bool) -> Edited:
         problem, changed = problem_of_generation(self.question), change_generation(plan, change)
         problem.check(changed)
-        known = detail_at_hand(self.question, changed, label=YOURS)
+        known = detail_generation.at_hand(self.question, changed, label=YOURS)
         differences = diff_plans(plan, changed)
         if known is not None or whole:
             priced = known or detail_generation(self.question, changed, label=YOURS)
