@@ -25,7 +25,7 @@ from webapp.catalog.models import Profile
 from webapp.jobs.models import Artifact, Attempt, Job, Kind, Outbox, Reason, State
 from webapp.jobs.moves import from_now, held_by, move_job
 from webapp.jobs.specs.training import read_adapter
-from webapp.planning.learning import calibrate, price_generation
+from webapp.planning.runs.learning import calibrate, price_generation
 
 logger = logging.getLogger(__name__)
 

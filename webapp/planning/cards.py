@@ -14,9 +14,9 @@ from optimizer.goal import UNLIMITED_BYTES
 from optimizer.hardware.devices import known_devices
 from optimizer.search.problem import PricedPlan
 from optimizer.search.questions.cards import CardAnswer, in_order
-from webapp.planning.generation_searches import GenerationQuestion
-from webapp.planning.question import AnyPriced
-from webapp.planning.searches import TrainingQuestion
+from webapp.planning.search.generation import GenerationQuestion
+from webapp.planning.search.question import AnyPriced
+from webapp.planning.search.training import TrainingQuestion
 
 MAX_KEPT = 400
 LOOK_FOR_S = 1.0

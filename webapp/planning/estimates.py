@@ -10,7 +10,7 @@ from optimizer.api.estimate import estimate_profiled
 from optimizer.api.estimate_generation import estimate_generation_profiled
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.plan import Plan
-from webapp.planning.asked import AskedOfModel, read_generation, read_question
+from webapp.planning.search.asked import AskedOfModel, read_generation, read_question
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,8 @@ from webapp.catalog.models import Machine
 from webapp.catalog.queries import machines_visible_to
 from webapp.jobs.specs.generation import GenerateSpec
 from webapp.jobs.specs.training import JobSpec
-from webapp.planning.question import AnyPriced
-from webapp.planning.resolve import Waiting, asked_by, place_of, resolve
+from webapp.planning.search.question import AnyPriced
+from webapp.planning.search.resolve import Waiting, asked_by, place_of, resolve
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from optimizer.plan.pins.training import pins_of_change
 from optimizer.plan.plan import Plan
 from optimizer.plan.techniques import Technique
 from optimizer.search.answer.knobs import list_knobs
-from webapp.planning.searches import TrainingQuestion, problem_of
+from webapp.planning.search.training import TrainingQuestion, problem_of
 
 TECHNIQUES_OF: Final[dict[Category, tuple[Technique, ...]]] = {
     "weights": ("stream_weights", "bf16", "fp16", "quantize_frozen"),

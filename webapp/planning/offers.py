@@ -20,7 +20,7 @@ from webapp.jobs.models import PlanOffer
 from webapp.jobs.queries import offers_visible_to
 from webapp.jobs.specs.generation import GenerateSpec
 from webapp.jobs.specs.training import JobSpec
-from webapp.planning.question import FoundPlan
+from webapp.planning.search.question import FoundPlan
 
 _PRICE_AGAIN = "Price the spec again and take one of its offers."
 

@@ -18,8 +18,8 @@ from webapp.catalog.queries import machines_visible_to
 from webapp.jobs.specs.generation import GenerateSpec, read_job_spec
 from webapp.jobs.specs.training import JobSpec
 from webapp.planning.offers import Offer, PlanAnswer, keep_offer
-from webapp.planning.resolve import Waiting, asked_by, asked_by_training, place_of, resolve
-from webapp.planning.searches import find_answer
+from webapp.planning.search.resolve import Waiting, asked_by, asked_by_training, place_of, resolve
+from webapp.planning.search.training import find_answer
 
 
 def price_spec(user: Any, spec: dict[str, Any]) -> PlanAnswer:

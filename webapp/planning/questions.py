@@ -22,11 +22,11 @@ from optimizer.plan.pins.training import Pins
 from optimizer.plan.plan import Plan
 from optimizer.search.questions.cards import read_cards
 from webapp.jobs.specs.training import read_goal
-from webapp.planning.asked import AskedOfModel, read_generation, read_question, read_work
-from webapp.planning.generation_searches import find_generation
-from webapp.planning.profile_requests import ready_profile
-from webapp.planning.profiles import ProfileNeed, read_profile
-from webapp.planning.searches import find_answer
+from webapp.planning.search.asked import AskedOfModel, read_generation, read_question, read_work
+from webapp.planning.search.generation import find_generation
+from webapp.planning.search.profile_requests import ready_profile
+from webapp.planning.search.profiles import ProfileNeed, read_profile
+from webapp.planning.search.training import find_answer
 
 
 def find_best(user: Any, question: AskedOfModel) -> dict[str, Any] | None:

@@ -28,8 +28,8 @@ from optimizer.search.generation.smallest import find_smallest as find_smallest_
 from optimizer.search.search import training_problem
 from optimizer.workload import Adapter, GenerationWorkload, TrainingWorkload
 from webapp.catalog.models import Model, Profile
-from webapp.planning.profile_requests import request_profile
-from webapp.planning.profiles import ProfileNeed, read_generation_profile, read_profile
+from webapp.planning.search.profile_requests import request_profile
+from webapp.planning.search.profiles import ProfileNeed, read_generation_profile, read_profile
 
 MethodName = Literal["full", "lora", "qlora", "generate"]
 CardVerdict = Literal["fits", "fits_saving", "does_not_fit"]

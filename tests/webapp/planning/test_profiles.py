@@ -11,8 +11,8 @@ from webapp.catalog.actions import keep_profile, keep_profile_error
 from webapp.catalog.models import Profile
 from webapp.catalog.queries import profile_state
 from webapp.jobs.models import Job
-from webapp.planning.profile_requests import request_profile
-from webapp.planning.profiles import ProfileNeed
+from webapp.planning.search.profile_requests import request_profile
+from webapp.planning.search.profiles import ProfileNeed
 
 pytestmark = pytest.mark.django_db
 

@@ -9,7 +9,7 @@ from pydantic import Field
 from webapp.api.routes.estimates import Pending, PricedPlan
 from webapp.api.routes.jobs import RETRY_AFTER_S
 from webapp.planning import questions
-from webapp.planning.asked import AskedOfModel
+from webapp.planning.search.asked import AskedOfModel
 
 router = Router()
 _MAX_PLANS = 6

@@ -18,7 +18,7 @@ from webapp.pages.forms.pins import GENERATION, TRAINING, Decisions, typed_knobs
 from webapp.pages.forms.training import ANY_LOSS
 from webapp.pages.forms.work import pin_field
 from webapp.pages.shown.plans import YOURS, AnyPriced
-from webapp.planning.generation_searches import (
+from webapp.planning.search.generation import (
     GenerationQuestion,
     answer_at_hand,
     detail_generation,
@@ -26,7 +26,7 @@ from webapp.planning.generation_searches import (
     knobs_of_generation,
     problem_of_generation,
 )
-from webapp.planning.searches import TrainingQuestion, find_answer, problem_of
+from webapp.planning.search.training import TrainingQuestion, find_answer, problem_of
 
 if TYPE_CHECKING:
     from optimizer.search.generation.knobs import GenerationKnob

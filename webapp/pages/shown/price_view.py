@@ -34,7 +34,7 @@ from webapp.planning.glance import glance_at
 from webapp.planning.levers import Lever, list_levers
 from webapp.planning.offers import PlanAnswer
 from webapp.planning.pricing import find_largest_fit, price_job_spec
-from webapp.planning.resolve import Waiting, asked_by_training, place_of, resolve
+from webapp.planning.search.resolve import Waiting, asked_by_training, place_of, resolve
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,9 +37,9 @@ from webapp.pages.shown.price_view import budget_suggestion, ways_out
 from webapp.pages.views.new import generation as generate
 from webapp.pages.views.new import training as new_job
 from webapp.pages.views.new.work import FormPage, first_model, incomplete
-from webapp.planning.asked import AskedOfModel, question_at, read_place, read_question
 from webapp.planning.cards import rank_some_cards
-from webapp.planning.resolve import asked_by_generation
+from webapp.planning.search.asked import AskedOfModel, question_at, read_place, read_question
+from webapp.planning.search.resolve import asked_by_generation
 
 CARD = "gpu:"
 EDIT = "try"

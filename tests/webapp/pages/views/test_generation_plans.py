@@ -14,7 +14,8 @@ from webapp.catalog.actions import register_machine
 from webapp.catalog.models import Profile
 from webapp.jobs.models import Job, PlanOffer
 from webapp.pages.forms.work import pin_field
-from webapp.planning import cards, generation_searches
+from webapp.planning import cards
+from webapp.planning.search import generation
 
 pytestmark = pytest.mark.django_db
 
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.django_db
 def nothing_at_hand():
     """What other tests have asked for is forgotten."""
     for name in ("find_generation", "problem_of_generation", "_equal_problem", "detail_generation", "knobs_of_generation"):
-        getattr(generation_searches, name).forget()
+        getattr(generation, name).forget()
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def no_search(nothing_at_hand, monkeypatch):
     def search(*_, **__):
         raise AssertionError("an edit's own price waited for a search")
 
-    monkeypatch.setattr(generation_searches, "search_generation", search)
+    monkeypatch.setattr(generation, "search_generation", search)
 
 
 def full_edit(plan, **changes):
@@ -73,7 +74,7 @@ def test_the_page_comes_at_once_and_asks_for_the_search_by_itself(look, no_searc
 
 def test_what_was_searched_before_is_there_at_once(look, monkeypatch):
     look(whole="yes")
-    monkeypatch.setattr(generation_searches, "search_generation", None)
+    monkeypatch.setattr(generation, "search_generation", None)
     answer = look()
     assert answer.context["points"][0].sort == "chosen"
     assert "being looked for" not in answer.words
@@ -136,7 +137,7 @@ def test_every_decision_of_the_plan_can_be_edited(look):
 def test_a_change_can_be_tried_by_its_address_without_a_search(look, browser, monkeypatch):
     rows = look("plans_knobs").context["rows"]
     row = next(row for row in rows if row["knob"].change == "keys and values on the host")
-    monkeypatch.setattr(generation_searches, "search_generation", None)
+    monkeypatch.setattr(generation, "search_generation", None)
     tried = follow(browser, row["try"])
     assert tried.context["compared"][1].priced.plan.kv_cache.place == "host"
 

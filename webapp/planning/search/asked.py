@@ -19,10 +19,10 @@ from webapp.jobs.specs.training import (
     read_goal,
     read_workload,
 )
-from webapp.planning.generation_searches import GenerationQuestion
-from webapp.planning.question import Place
-from webapp.planning.resolve import Asked, AskedGeneration, AskedTraining, Waiting, place_of, resolve
-from webapp.planning.searches import TrainingQuestion
+from webapp.planning.search.generation import GenerationQuestion
+from webapp.planning.search.question import Place
+from webapp.planning.search.resolve import Asked, AskedGeneration, AskedTraining, Waiting, place_of, resolve
+from webapp.planning.search.training import TrainingQuestion
 
 Q = TypeVar("Q")
 _TRAINING = ("kind", "training")

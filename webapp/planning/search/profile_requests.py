@@ -9,7 +9,7 @@ from django.utils import timezone
 from optimizer.base.errors import HeadroomError
 from webapp.catalog.models import Profile
 from webapp.jobs.actions import create_job
-from webapp.planning.profiles import ProfileNeed
+from webapp.planning.search.profiles import ProfileNeed
 
 _MODEL_FAULTS = ("bad_model", "unsupported_model_type", "invalid_workload")
 """Errors that the same trace would meet again; of a workload it is the adapters that the model cannot have."""

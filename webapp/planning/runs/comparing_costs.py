@@ -22,7 +22,7 @@ from webapp.catalog.models import Machine
 from webapp.jobs.models import Job, Kind
 from webapp.jobs.specs.generation import generation_workload, spec_of_job
 from webapp.jobs.specs.training import read_workload
-from webapp.planning.profiles import known_generation_profile_of, known_profile_of
+from webapp.planning.search.profiles import known_generation_profile_of, known_profile_of
 
 AnyPlan = Plan | GenerationPlan
 PRICED_SETTINGS = ("sequence_length", "global_batch_size", "optimizer", "momentum", "max_grad_norm")

@@ -1,4 +1,4 @@
-"""Searches for a generate job's plan, remembered like those of training (``searches.py``).
+"""Searches for a generate job's plan, remembered like those of training (``training.py``).
 
 Looked for as if every prompt were the longest and asked for the most new tokens, since a search prices hundreds of plans and each
 price grows with the number of lengths; what is then shown is priced with the lengths as they are, and never needs more.
@@ -20,7 +20,7 @@ from optimizer.search.generation.problem import GenerationProblem, PricedGenerat
 from optimizer.search.generation.search import generation_problem, search_generation
 from optimizer.search.generation.solve import Book
 from optimizer.workload import GenerationWorkload
-from webapp.planning.question import FoundPlan, FoundPlans, NothingFits, Question
+from webapp.planning.search.question import FoundPlan, FoundPlans, NothingFits, Question
 
 MAX_ANSWERS = 4
 

@@ -19,7 +19,7 @@ from optimizer.search.questions.objectives import ObjectiveAnswer
 from optimizer.search.questions.price_cache import PriceMemory, priced_part
 from optimizer.search.search import training_problem
 from optimizer.workload import Adapter, TrainingWorkload
-from webapp.planning.question import FoundPlan, FoundPlans, NothingFits, Question
+from webapp.planning.search.question import FoundPlan, FoundPlans, NothingFits, Question
 
 MAX_ANSWERS = 6
 MAX_MEMORIES = 2

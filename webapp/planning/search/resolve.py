@@ -15,11 +15,11 @@ from optimizer.workload import GenerationWorkload, TrainingWorkload
 from webapp.catalog.models import Machine, Model, Profile
 from webapp.jobs.specs.generation import GenerateSpec, generation_workload
 from webapp.jobs.specs.training import JobSpec
-from webapp.planning.generation_searches import GenerationQuestion
-from webapp.planning.profile_requests import ready_profile
-from webapp.planning.profiles import ProfileNeed, known_profile_of, read_generation_profile, read_profile
-from webapp.planning.question import Place
-from webapp.planning.searches import TrainingQuestion
+from webapp.planning.search.generation import GenerationQuestion
+from webapp.planning.search.profile_requests import ready_profile
+from webapp.planning.search.profiles import ProfileNeed, known_profile_of, read_generation_profile, read_profile
+from webapp.planning.search.question import Place
+from webapp.planning.search.training import TrainingQuestion
 
 AnyQuestion = TrainingQuestion | GenerationQuestion
 Q = TypeVar("Q")

@@ -1,7 +1,7 @@
 """A complete question about plans, of training or of a generation: what work, on what machine, for what goal.
 
 An answer is a function of its question, so whoever asks may remember it by the question's ``key``. ``resolve.py`` makes
-questions, ``searches.py`` and ``generation_searches.py`` answer them.
+questions, ``training.py`` and ``generation.py`` answer them.
 """
 
 import hashlib
