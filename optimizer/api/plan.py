@@ -29,7 +29,6 @@ from optimizer.search.problem import SearchProblem
 from optimizer.search.questions.alternatives import Obtain, add_ways_out
 from optimizer.search.questions.cards import ALL, CardAnswer, Order, Progress, rank_cards, read_cards
 from optimizer.search.questions.objectives import ObjectiveAnswer, answer_goal, sizes_looked_at
-from optimizer.search.questions.price_cache import Pose
 from optimizer.search.search import training_problem
 from optimizer.workload import TrainingWorkload
 
@@ -70,25 +69,24 @@ def plan_profiled(
     prices: PriceList | None = None,
     obtain: Obtain | None = None,
     with_ways_out: bool = True,
-    pose: Pose = training_problem,
 ) -> ObjectiveAnswer:
     """``plan_model`` with a profile at hand.
 
     with_ways_out: where nothing fits, price what would. obtain: for that, more of the model's profile, or the one with adapters;
-    without it only what this profile holds is priced. pose: makes the problems; a caller's own may remember prices.
+    without it only what this profile holds is priced.
     """
 
-    def posed(profile: Profile, workload: TrainingWorkload, goal: Goal = goal, machine: Machine = machine) -> SearchProblem:
-        return pose(profile, workload=workload, goal=goal, machine=machine, calibration=calibration)
+    def pose(profile: Profile, workload: TrainingWorkload, goal: Goal = goal, machine: Machine = machine) -> SearchProblem:
+        return training_problem(profile, workload=workload, goal=goal, machine=machine, calibration=calibration)
 
     try:
-        return answer_goal(posed, profile, workload)
+        return answer_goal(pose, profile, workload)
     except NoFeasiblePlan as error:
         if not with_ways_out:
             raise
         raise add_ways_out(
             error,
-            posed,
+            pose,
             obtain=obtain or (lambda asked, _: profile if asked.adapter == workload.adapter else None),
             workload=workload,
             goal=goal,

@@ -40,7 +40,7 @@ def find_best(user: Any, question: AskedOfModel) -> dict[str, Any] | None:
     if asked is None:
         return None
     answer = find_answer(asked).to_json()
-    return {"profile": "ready", "machine": asked.machine.to_json(), **answer.pop("result"), **answer}
+    return {"profile": "ready", "machine": asked.place.machine.to_json(), **answer.pop("result"), **answer}
 
 
 def _find_best_generation(user: Any, question: AskedOfModel) -> dict[str, Any] | None:
@@ -52,7 +52,7 @@ def _find_best_generation(user: Any, question: AskedOfModel) -> dict[str, Any] |
         raise answer.nothing_fits.error()
     return {
         "kind": "generation",
-        "machine": asked.machine.to_json(),
+        "machine": asked.place.machine.to_json(),
         "objective": asked.goal.objective,
         "workload": to_json(asked.workload),
         "chosen": to_json(answer.chosen),

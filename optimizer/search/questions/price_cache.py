@@ -6,18 +6,13 @@ would be found again, to the byte.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from optimizer.base.recent import Recent
 from optimizer.estimate.prediction import Prediction
-from optimizer.hardware.machine import Machine
 from optimizer.plan.plan import Plan
-from optimizer.profile.profile import Profile
 from optimizer.search.problem import SearchProblem
 from optimizer.workload import TrainingWorkload
 
-Pose = Callable[..., SearchProblem]
-"""Makes a problem of what ``training_problem`` is given."""
 MAX_WORKLOADS = 2
 MAX_PLANS = 1_200
 """Of one workload: several searches' worth, a few KiB each until someone reads their details."""
@@ -57,16 +52,6 @@ class PriceMemory:
 
     def __init__(self) -> None:
         self._known: Recent[TrainingWorkload, _Known] = Recent(MAX_WORKLOADS)
-
-    def around(self, pose: Pose, *, profile: Profile, machine: Machine) -> Pose:
-        """``pose`` with prices from memory in problems about this model on this machine; about others as it is."""
-
-        def posed(asked: Profile, **asked_with: Any) -> SearchProblem:
-            problem = pose(asked, **asked_with)
-            is_here = asked is profile and asked_with["machine"] is machine
-            return self.bind(problem) if is_here else problem
-
-        return posed
 
     def bind(self, problem: SearchProblem) -> SearchProblem:
         """The problem with prices from memory. It must be about this model and this machine."""

@@ -120,7 +120,7 @@ class TrainingWork:
         bound = f" by more than {100 * found.gap:.2g} %" if found.gap is not None and not found.is_optimal else ""
         return PlanAnswer(
             model=question.model_name,
-            device=question.machine.device.name,
+            device=question.place.machine.device.name,
             budget_bytes=question.goal.device_budget_bytes,
             work=f"sequences of {answer.workload.sequence_length:,} tokens, batch of {answer.workload.global_batch_size:,}",
             limit="" if answer.limit is None else answer.limit.reason,
@@ -174,7 +174,7 @@ class GenerationWork:
         work = f"{workload.num_sequences:,} prompts, up to {workload.num_new_tokens:,} new tokens each"
         facts: dict[str, Any] = {
             "model": question.model_name,
-            "device": question.machine.device.name,
+            "device": question.place.machine.device.name,
             "budget_bytes": question.goal.device_budget_bytes,
             "work": work,
         }

@@ -31,7 +31,7 @@ class GenerationQuestion(Question[GenerationProfile, GenerationWorkload, Generat
 
     @property
     def key(self) -> tuple[object, ...]:
-        return self.place, self.workload, self.goal
+        return self.profile_sha256, self.place.sha256, self.workload, self.goal
 
     @property
     def is_answered(self) -> bool:
@@ -88,7 +88,7 @@ def find_generation(question: GenerationQuestion) -> GenerationAnswer:
         return exact.priced(found.label, found.plan, in_detail=in_detail) if bound is not exact else found
 
     try:
-        result = search_generation(bound, profile=question.profile, machine=question.machine)
+        result = search_generation(bound, profile=question.profile, machine=question.place.machine)
     except NoFeasiblePlan as error:
         baselines = price_generation_baselines(Book(problem=bound))
         return GenerationAnswer(

@@ -32,6 +32,11 @@ class Place:
     calibration: dict[str, Any] | None = None
     """What finished runs taught of the machine; None for a card of the table."""
 
+    @cached_property
+    def sha256(self) -> str:
+        facts = [self.machine.to_json(), self.calibration]
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
 
 @dataclass(frozen=True, kw_only=True)
 class FoundPlan:
@@ -64,14 +69,7 @@ class Question(ABC, Generic[P, W, G]):
     profile_sha256: str
     workload: W
     goal: G
-    machine: MachineSpec
-    calibration: dict[str, Any] | None
-
-    @cached_property
-    def place(self) -> str:
-        """Hash of what prices rest on besides the work."""
-        facts = [self.profile_sha256, self.machine.to_json(), self.calibration]
-        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    place: Place
 
     @property
     @abstractmethod
@@ -84,8 +82,8 @@ class Question(ABC, Generic[P, W, G]):
         return {
             "workload": self.workload,
             "goal": self.goal,
-            "machine": self.machine,
-            "calibration": self.calibration,
+            "machine": self.place.machine,
+            "calibration": self.place.calibration,
         }
 
     @abstractmethod

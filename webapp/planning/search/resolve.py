@@ -89,8 +89,7 @@ class AskedTraining:
                 profile_sha256=profile.document_sha256,
                 workload=self.workload,
                 goal=self.goal,
-                machine=place.machine,
-                calibration=place.calibration,
+                place=place,
                 known_profile=partial(known_profile_of, self.model),
             )
             for place in places
@@ -119,8 +118,7 @@ class AskedGeneration:
                 profile_sha256=profile.document_sha256,
                 workload=workload,
                 goal=self.goal,
-                machine=place.machine,
-                calibration=place.calibration,
+                place=place,
             )
             for place in places
         ]

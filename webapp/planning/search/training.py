@@ -5,17 +5,20 @@ Kept in this process. What is kept is what a new search would find, because a se
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
-from optimizer.api.plan import plan_profiled
 from optimizer.base.errors import HeadroomError, NoFeasiblePlan
 from optimizer.base.recent import remembered
 from optimizer.goal import Goal
+from optimizer.hardware.machine import Machine as MachineSpec
+from optimizer.hardware.rental import read_prices
 from optimizer.plan.explain.training import explain_plan
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile as ModelProfile
 from optimizer.search.answer.baselines import Baseline, list_baselines, price_baselines
 from optimizer.search.problem import PricedPlan, SearchProblem
-from optimizer.search.questions.objectives import ObjectiveAnswer
+from optimizer.search.questions.alternatives import add_ways_out
+from optimizer.search.questions.objectives import ObjectiveAnswer, answer_goal
 from optimizer.search.questions.price_cache import PriceMemory, priced_part
 from optimizer.search.search import training_problem
 from optimizer.workload import Adapter, TrainingWorkload
@@ -36,7 +39,7 @@ class TrainingQuestion(Question[ModelProfile, TrainingWorkload, Goal]):
     @property
     def key(self) -> tuple[object, ...]:
         """Neither the name of a schedule nor how many steps there are is among it."""
-        return self.place, priced_part(self.workload), self.goal
+        return self.profile_sha256, self.place.sha256, priced_part(self.workload), self.goal
 
     @property
     def is_answered(self) -> bool:
@@ -73,23 +76,53 @@ def find_answer(question: TrainingQuestion) -> ObjectiveAnswer:
 
 def problem_of(question: TrainingQuestion) -> SearchProblem:
     """For prices of single plans; from memory where a search has asked for them."""
-    return _memory(question).bind(training_problem(question.profile, **question.here))
+    return _pose(question, question.profile, question.workload)
 
 
 @remembered(most=MAX_ANSWERS, key=lambda question: question.key)
 def _search(question: TrainingQuestion) -> ObjectiveAnswer | NothingFits:
+    pose = partial(_pose, question)
+
     def obtain(workload: TrainingWorkload, goal: Goal) -> ModelProfile | None:
         is_same = workload.adapter == question.workload.adapter
         return question.profile if is_same else question.known_profile(workload.adapter)
 
-    pose = _memory(question).around(training_problem, profile=question.profile, machine=question.machine)
     try:
-        return plan_profiled(question.profile, **question.here, obtain=obtain, pose=pose)
+        return answer_goal(pose, question.profile, question.workload)
     except NoFeasiblePlan as error:
+        add_ways_out(
+            error,
+            pose,
+            obtain=obtain,
+            workload=question.workload,
+            goal=question.goal,
+            machine=question.place.machine,
+            prices=read_prices(),
+        )
         return NothingFits.of(error)
 
 
-@remembered(most=MAX_MEMORIES, key=lambda question: question.place)
+def _pose(
+    question: TrainingQuestion,
+    profile: ModelProfile,
+    workload: TrainingWorkload,
+    goal: Goal | None = None,
+    machine: MachineSpec | None = None,
+) -> SearchProblem:
+    """The question's problem, or one beside it; with prices from memory where model and machine are the question's own."""
+    place = question.place
+    problem = training_problem(
+        profile,
+        workload=workload,
+        goal=goal or question.goal,
+        machine=machine or place.machine,
+        calibration=place.calibration,
+    )
+    is_here = profile is question.profile and machine in (None, place.machine)
+    return _memory(question).bind(problem) if is_here else problem
+
+
+@remembered(most=MAX_MEMORIES, key=lambda question: (question.profile_sha256, question.place.sha256))
 def _memory(question: TrainingQuestion) -> PriceMemory:
     return PriceMemory()
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from optimizer.api.plan import plan_profiled
 from optimizer.goal import Goal
 from optimizer.hardware.devices import table_machine
 from optimizer.plan.plan import Plan
+from optimizer.search.questions.objectives import answer_goal
 from optimizer.search.questions.price_cache import MAX_WORKLOADS, PriceMemory, priced_part
 from optimizer.search.search import training_problem
 from optimizer.workload import Adapter, Export, TrainingWorkload
@@ -21,9 +21,11 @@ PLAIN = Plan.from_json(
 
 
 def ask(profile, *, goal=GOAL, workload=WORK, memory=None):
-    machine = table_machine("T4")
-    pose = training_problem if memory is None else memory.around(training_problem, profile=profile, machine=machine)
-    return plan_profiled(profile, machine=machine, workload=workload, goal=goal, pose=pose)
+    def pose(profile, workload):
+        problem = training_problem(profile, workload=workload, goal=goal, machine=table_machine("T4"))
+        return problem if memory is None else memory.bind(problem)
+
+    return answer_goal(pose, profile, workload)
 
 
 @pytest.mark.parametrize(
