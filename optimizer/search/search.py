@@ -15,9 +15,9 @@ from optimizer.hardware.calibration import calibrated_machine
 from optimizer.hardware.machine import Machine
 from optimizer.plan.activations import BlockChoice
 from optimizer.plan.plan import Plan
-from optimizer.plan.techniques import Technique
 from optimizer.profile.profile import Profile
 from optimizer.search.arrangements import keep_everything
+from optimizer.search.budgeted import budgets_elsewhere, list_representations, list_unavailable
 from optimizer.search.check.ledger import audit_plan
 from optimizer.search.core import SearchResult, search
 from optimizer.search.problem import OuterPlan, PricedPlan, SearchProblem
@@ -79,21 +79,17 @@ def training_problem(
     def audit(plan: Plan, prediction: Prediction) -> tuple[str, ...]:
         return audit_plan(profile, plan=plan, prediction=prediction, workload=workload, machine=calibrated)
 
-    host_budget_bytes = machine.host_memory_bytes if goal.host_budget_bytes is None else goal.host_budget_bytes
-    disk_budget_bytes = machine.disk_free_bytes if goal.disk_budget_bytes is None else goal.disk_budget_bytes
     return SearchProblem(
         num_blocks=profile.num_blocks,
         workload=workload,
         goal=goal,
-        host_budget_bytes=host_budget_bytes,
-        disk_budget_bytes=min(disk_budget_bytes, machine.disk_free_bytes),
-        remote_budget_bytes=machine.remote_free_bytes,
+        **budgets_elsewhere(goal, machine),
         price=price,
         detail=detail,
         audit=audit,
         relax=_Relax(profile=profile, workload=workload, machine=calibrated),
-        unavailable=_unavailable(machine),
-        representations=_representations(profile, machine),
+        unavailable=list_unavailable(machine),
+        representations=list_representations(profile.regimes, machine),
         has_sparse_gradients=profile.has_sparse_gradients,
         has_plain_head=profile.has_plain_head,
         clamps_fp16=profile.clamps_fp16,
@@ -144,28 +140,6 @@ class _Relax:
 
     def _plan(self, setting: OuterPlan) -> Plan:
         return setting.plan(keep_everything(self.profile.num_blocks))
-
-
-def _representations(profile: Profile, machine: Machine) -> frozenset[str]:
-    """What was profiled, in the dtypes that the machine has a rate for. fp16 has the profile of bf16."""
-    rates = machine.rates.matmul_flops_per_s
-    names = {*profile.regimes, *(name.replace("bf16", "fp16") for name in profile.regimes)}
-    return frozenset(name for name in names if all(dtype in rates for dtype in _dtypes(name)))
-
-
-def _dtypes(representation: str) -> list[str]:
-    return representation.partition("/")[0].split("+")
-
-
-def _unavailable(machine: Machine) -> frozenset[Technique]:
-    """What the machine has no rate for. The host's optimizer has one in any case: the estimator assumes it."""
-    rates = machine.rates
-    needed: dict[Technique, tuple[object, ...]] = {
-        "8bit_optimizer": (rates.optimizer_elements_per_s.get("adamw_8"),),
-        "disk": (rates.disk_write_bytes_per_s, rates.disk_read_bytes_per_s),
-        "remote": (rates.remote_write_bytes_per_s, rates.remote_read_bytes_per_s),
-    }
-    return frozenset(technique for technique, found in needed.items() if not all(found))
 
 
 __all__ = ["PricedPlan", "SearchResult", "largest_micro_batch", "search_plans", "training_problem"]

@@ -5,13 +5,15 @@ What was found is kept in this process, so that whoever asks again gets it and t
 
 import time
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, cast
 
 from optimizer.api.plan import rank_cards_profiled
 from optimizer.api.plan_generation import rank_cards_to_generate
 from optimizer.base.recent import remembered
+from optimizer.estimate.prediction import Prediction
 from optimizer.goal import UNLIMITED_BYTES
 from optimizer.hardware.devices import known_devices
+from optimizer.search.generation.problem import PricedGenerationPlan
 from optimizer.search.problem import PricedPlan
 from optimizer.search.questions.cards import CardAnswer, in_order
 from webapp.planning.search.generation import GenerationQuestion
@@ -92,6 +94,7 @@ def _look_at(question: TrainingQuestion | GenerationQuestion, name: str) -> Card
 
 
 def _without_moments(chosen: AnyPriced) -> AnyPriced:
-    if isinstance(chosen, PricedPlan):
-        return replace(chosen, prediction=replace(chosen.prediction, timeline=(), peaks=()))
-    return replace(chosen, prediction=replace(chosen.prediction, timeline=(), decode=()))
+    prediction = chosen.prediction
+    if isinstance(prediction, Prediction):
+        return replace(cast(PricedPlan, chosen), prediction=replace(prediction, timeline=(), peaks=()))
+    return replace(cast(PricedGenerationPlan, chosen), prediction=replace(prediction, timeline=(), decode=()))

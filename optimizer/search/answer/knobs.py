@@ -84,8 +84,7 @@ def _is_possible(problem: SearchProblem, plan: Plan) -> bool:
     excluded = problem.unavailable | set(problem.goal.forbid)
     if any(technique in excluded for technique in techniques_of(plan)):
         return False
-    known = problem.representations
-    return problem.find_conflict(plan) is None and (known is None or plan.weights.representation in known)
+    return problem.find_conflict(plan) is None and problem.is_known(plan.weights.representation)
 
 
 def _priced(problem: SearchProblem, technique: Technique, change: str, plan: Plan, here: Prediction) -> Knob:
