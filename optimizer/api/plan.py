@@ -29,7 +29,7 @@ from optimizer.search.problem import SearchProblem
 from optimizer.search.questions.alternatives import Obtain, add_ways_out
 from optimizer.search.questions.cards import ALL, CardAnswer, Order, Progress, rank_cards, read_cards
 from optimizer.search.questions.objectives import ObjectiveAnswer, answer_goal, sizes_looked_at
-from optimizer.search.search import training_problem
+from optimizer.search.training import training_problem
 from optimizer.workload import TrainingWorkload
 
 Model = str | Path | Mapping[str, Any] | ModelSpec

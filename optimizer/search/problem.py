@@ -10,8 +10,7 @@ from functools import cache, cached_property
 from typing import Any, Final, Literal, Protocol, get_args
 
 from optimizer.base.errors import InvalidPlan
-from optimizer.estimate.bounds.relaxation import Relaxation
-from optimizer.estimate.bounds.relaxed_blocks import Form
+from optimizer.estimate.bounds.lower_bounds import Form, Relaxation
 from optimizer.estimate.prediction import Prediction
 from optimizer.goal import Goal
 from optimizer.plan.activations import ActivationsPlan, BlockChoice, Compression

@@ -25,7 +25,7 @@ from optimizer.plan.weights import FrozenFormat, WeightsPlan
 from optimizer.search.answer.smallest import find_smallest
 from optimizer.search.generation.search import generation_problem
 from optimizer.search.generation.smallest import find_smallest as find_smallest_generation
-from optimizer.search.search import training_problem
+from optimizer.search.training import training_problem
 from optimizer.workload import Adapter, GenerationWorkload, TrainingWorkload
 from webapp.catalog.models import Model, Profile
 from webapp.planning.search.profile_requests import request_profile

@@ -6,7 +6,8 @@ from optimizer.plan.plan import Plan
 from optimizer.search.answer.pareto import pick_frontier
 from optimizer.search.arrangements import PlanLine, keep_everything, summarize
 from optimizer.search.problem import OuterPlan, PricedPlan
-from optimizer.search.solver.levers import PREFETCHES, variants_of
+from optimizer.search.solver.grid import PREFETCHES
+from optimizer.search.solver.levers import variants_of
 from optimizer.search.solver.lines import pure_blocks
 from optimizer.search.solver.pricebook import PriceBook
 

@@ -18,7 +18,7 @@ from optimizer.plan.techniques import Technique
 from optimizer.plan.weights import FrozenFormat
 from optimizer.search.arrangements import PerBlock
 from optimizer.search.problem import OuterPlan, SearchProblem, divisors, techniques_of
-from optimizer.search.solver.levers import TOKENS_PER_CHUNK
+from optimizer.search.solver.grid import TOKENS_PER_CHUNK
 
 _BLOCKS: tuple[tuple[BlockChoice, Technique, str], ...] = (
     ("keep", "recompute", "keep the activations of every block"),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from optimizer.base.errors import InvalidPlan
-from optimizer.estimate.bounds.generation_floor import Floors
+from optimizer.estimate.bounds.lower_bounds import Floors
 from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.goal import GenerationGoal
 from optimizer.plan.generation import GenerationPlan

@@ -11,7 +11,8 @@ from math import inf
 from typing import Any
 
 from optimizer.base.serialize import to_json
-from optimizer.estimate.bounds.generation_floor import Floors, GenerationFloors
+from optimizer.estimate.bounds.generation_floor import GenerationFloors
+from optimizer.estimate.bounds.lower_bounds import Floors
 from optimizer.estimate.generation.kv_prefix import find_prefix_conflict
 from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.generation.pricing import estimate_generation

@@ -20,7 +20,7 @@ from optimizer.search.problem import PricedPlan, SearchProblem
 from optimizer.search.questions.alternatives import add_ways_out
 from optimizer.search.questions.objectives import ObjectiveAnswer, answer_goal
 from optimizer.search.questions.price_cache import PriceMemory, priced_part
-from optimizer.search.search import training_problem
+from optimizer.search.training import training_problem
 from optimizer.workload import Adapter, TrainingWorkload
 from webapp.planning.search.question import FoundPlan, FoundPlans, NothingFits, Question
 

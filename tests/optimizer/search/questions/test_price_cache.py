@@ -9,7 +9,7 @@ from optimizer.hardware.devices import table_machine
 from optimizer.plan.plan import Plan
 from optimizer.search.questions.objectives import answer_goal
 from optimizer.search.questions.price_cache import MAX_WORKLOADS, PriceMemory, priced_part
-from optimizer.search.search import training_problem
+from optimizer.search.training import training_problem
 from optimizer.workload import Adapter, Export, TrainingWorkload
 
 MIB = 1024**2
