@@ -17,7 +17,7 @@ from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlace
 from optimizer.search.arrangements import PerBlock, keep_everything
 from optimizer.search.problem import OuterPlan, SearchProblem, techniques_of
-from optimizer.search.solver.levers import MAX_PREFETCH, chunk_counts, fraction_steps
+from optimizer.search.solver.grid import MAX_PREFETCH, chunk_counts, fraction_steps
 
 _COMPRESSIONS: tuple[Compression, ...] = get_args(Compression)
 _AWAY: tuple[Literal["host", "disk"], ...] = ("host", "disk")

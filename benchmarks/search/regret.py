@@ -29,9 +29,10 @@ from optimizer.profile.keep.obtain import obtain_profile
 from optimizer.runtime.meter.device import prepared_device
 from optimizer.search.answer.smallest import find_smallest
 from optimizer.search.problem import SearchProblem
-from optimizer.search.search import search_plans, training_problem
+from optimizer.search.search import search_plans
 from optimizer.search.solver.levers import variants_of
 from optimizer.search.solver.pricebook import PriceBook
+from optimizer.search.training import training_problem
 
 NAME = "regret"
 NUM_JOBS = 20

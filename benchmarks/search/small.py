@@ -26,7 +26,7 @@ from optimizer.plan.techniques import Technique
 from optimizer.search.core import search
 from optimizer.search.problem import SearchProblem
 from optimizer.search.questions.largest_fit import find_largest_micro_batch
-from optimizer.search.search import training_problem
+from optimizer.search.training import training_problem
 from optimizer.workload import Adapter, TrainingWorkload
 
 LEAST_INSTANCES = 300

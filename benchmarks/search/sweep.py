@@ -55,7 +55,8 @@ from optimizer.profile.keep.obtain import obtain_profile
 from optimizer.profile.profile import Profile
 from optimizer.runtime.meter.device import prepared_device
 from optimizer.search.answer.smallest import find_smallest
-from optimizer.search.search import search_plans, training_problem
+from optimizer.search.search import search_plans
+from optimizer.search.training import training_problem
 
 NAME, PEAKS = "sweep", "peaks"
 MAX_AT_ONCE = 6

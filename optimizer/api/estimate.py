@@ -33,7 +33,7 @@ from optimizer.search.answer.baselines import BASELINES
 from optimizer.search.answer.knobs import Knob, list_knobs
 from optimizer.search.core import search
 from optimizer.search.problem import PricedPlan, SearchProblem, divisors
-from optimizer.search.search import training_problem
+from optimizer.search.training import training_problem
 from optimizer.workload import TrainingWorkload
 
 BEST = "best"

@@ -24,7 +24,7 @@ from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.extent import Extent, traced_representation
 from optimizer.profile.keep.obtain import obtain_profile
 from optimizer.profile.profile import BLOCK_CHOICES, Profile
-from optimizer.search.search import training_problem
+from optimizer.search.training import training_problem
 from optimizer.workload import TrainingWorkload
 
 MAX_LENGTHS_BYTES = 64_000_000

@@ -29,8 +29,7 @@ from optimizer.search.problem import SearchProblem
 from optimizer.search.questions.alternatives import Obtain, add_ways_out
 from optimizer.search.questions.cards import ALL, CardAnswer, Order, Progress, rank_cards, read_cards
 from optimizer.search.questions.objectives import ObjectiveAnswer, answer_goal, sizes_looked_at
-from optimizer.search.questions.price_cache import PriceMemory
-from optimizer.search.search import training_problem
+from optimizer.search.training import training_problem
 from optimizer.workload import TrainingWorkload
 
 Model = str | Path | Mapping[str, Any] | ModelSpec
@@ -70,20 +69,15 @@ def plan_profiled(
     prices: PriceList | None = None,
     obtain: Obtain | None = None,
     with_ways_out: bool = True,
-    memory: PriceMemory | None = None,
 ) -> ObjectiveAnswer:
     """``plan_model`` with a profile at hand.
 
     with_ways_out: where nothing fits, price what would. obtain: for that, more of the model's profile, or the one with adapters;
-    without it only what this profile holds is priced. memory: of this profile on this machine with this calibration.
+    without it only what this profile holds is priced.
     """
-    here = profile, machine
 
     def pose(profile: Profile, workload: TrainingWorkload, goal: Goal = goal, machine: Machine = machine) -> SearchProblem:
-        problem = training_problem(profile, workload=workload, goal=goal, machine=machine, calibration=calibration)
-        if memory is None or profile is not here[0] or machine is not here[1]:
-            return problem
-        return memory.bind(problem)
+        return training_problem(profile, workload=workload, goal=goal, machine=machine, calibration=calibration)
 
     try:
         return answer_goal(pose, profile, workload)

@@ -6,7 +6,6 @@ Everything here is pure and deterministic: the same problem gives the same resul
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 from optimizer.base.errors import NoFeasiblePlan
@@ -77,41 +76,40 @@ def search(problem: SearchProblem, *, known: Sequence[Plan] = ()) -> SearchResul
     known: plans that the answer must not be slower than, where they are allowed and fit. Raises NoFeasiblePlan with the smallest
     peak that was found and what it is made of, InvalidPlan where nothing can keep the goal's pins.
     """
-    remembering, book = _solved(problem, known)
-    baselines = price_baselines(remembering)
+    book = _solved(problem, known)
+    problem = book.problem
+    baselines = price_baselines(problem)
     bound_step_ms = _bound_of(book)
     unlimited_step_ms = price_spread(book)
-    chosen, book = first_on_the_card(book, problem, remembering)
-    left_out = list_left_out(remembering, chosen.plan, chosen.prediction)
+    chosen, book = first_on_the_card(book)
+    left_out = list_left_out(problem, chosen.plan, chosen.prediction)
     return SearchResult(
         chosen=chosen,
         baselines=baselines,
         frontier=frontier_of(book),
         bound_step_ms=bound_step_ms,
         unlimited_step_ms=unlimited_step_ms,
-        explanation=tuple(_explain(remembering, chosen, baselines["keep_all"], left_out)),
+        explanation=tuple(_explain(problem, chosen, baselines["keep_all"], left_out)),
         left_out=left_out,
     )
 
 
 def find_chosen(problem: SearchProblem) -> PricedPlan:
     """What ``search`` would choose, and nothing beside it. Raises as ``search`` does."""
-    remembering, book = _solved(problem, ())
-    return first_on_the_card(book, problem, remembering)[0]
+    return first_on_the_card(_solved(problem, ()))[0]
 
 
-def _solved(problem: SearchProblem, known: Sequence[Plan]) -> tuple[SearchProblem, PriceBook]:
-    """The problem with a memory of prices, and the book with the best plan in it."""
+def _solved(problem: SearchProblem, known: Sequence[Plan]) -> PriceBook:
+    """The book with the best plan in it."""
     check_pins(problem)
-    remembering = replace(problem, price=cache(problem.price))
-    book = PriceBook(remembering)
-    for baseline in list_baselines(remembering).values():
-        book.price(*baseline(remembering))
+    book = PriceBook(problem.remembering())
+    for baseline in list_baselines(book.problem).values():
+        book.price(*baseline(book.problem))
     for plan in known:
         book.price(OuterPlan.of(plan), plan.activations.per_block)
     if not find_best(book):
-        raise explain_infeasible(remembering)
-    return remembering, book
+        raise explain_infeasible(book.problem)
+    return book
 
 
 def _bound_of(book: PriceBook) -> float:
@@ -126,7 +124,7 @@ def search_budgets(problem: SearchProblem, budgets_bytes: Sequence[int]) -> dict
     Each search knows the plans found for less memory. One by one, searches of deep models promise that of themselves only as
     closely as their gaps tell.
     """
-    remembering = replace(problem, price=cache(problem.price))
+    remembering = problem.remembering()
     results: dict[int, SearchResult] = {}
     for budget_bytes in sorted(set(budgets_bytes)):
         known = [result.chosen.plan for result in results.values()][-1:]
@@ -144,49 +142,48 @@ def find_best(book: PriceBook) -> bool:
     return book.best is not None
 
 
-def first_on_the_card(
-    book: PriceBook, problem: SearchProblem, remembering: SearchProblem
-) -> tuple[PricedPlan, PriceBook]:
+def first_on_the_card(book: PriceBook) -> tuple[PricedPlan, PriceBook]:
     """The best plan whose whole process has room on the card (``check/card_fit.py``), and the book it is from.
 
     Raises NoFeasiblePlan where nothing is left then.
     """
+    problem = book.problem
 
-    def found(book: PriceBook, problem: SearchProblem, *, grows: bool) -> CardFit[PricedPlan, PriceBook]:
-        chosen = _first_verified(book, problem, grows=grows)
-        return CardFit(chosen=replace(chosen, verdict=remembering.verdict(chosen.prediction)), source=book)
+    def found(book: PriceBook, *, grows: bool) -> CardFit[PricedPlan, PriceBook]:
+        chosen = _first_verified(book, grows=grows)
+        return CardFit(chosen=replace(chosen, verdict=problem.verdict(chosen.prediction)), source=book)
 
     grows = False
-    first = found(book, problem, grows=grows)
+    first = found(book, grows=grows)
     memory = first.chosen.prediction.memory
     if first.chosen.verdict not in ACCEPTED and memory is not None and memory.total_bytes:
         # segments that grow leave fewer gaps; where they are needed once they are kept to
         grows = True
-        first = found(book, problem, grows=grows)
+        first = found(book, grows=grows)
 
     def within(budget_bytes: int) -> CardFit[PricedPlan, PriceBook] | None:
-        smaller = PriceBook(remembering.with_budget(budget_bytes))
-        return found(smaller, problem.with_budget(budget_bytes), grows=grows) if find_best(smaller) else None
+        smaller = PriceBook(problem.with_budget(budget_bytes))
+        return found(smaller, grows=grows) if find_best(smaller) else None
 
     best = find_room(first, budget_bytes=problem.goal.device_budget_bytes, within=within)
     if best is not None:
         return best.chosen, best.source
-    smallest = _priced(remembering, *find_smallest(remembering), grows=grows)
+    smallest = _priced(problem, *find_smallest(problem), grows=grows)
     if smallest.verdict in ACCEPTED:
         return smallest, book
-    raise explain_infeasible(remembering)
+    raise explain_infeasible(problem)
 
 
-def _first_verified(book: PriceBook, problem: SearchProblem, *, grows: bool) -> PricedPlan:
+def _first_verified(book: PriceBook, *, grows: bool) -> PricedPlan:
     """The best plan that the replay confirms, priced without the book's memory.
 
     Raises VerificationFailed, a fault of ours, where it confirms none.
     """
     problems: tuple[str, ...] = ()
     for plan, prediction in book.feasible():
-        problems = verify_plan(problem, plan=plan, prediction=prediction)
+        problems = verify_plan(book.problem, plan=plan, prediction=prediction)
         if not problems:
-            return _priced(problem, plan, prediction, grows=grows)
+            return _priced(book.problem, plan, prediction, grows=grows)
     raise VerificationFailed(problems)
 
 

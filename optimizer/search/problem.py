@@ -6,14 +6,12 @@ tested against any function, and what it optimizes is by construction what the e
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Final, Literal, Protocol, get_args
 
 from optimizer.base.errors import InvalidPlan
-from optimizer.base.serialize import to_json
-from optimizer.estimate.bounds.relaxation import Relaxation
-from optimizer.estimate.bounds.relaxed_blocks import Form
-from optimizer.estimate.prediction import Prediction, Verdict
+from optimizer.estimate.bounds.lower_bounds import Form, Relaxation
+from optimizer.estimate.prediction import Prediction
 from optimizer.goal import Goal
 from optimizer.plan.activations import ActivationsPlan, BlockChoice, Compression
 from optimizer.plan.allocator import AllocatorPlan
@@ -26,26 +24,12 @@ from optimizer.plan.plan import Plan
 from optimizer.plan.techniques import Technique
 from optimizer.plan.weights import Autocast, FrozenFormat, WeightsDtype, WeightsPlace, WeightsPlan
 from optimizer.search.arrangements import PerBlock, keep_everything
+from optimizer.search.budgeted import Budgeted, Priced
 from optimizer.workload import TrainingWorkload
 
 Price = Callable[[Plan], Prediction]
+PricedPlan = Priced[Plan, Prediction]
 StateBits = Literal[32, 8]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PricedPlan:
-    """One plan with what it is predicted to cost."""
-
-    label: str
-    """``chosen``, a baseline's name, or for points of the frontier what the plan does in a few words."""
-    plan: Plan
-    prediction: Prediction
-    verdict: Verdict
-    """Against the goal's budgets."""
-
-    def to_json(self) -> dict[str, Any]:
-        document: dict[str, Any] = to_json(self)
-        return document
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,47 +123,29 @@ class Relax(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchProblem:
+class SearchProblem(Budgeted[Plan, Prediction, Goal]):
     """Everything the solver may know."""
 
     num_blocks: int
     workload: TrainingWorkload
-    goal: Goal
-    host_budget_bytes: int
-    """Cap on bytes on the host tier: the goal's, or what the machine has."""
-    price: Price
-    """Pure: the same plan costs the same, always."""
-    disk_budget_bytes: int = 0
-    """The same for the disk tier; 0 where there is none."""
-    remote_budget_bytes: int = 0
-    """The same for the remote tier."""
-    unavailable: frozenset[Technique] = frozenset()
-    """What the machine cannot do, or has no rate for; without bitsandbytes a measured machine has none for 8-bit state."""
-    representations: frozenset[str] | None = None
-    """Those that were profiled and have rates (``WeightsPlan.representation``); None for all."""
     has_sparse_gradients: bool = False
     """Of the model (``Plan.find_conflict``), as the next two."""
     has_plain_head: bool = True
     clamps_fp16: bool = False
     micro_batch_size: int | None = None
     """Only this one; None for every divisor of the batch."""
+    price_afresh: Price | None = None
+    """``price`` without the memory of a search (``remembering``); None where it has none."""
     audit: Callable[[Plan, Prediction], tuple[str, ...]] | None = None
     """What an independent replay finds wrong with a plan's prediction; asked of the chosen plan alone."""
-    detail: Callable[[Plan, Prediction], Prediction] | None = None
-    """Works out what a price leaves out (``Prediction.memory``), too slowly to be asked of every plan."""
-
     relax: Relax | None = None
     """What a setting's plans come to at least; asked where there are too many to try them all."""
 
     def allows(self, technique: Technique) -> bool:
         """Whether the goal and the machine permit it."""
-        if technique in self.goal.forbid or technique in self.unavailable:
+        if technique == "quantize_frozen" and self.workload.adapter is None:
             return False
-        if not self.goal.allows_loss_by(technique):
-            return False
-        if technique == "quantize_frozen":
-            return self.workload.adapter is not None
-        return {"disk": self.disk_budget_bytes > 0, "remote": self.remote_budget_bytes > 0}.get(technique, True)
+        return super().allows(technique)
 
     @cached_property
     def kinds(self) -> tuple[int, ...]:
@@ -265,6 +231,10 @@ class SearchProblem:
             clamps_fp16=self.clamps_fp16,
         )
 
+    def remembering(self) -> "SearchProblem":
+        """The same with every price worked out once, but for the last check of the chosen plan."""
+        return replace(self, price=cache(self.price), price_afresh=self.price_afresh or self.price)
+
     def permits_setting(self, setting: OuterPlan) -> bool:
         """The same for what is decided outside the blocks; False also where that contradicts itself."""
         known = self._permitted.get(setting)
@@ -308,39 +278,7 @@ class SearchProblem:
 
     def _is_known(self, setting: OuterPlan) -> bool:
         weights = WeightsPlan(dtype=setting.dtype, autocast=setting.autocast, frozen=setting.frozen)
-        return self.representations is None or weights.representation in self.representations
-
-    def fits_device(self, prediction: Prediction) -> bool:
-        """Whether even the upper end of the interval honours the budget."""
-        return prediction.device_peak_high_bytes <= self.goal.device_budget_bytes
-
-    def fits_elsewhere(self, prediction: Prediction) -> bool:
-        """Whether host, disk and remote store have room."""
-        host_bytes = prediction.host_peak_bytes
-        if prediction.memory is not None:
-            host_bytes = max(host_bytes, prediction.memory.host_pinned.value + prediction.memory.host_pageable.value)
-        return (
-            host_bytes <= self.host_budget_bytes
-            and prediction.disk_peak_bytes <= self.disk_budget_bytes
-            and prediction.remote_peak_bytes <= self.remote_budget_bytes
-        )
-
-    def fits(self, prediction: Prediction) -> bool:
-        return self.fits_device(prediction) and self.fits_elsewhere(prediction)
-
-    def verdict(self, prediction: Prediction) -> Verdict:
-        """The prediction's own verdict, and ``does_not_fit`` where another tier has no room."""
-        if not self.fits_elsewhere(prediction):
-            return "does_not_fit"
-        return prediction.verdict(self.goal.device_budget_bytes)
-
-    def priced(self, label: str, plan: Plan, prediction: Prediction, *, in_detail: bool = True) -> PricedPlan:
-        if in_detail and self.detail is not None and prediction.memory is None:
-            prediction = self.detail(plan, prediction)
-        return PricedPlan(label=label, plan=plan, prediction=prediction, verdict=self.verdict(prediction))
-
-    def with_budget(self, device_budget_bytes: int) -> "SearchProblem":
-        return replace(self, goal=replace(self.goal, device_budget_bytes=device_budget_bytes))
+        return self.is_known(weights.representation)
 
 
 _PLAIN: Final = OuterPlan(micro_batch_size=1, accumulation_steps=1)

@@ -26,7 +26,7 @@ from webapp.clock import from_now
 from webapp.jobs.models import Artifact, Attempt, Job, Kind, Outbox, Reason, State
 from webapp.jobs.moves import held_by, move_job
 from webapp.jobs.specs.training import read_adapter
-from webapp.planning.learning import calibrate, price_generation
+from webapp.planning.runs.learning import calibrate, price_generation
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,8 @@ from optimizer.base.categories import Category
 from optimizer.plan.pins.training import pins_of_change
 from optimizer.plan.plan import Plan
 from optimizer.plan.techniques import Technique
-from webapp.planning.searches import TrainingQuestion, problem_of
+from optimizer.search.answer.knobs import list_knobs
+from webapp.planning.search.training import TrainingQuestion, problem_of
 
 TECHNIQUES_OF: Final[dict[Category, tuple[Technique, ...]]] = {
     "weights": ("stream_weights", "bf16", "fp16", "quantize_frozen"),
@@ -46,9 +47,6 @@ class Lever:
 def list_levers(question: TrainingQuestion, plan: Plan, bytes_by_category: Mapping[str, int]) -> tuple[Lever, ...]:
     """Of the plan's largest parts, the largest first: the changes that take least time for what they save, one lossless and one
     that changes the numbers. A part without such a change has no lever, and the next one is looked at."""
-    # here, so that numpy and scipy are loaded with the first price and not with every process that knows of jobs
-    from optimizer.search.answer.knobs import list_knobs
-
     wanted = {technique for techniques in TECHNIQUES_OF.values() for technique in techniques}
     problem = problem_of(question)
     here = problem.price(plan)

@@ -18,6 +18,7 @@ from optimizer.base.categories import TIERS
 from optimizer.estimate.bounds.evenly_spaced import evenly_spaced, sum_shares
 from optimizer.estimate.bounds.kv_floor import KvFloor, KvFloors, LaneTimes
 from optimizer.estimate.bounds.kv_prefix_floor import PrefixFloors, list_prefix_lengths
+from optimizer.estimate.bounds.lower_bounds import Floors
 from optimizer.estimate.bounds.phase_grid import ManyShapes
 from optimizer.estimate.categories.stores import STORE_LANES, read_ms
 from optimizer.estimate.generation.cold_weights import are_weights_cold, reading_weights
@@ -38,27 +39,6 @@ from optimizer.workload import GenerationWorkload
 
 _NUM_LENGTHS: Final = 9
 """Of the cache, at which a range of decodes is timed: between them time is nearly a straight line."""
-
-
-class Floors(NamedTuple):
-    """Of one arrangement, each by number of micro-batches and by batch size."""
-
-    total_s: Floats
-    between_s: Floats
-    """Of batches between this and the next that make as many micro-batches, where a micro-batch's time is convex in its size."""
-    prefill_ms: Floats
-    device_bytes: Floats
-    """Of the upper end of a prediction's interval."""
-    host_bytes: Floats
-    disk_bytes: Floats
-    remote_bytes: Floats
-    prefix_tokens: Floats | float = 0.0
-    """Of a plan that makes keys and values again: of all lengths up to the plan's own the one that takes the least time, 0 where
-    that is none. All times are no more than any of these lengths takes."""
-
-    def of_rows(self, rows: Sequence[int]) -> "Floors":
-        """Of some of the numbers of micro-batches."""
-        return self._replace(**{name: each[rows] for name, each in self._asdict().items() if not isinstance(each, float)})
 
 
 class GenerationFloors:

@@ -13,7 +13,7 @@ from optimizer.plan.activations import BlockChoice
 from optimizer.plan.plan import Plan
 from optimizer.search.arrangements import PerBlock
 from optimizer.search.problem import OuterPlan, PricedPlan, SearchProblem, divisors
-from optimizer.search.solver.levers import TOKENS_PER_CHUNK
+from optimizer.search.solver.grid import TOKENS_PER_CHUNK
 
 Baseline = Callable[[SearchProblem], tuple[OuterPlan, PerBlock]]
 

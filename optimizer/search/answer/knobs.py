@@ -18,7 +18,7 @@ from optimizer.plan.techniques import Technique
 from optimizer.plan.weights import FrozenFormat
 from optimizer.search.arrangements import PerBlock
 from optimizer.search.problem import OuterPlan, SearchProblem, divisors, techniques_of
-from optimizer.search.solver.levers import TOKENS_PER_CHUNK
+from optimizer.search.solver.grid import TOKENS_PER_CHUNK
 
 _BLOCKS: tuple[tuple[BlockChoice, Technique, str], ...] = (
     ("keep", "recompute", "keep the activations of every block"),
@@ -84,8 +84,7 @@ def _is_possible(problem: SearchProblem, plan: Plan) -> bool:
     excluded = problem.unavailable | set(problem.goal.forbid)
     if any(technique in excluded for technique in techniques_of(plan)):
         return False
-    known = problem.representations
-    return problem.find_conflict(plan) is None and (known is None or plan.weights.representation in known)
+    return problem.find_conflict(plan) is None and problem.is_known(plan.weights.representation)
 
 
 def _priced(problem: SearchProblem, technique: Technique, change: str, plan: Plan, here: Prediction) -> Knob:

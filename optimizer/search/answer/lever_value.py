@@ -137,6 +137,4 @@ def _plan(problem: SearchProblem, setting: OuterPlan, per_block: PerBlock) -> Pl
         plan = setting.plan(per_block)
     except InvalidPlan:
         return None
-    known = problem.representations
-    is_known = known is None or plan.weights.representation in known
-    return plan if is_known and problem.find_conflict(plan) is None else None
+    return plan if problem.is_known(plan.weights.representation) and problem.find_conflict(plan) is None else None

@@ -20,7 +20,8 @@ class VerificationFailed(RuntimeError):
 def verify_plan(problem: SearchProblem, *, plan: Plan, prediction: Prediction) -> tuple[str, ...]:
     """What is wrong with calling this plan feasible; empty where nothing is."""
     problem.check(plan)
-    fresh = problem.price(Plan.from_json(plan.to_json()))
+    price = problem.price_afresh or problem.price
+    fresh = price(Plan.from_json(plan.to_json()))
     return (
         *_forbidden(problem, plan),
         *_changed(fresh, prediction),

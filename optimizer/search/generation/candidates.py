@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.estimate.bounds.generation_floor import Floors
+from optimizer.estimate.bounds.lower_bounds import Floors
 from optimizer.plan.generation import GenerationPlan
 from optimizer.search.generation.levers import Family, list_families
 from optimizer.search.generation.problem import GenerationProblem

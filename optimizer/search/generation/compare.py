@@ -4,12 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from optimizer.base.categories import CATEGORIES
 from optimizer.base.serialize import to_json
 from optimizer.plan.explain.diff import Difference, diff_plans
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.pins.generation_knobs import change_generation, generation_knobs, knob_value
-from optimizer.search.answer.compare import BytesAtPeak
+from optimizer.search.answer.compare import BytesAtPeak, list_bytes_at_peak
 from optimizer.search.generation.problem import GenerationProblem, PricedGenerationPlan
 
 
@@ -65,12 +64,10 @@ def compare_generations(problem: GenerationProblem, plans: Mapping[str, Generati
     decisions = [
         Decision(knob=path, values=tuple(knob_value(plan, path) for plan in plans.values())) for path in generation_knobs()
     ]
-    sizes = [found.prediction.device_bytes_by_category for found in priced]
-    rows = [BytesAtPeak(category=name, values=tuple(of_plan.get(name, 0) for of_plan in sizes)) for name in CATEGORIES]
     return GenerationComparison(
         plans=priced,
         decisions=tuple(decision for decision in decisions if len(set(decision.values)) > 1),
-        bytes_at_peak=tuple(row for row in rows if len(set(row.values)) > 1),
+        bytes_at_peak=list_bytes_at_peak(priced),
     )
 
 

@@ -49,11 +49,10 @@ def _without(problem: GenerationProblem, plan: GenerationPlan) -> dict[Technique
         "host_attention": replace(plan, kv_cache=replace(plan.kv_cache, attention="device")),
         "quantize_kv": replace(plan, kv_cache=replace(plan.kv_cache, dtype="same")),
     }
-    known = problem.representations
     return {
         technique: without[technique]
         for technique in techniques_of(plan)
-        if technique in without and (known is None or without[technique].weights.representation in known)
+        if technique in without and problem.is_known(without[technique].weights.representation)
     }
 
 

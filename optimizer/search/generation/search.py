@@ -11,7 +11,8 @@ from math import inf
 from typing import Any
 
 from optimizer.base.serialize import to_json
-from optimizer.estimate.bounds.generation_floor import Floors, GenerationFloors
+from optimizer.estimate.bounds.generation_floor import GenerationFloors
+from optimizer.estimate.bounds.lower_bounds import Floors
 from optimizer.estimate.generation.kv_prefix import find_prefix_conflict
 from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.generation.pricing import estimate_generation
@@ -21,9 +22,9 @@ from optimizer.hardware.calibration import calibrated_machine, of_generations
 from optimizer.hardware.machine import Machine
 from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.generation import GenerationPlan
-from optimizer.plan.techniques import Technique
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.generation import GenerationProfile
+from optimizer.search.budgeted import budgets_elsewhere, list_representations, list_unavailable
 from optimizer.search.check.card_fit import ACCEPTED, CardFit, find_room
 from optimizer.search.generation.baselines import price_generation_baselines
 from optimizer.search.generation.frontier import generation_frontier
@@ -124,14 +125,10 @@ def generation_problem(
         """Baselines may be one plan, and the chosen one."""
         return in_detail(plan)
 
-    host_budget_bytes = machine.host_memory_bytes if goal.host_budget_bytes is None else goal.host_budget_bytes
-    disk_budget_bytes = machine.disk_free_bytes if goal.disk_budget_bytes is None else goal.disk_budget_bytes
     return GenerationProblem(
         workload=workload,
         goal=goal,
-        host_budget_bytes=host_budget_bytes,
-        disk_budget_bytes=min(disk_budget_bytes, machine.disk_free_bytes),
-        remote_budget_bytes=machine.remote_free_bytes,
+        **budgets_elsewhere(goal, machine),
         price=cache(price),
         detail=detail,
         floors=floors,
@@ -140,8 +137,8 @@ def generation_problem(
         find_model_conflict=partial(find_prefix_conflict, profile),
         longest_prefix=0 if profile.rebuild is None else coarse.prompt_length,
         has_copies_beside=machine.device.kind != "cpu",
-        unavailable=_unavailable(machine),
-        representations=_representations(profile, machine),
+        unavailable=list_unavailable(machine),
+        representations=list_representations(profile.representations, machine),
     )
 
 
@@ -236,20 +233,3 @@ def _coarse(workload: GenerationWorkload, *, max_sequence_length: int) -> Genera
     for index, num_new in enumerate(workload.new_token_counts):
         lengths[index] = min(lengths[index], max_sequence_length - num_new)
     return replace(workload, prompt_lengths=tuple(lengths))
-
-
-def _unavailable(machine: Machine) -> frozenset[Technique]:
-    """What the machine has no rate for."""
-    rates = machine.rates
-    needed: dict[Technique, tuple[object, ...]] = {
-        "disk": (rates.disk_write_bytes_per_s, rates.disk_read_bytes_per_s),
-        "remote": (rates.remote_write_bytes_per_s, rates.remote_read_bytes_per_s),
-    }
-    return frozenset(technique for technique, found in needed.items() if not all(found))
-
-
-def _representations(profile: GenerationProfile, machine: Machine) -> frozenset[str]:
-    """What was profiled, in the dtypes that the machine has a rate for. fp16 has the profile of bf16."""
-    rates = machine.rates.matmul_flops_per_s
-    names = {*profile.representations, *(name.replace("bf16", "fp16") for name in profile.representations)}
-    return frozenset(name for name in names if name.partition("/")[0] in rates)

@@ -1,7 +1,6 @@
 """The largest micro-batch that fits: fewer, larger products keep a device busier, and norms over a batch see more of it."""
 
 from dataclasses import replace
-from functools import cache
 
 from optimizer.base.errors import NoFeasiblePlan
 from optimizer.search.answer.smallest import explain_infeasible
@@ -17,7 +16,7 @@ def find_largest_micro_batch(problem: SearchProblem) -> PricedPlan:
     Raises NoFeasiblePlan where none fits at any.
     """
     check_pins(problem)
-    remembering = replace(problem, price=cache(problem.price))
+    remembering = problem.remembering()
     for size in reversed(divisors(problem.workload.global_batch_size)):
         sized = replace(remembering, micro_batch_size=size)
         if not sized.settings():
@@ -26,7 +25,7 @@ def find_largest_micro_batch(problem: SearchProblem) -> PricedPlan:
         if not find_best(book):
             continue
         try:
-            chosen, _ = first_on_the_card(book, replace(problem, micro_batch_size=size), sized)
+            chosen, _ = first_on_the_card(book)
         except NoFeasiblePlan:
             continue
         return chosen

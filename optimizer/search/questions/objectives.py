@@ -19,7 +19,7 @@ from optimizer.profile.profile import Profile
 from optimizer.search.answer.smallest import smallest_found
 from optimizer.search.check.pins import check_pins
 from optimizer.search.core import SearchResult, search
-from optimizer.search.problem import SearchProblem
+from optimizer.search.problem import PricedPlan, SearchProblem
 from optimizer.search.solver.pricebook import PriceBook
 from optimizer.workload import TrainingWorkload
 
@@ -69,6 +69,22 @@ class ObjectiveAnswer:
     result: SearchResult
     limit: Limit | None
     """None where the work is as it was asked for."""
+
+    def for_run(self, workload: TrainingWorkload) -> "ObjectiveAnswer":
+        """The same for a workload that is priced alike (``priced_part``): its plans are the same, a run may be longer."""
+
+        def over(priced: PricedPlan) -> PricedPlan:
+            return replace(priced, prediction=priced.prediction.over(workload.num_steps))
+
+        result = replace(
+            self.result,
+            chosen=over(self.result.chosen),
+            baselines={label: over(priced) for label, priced in self.result.baselines.items()},
+            frontier=tuple(over(priced) for priced in self.result.frontier),
+        )
+        length, size = self.workload.sequence_length, self.workload.global_batch_size
+        found = replace(workload, sequence_length=length, global_batch_size=size)
+        return replace(self, result=result, workload=found)
 
     def to_json(self) -> dict[str, Any]:
         document: dict[str, Any] = to_json(self)

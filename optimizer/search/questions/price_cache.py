@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 from optimizer.base.recent import Recent
 from optimizer.estimate.prediction import Prediction
 from optimizer.plan.plan import Plan
-from optimizer.search.problem import PricedPlan, SearchProblem
-from optimizer.search.questions.objectives import ObjectiveAnswer
+from optimizer.search.problem import SearchProblem
 from optimizer.workload import TrainingWorkload
 
 MAX_WORKLOADS = 2
@@ -38,22 +37,6 @@ def priced_part(workload: TrainingWorkload) -> TrainingWorkload:
         sample_tokens=_DEFAULTS.sample_tokens,
         export=_DEFAULTS.export,
     )
-
-
-def for_run(answer: ObjectiveAnswer, workload: TrainingWorkload) -> ObjectiveAnswer:
-    """The answer for a workload with the same ``priced_part`` as its own: its plans are the same, a run may be longer."""
-
-    def over(priced: PricedPlan) -> PricedPlan:
-        return replace(priced, prediction=priced.prediction.over(workload.num_steps))
-
-    result = replace(
-        answer.result,
-        chosen=over(answer.result.chosen),
-        baselines={label: over(priced) for label, priced in answer.result.baselines.items()},
-        frontier=tuple(over(priced) for priced in answer.result.frontier),
-    )
-    length, size = answer.workload.sequence_length, answer.workload.global_batch_size
-    return replace(answer, result=result, workload=replace(workload, sequence_length=length, global_batch_size=size))
 
 
 @dataclass(frozen=True, kw_only=True)

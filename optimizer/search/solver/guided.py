@@ -7,15 +7,10 @@ own bound is under the best plan found, and of mixtures those around the counts 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from optimizer.estimate.bounds.relaxed_blocks import Form
+from optimizer.estimate.bounds.lower_bounds import Form
 from optimizer.search.problem import OuterPlan, Relax
-from optimizer.search.solver.levers import (
-    PREFETCHES,
-    fraction_steps,
-    has_free_fraction,
-    largest_fraction,
-    smallest_fraction,
-)
+from optimizer.search.solver.grid import PREFETCHES, fraction_steps
+from optimizer.search.solver.levers import has_free_fraction, largest_fraction, smallest_fraction
 from optimizer.search.solver.lines import (
     all_blocks,
     ladders,

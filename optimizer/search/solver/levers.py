@@ -11,22 +11,12 @@ from dataclasses import replace
 from typing import Final, get_args
 
 from optimizer.plan.gradients import GradientsChoice
-from optimizer.plan.logits_and_loss import MAX_CHUNKS
 from optimizer.plan.optimizer_state import StatePlace
 from optimizer.plan.weights import WeightsPlace
 from optimizer.search.arrangements import PerBlock
 from optimizer.search.problem import OuterPlan
+from optimizer.search.solver.grid import PREFETCHES, chunk_counts, fraction_steps
 from optimizer.search.solver.pricebook import PriceBook
-
-TOKENS_PER_CHUNK: Final = (1024, 256, 64)
-"""Rows of logits that exist at once, in the counts of chunks that are tried first: few enough to be small beside a model, and
-few enough to be small at all."""
-MAX_PREFETCH: Final = 3
-FRACTION_STEPS: Final = {"shallow": 16, "deep": 64}
-"""Shares of the state that leave the device are multiples of one over this. Few tensors make no finer shares."""
-MAX_SHALLOW_BLOCKS: Final = 8
-PREFETCHES: Final = (2, 1, 0)
-"""Blocks fetched ahead that are tried first; larger numbers when a plan is polished."""
 
 
 def homes_of(book: PriceBook, base: OuterPlan) -> list[OuterPlan]:
@@ -41,13 +31,6 @@ def all_homes(book: PriceBook, base: OuterPlan) -> list[OuterPlan]:
         for gradients, state, weights in _HOMES
     )
     return [home for home in homes if book.problem.permits_setting(home)]
-
-
-def chunk_counts(base: OuterPlan, *, tokens: int) -> tuple[int, ...]:
-    """One, and those that leave TOKENS_PER_CHUNK tokens in a chunk. tokens: of a sequence."""
-    total = base.micro_batch_size * tokens
-    counts = {min(MAX_CHUNKS, -(-total // size)) for size in TOKENS_PER_CHUNK}
-    return tuple(sorted({1, *counts}))
 
 
 def with_chunks(book: PriceBook, setting: OuterPlan) -> list[OuterPlan]:
@@ -76,10 +59,6 @@ def has_free_fraction(book: PriceBook, setting: OuterPlan) -> bool:
     """Whether a part of the state may stay on the device."""
     is_pinned = "state_fraction" in book.problem.pinned_levers
     return setting.state_place != "device" and setting.weights_place == "device" and not is_pinned
-
-
-def fraction_steps(num_blocks: int) -> int:
-    return FRACTION_STEPS["shallow" if num_blocks <= MAX_SHALLOW_BLOCKS else "deep"]
 
 
 def smallest_fraction(book: PriceBook, setting: OuterPlan, per_block: PerBlock) -> OuterPlan | None:

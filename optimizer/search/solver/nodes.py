@@ -11,8 +11,7 @@ from functools import cached_property
 from heapq import heappop, heappush
 from math import isfinite
 
-from optimizer.estimate.bounds.relaxation import Relaxation
-from optimizer.estimate.bounds.relaxed_blocks import Form
+from optimizer.estimate.bounds.lower_bounds import Form, Relaxation
 from optimizer.search.problem import OuterPlan, Relax
 from optimizer.search.solver.levers import all_homes, has_free_fraction, with_chunks
 from optimizer.search.solver.pricebook import PriceBook

@@ -10,7 +10,8 @@ from dataclasses import replace
 from optimizer.plan.activations import BlockChoice
 from optimizer.search.arrangements import PerBlock, common_kinds
 from optimizer.search.problem import OuterPlan
-from optimizer.search.solver.levers import MAX_PREFETCH, has_free_fraction, homes_of, smallest_fraction, with_chunks
+from optimizer.search.solver.grid import MAX_PREFETCH
+from optimizer.search.solver.levers import has_free_fraction, homes_of, smallest_fraction, with_chunks
 from optimizer.search.solver.lines import search_by_kind
 from optimizer.search.solver.pricebook import PriceBook
 

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.estimate.bounds.relaxation import Relaxation
+from optimizer.estimate.bounds.lower_bounds import Relaxation
 
 Numbers = NDArray[np.float64]
 INFINITE_MS: Final = float("inf")

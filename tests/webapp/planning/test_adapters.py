@@ -16,7 +16,7 @@ from webapp.jobs.claiming import claim_job
 from webapp.jobs.models import Job
 from webapp.jobs.specs.training import read_spec
 from webapp.planning.pricing import price_spec
-from webapp.planning.profiles import ProfileFailed
+from webapp.planning.search.profile_requests import ProfileFailed
 from webapp.planning.submitting import submit_job
 from worker.run.brief import make_brief
 

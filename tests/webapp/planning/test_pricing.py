@@ -23,7 +23,7 @@ from webapp.jobs.errors import PlanDoesNotFit
 from webapp.jobs.models import Job, PlanOffer
 from webapp.planning import offers
 from webapp.planning.pricing import price_spec
-from webapp.planning.profiles import ProfileFailed
+from webapp.planning.search.profile_requests import ProfileFailed
 from webapp.planning.submitting import NotPricedYet, submit_job
 
 pytestmark = pytest.mark.django_db

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from django.http import HttpRequest
 from ninja import Router, Schema
 
-from webapp.planning.comparing import Comparison, compare_jobs, read_jobs
+from webapp.planning.runs.comparing import Comparison, compare_jobs, read_jobs
 
 router = Router()
 

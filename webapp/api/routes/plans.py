@@ -8,7 +8,7 @@ from pydantic import Field
 
 from webapp.api.schemas import RETRY_AFTER_S, Pending, PricedPlan
 from webapp.planning import questions
-from webapp.planning.estimates import AskedOfModel
+from webapp.planning.search.asked import AskedOfModel
 
 router = Router()
 _MAX_PLANS = 6

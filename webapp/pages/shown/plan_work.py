@@ -6,7 +6,7 @@ at hand: the edit's own price, which needs no search where the address names eve
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from optimizer.base.errors import HeadroomError, NoFeasiblePlan
 from optimizer.plan.explain.diff import Difference, diff_plans
@@ -14,26 +14,22 @@ from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.pins.generation_knobs import change_generation, pins_of_generation_change, read_generation_change
 from optimizer.plan.pins.training import pins_of_change
 from optimizer.plan.plan import Plan
+from optimizer.search.answer.compare import reprice
+from optimizer.search.answer.knobs import list_knobs
+from optimizer.search.generation.knobs import GenerationKnob
 from webapp.pages.forms.pins import GENERATION, TRAINING, Decisions, typed_knobs, written_pins
 from webapp.pages.forms.training import ANY_LOSS
 from webapp.pages.forms.work import pin_field
 from webapp.pages.shown.plans import YOURS, AnyPriced
-from webapp.planning.generation_searches import (
+from webapp.planning.search.generation import (
     GenerationQuestion,
     answer_at_hand,
-    detail_at_hand,
     detail_generation,
     find_generation,
     knobs_of_generation,
     problem_of_generation,
 )
-from webapp.planning.questions import Asked
-from webapp.planning.searches import TrainingQuestion, problem_of
-
-if TYPE_CHECKING:
-    from optimizer.search.answer.compare import reprice
-from optimizer.search.answer.knobs import list_knobs
-from optimizer.search.generation.knobs import GenerationKnob
+from webapp.planning.search.training import TrainingQuestion, find_answer, problem_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,20 +106,21 @@ class Work(Protocol):
 class TrainingWork:
     """Always whole: its search takes about a second, and is remembered."""
 
-    asked: Asked
+    question: TrainingQuestion
     decisions: Decisions = TRAINING
 
     @property
     def card_question(self) -> TrainingQuestion:
-        return self.asked.question
+        return self.question
 
     def find(self, *, whole: bool) -> PlanAnswer:
-        answer = self.asked.answer()
-        found, question = answer.result, self.asked.question
+        question = self.question
+        answer = find_answer(question)
+        found = answer.result
         bound = f" by more than {100 * found.gap:.2g} %" if found.gap is not None and not found.is_optimal else ""
         return PlanAnswer(
-            model=self.asked.model.name,
-            device=question.machine.device.name,
+            model=question.model_name,
+            device=question.place.machine.device.name,
             budget_bytes=question.goal.device_budget_bytes,
             work=f"sequences of {answer.workload.sequence_length:,} tokens, batch of {answer.workload.global_batch_size:,}",
             limit="" if answer.limit is None else answer.limit.reason,
@@ -138,11 +135,11 @@ class TrainingWork:
         return None
 
     def edit(self, plan: Plan, change: Any, *, whole: bool) -> Edited:
-        found = reprice(problem_of(self.asked.question), plan, change=change)
+        found = reprice(problem_of(self.question), plan, change=change)
         return Edited(priced=found.priced, differences=found.differences)
 
     def neighbours(self, plan: Plan) -> Iterable[Neighbour]:
-        for knob in list_knobs(problem_of(self.asked.question), plan):
+        for knob in list_knobs(problem_of(self.question), plan):
             fields = written_pins(pins_of_change(plan, knob.plan))
             yield Neighbour(
                 change=knob.change,
@@ -160,7 +157,6 @@ class TrainingWork:
 class GenerationWork:
     """Prompts by a model."""
 
-    model: str
     question: GenerationQuestion
     decisions: Decisions = GENERATION
 
@@ -173,8 +169,8 @@ class GenerationWork:
         workload = question.workload
         work = f"{workload.num_sequences:,} prompts, up to {workload.num_new_tokens:,} new tokens each"
         facts: dict[str, Any] = {
-            "model": self.model,
-            "device": question.machine.device.name,
+            "model": question.model_name,
+            "device": question.place.machine.device.name,
             "budget_bytes": question.goal.device_budget_bytes,
             "work": work,
         }
@@ -212,7 +208,7 @@ class GenerationWork:
     def edit(self, plan: GenerationPlan, change: Mapping[str, Any], *, whole: bool) -> Edited:
         problem, changed = problem_of_generation(self.question), change_generation(plan, change)
         problem.check(changed)
-        known = detail_at_hand(self.question, changed, label=YOURS)
+        known = detail_generation.at_hand(self.question, changed, label=YOURS)
         differences = diff_plans(plan, changed)
         if known is not None or whole:
             priced = known or detail_generation(self.question, changed, label=YOURS)
@@ -236,7 +232,7 @@ class GenerationWork:
                 held=None if looks_for_batch and knob.knob == "batch_size" else self._held(plan, knob),
             )
 
-    def _held(self, plan: GenerationPlan, knob: "GenerationKnob") -> dict[str, str]:
+    def _held(self, plan: GenerationPlan, knob: GenerationKnob) -> dict[str, str]:
         fields = written_pins(pins_of_generation_change(plan, knob.plan).to_json())
         return fields | ({} if knob.is_lossless else {"allow_lossy": "on"})
 

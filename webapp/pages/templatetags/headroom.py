@@ -66,7 +66,7 @@ def milliseconds(value: Any) -> str:
 
 @register.simple_tag
 def outcome_value(value: float | None, unit: str) -> str | SafeString:
-    """One number of a run, as its unit is read (``webapp.planning.comparing.Unit``)."""
+    """One number of a run, as its unit is read (``webapp.planning.runs.comparing.Unit``)."""
     if value is None:
         return NONE_YET
     if unit == "bytes":

@@ -26,7 +26,7 @@ from webapp.catalog.models import Profile
 from webapp.catalog.queries import machines_visible_to
 from webapp.jobs.models import Kind
 from webapp.jobs.queries import jobs_visible_to
-from webapp.jobs.specs.generation import GenerateSpec, generation_workload, read_job_spec
+from webapp.jobs.specs.generation import GenerateSpec, read_job_spec
 from webapp.jobs.specs.training import read_workload
 from webapp.pages.forms.pins import EditForm
 from webapp.pages.forms.work import WorkForm, form_query, initial_from_query, typed_of
@@ -38,10 +38,8 @@ from webapp.pages.views.new import generation as generate
 from webapp.pages.views.new import training as new_job
 from webapp.pages.views.new.work import FormPage, first_model, incomplete
 from webapp.planning.cards import rank_some_cards
-from webapp.planning.estimates import AskedOfModel, read_machine
-from webapp.planning.generation_searches import GenerationQuestion
-from webapp.planning.profiles import read_generation_profile, ready_profile
-from webapp.planning.questions import read_question
+from webapp.planning.search.asked import AskedOfModel, question_at, read_place, read_question
+from webapp.planning.search.resolve import asked_by_generation
 
 CARD = "gpu:"
 EDIT = "try"
@@ -200,27 +198,16 @@ def _work(request: HttpRequest, page: FormPage, form: WorkForm, on: str) -> Work
     """None while the model is being profiled. Raises HeadroomError."""
     if page.kind == Kind.GENERATE:
         return _generation(request, form, on)
-    asked = read_question(request.user, _question(form, on))
-    return None if asked is None else TrainingWork(asked=asked)
+    question = read_question(request.user, _question(form, on))
+    return None if question is None else TrainingWork(question=question)
 
 
 def _generation(request: HttpRequest, form: WorkForm, on: str) -> GenerationWork | None:
     spec = read_job_spec(request.user, form.spec())
     if not isinstance(spec, GenerateSpec):
         raise InvalidInput("this address is that of a generate job", field="kind", value=spec.kind)
-    machine, calibration = read_machine(request.user, **_place(on))
-    profile = ready_profile(spec.model, generates=True)
-    if profile is None:
-        return None
-    question = GenerationQuestion(
-        profile=read_generation_profile(profile.pk, profile.document_sha256),
-        profile_sha256=profile.document_sha256,
-        workload=generation_workload(spec),
-        goal=spec.goal,
-        machine=machine,
-        calibration=calibration,
-    )
-    return GenerationWork(model=spec.model.name, question=question)
+    question = question_at(asked_by_generation(spec), read_place(request.user, **_place(on)))
+    return None if question is None else GenerationWork(question=question)
 
 
 def _question(form: WorkForm, on: str) -> AskedOfModel:

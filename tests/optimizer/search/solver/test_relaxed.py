@@ -13,9 +13,9 @@ from optimizer.profile.extent import Extent
 from optimizer.profile.profile import Profile
 from optimizer.profile.trace.trace import profile_model
 from optimizer.search.problem import OuterPlan, SearchProblem
-from optimizer.search.search import training_problem
-from optimizer.search.solver.levers import MAX_PREFETCH, chunk_counts
+from optimizer.search.solver.grid import MAX_PREFETCH, chunk_counts
 from optimizer.search.solver.relaxed import bound_relaxed
+from optimizer.search.training import training_problem
 from optimizer.workload import TrainingWorkload
 
 NUM_PLANS = 24

@@ -15,7 +15,7 @@ from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.plan import Plan
 from webapp.jobs.models import Job, Kind
 from webapp.jobs.queries import jobs_visible_to
-from webapp.planning.comparing_costs import AnyPlan, DecisionCost, price_differences
+from webapp.planning.runs.comparing_costs import AnyPlan, DecisionCost, price_differences
 
 MIN_JOBS, MAX_JOBS = 2, 10
 Unit = Literal["bytes", "ms", "s", "per_s", "number"]

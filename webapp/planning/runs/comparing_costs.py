@@ -10,6 +10,8 @@ from functools import partial
 from typing import Any, Protocol
 
 from optimizer.base.errors import HeadroomError
+from optimizer.estimate.generation.pricing import estimate_generation
+from optimizer.estimate.training import estimate_training
 from optimizer.hardware.machine import Machine as MachineSpec
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.plan import Plan
@@ -20,7 +22,7 @@ from webapp.catalog.models import Machine
 from webapp.jobs.models import Job, Kind
 from webapp.jobs.specs.generation import generation_workload, spec_of_job
 from webapp.jobs.specs.training import read_workload
-from webapp.planning.profiles import known_generation_profile_of, known_profile_of
+from webapp.planning.search.profiles import known_generation_profile_of, known_profile_of
 
 AnyPlan = Plan | GenerationPlan
 PRICED_SETTINGS = ("sequence_length", "global_batch_size", "optimizer", "momentum", "max_grad_norm")
@@ -130,9 +132,6 @@ def _estimator(first: Job) -> Callable[[_Case], _Priced | None] | None:
 
 
 def _price_training(profile: Profile, case: _Case) -> _Priced | None:
-    # here, so that numpy and scipy are loaded with the first price and not with every process that knows of jobs
-    from optimizer.estimate.training import estimate_training
-
     try:
         return estimate_training(
             profile,
@@ -147,8 +146,6 @@ def _price_training(profile: Profile, case: _Case) -> _Priced | None:
 
 def _price_generation(profile: GenerationProfile, workload: GenerationWorkload, case: _Case) -> _Priced | None:
     """The prompts stay the first job's: counting another's may take seconds."""
-    from optimizer.estimate.generation.pricing import estimate_generation
-
     try:
         return estimate_generation(
             profile,

@@ -13,7 +13,7 @@ from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.passes_run import MAX_TIMED, TimedPass
 from webapp.catalog.models import Machine
 from webapp.jobs.models import Attempt, Kind
-from webapp.planning.profiles import known_generation_profile_of
+from webapp.planning.search.profiles import known_generation_profile_of
 
 logger = logging.getLogger(__name__)
 
