@@ -20,5 +20,10 @@ def shown_value(value: Any) -> Any:
     return "an object" if isinstance(value, dict) else "a list" if isinstance(value, list | tuple) else type(value).__name__
 
 
+def shown_field(path: str) -> str:
+    """Write a dotted path of a field in words: ``kv_cache.place`` becomes ``kv cache place``."""
+    return path.replace(".", " ").replace("_", " ")
+
+
 def _power_of_two(value: int) -> str:
     return f"{'-' if value < 0 else ''}2^{value.bit_length() - 1}"

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 
 from optimizer.base.errors import InvalidPlan, InvalidWorkload
 from optimizer.base.serialize import from_json, to_json
+from optimizer.base.shown import shown_field
 from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.passes import PassShape, list_passes
@@ -120,13 +121,13 @@ class GenerationPlan:
                 self.batch_size > workload.num_sequences,
                 "batch_size",
                 self.batch_size,
-                f"is more than the sequences to generate (workload.num_sequences is {workload.num_sequences})",
+                f"is more than the sequences to generate (the workload has {workload.num_sequences})",
             ),
             (
                 self.num_micro_batches > 1 and self.sequences_per_pass - self.batch_size >= workload.num_sequences,
                 "num_micro_batches",
                 self.num_micro_batches,
-                f"times {self.batch_size} leaves the last one empty (workload.num_sequences is {workload.num_sequences})",
+                f"times {self.batch_size} leaves the last one empty (the workload has {workload.num_sequences} sequences)",
             ),
             (
                 self.weights.autocast != "off",
@@ -138,20 +139,20 @@ class GenerationPlan:
                 self.kv_cache.attention == "host" and self.kv_cache.place != "host",
                 "kv_cache.attention",
                 self.kv_cache.attention,
-                f"needs keys and values on the host; plan.kv_cache.place is {self.kv_cache.place}",
+                f"needs keys and values on the host; their place is {self.kv_cache.place}",
             ),
             (
                 self.kv_cache.attention == "host" and self.kv_cache.dtype != "same",
                 "kv_cache.attention",
                 self.kv_cache.attention,
-                f"reads unpacked keys and values; plan.kv_cache.dtype {self.kv_cache.dtype} packs them",
+                f"reads unpacked keys and values; dtype {self.kv_cache.dtype} packs them",
             ),
         )
         cache, name = self.kv_cache, "kv_cache.prefix_tokens"
         if cache.prefix_tokens:
-            here = "saves nothing where keys and values stay on the device: choose another plan.kv_cache.place, or 0"
-            packed = f"saves nothing where keys and values travel in {cache.dtype}: choose plan.kv_cache.dtype same, or 0"
-            on_host = "saves nothing where attention is computed on the host: choose plan.kv_cache.attention device, or 0"
+            here = "saves nothing if keys and values stay on the device: choose another place for them, or 0"
+            packed = f"saves nothing if keys and values travel in {cache.dtype}: choose dtype same for them, or 0"
+            on_host = "saves nothing if attention is computed on the host: choose attention on the device, or 0"
             rules += (
                 (cache.place == "device", name, cache.prefix_tokens, here),
                 (cache.dtype != "same", name, cache.prefix_tokens, packed),
@@ -160,7 +161,7 @@ class GenerationPlan:
         for is_broken, name, value, why in rules:
             if is_broken:
                 path = f"plan.{name}"
-                return InvalidPlan(f"{path} is {value}, which {why}", field=path, value=value, allowed=why)
+                return InvalidPlan(f"{shown_field(name)} is {value}, which {why}", field=path, value=value, allowed=why)
         return None
 
     def to_json(self) -> dict[str, Any]:

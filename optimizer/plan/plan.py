@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 
 from optimizer.base.errors import InvalidPlan
 from optimizer.base.serialize import from_json, to_json
+from optimizer.base.shown import shown_field
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.batch import BatchPlan
@@ -124,13 +125,13 @@ class Plan:
                 consumes and self.batch.accumulation_steps > 1,
                 "gradients.choice",
                 "consume",
-                "needs one micro-batch per step (plan.batch.accumulation_steps 1)",
+                "needs one micro-batch per step (1 accumulation step)",
             ),
             (
                 consumes and workload.max_grad_norm is not None,
                 "gradients.choice",
                 "consume",
-                "cannot clip to a global norm (workload.max_grad_norm must be null)",
+                "cannot clip to a global norm (set max_grad_norm to null)",
             ),
             (
                 consumes and self.weights.scales_loss,
@@ -162,7 +163,7 @@ class Plan:
                 self.weights.frozen != "same" and trains_all,
                 "weights.frozen",
                 self.weights.frozen,
-                "applies to weights under adapters (workload.adapter is null: every weight is trained)",
+                "applies to weights under adapters (this workload has none: every weight is trained)",
             ),
             (
                 self.optimizer_state.bits == 8 and workload.optimizer != "adamw",
@@ -187,7 +188,7 @@ class Plan:
         for is_broken, name, value, why in rules:
             if is_broken:
                 path = f"plan.{name}"
-                return InvalidPlan(f"{path} is {value}, which {why}", field=path, value=value, allowed=why)
+                return InvalidPlan(f"{shown_field(name)} is {value}, which {why}", field=path, value=value, allowed=why)
         return None
 
     def _sparse_rules(self) -> tuple[tuple[bool, str, object, str], ...]:

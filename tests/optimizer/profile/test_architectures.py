@@ -118,5 +118,5 @@ def test_fp16_is_not_priced_where_blocks_do_more_in_it(machine):
     conflict = plan.find_conflict(TrainingWorkload(sequence_length=24, global_batch_size=2), clamps_fp16=True)
     assert conflict is not None
     assert str(conflict) == (
-        "plan.weights.dtype is fp16, which makes this model's blocks clamp their values; use bf16, or fp32 with autocast"
+        "weights dtype is fp16, which makes this model's blocks clamp their values; use bf16, or fp32 with autocast"
     )

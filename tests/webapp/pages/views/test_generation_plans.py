@@ -118,7 +118,7 @@ def test_an_edit_that_cannot_be_carried_out_says_why_and_keeps_what_was_typed(lo
     chosen = look(whole="yes").context["found"].chosen.plan
     answer = look(**full_edit(chosen, batch_size="7"))
     assert answer.status_code == 200
-    assert "plan.batch_size is 7, which is more than the sequences to generate" in answer.words
+    assert "batch size is 7, which is more than the sequences to generate" in answer.words
     assert 'value="7"' in answer.content.decode()
 
 
