@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from optimizer.api.estimate import BEST, baseline_plan, read_model, read_text
+from optimizer.api.inputs import BEST, read_model, read_text
+from optimizer.api.needs import baseline_plan
 from optimizer.base.errors import InvalidDataset, InvalidInput
 from optimizer.base.serialize import to_json
 from optimizer.data.lengths import Lengths

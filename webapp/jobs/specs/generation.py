@@ -11,6 +11,7 @@ from optimizer.base.serialize import from_json, shown, to_json
 from optimizer.goal import GenerationGoal
 from optimizer.models.spec import read_model_spec
 from optimizer.profile.generation import generation_fingerprint
+from optimizer.search.generation.baselines import INFERENCE_BASELINES
 from optimizer.workload import GenerationRequest, GenerationWorkload
 from webapp.catalog.actions import count_prompt_tokens
 from webapp.catalog.models import Dataset, Model
@@ -108,9 +109,6 @@ def read_generate_spec(user: Any, document: dict[str, Any]) -> GenerateSpec:
 
 
 def _read_plan(label: Any) -> str:
-    # here, so that numpy is loaded with the first spec and not with every process that knows of jobs
-    from optimizer.search.generation.baselines import INFERENCE_BASELINES
-
     return read_label(label, ("chosen", *INFERENCE_BASELINES))
 
 

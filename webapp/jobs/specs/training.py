@@ -15,6 +15,7 @@ from optimizer.goal import GenerationGoal, Goal
 from optimizer.models.spec import read_model_spec
 from optimizer.models.targets import check_targets
 from optimizer.profile.profile import profile_fingerprint
+from optimizer.search.answer.baselines import BASELINES
 from optimizer.workload import Adapter, Export, GenerationWorkload, TrainingWorkload
 from webapp.catalog.models import Dataset, Model
 from webapp.catalog.queries import datasets_visible_to, models_visible_to
@@ -258,6 +259,4 @@ def read_label(label: Any, allowed: Sequence[str]) -> str:
 
 
 def _read_plan(label: Any) -> str:
-    from optimizer.search.answer.baselines import BASELINES
-
     return read_label(label, ("chosen", *BASELINES))

@@ -6,7 +6,7 @@ at hand: the edit's own price, which needs no search where the address names eve
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from optimizer.base.errors import HeadroomError, NoFeasiblePlan
 from optimizer.plan.explain.diff import Difference, diff_plans
@@ -14,6 +14,9 @@ from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.pins.generation_knobs import change_generation, pins_of_generation_change, read_generation_change
 from optimizer.plan.pins.training import pins_of_change
 from optimizer.plan.plan import Plan
+from optimizer.search.answer.compare import reprice
+from optimizer.search.answer.knobs import list_knobs
+from optimizer.search.generation.knobs import GenerationKnob
 from webapp.pages.forms.pins import GENERATION, TRAINING, Decisions, typed_knobs, written_pins
 from webapp.pages.forms.training import ANY_LOSS
 from webapp.pages.forms.work import pin_field
@@ -27,9 +30,6 @@ from webapp.planning.search.generation import (
     problem_of_generation,
 )
 from webapp.planning.search.training import TrainingQuestion, find_answer, problem_of
-
-if TYPE_CHECKING:
-    from optimizer.search.generation.knobs import GenerationKnob
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,14 +135,10 @@ class TrainingWork:
         return None
 
     def edit(self, plan: Plan, change: Any, *, whole: bool) -> Edited:
-        from optimizer.search.answer.compare import reprice
-
         found = reprice(problem_of(self.question), plan, change=change)
         return Edited(priced=found.priced, differences=found.differences)
 
     def neighbours(self, plan: Plan) -> Iterable[Neighbour]:
-        from optimizer.search.answer.knobs import list_knobs
-
         for knob in list_knobs(problem_of(self.question), plan):
             fields = written_pins(pins_of_change(plan, knob.plan))
             yield Neighbour(
@@ -236,7 +232,7 @@ class GenerationWork:
                 held=None if looks_for_batch and knob.knob == "batch_size" else self._held(plan, knob),
             )
 
-    def _held(self, plan: GenerationPlan, knob: "GenerationKnob") -> dict[str, str]:
+    def _held(self, plan: GenerationPlan, knob: GenerationKnob) -> dict[str, str]:
         fields = written_pins(pins_of_generation_change(plan, knob.plan).to_json())
         return fields | ({} if knob.is_lossless else {"allow_lossy": "on"})
 
