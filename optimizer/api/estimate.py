@@ -12,7 +12,7 @@ from typing import Any
 from optimizer.api.inputs import BEST, read_config, read_model
 from optimizer.api.needs import baseline_plan, needed_extent
 from optimizer.base.errors import InvalidInput, NoFeasiblePlan
-from optimizer.base.serialize import shown, to_json
+from optimizer.base.serialize import WithJson, shown
 from optimizer.estimate.explanation import Explanation, explain_prediction
 from optimizer.estimate.prediction import Prediction
 from optimizer.goal import Goal
@@ -34,7 +34,7 @@ from optimizer.workload import TrainingWorkload
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
+class Estimate(WithJson):
     """One plan or two, priced on one machine for one workload, and the last of them explained."""
 
     model_type: str
@@ -61,10 +61,6 @@ class Estimate:
     def priced(self) -> PricedPlan:
         """The last of ``plans``."""
         return self.plans[-1]
-
-    def to_json(self) -> dict[str, Any]:
-        document: dict[str, Any] = to_json(self)
-        return document
 
 
 def estimate_model(

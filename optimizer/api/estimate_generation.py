@@ -11,7 +11,7 @@ from typing import Any
 from optimizer.api.inputs import BEST
 from optimizer.api.needs import check_plan_label, needed_representations
 from optimizer.base.errors import NoFeasiblePlan
-from optimizer.base.serialize import to_json
+from optimizer.base.serialize import WithJson
 from optimizer.estimate.explanation import Explanation
 from optimizer.estimate.generation.explanation import explain_generation
 from optimizer.estimate.generation.prediction import GenerationPrediction
@@ -32,7 +32,7 @@ from optimizer.workload import GenerationWorkload
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerationEstimate:
+class GenerationEstimate(WithJson):
     """One plan or two, priced on one machine for one workload, and the last of them explained."""
 
     model_type: str
@@ -65,10 +65,6 @@ class GenerationEstimate:
     @property
     def verdict(self) -> Verdict:
         return self.priced.verdict
-
-    def to_json(self) -> dict[str, Any]:
-        document: dict[str, Any] = to_json(self)
-        return document
 
 
 def estimate_model_generation(

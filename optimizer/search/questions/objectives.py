@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from optimizer.base.categories import Tier
 from optimizer.base.errors import InvalidWorkload, NoFeasiblePlan
-from optimizer.base.serialize import to_json
+from optimizer.base.serialize import WithJson, to_json
 from optimizer.base.units import format_bytes
 from optimizer.goal import Objective
 from optimizer.profile.deeper import depth_period, with_depth
@@ -34,7 +34,7 @@ Unit = Literal["sequences", "tokens", "blocks"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limit:
+class Limit(WithJson):
     """Where it ends, and why."""
 
     unit: Unit
@@ -49,10 +49,6 @@ class Limit:
     """The smallest peak that was found there."""
     reason: str
     """The whole in a sentence."""
-
-    def to_json(self) -> dict[str, Any]:
-        document: dict[str, Any] = to_json(self)
-        return document
 
 
 @dataclass(frozen=True, kw_only=True)
