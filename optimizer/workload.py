@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from optimizer.base.errors import InvalidWorkload
 from optimizer.base.ranges import require_float, require_int
-from optimizer.base.serialize import shown
+from optimizer.base.shown import shown
 
 ScheduleName = Literal["constant", "linear", "cosine"]
 OptimizerName = Literal["adamw", "sgd"]

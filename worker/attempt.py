@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from django.db import Error as DatabaseError
 from django.db import connections
 
+from webapp.attempts.outcome import finish_attempt
 from webapp.jobs import actions
 from webapp.jobs.models import Attempt, Sample
 from webapp.wire.publish import publish, publish_all, report_gap
@@ -58,7 +59,7 @@ def run_attempt(
             "reason": "disk_full" if is_disk_full else "internal",
             "message": "The disk is full." if is_disk_full else "A fault of the worker ended the attempt.",
         }
-        actions.finish_attempt(attempt, result=result, exit_code=None)
+        finish_attempt(attempt, result=result, exit_code=None)
 
 
 class _AttemptRun:
@@ -178,7 +179,7 @@ class _AttemptRun:
         for write in self._pending:
             self._persist(write)
         self._persist(self._copier.copy)
-        outcome = self._persist(lambda: actions.finish_attempt(self._attempt, result=result, exit_code=exit_code))
+        outcome = self._persist(lambda: finish_attempt(self._attempt, result=result, exit_code=exit_code))
         logger.info("%s ended: %s (exit code %d)", self._attempt, outcome, exit_code)
 
     def _persist(self, write: Callable[[], T]) -> T | None:

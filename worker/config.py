@@ -8,6 +8,8 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+from django.conf import settings
+
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerConfig:
@@ -44,8 +46,6 @@ class WorkerConfig:
     @classmethod
     def from_environment(cls) -> "WorkerConfig":
         """Raises ValueError that names the variable when a number is not one or is out of range."""
-        from django.conf import settings
-
         return cls(
             home=Path(settings.HEADROOM_HOME),
             host=os.environ.get("HEADROOM_WORKER_NAME") or socket.gethostname(),

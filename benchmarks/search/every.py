@@ -75,7 +75,7 @@ def every_setting(
 
 
 def _may_be_permitted(problem: SearchProblem, setting: OuterPlan) -> bool:
-    """Whether the setting contradicts nothing, and uses of what is forbidden nothing that its blocks do not bring along."""
+    """True if the setting contradicts nothing and itself uses nothing forbidden; its blocks are judged apart."""
     try:
         plan = setting.plan((problem.choices[-1],) * problem.num_blocks)
         kept = setting.plan(keep_everything(problem.num_blocks))

@@ -12,7 +12,8 @@ from typing import Any
 from optimizer.api.inputs import BEST, read_config, read_model
 from optimizer.api.needs import baseline_plan, needed_extent
 from optimizer.base.errors import InvalidInput, NoFeasiblePlan
-from optimizer.base.serialize import WithJson, shown
+from optimizer.base.serialize import WithJson
+from optimizer.base.shown import shown
 from optimizer.estimate.explanation import Explanation, explain_prediction
 from optimizer.estimate.prediction import Prediction
 from optimizer.goal import Goal

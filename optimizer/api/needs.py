@@ -15,9 +15,10 @@ from optimizer.models.targets import check_targets
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import FrozenFormat, WeightsDtype, WeightsPlan
-from optimizer.profile.extent import EVERYTHING, Extent, extent_of_plans, traced_representation
+from optimizer.profile.extent import EVERYTHING, Extent, traced_representation
 from optimizer.profile.generation import GenerationProfile
 from optimizer.profile.keep.obtain import obtain_generation_profile, obtain_profile
+from optimizer.profile.plan_extent import extent_of_plans
 from optimizer.profile.profile import BLOCK_CHOICES, Profile
 from optimizer.search.answer.baselines import BASELINES
 from optimizer.search.generation.baselines import INFERENCE_BASELINES

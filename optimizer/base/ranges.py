@@ -4,7 +4,7 @@ import math
 import reprlib
 
 from optimizer.base.errors import InvalidWorkload
-from optimizer.base.serialize import shown
+from optimizer.base.shown import shown
 
 
 def require_int(name: str, value: object, *, low: int, high: int, section: str = "workload") -> None:

@@ -7,18 +7,16 @@ purpose.
 
 import dataclasses
 import functools
-import math
 import reprlib
 import types
 import typing
 from typing import Any, TypeVar
 
 from optimizer.base.errors import InvalidInput
+from optimizer.base.shown import shown
 
 T = TypeVar("T")
 _KINDS: dict[Any, str] = {int: "an integer", float: "a number", str: "a text", bool: "true or false"}
-_MOST_CHARACTERS_SHOWN = 200
-_LARGEST_INT_SHOWN = 2**63
 
 
 def to_json(value: Any) -> Any:
@@ -142,18 +140,3 @@ def _wrong(path: str, value: Any, *, allowed: Any, error: type[InvalidInput]) ->
     return error(f"{path} is {reprlib.repr(value)}; allowed: {listed}", field=path, value=shown(value), allowed=allowed)
 
 
-def shown(value: Any) -> Any:
-    """A refused value as an error may carry it: short, and JSON whatever was sent; of a container only its kind."""
-    if isinstance(value, str):
-        return value[:_MOST_CHARACTERS_SHOWN]
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, int):
-        return value if abs(value) < _LARGEST_INT_SHOWN else f"about {_magnitude(value)}"
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    return "an object" if isinstance(value, dict) else "a list" if isinstance(value, list | tuple) else type(value).__name__
-
-
-def _magnitude(value: int) -> str:
-    return f"{'-' if value < 0 else ''}2^{value.bit_length() - 1}"

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimizer.base.errors import InvalidDataset
-from optimizer.base.serialize import shown
+from optimizer.base.shown import shown
 from optimizer.data.batches import shuffled
 
 IntArray = NDArray[np.int64]

@@ -16,6 +16,8 @@ OpKind = Literal["matmul", "attention", "memory", "copy_out", "copy_in"]
 _MATMULS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_grouped_mm"})
 ADDING = frozenset({"addmm", "baddbmm"})
 """Products whose first argument is what they are added to."""
+GROUPED_PRODUCT = "_grouped_mm"
+"""One matrix for each expert that some token chose, in one op."""
 _ATTENTION_PREFIX = "_scaled_dot_product"
 WHOLE = "whole"
 """Form of attention that is not causal, with a mask or without. Its FLOPs are counted whole, and done at another rate: a causal

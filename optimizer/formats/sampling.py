@@ -5,7 +5,7 @@ import reprlib
 from dataclasses import dataclass
 
 from optimizer.base.errors import InvalidWorkload
-from optimizer.base.serialize import shown
+from optimizer.base.shown import shown
 
 _MAX_STOP_TOKENS = 1024
 

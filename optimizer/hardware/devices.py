@@ -9,7 +9,7 @@ published for few generations and assumed for the rest; a probe or a finished ru
 from dataclasses import replace
 
 from optimizer.base.errors import InvalidInput
-from optimizer.base.serialize import shown
+from optimizer.base.shown import shown
 from optimizer.base.units import GIB, MIB
 from optimizer.hardware.cuda_facts import bytes_beside_tensors
 from optimizer.hardware.device_spec import DeviceSpec

@@ -9,7 +9,8 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from optimizer.base.errors import InvalidInput
-from optimizer.base.serialize import from_json, shown, to_json
+from optimizer.base.serialize import from_json, to_json
+from optimizer.base.shown import shown
 
 RateSource = Literal["measured", "table"]
 PROBE_DISTURBED_FACT = "disturbed"

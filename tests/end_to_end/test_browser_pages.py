@@ -1,6 +1,6 @@
 """Every page in a real Chromium: accessible, as wide as its window, light and dark, and without JavaScript.
 
-``HEADROOM_SCREENSHOTS=1`` also writes the pictures that the documentation shows.
+``HEADROOM_SCREENSHOTS=FOLDER`` also writes a picture of every page there; ``docs/screenshots`` has the few that the docs show.
 """
 
 import pytest

@@ -6,7 +6,9 @@ import struct
 
 from optimizer.data.bundled import TOKENIZER_FILE
 from tests.webapp.jobs.attempts import DONE
-from webapp.jobs.actions import claim_job, finish_attempt, record_started
+from webapp.attempts.outcome import finish_attempt
+from webapp.jobs.actions import record_started
+from webapp.jobs.claiming import claim_job
 from webapp.jobs.models import Job
 
 CONFIG = {

@@ -5,8 +5,9 @@ from django.db.models import F, Q, Sum
 from django.db.models.functions import Now
 
 from webapp.catalog.models import Machine
+from webapp.clock import from_now
 from webapp.jobs.models import LIVE_STATES, Attempt, FenceSequence, Job, Outbox, State
-from webapp.jobs.moves import claimable, from_now, move_job
+from webapp.jobs.moves import claimable, move_job
 
 
 def claim_job(*, worker: str, machine: Machine, job_id: str | None = None, lease_s: float = 30) -> Attempt | None:

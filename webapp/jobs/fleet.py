@@ -15,7 +15,7 @@ from django.db.models.functions import Cast
 from optimizer.base.serialize import to_json
 from webapp.catalog.documents import machine_documents
 from webapp.catalog.models import Machine
-from webapp.jobs.documents import iso
+from webapp.clock import iso
 from webapp.jobs.models import LIVE_STATES, Attempt, Job, Sample
 from webapp.jobs.queries import jobs_visible_to
 

@@ -17,6 +17,7 @@ from optimizer.base.serialize import from_json, to_json
 from optimizer.data.prompt_tokens import LineTokens, PromptTokenizer, length_problem
 from optimizer.data.prompts import read_prompts
 from optimizer.data.stop_texts import StopWatch, cut_at_stop
+from optimizer.formats.sampling import Sampling
 from optimizer.goal import GenerationGoal
 from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan.generation import GenerationPlan
@@ -190,7 +191,6 @@ class _Requests(Sequence["Request"]):
 
 
 def _request(work: _Work, each: LineTokens) -> "Request":
-    from optimizer.formats.sampling import Sampling
     from optimizer.runtime.generation.run_requests import Request
 
     workload = each.line.workload(work.workload)

@@ -13,7 +13,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from optimizer.base.errors import HeadroomError, InvalidDataset, InvalidModel, InvalidPlan
+from optimizer.base.errors import DiskFull, HeadroomError, InvalidDataset, InvalidModel, InvalidPlan
 from worker.run.lifeline import die_with_supervisor
 from worker.run.pipe import PipeWriter
 from worker.run.reporter import Reporter, read_json
@@ -156,8 +156,6 @@ def _as_headroom_error(error: Exception) -> HeadroomError | None:
     if isinstance(error, HeadroomError):
         return error
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        from optimizer.base.errors import DiskFull
-
         where = f" for {Path(error.filename).name}" if isinstance(error.filename, str) else ""
         return DiskFull(f"the disk is full: no room{where}", hint="Free space; the job goes on from its checkpoint.")
     return None

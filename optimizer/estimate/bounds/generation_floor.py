@@ -25,8 +25,8 @@ from optimizer.estimate.generation.cold_weights import are_weights_cold, reading
 from optimizer.estimate.generation.page_cache import is_disk_in_memory, reading_disk
 from optimizer.estimate.generation.sampling import draw_bytes, draw_time
 from optimizer.estimate.generation.splits import Floats, Splits, Way
+from optimizer.estimate.prediction import MEMORY_MARGIN
 from optimizer.estimate.step.streaming import streaming_python_ms
-from optimizer.estimate.training import MEMORY_MARGIN
 from optimizer.formats.transfer_sizes import STAGING_BYTES
 from optimizer.hardware.machine import Machine, Rates
 from optimizer.plan.generation import GenerationPlan

@@ -25,13 +25,12 @@ from optimizer.estimate.categories.gradients import estimate_gradient_bytes
 from optimizer.estimate.categories.optimizer_state import estimate_state, estimate_update_ms
 from optimizer.estimate.categories.tensors import list_tensors
 from optimizer.estimate.categories.weights import estimate_weight_bytes, list_streamed_bytes, list_streamed_tensors
-from optimizer.estimate.prediction import LANES
+from optimizer.estimate.prediction import LANES, MEMORY_MARGIN
 from optimizer.estimate.shape.compiled import compile_shape
 from optimizer.estimate.step.part_prices import PartPrices
 from optimizer.estimate.step.streaming import sum_weights_ms
 from optimizer.estimate.step.update import UpdateTime, begins_in_backward, list_update_times, more_for_leaving_ms
 from optimizer.estimate.tasks.parts import PartName
-from optimizer.estimate.training import MEMORY_MARGIN
 from optimizer.hardware.machine import Machine
 from optimizer.plan.activations import BlockChoice
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan

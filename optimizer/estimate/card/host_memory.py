@@ -9,7 +9,7 @@ up to a power of two; slabs and staging are powers of two already. On the CPU de
 
 from optimizer.base.intervals import ByteInterval, exactly
 from optimizer.estimate.prediction import Prediction
-from optimizer.estimate.training import LaidOut
+from optimizer.estimate.step.setting import LaidOut
 from optimizer.formats.transfer_sizes import ARENA_SLAB_BYTES
 from optimizer.hardware.machine import Machine
 from optimizer.plan.plan import Plan

@@ -15,9 +15,8 @@ from itertools import product
 from optimizer.base.categories import Tier
 from optimizer.estimate.cpu.convolution_scratch import hold_convolution
 from optimizer.estimate.cpu.matmul_scratch import hold_grouped_product, hold_product
-from optimizer.estimate.ops.experts import GROUPED_PRODUCT
 from optimizer.formats.matmul_dispatch import uses_onednn
-from optimizer.formats.op_costs import ADDING
+from optimizer.formats.op_costs import ADDING, GROUPED_PRODUCT
 from optimizer.hardware.machine import Processor
 from optimizer.profile.meta_ops.convolution import Convolution
 from optimizer.profile.profile import Op

@@ -16,9 +16,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.estimate.ops.experts import GROUPED_PRODUCT
 from optimizer.formats.matmul_dispatch import LEAST_FLOPS, LEAST_FLOPS_PER_BYTE
-from optimizer.formats.op_costs import ALLOCATIONS
+from optimizer.formats.op_costs import ALLOCATIONS, GROUPED_PRODUCT
 from optimizer.hardware.machine import Curve, Rates
 from optimizer.hardware.thread_wakeup import BESIDE_KERNELS
 from optimizer.profile.time_kinds import COMPUTE_KINDS, ComputeKind, base_name

@@ -12,7 +12,7 @@ import numpy as np
 
 from optimizer.base.categories import CATEGORIES, Category, Link
 from optimizer.estimate.prediction import Lane
-from optimizer.estimate.shape.compiled import NO_COPIES, Move
+from optimizer.estimate.tasks.change import NO_COPIES, Move
 from optimizer.estimate.tasks.parts import Bytes, Change, PartBytes, PartTime
 from optimizer.estimate.tasks.transfers import Event, Legs, Transfer, make_event
 from optimizer.hardware.machine import Processor

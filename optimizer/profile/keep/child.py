@@ -11,7 +11,10 @@ import sys
 from typing import Any
 
 from optimizer.base.errors import HeadroomError, InvalidModel, InvalidPlan, InvalidWorkload
+from optimizer.base.serialize import from_json
+from optimizer.profile.extent import Extent
 from optimizer.profile.meta_ops.stub_imports import import_lean
+from optimizer.workload import Adapter
 
 LEAN_OPTION = "--lean"
 _SAME_IN_FULL = (InvalidPlan, InvalidWorkload)
@@ -52,11 +55,8 @@ def _answer(*, is_lean: bool) -> dict[str, Any]:
 def _trace() -> dict[str, Any]:
     import torch
 
-    from optimizer.base.serialize import from_json
     from optimizer.models.any_spec import read_any_spec
-    from optimizer.profile.extent import Extent
     from optimizer.profile.trace.trace import profile_model
-    from optimizer.workload import Adapter
 
     torch.set_num_threads(1)
     request = json.load(sys.stdin)

@@ -5,10 +5,9 @@ from django.utils import timezone
 
 from optimizer.base.serialize import to_json
 from tests.webapp.jobs.attempts import DONE, DRAINED, failed, reread, run
+from webapp.attempts.outcome import finish_attempt
+from webapp.attempts.reconciling import expire_leases
 from webapp.jobs.actions import (
-    claim_job,
-    expire_leases,
-    finish_attempt,
     record_checkpoint,
     record_phase,
     record_progress,
@@ -16,6 +15,7 @@ from webapp.jobs.actions import (
     record_started,
     renew_lease,
 )
+from webapp.jobs.claiming import claim_job
 from webapp.jobs.models import Artifact, Attempt, Job, Sample
 
 

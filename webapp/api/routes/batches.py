@@ -13,7 +13,6 @@ from ninja import File, Form, Query, Router, Schema, UploadedFile
 from pydantic import Field
 
 from webapp.accounts.audit import note_target
-from webapp.api.routes.files import stream_file
 from webapp.batches import actions
 from webapp.batches.answers import RequestRefused
 from webapp.batches.documents import batch_document, file_document, model_document
@@ -21,6 +20,7 @@ from webapp.batches.models import Batch, BatchFile
 from webapp.batches.queries import batches_visible_to, files_visible_to
 from webapp.catalog.queries import models_visible_to
 from webapp.http.auth import owner_of
+from webapp.http.streaming import stream_file
 
 router = Router()
 R = TypeVar("R", bound=Row)

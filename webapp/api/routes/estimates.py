@@ -6,7 +6,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from ninja import Router, Schema
 from pydantic import Field
 
-from webapp.api.routes.jobs import RETRY_AFTER_S
+from webapp.api.schemas import RETRY_AFTER_S, Pending, PricedPlan
 from webapp.planning import estimates
 
 router = Router()
@@ -34,15 +34,6 @@ class EstimateBody(Schema, extra="forbid"):
         "plan with `batch_size`, and other baselines; resident weights and the best unless given",
     )
     knobs: bool = Field(default=True, description="whether one-change neighbours of the plan are priced too")
-
-
-class PricedPlan(Schema):
-    """One plan with its price."""
-
-    label: str
-    plan: dict[str, Any]
-    prediction: dict[str, Any]
-    verdict: Literal["fits", "tight", "does_not_fit", "unknown"]
 
 
 class CategoryAtPeak(Schema):
@@ -121,13 +112,6 @@ class GenerationAnswer(Schema):
     nothing_fits: str | None
     explanation: Explanation
     sentences: list[str] = Field(description="what the last plan does")
-
-
-class Pending(Schema):
-    """Ask again after Retry-After."""
-
-    profile: Literal["pending"] = "pending"
-    waiting_for: Literal["profile"] = "profile"
 
 
 @router.post("/estimates", response={200: EstimateAnswer | GenerationAnswer, 202: Pending}, tags=["plans"])

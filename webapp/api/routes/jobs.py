@@ -10,7 +10,7 @@ from pydantic import Field
 
 from optimizer.base.errors import InvalidInput
 from webapp.accounts.audit import note_target
-from webapp.api.routes.catalog import ModelRow
+from webapp.api.schemas import RETRY_AFTER_S, ModelRow
 from webapp.catalog.documents import model_documents
 from webapp.http.idempotency import idempotent, remember
 from webapp.http.paging import page_of
@@ -23,7 +23,6 @@ from webapp.planning.pricing import price_spec
 from webapp.planning.submitting import submit_job
 
 router = Router()
-RETRY_AFTER_S = "2"
 
 
 class JobRequest(Schema, extra="forbid"):

@@ -6,8 +6,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from ninja import Router, Schema
 from pydantic import Field
 
-from webapp.api.routes.estimates import Pending, PricedPlan
-from webapp.api.routes.jobs import RETRY_AFTER_S
+from webapp.api.schemas import RETRY_AFTER_S, Pending, PricedPlan
 from webapp.planning import questions
 from webapp.planning.search.asked import AskedOfModel
 

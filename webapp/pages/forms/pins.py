@@ -20,7 +20,7 @@ from optimizer.plan.pins.table import PinTable
 from optimizer.plan.pins.training import knob_kinds, list_knobs_to_pin, read_pins
 from optimizer.plan.plan import Plan
 from webapp.pages.forms.work import WorkForm, pin_field
-from webapp.pages.shown.presentation import PLACE_WORDS
+from webapp.pages.presentation import PLACE_WORDS
 
 _LABELS: Final[dict[str, tuple[str, str]]] = {
     "batch.micro_batch_size": ("Micro-batch", "sequences at once"),

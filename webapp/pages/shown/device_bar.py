@@ -9,7 +9,7 @@ from typing import Any
 
 from optimizer.base.units import format_bytes
 from webapp.jobs.fleet import Accuracy, Holder, Occupancy, Within
-from webapp.pages.shown.presentation import Segment, StackedBar, bar_percent, stacked_bar
+from webapp.pages.presentation import Segment, StackedBar, bar_percent, stacked_bar
 
 OTHERS = "someone else's job"
 

@@ -11,8 +11,8 @@ from django.utils import timezone
 
 from optimizer.base.units import format_bytes, format_duration
 from webapp.jobs.models import LIVE_STATES, Job, Kind, State
-from webapp.pages.shown.presentation import StackedBar, eta_words, signed_error, stacked_bar
-from webapp.pages.words.next_steps import NAMES, NextStep, edit_url, next_steps
+from webapp.pages.presentation import StackedBar, eta_words, signed_error, stacked_bar
+from webapp.pages.shown.next_steps import NAMES, NextStep, edit_url, next_steps
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.plan import Plan
-from webapp.pages.shown.presentation import BLOCK_CHOICES, PLACE_WORDS
+from webapp.pages.presentation import BLOCK_CHOICES, PLACE_WORDS
 
 _LETTERS = {choice: letter for choice, (letter, _) in BLOCK_CHOICES.items()}
 _MEANINGS = dict(BLOCK_CHOICES.values())

@@ -22,7 +22,7 @@ from webapp.jobs.specs.training import JobSpec
 from webapp.pages.forms.pins import written_pins
 from webapp.pages.forms.training import ANY_LOSS
 from webapp.pages.forms.work import exact_bytes, field_of
-from webapp.pages.shown.presentation import (
+from webapp.pages.presentation import (
     BLOCK_CHOICES,
     StackedBar,
     largest_part,

@@ -18,7 +18,7 @@ from optimizer.base.categories import CATEGORY_LABELS
 from optimizer.base.units import format_bytes, format_duration
 from optimizer.hardware.rental import Cost
 from webapp.pages.forms.work import form_query
-from webapp.pages.shown.presentation import step_words
+from webapp.pages.presentation import step_words
 from webapp.pages.words.baselines import BASELINE_WORDS
 
 register = template.Library()

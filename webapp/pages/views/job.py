@@ -38,12 +38,12 @@ from webapp.jobs.specs.copying import copies_of
 from webapp.jobs.specs.generation import generation_workload, spec_of_job
 from webapp.jobs.trained_model import create_trained_model, what_is_left
 from webapp.pages.forms.pins import flat_pins
+from webapp.pages.presentation import comparisons, plan_rows
 from webapp.pages.shown.files import find_in_log, log_after, log_tail, newest_answers, sample_text
 from webapp.pages.shown.job_head import budget_bytes, describe_job
+from webapp.pages.shown.next_steps import edit_url
 from webapp.pages.shown.places import PlacePicture, places_of
-from webapp.pages.shown.presentation import comparisons, plan_rows
 from webapp.pages.shown.tables import CHARTS, build_table
-from webapp.pages.words.next_steps import edit_url
 
 TABS = ("plan", "checkpoints", "samples", "logs", "events", "files")
 

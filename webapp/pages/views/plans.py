@@ -30,9 +30,9 @@ from webapp.jobs.specs.generation import GenerateSpec, read_job_spec
 from webapp.jobs.specs.training import read_workload
 from webapp.pages.forms.pins import EditForm
 from webapp.pages.forms.work import WorkForm, form_query, initial_from_query, typed_of
+from webapp.pages.presentation import largest_part
 from webapp.pages.shown import plans
 from webapp.pages.shown.plan_work import Edited, GenerationWork, PlanAnswer, TrainingWork, Work
-from webapp.pages.shown.presentation import largest_part
 from webapp.pages.shown.price_view import budget_suggestion, ways_out
 from webapp.pages.views.new import generation as generate
 from webapp.pages.views.new import training as new_job

@@ -8,8 +8,9 @@ import pytest
 from optimizer.base.categories import CATEGORIES
 from optimizer.base.serialize import to_json
 from optimizer.estimate.prediction import DETAILS, Prediction
+from optimizer.estimate.step.setting import lay_out
 from optimizer.estimate.step.simulate import simulate
-from optimizer.estimate.training import estimate_training, lay_out
+from optimizer.estimate.training import estimate_training
 from optimizer.models.spec import read_model_spec
 from optimizer.profile.profile import Profile
 from optimizer.profile.trace.trace import profile_model

@@ -20,7 +20,8 @@ from tests.webapp.pages import rows
 from webapp.accounts.models import Membership, Role
 from webapp.accounts.projects import create_project, set_account_role, set_member
 from webapp.accounts.tokens import create_token
-from webapp.jobs.actions import cancel_job, finish_attempt, pause_job, record_checkpoint
+from webapp.attempts.outcome import finish_attempt
+from webapp.jobs.actions import cancel_job, pause_job, record_checkpoint
 from webapp.jobs.models import Job
 
 pytestmark = pytest.mark.django_db
