@@ -23,7 +23,7 @@ from optimizer.profile.profile import BLOCK_CHOICES, Profile
 from optimizer.search.answer.baselines import BASELINES
 from optimizer.search.generation.baselines import INFERENCE_BASELINES
 from optimizer.search.problem import SearchProblem, divisors
-from optimizer.search.questions.objectives import sizes_looked_at
+from optimizer.search.questions.sizes import sizes_looked_at
 from optimizer.workload import GenerationWorkload, TrainingWorkload
 
 _COMPUTED = ("fp32", "bf16", "fp32+bf16")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from optimizer.api.estimate_generation import GenerationEstimate
 from optimizer.base.units import format_bytes, format_duration
 from optimizer.cli.reports.compared import memory_costs, side_by_side
-from optimizer.cli.reports.estimate import card_table, contributors_table, lanes_table, peak_table
+from optimizer.cli.reports.tables import card_table, contributors_table, lanes_table, peak_table
 from optimizer.cli.reports.text import (
     VERDICTS,
     format_bullets,
