@@ -297,3 +297,10 @@ def step_words(step_ms: float) -> str:
 def bar_percent(part: float, whole: float) -> str:
     """As an SVG attribute: a point as decimal sign whatever the locale."""
     return f"{part / whole * 100:.3f}%"
+
+
+def batch_words(plan: Mapping[str, Any]) -> str:
+    """Sequences of a micro-batch, and how many of them make a step or share a pass."""
+    if "kv_cache" in plan:
+        return f"{plan['batch_size']} × {plan.get('num_micro_batches', 1)}"
+    return f"{plan['batch']['micro_batch_size']} × {plan['batch']['accumulation_steps']}"

@@ -13,8 +13,7 @@ from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.prediction import Prediction
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.pins.generation_knobs import generation_knobs, written_knobs
-from webapp.pages.presentation import CategoryRow, plan_rows, step_words
-from webapp.pages.shown.price_view import batch_words
+from webapp.pages.presentation import CategoryRow, batch_words, plan_rows, step_words
 
 if TYPE_CHECKING:  # numpy and scipy are loaded with the first price
     from optimizer.search.generation.problem import PricedGenerationPlan

@@ -25,6 +25,7 @@ from webapp.pages.forms.work import exact_bytes, field_of
 from webapp.pages.presentation import (
     BLOCK_CHOICES,
     StackedBar,
+    batch_words,
     largest_part,
     signed_bytes,
     signed_percent,
@@ -375,13 +376,6 @@ def weights_words(weights: Mapping[str, Any]) -> str:
     """``fp32 on the device``, ``bf16 int8 on the host``."""
     packed = "" if weights["frozen"] == "same" else f" {weights['frozen']}"
     return f"{weights['dtype']}{packed} on the {weights['place']}"
-
-
-def batch_words(plan: Mapping[str, Any]) -> str:
-    """Sequences of a micro-batch, and how many of them make a step or share a pass."""
-    if "kv_cache" in plan:
-        return f"{plan['batch_size']} × {plan.get('num_micro_batches', 1)}"
-    return f"{plan['batch']['micro_batch_size']} × {plan['batch']['accumulation_steps']}"
 
 
 def block_letters(choices: Sequence[str]) -> str:
