@@ -28,7 +28,7 @@ def test_a_batch_of_none_is_refused():
 
 
 def test_a_batch_larger_than_the_workload_is_a_conflict():
-    with pytest.raises(InvalidPlan, match=r"plan\.batch_size is 5, .* \(workload\.num_sequences is 4\)"):
+    with pytest.raises(InvalidPlan, match=r"batch size is 5, .* \(the workload has 4\)"):
         GenerationPlan(batch_size=5).check(workload=WORKLOAD, max_sequence_length=64)
 
 
