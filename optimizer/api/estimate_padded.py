@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from optimizer.api.estimate import BEST, baseline_plan, read_model, read_text
+from optimizer.api.inputs import BEST, read_model, read_text
+from optimizer.api.needs import baseline_plan
 from optimizer.base.errors import InvalidDataset, InvalidInput
-from optimizer.base.serialize import to_json
+from optimizer.base.serialize import WithJson
 from optimizer.data.lengths import Lengths
 from optimizer.estimate.padded import PaddedPrediction, estimate_padded
 from optimizer.estimate.prediction import Verdict
@@ -32,7 +33,7 @@ MAX_LENGTHS_BYTES = 64_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class PaddedEstimate:
+class PaddedEstimate(WithJson):
     """One plan over one dataset's batches."""
 
     machine: Machine
@@ -43,10 +44,6 @@ class PaddedEstimate:
     pad_to_multiple: int
     predicted: PaddedPrediction
     verdict: Verdict
-
-    def to_json(self) -> dict[str, Any]:
-        document: dict[str, Any] = to_json(self)
-        return document
 
 
 def estimate_padded_model(

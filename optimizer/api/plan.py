@@ -9,18 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from optimizer.api.estimate import BEST, baseline_plan, needed_extent, read_model
+from optimizer.api.inputs import BEST, Model, check_number_compared, known_machine, read_model
+from optimizer.api.needs import baseline_plan, profile_for
 from optimizer.base.errors import InvalidInput, NoFeasiblePlan
 from optimizer.goal import UNLIMITED_BYTES, Goal
-from optimizer.hardware.devices import table_machine
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.rental import PriceList, read_prices
 from optimizer.models.spec import ModelSpec
-from optimizer.models.targets import check_targets
 from optimizer.plan.pins.training import Pins, read_pins
 from optimizer.plan.plan import Plan
-from optimizer.profile.extent import EVERYTHING, Extent
-from optimizer.profile.keep.obtain import obtain_profile
 from optimizer.profile.profile import Profile
 from optimizer.search.answer.baselines import BASELINES
 from optimizer.search.answer.compare import Comparison, Repriced, compare_plans, reprice
@@ -28,11 +25,9 @@ from optimizer.search.core import search
 from optimizer.search.problem import SearchProblem
 from optimizer.search.questions.alternatives import Obtain, add_ways_out
 from optimizer.search.questions.cards import ALL, CardAnswer, Order, Progress, rank_cards, read_cards
-from optimizer.search.questions.objectives import ObjectiveAnswer, answer_goal, sizes_looked_at
+from optimizer.search.questions.objectives import ObjectiveAnswer, answer_goal
 from optimizer.search.training import training_problem
 from optimizer.workload import TrainingWorkload
-
-Model = str | Path | Mapping[str, Any] | ModelSpec
 
 
 def plan_model(
@@ -158,21 +153,6 @@ def compare_profiled(
     return compare_plans(problem, labelled)
 
 
-def check_number_compared(number: int) -> None:
-    """Raise InvalidInput for too few plans, or more than stand beside each other."""
-    if not 2 <= number <= MAX_COMPARED:
-        raise InvalidInput(
-            f"{number} plans are to be compared; allowed: 2 to {MAX_COMPARED} different ones",
-            field="compare",
-            value=number,
-            allowed={"minimum": 2, "maximum": MAX_COMPARED},
-        )
-
-
-MAX_COMPARED = 6
-"""Plans beside each other."""
-
-
 def rank_model_cards(
     model: Model,
     cards: Sequence[str] = (ALL,),
@@ -230,22 +210,6 @@ def reprice_profiled(
     """The plan after one edit. change: as pins, or as their text: ``["optimizer_state.bits=8"]``."""
     problem = training_problem(profile, workload=workload, goal=goal, machine=machine, calibration=calibration)
     return reprice(problem, plan, change=change if isinstance(change, Pins) else read_pins(change))
-
-
-def profile_for(spec: ModelSpec, *, workload: TrainingWorkload, goal: Goal, folder: Path | None = None) -> Profile:
-    """The model's profile, as far as finding the best plan for the goal needs it."""
-    if workload.adapter is not None:
-        check_targets(workload.adapter, spec.model_type)
-    extent = needed_extent(spec.num_blocks, BEST, workload=workload, goal=goal)
-    sizes = sizes_looked_at(goal.objective, spec.max_sequence_length, workload)
-    if sizes and extent != EVERYTHING:
-        extent = extent.union(Extent(representations=(), choices=(), shapes=tuple(sizes)))
-    return obtain_profile(spec, adapter=workload.adapter, extent=extent, folder=folder)
-
-
-def known_machine(machine: str | Machine) -> Machine:
-    """A card of the table by its name; a machine is itself."""
-    return machine if isinstance(machine, Machine) else table_machine(machine)
 
 
 def _plan_called(name: str, problem: SearchProblem) -> Plan:

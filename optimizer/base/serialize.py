@@ -30,6 +30,14 @@ def to_json(value: Any) -> Any:
     return value
 
 
+class WithJson:
+    """Gives a value type ``to_json``."""
+
+    def to_json(self) -> dict[str, Any]:
+        document: dict[str, Any] = to_json(self)
+        return document
+
+
 def from_json(kind: type[T], document: Any, *, path: str = "", error: type[InvalidInput] = InvalidInput) -> T:
     """Build ``kind`` from parsed JSON. Raises ``error`` with the dotted path of the first field that is wrong."""
     return typing.cast(T, _read_value(kind, document, path or kind.__name__.lower(), error))

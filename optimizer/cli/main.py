@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from optimizer.api.estimate import read_model
+from optimizer.api.inputs import read_model
 from optimizer.base.errors import HeadroomError
 from optimizer.base.threads import sleep_while_waiting
 from optimizer.cli.estimate import add_estimate_command

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any, get_args
 
-from optimizer.api.estimate import BEST, is_there, read_json
+from optimizer.api.inputs import BEST, is_there, read_json
 from optimizer.base.errors import InvalidInput
 from optimizer.base.threads import sleep_while_waiting
 from optimizer.base.units import parse_bytes

@@ -6,9 +6,9 @@ machine, only ``price``; so it can be tested against any function, and what it o
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Self, TypedDict, TypeVar
+from typing import Generic, Self, TypedDict, TypeVar
 
-from optimizer.base.serialize import to_json
+from optimizer.base.serialize import WithJson
 from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.prediction import Prediction, Verdict
 from optimizer.goal import GenerationGoal, Goal
@@ -23,7 +23,7 @@ GoalT = TypeVar("GoalT", bound=Goal | GenerationGoal)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Priced(Generic[PlanT, PredictionT]):
+class Priced(WithJson, Generic[PlanT, PredictionT]):
     """One plan with what it is predicted to cost."""
 
     label: str
@@ -32,10 +32,6 @@ class Priced(Generic[PlanT, PredictionT]):
     prediction: PredictionT
     verdict: Verdict
     """Against the goal's budgets."""
-
-    def to_json(self) -> dict[str, Any]:
-        document: dict[str, Any] = to_json(self)
-        return document
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -62,7 +62,7 @@ def training_problem(
 
 @dataclass(frozen=True, kw_only=True)
 class _Relax:
-    """Of the estimator (``Relax``)."""
+    """The estimator's lower bounds, as the solver asks for them."""
 
     profile: Profile
     workload: TrainingWorkload

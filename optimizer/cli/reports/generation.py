@@ -4,9 +4,16 @@ from collections.abc import Sequence
 
 from optimizer.api.estimate_generation import GenerationEstimate
 from optimizer.base.units import format_bytes, format_duration
-from optimizer.cli.reports.compared import side_by_side
-from optimizer.cli.reports.estimate import card_table, contributors_table, lanes_table, peak_table
-from optimizer.cli.reports.text import VERDICTS, format_bullets, format_ms, format_pairs, format_table, size_or_dash
+from optimizer.cli.reports.compared import memory_costs, side_by_side
+from optimizer.cli.reports.tables import card_table, contributors_table, lanes_table, peak_table
+from optimizer.cli.reports.text import (
+    VERDICTS,
+    format_bullets,
+    format_ms,
+    format_pairs,
+    format_table,
+    peak_cells,
+)
 from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.goal import GenerationGoal
 from optimizer.hardware.machine import PROBE_DISTURBED_FACT, Machine
@@ -70,12 +77,7 @@ def report_generation_comparison(comparison: GenerationComparison) -> str:
     """As ``reports_plan.report_comparison`` has it of training."""
     predictions = [priced.prediction for priced in comparison.plans]
     costs: list[Sequence[str]] = [
-        ("peak, at most", *(format_bytes(found.device_peak_high_bytes) for found in predictions)),
-        (
-            "elsewhere",
-            *(size_or_dash(found.host_peak_bytes + found.disk_peak_bytes + found.remote_peak_bytes) for found in predictions),
-        ),
-        ("copied", *(size_or_dash(sum(found.copied_bytes.values())) for found in predictions)),
+        *memory_costs(predictions),
         ("first token", *(format_ms(found.prefill_ms) for found in predictions)),
         ("later ones", *(format_ms(found.decode_ms) if found.decode_ms else "-" for found in predictions)),
         ("tokens/s", *(f"{found.tokens_per_s:,.1f}" for found in predictions)),
@@ -106,9 +108,7 @@ def _row(priced: PricedGenerationPlan) -> tuple[str, ...]:
     prediction = priced.prediction
     return (
         priced.label,
-        format_bytes(prediction.device_peak_bytes),
-        format_bytes(prediction.device_peak_high_bytes),
-        size_or_dash(prediction.host_peak_bytes + prediction.disk_peak_bytes + prediction.remote_peak_bytes),
+        *peak_cells(prediction),
         format_ms(prediction.prefill_ms),
         format_ms(prediction.decode_ms) if prediction.decode_ms else "-",
         f"{prediction.tokens_per_s:,.1f}",

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from optimizer.base.units import format_bytes, format_duration
-from optimizer.cli.reports.compared import side_by_side
+from optimizer.cli.reports.compared import memory_costs, side_by_side
 from optimizer.cli.reports.text import (
     VERDICTS,
     categories_table,
@@ -12,7 +12,6 @@ from optimizer.cli.reports.text import (
     format_ms,
     format_table,
     plans_table,
-    size_or_dash,
     wrap_after,
 )
 from optimizer.estimate.generation.prediction import GenerationPrediction
@@ -101,12 +100,7 @@ def report_comparison(comparison: Comparison) -> str:
     labels = [priced.label for priced in comparison.plans]
     predictions = [priced.prediction for priced in comparison.plans]
     costs: list[Sequence[str]] = [
-        ("peak, at most", *(format_bytes(found.device_peak_high_bytes) for found in predictions)),
-        (
-            "elsewhere",
-            *(size_or_dash(found.host_peak_bytes + found.disk_peak_bytes + found.remote_peak_bytes) for found in predictions),
-        ),
-        ("copied", *(size_or_dash(sum(found.copied_bytes.values())) for found in predictions)),
+        *memory_costs(predictions),
         ("step", *(format_ms(found.step_ms) for found in predictions)),
         ("tokens/s", *(f"{found.tokens_per_s:,.0f}" for found in predictions)),
         ("verdict", *(VERDICTS[priced.verdict] for priced in comparison.plans)),

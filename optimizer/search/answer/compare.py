@@ -2,10 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from optimizer.base.categories import CATEGORIES, Category
-from optimizer.base.serialize import to_json
+from optimizer.base.serialize import WithJson
 from optimizer.plan.explain.diff import Cell, Difference, diff_plans, different_cells
 from optimizer.plan.pins.training import Pins
 from optimizer.plan.plan import Plan
@@ -22,7 +21,7 @@ class BytesAtPeak:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class Comparison(WithJson):
     """Several plans for the same work on the same machine."""
 
     plans: tuple[PricedPlan, ...]
@@ -31,13 +30,9 @@ class Comparison:
     bytes_at_peak: tuple[BytesAtPeak, ...]
     """Categories in which not all are alike, each plan at its own peak."""
 
-    def to_json(self) -> dict[str, Any]:
-        document: dict[str, Any] = to_json(self)
-        return document
-
 
 @dataclass(frozen=True, kw_only=True)
-class Repriced:
+class Repriced(WithJson):
     """A plan after an edit, against what it was. Changes are new minus old."""
 
     priced: PricedPlan
@@ -47,10 +42,6 @@ class Repriced:
     host_change_bytes: int
     step_change_ms: float
     is_lossless: bool
-
-    def to_json(self) -> dict[str, Any]:
-        document: dict[str, Any] = to_json(self)
-        return document
 
 
 def compare_plans(problem: SearchProblem, plans: Mapping[str, Plan]) -> Comparison:

@@ -7,10 +7,10 @@ what changes the numbers is listed and marked.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import get_args
 
 from optimizer.base.errors import InvalidPlan
-from optimizer.base.serialize import to_json
+from optimizer.base.serialize import WithJson
 from optimizer.estimate.prediction import Prediction, Verdict
 from optimizer.plan.activations import BlockChoice, Compression
 from optimizer.plan.plan import Plan
@@ -31,7 +31,7 @@ _BLOCKS: tuple[tuple[BlockChoice, Technique, str], ...] = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Knob:
+class Knob(WithJson):
     """One change of a plan, with what it would make of peak and time. Differences are new minus old."""
 
     technique: Technique
@@ -52,10 +52,6 @@ class Knob:
     remote_change_bytes: int
     step_ms: float
     step_change_ms: float
-
-    def to_json(self) -> dict[str, Any]:
-        document: dict[str, Any] = to_json(self)
-        return document
 
 
 def list_knobs(

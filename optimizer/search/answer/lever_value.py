@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from optimizer.base.errors import InvalidPlan
-from optimizer.base.serialize import to_json
+from optimizer.base.serialize import WithJson
 from optimizer.estimate.prediction import Prediction
 from optimizer.plan.activations import OFFLOADING, BlockChoice
 from optimizer.plan.explain.training import describe_left_out, describe_move_or_rebuild
@@ -20,7 +19,7 @@ MIN_SHARE = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeftOut:
+class LeftOut(WithJson):
     """A technique that the goal allows and the plan does without, because here it would cost and save nothing."""
 
     technique: Technique
@@ -28,10 +27,6 @@ class LeftOut:
     device_change_bytes: int
     """Of the peak, were it added to the plan."""
     step_change_ms: float
-
-    def to_json(self) -> dict[str, Any]:
-        document: dict[str, Any] = to_json(self)
-        return document
 
 
 def price_without(problem: SearchProblem, plan: Plan) -> dict[Technique, Prediction]:

@@ -13,7 +13,8 @@ from optimizer.search.answer.nothing_fits import nothing_fits
 from optimizer.search.check.pin_errors import no_room_elsewhere
 from optimizer.search.problem import OuterPlan, SearchProblem
 from optimizer.search.solver.exhaustive import price_all
-from optimizer.search.solver.levers import homes_of, largest_fraction, with_chunks, with_prefetch
+from optimizer.search.solver.grid import with_chunks, with_prefetch
+from optimizer.search.solver.levers import homes_of, largest_fraction
 from optimizer.search.solver.lines import lightest_bytes
 from optimizer.search.solver.pricebook import PriceBook
 from optimizer.search.solver.solve import price_lightest, solve
@@ -84,7 +85,8 @@ def _light_settings(book: PriceBook, base: OuterPlan) -> Iterator[OuterPlan]:
     homes = [home for home in (largest_fraction(book, home) for home in homes_of(book, base)) if home is not None]
     if not homes:
         return
-    strongest = [fetching for chunked in with_chunks(book, homes[-1]) for fetching in with_prefetch(book, chunked)]
+    problem = book.problem
+    strongest = [fetching for chunked in with_chunks(problem, homes[-1]) for fetching in with_prefetch(problem, chunked)]
     yield from strongest
     best = min(strongest, key=lambda setting: lightest_bytes(book, setting))
     for home in homes[:-1]:

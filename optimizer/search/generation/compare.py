@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from optimizer.base.serialize import to_json
+from optimizer.base.serialize import WithJson
 from optimizer.plan.explain.diff import Difference, diff_plans
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.pins.generation_knobs import change_generation, generation_knobs, knob_value
@@ -23,7 +23,7 @@ class Decision:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerationComparison:
+class GenerationComparison(WithJson):
     """Several plans for the same prompts on the same machine."""
 
     plans: tuple[PricedGenerationPlan, ...]
@@ -32,13 +32,9 @@ class GenerationComparison:
     bytes_at_peak: tuple[BytesAtPeak, ...]
     """Categories in which not all are alike, each plan at its own peak."""
 
-    def to_json(self) -> dict[str, Any]:
-        document: dict[str, Any] = to_json(self)
-        return document
-
 
 @dataclass(frozen=True, kw_only=True)
-class RepricedGeneration:
+class RepricedGeneration(WithJson):
     """A plan after an edit, against what it was. Changes are new minus old."""
 
     priced: PricedGenerationPlan
@@ -50,10 +46,6 @@ class RepricedGeneration:
     remote_change_bytes: int
     total_change_s: float
     is_lossless: bool
-
-    def to_json(self) -> dict[str, Any]:
-        document: dict[str, Any] = to_json(self)
-        return document
 
 
 def compare_generations(problem: GenerationProblem, plans: Mapping[str, GenerationPlan]) -> GenerationComparison:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from optimizer.base.errors import InvalidPlan
-from optimizer.base.serialize import to_json
+from optimizer.base.serialize import WithJson
 from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.prediction import Verdict
 from optimizer.plan.generation import GenerationPlan
@@ -48,7 +48,7 @@ _OF_VALUES: Final[dict[tuple[str, object], str]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerationKnob:
+class GenerationKnob(WithJson):
     """One change of a plan, with what it would make of peak and time. Differences are new minus old."""
 
     knob: str
@@ -68,10 +68,6 @@ class GenerationKnob:
     remote_change_bytes: int
     total_s: float
     total_change_s: float
-
-    def to_json(self) -> dict[str, Any]:
-        document: dict[str, Any] = to_json(self)
-        return document
 
 
 def list_generation_knobs(problem: GenerationProblem, plan: GenerationPlan) -> tuple[GenerationKnob, ...]:

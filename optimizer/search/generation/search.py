@@ -10,7 +10,7 @@ from functools import cache, partial
 from math import inf
 from typing import Any
 
-from optimizer.base.serialize import to_json
+from optimizer.base.serialize import WithJson
 from optimizer.estimate.bounds.generation_floor import GenerationFloors
 from optimizer.estimate.bounds.lower_bounds import Floors
 from optimizer.estimate.generation.kv_prefix import find_prefix_conflict
@@ -41,7 +41,7 @@ _MAX_LENGTHS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerationSearchResult:
+class GenerationSearchResult(WithJson):
     """What a search found. ``chosen`` always fits; a search that finds nothing raises instead."""
 
     chosen: PricedGenerationPlan
@@ -58,10 +58,6 @@ class GenerationSearchResult:
     than ``MAX_EVERY`` prompts that differ in length both go by passes' average time."""
     explanation: tuple[str, ...]
     """The chosen plan in sentences."""
-
-    def to_json(self) -> dict[str, Any]:
-        document: dict[str, Any] = to_json(self)
-        return document
 
 
 def search_generation_plans(

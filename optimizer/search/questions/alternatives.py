@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from optimizer.base.errors import InvalidInput, NoFeasiblePlan
-from optimizer.base.serialize import to_json
+from optimizer.base.serialize import WithJson
 from optimizer.base.units import format_bytes
 from optimizer.goal import Goal
 from optimizer.hardware.devices import known_devices, table_machine
@@ -37,7 +37,7 @@ MAX_CARDS = 12
 
 
 @dataclass(frozen=True, kw_only=True)
-class WayOut:
+class WayOut(WithJson):
     """One change of the request, and a plan that then fits."""
 
     kind: Kind
@@ -48,10 +48,6 @@ class WayOut:
     device_peak_bytes: int
     """Upper end of that plan's peak."""
     step_ms: float
-
-    def to_json(self) -> dict[str, Any]:
-        document: dict[str, Any] = to_json(self)
-        return document
 
 
 def add_ways_out(

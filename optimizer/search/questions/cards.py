@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from optimizer.base.errors import InvalidInput, NoFeasiblePlan
-from optimizer.base.serialize import to_json
+from optimizer.base.serialize import WithJson
 from optimizer.base.units import format_bytes
 from optimizer.goal import Goal
 from optimizer.hardware.devices import known_devices, table_machine
@@ -27,7 +27,7 @@ MAX_CARDS_AT_ONCE = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class CardAnswer:
+class CardAnswer(WithJson):
     """One card."""
 
     card: str
@@ -45,10 +45,6 @@ class CardAnswer:
     def rented_per_million_tokens(self) -> float | None:
         """In the currency of its price; None where no price is known."""
         return next((cost.per_million_tokens for cost in self.costs if cost.kind == "rented"), None)
-
-    def to_json(self) -> dict[str, Any]:
-        document: dict[str, Any] = to_json(self)
-        return document
 
 
 def read_cards(names: Sequence[str], *, host_memory_bytes: int | None = None) -> list[Machine]:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from optimizer.base.categories import Tier
 from optimizer.base.errors import InvalidWorkload, NoFeasiblePlan
-from optimizer.base.serialize import to_json
+from optimizer.base.serialize import WithJson, to_json
 from optimizer.base.units import format_bytes
 from optimizer.goal import Objective
 from optimizer.profile.deeper import depth_period, with_depth
@@ -20,21 +20,19 @@ from optimizer.search.answer.smallest import smallest_found
 from optimizer.search.check.pins import check_pins
 from optimizer.search.core import SearchResult, search
 from optimizer.search.problem import PricedPlan, SearchProblem
+from optimizer.search.questions.sizes import MAX_SEQUENCE_LENGTH, SEQUENCE_STEP
 from optimizer.search.solver.pricebook import PriceBook
 from optimizer.workload import TrainingWorkload
 
 Pose = Callable[[Profile, TrainingWorkload], SearchProblem]
 """The question for another model or other work; goal and machine stay."""
-SEQUENCE_STEP = 128
-"""Longest sequences are multiples of this, and of the model's own block of attention."""
-MAX_SEQUENCE_LENGTH = 131_072
 MAX_BATCH = 65_536
 MAX_BLOCKS = 1_024
 Unit = Literal["sequences", "tokens", "blocks"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limit:
+class Limit(WithJson):
     """Where it ends, and why."""
 
     unit: Unit
@@ -49,10 +47,6 @@ class Limit:
     """The smallest peak that was found there."""
     reason: str
     """The whole in a sentence."""
-
-    def to_json(self) -> dict[str, Any]:
-        document: dict[str, Any] = to_json(self)
-        return document
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,21 +100,6 @@ def answer_goal(pose: Pose, profile: Profile, workload: TrainingWorkload) -> Obj
     if objective == "largest_model":
         return _largest_model(pose, profile, workload)
     return _answer(problem, profile, search(problem), None)
-
-
-def sizes_looked_at(objective: Objective, profile_limit: int, workload: TrainingWorkload) -> list[tuple[int, int]]:
-    """Micro-batches and sequence lengths in whose ranges a profile must hold for ``answer_goal``.
-
-    profile_limit: the longest sequence that the model has positions for.
-    """
-    if objective == "largest_batch":
-        return [(1, workload.sequence_length), (2, workload.sequence_length)]
-    if objective == "longest_sequence":
-        highest = min(profile_limit, MAX_SEQUENCE_LENGTH)
-        lengths = [length for length in (2**power for power in range(7, 18)) if length < highest]
-        total = workload.global_batch_size
-        return [(size, length) for size in {1, min(2, total)} for length in [*lengths, highest]]
-    return []
 
 
 def _largest_batch(pose: Pose, profile: Profile, workload: TrainingWorkload) -> ObjectiveAnswer:

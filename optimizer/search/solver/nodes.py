@@ -13,7 +13,7 @@ from math import isfinite
 
 from optimizer.estimate.bounds.lower_bounds import Form, Relaxation
 from optimizer.search.problem import OuterPlan, Relax
-from optimizer.search.solver.levers import all_homes, has_free_fraction, with_chunks
+from optimizer.search.solver.grid import all_homes, has_free_fraction, with_chunks
 from optimizer.search.solver.pricebook import PriceBook
 from optimizer.search.solver.relaxed import INFINITE_MS, bound_relaxed, bound_with_between, count_forms
 
@@ -188,12 +188,12 @@ def _homes_of(book: PriceBook, base: OuterPlan, relax: Relax) -> Iterator[NodeGr
     """A home on the disk only where the same on the host has no room."""
     problem = book.problem
     roomy: set[OuterPlan] = set()
-    for setting in all_homes(book, base):
+    for setting in all_homes(book.problem, base):
         nearer = _on_host(setting)
         if nearer != setting and nearer in roomy:
             continue
-        counts = tuple(chunked.num_chunks for chunked in with_chunks(book, setting))
-        is_free = has_free_fraction(book, setting)
+        counts = tuple(chunked.num_chunks for chunked in with_chunks(book.problem, setting))
+        is_free = has_free_fraction(book.problem, setting)
         found = relax.setting(setting, forms=problem.forms, chunk_counts=counts, state_is_free=is_free)
         if found.host_bytes <= problem.host_budget_bytes and found.disk_bytes <= problem.disk_budget_bytes:
             roomy.add(setting)

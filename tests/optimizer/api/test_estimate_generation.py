@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from optimizer.api.estimate_generation import estimate_model_generation, needed_representations
+from optimizer.api.estimate_generation import estimate_model_generation
+from optimizer.api.needs import needed_representations
 from optimizer.base.errors import InvalidInput, InvalidModel, InvalidPlan, InvalidWorkload, NoFeasiblePlan
 from optimizer.cli.main import main
 from optimizer.cli.reports.generation import report_generation
