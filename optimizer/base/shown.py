@@ -21,8 +21,8 @@ def shown_value(value: Any) -> Any:
 
 
 def shown_field(path: str) -> str:
-    """Write a dotted path of a field in words: ``kv_cache.place`` becomes ``kv cache place``."""
-    return path.replace(".", " ").replace("_", " ")
+    """Write a dotted path of a field in words: ``kv_cache.place`` becomes ``KV cache place``."""
+    return path.replace("num_", "number of ").replace("kv_", "KV ").replace(".", " ").replace("_", " ")
 
 
 def _power_of_two(value: int) -> str:

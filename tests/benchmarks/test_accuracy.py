@@ -31,7 +31,7 @@ from optimizer.hardware.machine import Device, Machine, Rates
 from optimizer.plan.generation import GenerationPlan
 
 SPLIT_SHA256 = "7d7a8a1db2331b5152f8d2481054b68e37ce323af1a343e5297f1ed51f9787ad"
-"""Of the names held back, sorted, one a line. Changing it means that what was fitted before is judged on what it has seen."""
+"""Hash of the names held back, sorted, one a line. If it changes, earlier fits are judged on cases that they have seen."""
 MACHINE = Machine(
     name="any",
     device=Device(kind="cpu", name="cpu", memory_bytes=2**34),

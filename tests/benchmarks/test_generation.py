@@ -1,4 +1,4 @@
-"""What the benchmark of batch generation makes of its rows."""
+"""The summary that the benchmark of batch generation makes of its rows."""
 
 from types import SimpleNamespace
 

@@ -108,7 +108,7 @@ PAGES = {
     "empty-compare": "/jobs/compare/",
 }
 SEEN_BY = {"login": "nobody", "viewer": "vera", "empty": "newcomer"}
-"""By how a page's name begins, whose page it is; all others are ada's, who administers the service."""
+"""Owner of a page by the beginning of the page's name; all others are ada's, who administers the service."""
 # what JavaScript still has to bring once a page has loaded
 READY = {
     "job": lambda tab: wait_for_points(tab, 82),

@@ -1,4 +1,4 @@
-"""What a finished training run leaves: files as an export writes them, handed in with the run's result."""
+"""Files of a finished training run, as an export writes them, handed in with the run's result."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Which machine this is, and what an attempt on it is told."""
+"""A worker's machine, and the brief of an attempt on it."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What the reconciler cleans up, and when it may act."""
+"""The reconciler cleans up lost jobs, and acts only when it may."""
 
 import os
 import time

@@ -18,7 +18,7 @@ ARGUMENTS = [
 ]
 WIDTHS = (1280, 390)
 PATIENCE_MS = 30_000
-# What htmx says of a request on its way when the page is left for another: "Start the job" leaves a form being priced.
+# htmx reports this for a request on its way when the page is left for another: "Start the job" leaves a form being priced.
 GIVEN_UP = ("htmx:sendAbort", "htmx:afterRequest")
 WATCH_POLICY = """
 window.violations = [];

@@ -1,4 +1,4 @@
-"""Of which tokens and blocks keys and values may be made again."""
+"""The tokens and blocks whose keys and values may be made again."""
 
 import pytest
 

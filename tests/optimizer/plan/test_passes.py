@@ -1,4 +1,4 @@
-"""Which prompts share a micro-batch and a pass."""
+"""Prompts are sorted into micro-batches and passes."""
 
 from collections import Counter
 from random import Random

@@ -1,4 +1,4 @@
-"""What a search result holds besides the chosen plan."""
+"""Contents of a search result besides the chosen plan."""
 
 from dataclasses import replace
 

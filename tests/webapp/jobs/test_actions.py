@@ -1,4 +1,4 @@
-"""What people ask of a job and workers claim: one move at a time."""
+"""People change jobs and workers claim them, one move at a time."""
 
 from datetime import timedelta
 

@@ -1,4 +1,4 @@
-"""How attempts end, and what becomes of their jobs."""
+"""Ends of attempts, and what becomes of their jobs."""
 
 import pytest
 from django.utils import timezone

@@ -1,4 +1,4 @@
-"""What a worker reports while an attempt runs, and what is done where it reports nothing."""
+"""Reports of a worker while an attempt runs, and the answer to a worker that reports nothing."""
 
 from datetime import timedelta
 

@@ -1,4 +1,4 @@
-"""``/metrics``: what it tells, to whom, and that Prometheus' own parser reads it."""
+"""``/metrics`` shows its numbers to those who may see them, and Prometheus' own parser reads it."""
 
 import pytest
 from django.test import Client

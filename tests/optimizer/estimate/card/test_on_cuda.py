@@ -1,4 +1,4 @@
-"""On CUDA what leaves stays for a while, what comes back comes early, and kernels hold scratch."""
+"""CUDA frees tensors that leave some time later, fetches tensors early, and its kernels hold scratch."""
 
 from dataclasses import replace
 

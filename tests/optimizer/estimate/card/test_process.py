@@ -1,4 +1,4 @@
-"""From tensors to a card: what comes on top, what is in memory at the peak, how bounds are drawn, what the verdict is about."""
+"""A card holds more than tensors: memory on top of them, contents at the peak, bounds, and the verdict on the whole process."""
 
 from dataclasses import replace
 

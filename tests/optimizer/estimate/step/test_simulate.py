@@ -1,4 +1,4 @@
-"""What is kept, summed up or left for later never changes what a plan costs; plans drawn at random, the same in every run."""
+"""Caching, summing up and postponing never change a plan's price; plans are drawn at random, the same in every run."""
 
 import random
 from dataclasses import fields

@@ -1,4 +1,4 @@
-"""What is said of a plan to generate."""
+"""Sentences that explain a generation's plan."""
 
 from types import SimpleNamespace
 

@@ -50,7 +50,7 @@ TRIED = {
     "kv_cache.prefix_tokens": (0,),
     "allocator.expandable_segments": (False,),
 }
-"""Of each knob some values that a search without pins tries."""
+"""Some values of each knob that a search without pins tries."""
 
 
 def pinned(problem, *pins):
@@ -177,7 +177,7 @@ UNTRIED = [
     ["allocator.expandable_segments=true"],
     ["kv_cache.attention=host", "weights.dtype=bf16", "prefill_tokens=all"],
 ]
-"""What no search would choose by itself."""
+"""Decisions that no search would choose by itself."""
 
 
 @pytest.mark.parametrize("pins", UNTRIED, ids=" ".join)

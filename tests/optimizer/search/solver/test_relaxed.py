@@ -24,7 +24,7 @@ REPRESENTATIONS = {"llama": ("fp32+bf16",), "gpt2": ("bf16",), "gemma3_text": ("
 
 
 LENGTHS = {"llama": (32, 128, 512), "gpt2": (32, 128, 512), "gemma3_text": (512,)}
-"""Of sequences; beyond its window alone blocks of the last one differ much."""
+"""Lengths of sequences; blocks of the last model differ much only beyond its window."""
 
 
 def traced(name: str) -> Profile:

@@ -170,7 +170,7 @@ PAGES = {
     "datasets/<slug:dataset_id>/", "machines/", "machines/<slug:machine_id>/", "tokens/", "projects/",
     "projects/<slug:project_id>/", "words/",
 }  # fmt: skip
-"""That everyone comes by."""
+"""Pages that everyone visits."""
 ANYONE = {
     "logout/",
     "jobs/new/price/",
