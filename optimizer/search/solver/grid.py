@@ -33,7 +33,7 @@ def fraction_steps(num_blocks: int) -> int:
 
 
 def all_homes(problem: SearchProblem, base: OuterPlan) -> list[OuterPlan]:
-    """The same, also where access is slower than the host's room makes it need to be."""
+    """The base with each home that the goal and the machine permit, from weakest to strongest, whether or not there is room."""
     homes = (
         replace(base, gradients=gradients, state_place=state, weights_place=weights)
         for gradients, state, weights in _HOMES

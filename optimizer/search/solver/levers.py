@@ -1,9 +1,8 @@
-"""What can be done outside the blocks, in order of strength: where gradients, optimizer state and weights live, and in how
-many chunks the loss is made.
+"""What prices decide outside the blocks: for which homes there is room, and how much of the state leaves.
 
-A home says where the three live. Homes are few, because a plan in which they contradict each other is no plan
-(``Plan.find_conflict``): state leaves the device only after gradients, trained weights only after all state. Disk is looked
-at only where the host is too small for the same home there.
+``grid.py`` lists what is permitted at all. A home says where gradients, optimizer state and weights live. Homes are few, because
+a plan in which they contradict each other is no plan (``Plan.find_conflict``): state leaves the device only after gradients,
+trained weights only after all state. Disk is looked at only where the host is too small for the same home there.
 """
 
 from collections.abc import Iterator
