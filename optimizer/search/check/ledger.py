@@ -132,7 +132,7 @@ class _Replay:
         self._choices = plan.activations.per_block
         self._last_uses = self._find_last_uses()
         self._sizes: dict[int, int] = {}
-        """Bytes of the profile's changes at this shape."""
+        """Sizes of the profile's changes at this shape, by their index."""
 
     def micro_batch(self, ledger: Ledger, *, which: str) -> None:
         self._walk(ledger, self._named("prologue"))

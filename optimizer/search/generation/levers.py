@@ -23,11 +23,11 @@ from optimizer.search.generation.problem import GenerationProblem
 _PREFETCHES = (0, 1, 2, 4, 8)
 """Blocks whose weights come ahead. What is between them is hardly ever better than both neighbours."""
 _NOTHING_AHEAD = (0,)
-"""Levers left alone where nothing would be gained."""
+"""The only prefetch depth where more would gain nothing."""
 MICRO_BATCHES: Final = (1, 2, 4, 8, 16, 32)
 """To a pass."""
 _MAX_PREFETCH_SHARED = 2
-"""Prefetch depths where several micro-batches run over a block's weights, which leaves more time for the next ones to come."""
+"""Deepest prefetch where several micro-batches run over a block's weights, which leaves more time for the next ones to come."""
 _PREFILL_TOKENS = (8, 2)
 """Tokens of a prompt at once: fewer where room for activations is short."""
 _CACHE_PREFETCHES = (0, 1)

@@ -18,7 +18,7 @@ from optimizer.workload import GenerationWorkload
 
 GenerationPrice = Callable[[GenerationPlan], GenerationPrediction]
 GenerationBound = Callable[[GenerationPlan, Sequence[int], Sequence[int]], Floors]
-"""Floors of a plan by sizes of batches and numbers of micro-batches, both ascending."""
+"""Bounds a plan over sizes of batches and numbers of micro-batches, both ascending."""
 PricedGenerationPlan = Priced[GenerationPlan, GenerationPrediction]
 
 

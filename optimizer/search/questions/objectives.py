@@ -37,7 +37,7 @@ class Limit(WithJson):
 
     unit: Unit
     largest: int
-    """The plan that fits."""
+    """The largest size that fits."""
     peak_bytes: int
     """Upper end of the chosen plan's peak there."""
     budget_bytes: int
@@ -59,7 +59,7 @@ class ObjectiveAnswer:
     num_blocks: int
     num_parameters: int
     budget_bytes: dict[Tier, int]
-    """Bytes of the tier that binds; 0 for a tier that may not be used or is not there."""
+    """Budget of each tier; 0 for a tier that may not be used or is not there."""
     result: SearchResult
     limit: Limit | None
     """None where the work is as it was asked for."""

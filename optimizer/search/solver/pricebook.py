@@ -89,7 +89,7 @@ class PriceBook:
 
     @property
     def fastest_permitted_ms(self) -> float:
-        """The smallest of all priced plans that the goal allows, fitting or not."""
+        """The least step time of all priced plans that the goal allows, fitting or not."""
         return min(prediction.step_ms for plan, prediction in self._priced.items() if self._permits(plan))
 
     def feasible(self) -> list[tuple[Plan, Prediction]]:
