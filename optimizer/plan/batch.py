@@ -1,8 +1,10 @@
 """What can be decided about the batch: how many sequences run at once, and how often before the optimizer steps."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from optimizer.base.errors import InvalidPlan
+from optimizer.plan.knob import Face, Knob, TechniqueDeclaration, Use, exceeds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,3 +27,23 @@ class BatchPlan:
     @property
     def global_batch_size(self) -> int:
         return self.micro_batch_size * self.accumulation_steps
+
+
+TECHNIQUES: Final = (
+    TechniqueDeclaration(
+        name="accumulate",
+        label="split the batch (accumulate)",
+        sentence="Runs the batch as several micro-batches, one after the other, and sums their gradients.",
+        group="Batch and loss",
+        lowers=("activations", "logits_and_loss"),
+    ),
+)
+KNOBS: Final = (
+    Knob(path="batch.micro_batch_size", plain=None, training=Face(label="Micro-batch", help="sequences at once")),
+    Knob(
+        path="batch.accumulation_steps",
+        plain=1,
+        uses=(Use(technique="accumulate", asks=exceeds(1)),),
+        training=Face(label="Accumulation steps", help="micro-batches of a step"),
+    ),
+)

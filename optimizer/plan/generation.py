@@ -13,6 +13,7 @@ from optimizer.base.serialize import from_json, to_json
 from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.passes import PassShape, list_passes
+from optimizer.plan.techniques import LOSSY, Technique, list_techniques
 from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import GenerationWorkload
 
@@ -89,7 +90,12 @@ class GenerationPlan:
     @property
     def is_lossless(self) -> bool:
         """Whether the numbers equal plain fp32 generation's."""
-        return self.weights.dtype == "fp32" and self.weights.frozen == "same" and self.kv_cache.dtype == "same"
+        return not any(technique in LOSSY for technique in self.techniques)
+
+    @property
+    def techniques(self) -> tuple[Technique, ...]:
+        """What the plan uses of the things a goal may forbid, in the order of ``Technique``."""
+        return list_techniques(self, work="generation")
 
     @property
     def fingerprint(self) -> str:

@@ -17,6 +17,7 @@ from optimizer.plan.batch import BatchPlan
 from optimizer.plan.gradients import GradientsPlan
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
+from optimizer.plan.techniques import LOSSY, Technique, list_techniques
 from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import TrainingWorkload
 
@@ -49,13 +50,12 @@ class Plan:
     @property
     def is_lossless(self) -> bool:
         """Whether the numbers equal plain fp32 training's; accumulation and chunks change only the order of sums."""
-        return (
-            self.weights.dtype == "fp32"
-            and self.weights.autocast == "off"
-            and self.weights.frozen == "same"
-            and self.optimizer_state.bits == 32
-            and (self.activations.compress == "none" or not self.activations.num_offloaded)
-        )
+        return not any(technique in LOSSY for technique in self.techniques)
+
+    @property
+    def techniques(self) -> tuple[Technique, ...]:
+        """What the plan uses of the things a goal may forbid, in the order of ``Technique``."""
+        return list_techniques(self, work="training")
 
     @property
     def fingerprint(self) -> str:

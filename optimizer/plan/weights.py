@@ -1,9 +1,10 @@
 """What can be decided about weights: the representation they are trained in, and where blocks keep theirs between uses."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal, get_args
 
 from optimizer.base.errors import InvalidPlan
+from optimizer.plan.knob import Condition, Face, Knob, Package, TechniqueDeclaration, Use, differs, equals
 
 WeightsDtype = Literal["fp32", "bf16", "fp16"]
 Autocast = Literal["off", "bf16", "fp16"]
@@ -64,3 +65,109 @@ class WeightsPlan:
         """What a profile's regimes are named by: ``fp32``, ``bf16``, ``fp32+bf16`` for autocast, ``bf16/nf4`` for frozen."""
         computed = self.dtype if self.autocast == "off" else f"{self.dtype}+{self.autocast}"
         return computed if self.frozen == "same" else f"{computed}/{self.frozen}"
+
+
+TECHNIQUES: Final = (
+    TechniqueDeclaration(
+        name="stream_weights",
+        label="stream weights block by block",
+        sentence="Keeps the blocks' weights on the host or the disk; each block's are on the device for as long as it runs.",
+        group="Gradients, optimizer state and weights",
+        searches=("training", "generation"),
+        lowers=("weights",),
+    ),
+    TechniqueDeclaration(
+        name="bf16",
+        label="bf16 weights",
+        sentence="Keeps weights, gradients and activations in bf16; training keeps fp32 master weights in the optimizer's state.",
+        group="Number formats",
+        searches=("training", "generation"),
+        loss="rounding",
+        lowers=("weights",),
+    ),
+    TechniqueDeclaration(
+        name="fp16",
+        label="fp16 weights",
+        sentence="The same in fp16, whose range is small: training scales the loss and leaves out steps that overflow.",
+        group="Number formats",
+        searches=("training", "generation"),
+        loss="rounding",
+        lowers=("weights",),
+    ),
+    TechniqueDeclaration(
+        name="autocast",
+        label="autocast (products in bf16 or fp16)",
+        sentence="Keeps fp32 weights and casts them as they are used: products and attention run in 16 bits.",
+        group="Number formats",
+        loss="rounding",
+    ),
+    TechniqueDeclaration(
+        name="quantize_frozen",
+        label="weights in 8 or 4 bits under adapters",
+        sentence="Packs matrices that are not trained into int8, int4 or nf4 and brings each back for its product.",
+        group="Number formats",
+        searches=("training", "generation"),
+        loss="any",
+        lowers=("weights",),
+    ),
+)
+KNOBS: Final = (
+    Knob(
+        path="weights.dtype",
+        plain="fp32",
+        uses=(Use(technique="bf16", asks=equals("bf16")), Use(technique="fp16", asks=equals("fp16"))),
+        brings={dtype: {"weights.autocast": "off"} for dtype in get_args(WeightsDtype)},
+        training=Face(label="Weights in", change="{value} weights"),
+        generation=Face(label="Weights in", change="weights in {value}"),
+    ),
+    Knob(
+        path="weights.autocast",
+        plain="off",
+        words={"off": "the weights' own dtype"},
+        uses=(Use(technique="autocast", asks=differs("off")),),
+        brings={dtype: {"weights.dtype": "fp32"} for dtype in get_args(Autocast)},
+        training=Face(
+            label="Products in",
+            help="autocast, beside fp32 weights",
+            change="autocast to {value}",
+            changes={"off": "fp32 weights"},
+        ),
+    ),
+    Knob(
+        path="weights.place",
+        plain="device",
+        uses=(Use(technique="stream_weights", asks=differs("device")), Use(technique="disk", asks=equals("disk"))),
+        training=Face(label="Weights live on"),
+        generation=Face(label="Weights live on", change="weights on the {value}"),
+    ),
+    Knob(
+        path="weights.prefetch",
+        plain=1,
+        matters_where=(Condition(path="weights.place", holds=differs("device")),),
+        training=Face(label="Fetched ahead", help="blocks, of weights that are away"),
+        generation=Face(
+            label="Fetched ahead",
+            help="blocks, of weights that are away",
+            change="weights of {value} blocks ahead instead of {before}",
+        ),
+    ),
+    Knob(
+        path="weights.frozen",
+        plain="same",
+        words={"same": "as they are"},
+        uses=(Use(technique="quantize_frozen", asks=differs("same")),),
+        packages=(Package(name="bitsandbytes", asks=equals("nf4")),),
+        training=Face(
+            label="Frozen weights in",
+            help="under adapters",
+            change="frozen weights in {value}",
+            changes={"same": "frozen weights as they are"},
+        ),
+        generation=Face(
+            label="Matrices in",
+            help="of the blocks",
+            change="the blocks' matrices in {value}",
+            changes={"same": "the blocks' matrices as the other weights are"},
+        ),
+    ),
+)

@@ -7,6 +7,7 @@ tested against any function, and what it optimizes is by construction what the e
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, Final, Literal, Protocol, get_args
 
 from optimizer.base.errors import InvalidPlan
@@ -29,6 +30,24 @@ from optimizer.search.arrangements import PerBlock, keep_everything
 from optimizer.workload import TrainingWorkload
 
 Price = Callable[[Plan], Prediction]
+OUTER_FIELDS: Final[dict[str, str]] = {
+    "batch.micro_batch_size": "micro_batch_size",
+    "batch.accumulation_steps": "accumulation_steps",
+    "weights.dtype": "dtype",
+    "weights.autocast": "autocast",
+    "weights.frozen": "frozen",
+    "optimizer_state.bits": "bits",
+    "logits_and_loss.num_chunks": "num_chunks",
+    "gradients.choice": "gradients",
+    "optimizer_state.place": "state_place",
+    "optimizer_state.fraction": "state_fraction",
+    "weights.place": "weights_place",
+    "weights.prefetch": "prefetch",
+    "activations.compress": "compress",
+    "allocator.expandable_segments": "expandable_segments",
+}
+"""By path, the field of ``OuterPlan`` that holds the knob's value."""
+_GETTERS: Final = tuple((name, attrgetter(path)) for path, name in OUTER_FIELDS.items())
 StateBits = Literal[32, 8]
 
 
@@ -93,22 +112,7 @@ class OuterPlan:
     @classmethod
     def of(cls, plan: Plan) -> "OuterPlan":
         """What a plan decides outside its blocks."""
-        return cls(
-            micro_batch_size=plan.batch.micro_batch_size,
-            accumulation_steps=plan.batch.accumulation_steps,
-            dtype=plan.weights.dtype,
-            autocast=plan.weights.autocast,
-            frozen=plan.weights.frozen,
-            bits=plan.optimizer_state.bits,
-            num_chunks=plan.logits_and_loss.num_chunks,
-            gradients=plan.gradients.choice,
-            state_place=plan.optimizer_state.place,
-            state_fraction=plan.optimizer_state.fraction,
-            weights_place=plan.weights.place,
-            prefetch=plan.weights.prefetch,
-            compress=plan.activations.compress,
-            expandable_segments=plan.allocator.expandable_segments,
-        )
+        return cls(**{name: get(plan) for name, get in _GETTERS})
 
     @property
     def base(self) -> "OuterPlan":
@@ -243,7 +247,7 @@ class SearchProblem:
         """Whether every technique of the plan is allowed, all of them together can be carried out, and every pin is kept."""
         if self.micro_batch_size not in (None, plan.batch.micro_batch_size) or self.goal.pins.broken_by(plan):
             return False
-        allowed = all(self.allows(technique) for technique in techniques_of(plan))
+        allowed = all(self.allows(technique) for technique in plan.techniques)
         return allowed and self.find_conflict(plan) is None
 
     def find_conflict(self, plan: Plan) -> InvalidPlan | None:
@@ -365,30 +369,6 @@ def _without_homes(pins: Pins) -> Pins:
         optimizer_state=replace(pins.optimizer_state, place=None),
         weights=replace(pins.weights, place=None),
     )
-
-
-def techniques_of(plan: Plan) -> tuple[Technique, ...]:
-    """What the plan uses of the things a goal may forbid, in the order of ``Technique``."""
-    state, activations = plan.optimizer_state, plan.activations
-    used: dict[Technique, bool] = {
-        "recompute": activations.count("recompute", "selective") > 0,
-        "offload": activations.num_offloaded > 0,
-        "accumulate": plan.batch.accumulation_steps > 1,
-        "chunked_loss": plan.logits_and_loss.num_chunks > 1,
-        "consume_gradients": plan.gradients.choice == "consume",
-        "offload_gradients": plan.gradients.choice == "host",
-        "offload_optimizer": state.place != "device",
-        "stream_weights": plan.weights.place != "device",
-        "disk": "disk" in (state.place, plan.weights.place) or activations.count("offload_disk") > 0,
-        "remote": activations.count("offload_remote") > 0,
-        "compress": activations.compress != "none" and activations.num_offloaded > 0,
-        "bf16": plan.weights.dtype == "bf16",
-        "fp16": plan.weights.dtype == "fp16",
-        "autocast": plan.weights.autocast != "off",
-        "8bit_optimizer": state.bits == 8,
-        "quantize_frozen": plan.weights.frozen != "same",
-    }
-    return tuple(technique for technique, is_used in used.items() if is_used)
 
 
 def divisors(number: int) -> list[int]:

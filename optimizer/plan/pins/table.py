@@ -3,10 +3,10 @@
 import dataclasses
 import typing
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 from optimizer.base.serialize import to_json
-from optimizer.plan.techniques import Technique
+from optimizer.plan.techniques import KNOBS, Technique
 
 
 class PinTable:
@@ -22,7 +22,11 @@ class PinTable:
 
     def techniques(self) -> "Iterator[tuple[str, Technique]]":
         """Which pin asks for which technique, whatever the rest of the plan does."""
-        raise NotImplementedError
+        pinned = dict(self.values())
+        for path, value in pinned.items():
+            knob = KNOBS[path]
+            if all(c.path in pinned and c.holds(pinned[c.path]) for c in knob.matters_where):
+                yield from ((path, cast(Technique, use.technique)) for use in knob.uses if use.asks(value))
 
     def to_json(self) -> dict[str, Any]:
         """Only what is pinned."""

@@ -14,7 +14,6 @@ from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.prediction import Verdict
 from optimizer.goal import GenerationGoal
 from optimizer.plan.generation import GenerationPlan
-from optimizer.plan.pins.generation import techniques_of
 from optimizer.plan.techniques import TECHNIQUE_LABELS, Technique
 from optimizer.workload import GenerationWorkload
 
@@ -90,7 +89,7 @@ class GenerationProblem:
         """The same, whatever is pinned."""
         if self.find_conflict(plan) is not None:
             return False
-        return all(self.allows(technique) for technique in techniques_of(plan))
+        return all(self.allows(technique) for technique in plan.techniques)
 
     def _is_known(self, plan: GenerationPlan) -> bool:
         return self.representations is None or plan.weights.representation in self.representations
@@ -119,7 +118,7 @@ class GenerationProblem:
         conflict = self.find_conflict(plan)
         if conflict is not None:
             raise conflict
-        for technique in techniques_of(plan):
+        for technique in plan.techniques:
             if technique in self.unavailable:
                 raise InvalidPlan(
                     f"the plan needs {TECHNIQUE_LABELS[technique]!r}, which is not to be had on this machine",

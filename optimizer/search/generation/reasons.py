@@ -9,7 +9,6 @@ from optimizer.formats.kv_prefix import SHORTEST_PREFIX
 from optimizer.hardware.machine import Machine
 from optimizer.plan.explain.generation import explain_generation_plan
 from optimizer.plan.generation import GenerationPlan
-from optimizer.plan.pins.generation import techniques_of
 from optimizer.plan.techniques import Technique
 from optimizer.profile.generation import GenerationProfile
 from optimizer.search.generation.problem import GenerationProblem, PricedGenerationPlan
@@ -52,7 +51,7 @@ def _without(problem: GenerationProblem, plan: GenerationPlan) -> dict[Technique
     known = problem.representations
     return {
         technique: without[technique]
-        for technique in techniques_of(plan)
+        for technique in plan.techniques
         if technique in without and (known is None or without[technique].weights.representation in known)
     }
 

@@ -9,7 +9,7 @@ from typing import Any
 from django import forms
 
 from optimizer.base.serialize import to_json
-from optimizer.plan.techniques import TECHNIQUE_GROUPS, TECHNIQUE_LABELS
+from optimizer.plan.techniques import techniques_for
 from optimizer.workload import Adapter, TrainingWorkload
 from webapp.catalog.models import Dataset, Model
 from webapp.pages.forms.pins import TRAINING, PinnedForm, written_pins
@@ -56,7 +56,7 @@ class JobForm(PinnedForm):
     """One spec of a training job. ``model`` and ``dataset`` offer only what the user may see."""
 
     decisions = TRAINING
-    techniques = tuple(name for name in TECHNIQUE_LABELS if name not in dict(TECHNIQUE_GROUPS)["Keys and values of generations"])
+    techniques = techniques_for("training")
     decimals = ("learning_rate", "momentum", "weight_decay", "max_grad_norm", "alpha", "dropout")
 
     name = forms.CharField(max_length=200, initial="my-job")
