@@ -1,4 +1,4 @@
-"""What the API answers, as types: a dictionary each, with the keys that ``docs/architecture.md`` lists.
+"""What the API answers, as types: a dictionary each, with the keys that ``docs/api.md`` lists.
 
 Plans, predictions, specs and calibrations are documents of their own (``optimizer``'s ``Plan.from_json`` and
 ``Prediction.from_json`` read the first two) and stay plain dictionaries here.

@@ -58,7 +58,7 @@ class Rates:
     """What each product of that library takes beside its rate."""
     attention_curves: dict[str, Curve] = field(default_factory=dict)
     """The same under ``forward fp32``, ``backward fp32``, causal, and ``forward whole fp32``, not causal
-    (``profile.op_costs.WHOLE``); longer sequences have more FLOPs for each byte. Under ``token fp32``,
+    (``formats.op_costs.WHOLE``); longer sequences have more FLOPs for each byte. Under ``token fp32``,
     of a generation's tokens, bytes per second by bytes moved for each that is written."""
     op_curves: dict[str, Curve] = field(default_factory=dict)
     """Bytes read and written per second by their number, under an op's name (``tanh``), and with its dtype where it is not

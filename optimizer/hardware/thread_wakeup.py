@@ -21,9 +21,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from optimizer.formats.op_costs import ALLOCATIONS, OpKind
 from optimizer.hardware.machine import Rates
-from optimizer.profile.op_costs import ALLOCATIONS
-from optimizer.profile.profile import OpKind
 from optimizer.profile.time_kinds import base_name
 
 Floats = NDArray[np.float64]

@@ -22,6 +22,7 @@ from typing import Any, Literal
 from optimizer.base.categories import Category, Tier
 from optimizer.base.errors import InvalidModel, InvalidPlan, InvalidWorkload, NotProfiled
 from optimizer.base.serialize import from_json, to_json
+from optimizer.formats.op_costs import OpKind
 from optimizer.plan.activations import BlockChoice
 from optimizer.profile.extent import Extent, traced_choice, traced_representation
 from optimizer.profile.sizes import NO_TERMS, Shape, Terms
@@ -31,9 +32,6 @@ from optimizer.workload import Adapter
 PROFILE_VERSION: Literal[10] = 10
 BLOCK_CHOICES: tuple[BlockChoice, ...] = ("keep", "recompute", "selective", "offload")
 """Those traced; the other ways of offloading are priced from ``offload``: only where the bytes go differs."""
-
-OpKind = Literal["matmul", "attention", "memory", "copy_out", "copy_in"]
-"""``copy_out`` is device to host, ``copy_in`` host to device."""
 
 
 def profile_fingerprint(model_fingerprint: str, adapter: Adapter | None) -> str:

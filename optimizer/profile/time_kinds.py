@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Literal, get_args
 
-from optimizer.profile.profile import OpKind
+from optimizer.formats.op_costs import OpKind
 
 ComputeKind = Literal[
     "matmul",

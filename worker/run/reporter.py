@@ -9,7 +9,7 @@ from worker.run.pipe import PipeWriter, encode_line
 
 
 class Reporter:
-    """Call it with the messages of docs/architecture.md. Not thread-safe; the training loop is its only caller."""
+    """Call it with the messages of docs/attempt.md. Not thread-safe; the training loop is its only caller."""
 
     def __init__(self, folder: Path, *, pipe: PipeWriter | None) -> None:
         self.folder = folder

@@ -20,11 +20,11 @@ import numpy as np
 from optimizer.base.categories import Link, Tier
 from optimizer.estimate.categories.stores import STORE_LINKS, read_ms, write_ms
 from optimizer.estimate.ops.op_times import seconds_by_bytes
+from optimizer.formats.op_costs import OpKind
 from optimizer.formats.transfer_sizes import FLOAT_BYTES, STAGING_BYTES, chunk_elements, packed_bytes, scratch_bytes
 from optimizer.hardware.machine import Rates
 from optimizer.plan.activations import ActivationsPlan, BlockChoice, Compression
 from optimizer.plan.plan import Plan
-from optimizer.profile.profile import OpKind
 
 Change = tuple[Tier, int, int]
 """Tier, place of the category, bytes: positive ones come, negative ones go."""

@@ -17,9 +17,9 @@ from optimizer.estimate.cpu.convolution_scratch import hold_convolution
 from optimizer.estimate.cpu.matmul_scratch import hold_grouped_product, hold_product
 from optimizer.estimate.ops.experts import GROUPED_PRODUCT
 from optimizer.formats.matmul_dispatch import uses_onednn
+from optimizer.formats.op_costs import ADDING
 from optimizer.hardware.machine import Processor
 from optimizer.profile.meta_ops.convolution import Convolution
-from optimizer.profile.op_costs import ADDING
 from optimizer.profile.profile import Op
 from optimizer.profile.sizes import Shape, evaluate
 from optimizer.profile.time_kinds import base_name

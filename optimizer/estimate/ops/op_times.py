@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from optimizer.estimate.ops.experts import GROUPED_PRODUCT
 from optimizer.formats.matmul_dispatch import LEAST_FLOPS, LEAST_FLOPS_PER_BYTE
+from optimizer.formats.op_costs import ALLOCATIONS
 from optimizer.hardware.machine import Curve, Rates
 from optimizer.hardware.thread_wakeup import BESIDE_KERNELS
-from optimizer.profile.op_costs import ALLOCATIONS
 from optimizer.profile.time_kinds import COMPUTE_KINDS, ComputeKind, base_name
 
 Values = NDArray[np.float64]

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from optimizer.base.categories import CATEGORIES, Tier
 from optimizer.estimate.ops.experts import unread_bytes
 from optimizer.estimate.ops.op_times import OpTimes
+from optimizer.formats.op_costs import OpKind
 from optimizer.hardware.machine import Rates
 from optimizer.hardware.thread_wakeup import runs_multithreaded
-from optimizer.profile.profile import Change, Op, OpKind, Part
+from optimizer.profile.profile import Change, Op, Part
 from optimizer.profile.sizes import NUM_MONOMIALS, Shape, Terms, monomials
 from optimizer.profile.time_kinds import COMPUTE_KINDS, kind_of
 

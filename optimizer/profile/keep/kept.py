@@ -28,7 +28,7 @@ MAX_PARSED = 8
 """Profiles kept in the process."""
 _parsed: dict[str, Any] = {}
 _TRACED_PACKAGES = ("torch", "transformers", "peft", "bitsandbytes")
-_TRACING_FOLDERS = ("models", "profile", "runtime")
+_TRACING_FOLDERS = ("formats", "models", "plan", "profile", "runtime")
 _SUFFIX = ".profile.json"
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from optimizer.profile.op_costs import ADDING, WHOLE, classify_op
+from optimizer.formats.op_costs import ADDING, WHOLE, classify_op
 from optimizer.profile.time_kinds import base_name
 
 DTYPE_NAMES = {

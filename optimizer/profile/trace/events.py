@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from optimizer.base.categories import Category, Tier
-from optimizer.profile.profile import OpKind
+from optimizer.formats.op_costs import OpKind
 
 
 class Began(NamedTuple):

@@ -12,10 +12,10 @@ import torch
 
 from optimizer.base.categories import CATEGORIES, Tier
 from optimizer.base.errors import InvalidModel
+from optimizer.formats.op_costs import classify_op, count_flops
 from optimizer.profile.meta_ops.meta_ops import Ops, OpTraits, tensors_in, without_devices
 from optimizer.profile.meta_ops.op_layout import dtype_of, form_of
 from optimizer.profile.meta_ops.op_scratch import read_scratch
-from optimizer.profile.op_costs import classify_op, count_flops
 from optimizer.profile.trace.events import Allocated, Began, Event, Freed, Moved, Ran, Viewed
 from optimizer.runtime.meter.ledger import NUM_CATEGORIES
 from optimizer.runtime.meter.meter import Meter

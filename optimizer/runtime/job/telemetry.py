@@ -1,6 +1,6 @@
 """What a telemetry record tells of one training step, read off the trainer: ``begin`` before the step, the rest after it.
 
-The fields are those of docs/architecture.md. Costs well under a millisecond a step, but for the step whose timeline is taken.
+The fields are those of docs/attempt.md. Costs well under a millisecond a step, but for the step whose timeline is taken.
 """
 
 from typing import Any

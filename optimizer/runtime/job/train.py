@@ -4,7 +4,7 @@ Knows nothing of processes, signals or databases: what happens is told to ``repo
 ``should_stop``. Two runs of the same ``TrainingRun`` on the same machine end with the same bits, also when one was stopped at
 any step and resumed from its checkpoint: the data order is a function of the step, and the rest is in the checkpoint.
 
-Reported messages are those of the pipe in docs/architecture.md: ``started``, ``phase``, ``checkpoint``, and ``sample`` with
+Reported messages are those of the pipe in docs/attempt.md: ``started``, ``phase``, ``checkpoint``, and ``sample`` with
 the telemetry record's fields beside ``type``.
 """
 

@@ -21,7 +21,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from optimizer.profile.op_costs import classify_op
+from optimizer.formats.op_costs import classify_op
 
 _DROPOUT = "dropout_p"
 

@@ -240,7 +240,7 @@ def profile():
 DIES = """
 import json, os, signal, sys
 from pathlib import Path
-from worker import results
+from worker.run import results
 from worker.run.reporter import Reporter
 from worker.run.runner import StopFlag, run_attempt
 

@@ -14,9 +14,9 @@ import torch
 
 from optimizer.base.units import MIB
 from optimizer.formats.matmul_dispatch import uses_onednn
+from optimizer.formats.op_costs import WHOLE, count_flops
 from optimizer.hardware.machine import Curve
 from optimizer.hardware.probe.clock import TimeShare, as_curve, quartile_s, random_tensor
-from optimizer.profile.op_costs import WHOLE, count_flops
 from optimizer.runtime.layers.matmul_dispatch import asking_library, asks_library
 
 _MATMUL_SHAPES = {

@@ -9,12 +9,12 @@ from optimizer.estimate.cpu.convolution_scratch import hold_convolution
 from optimizer.estimate.cpu.cpu_scratch import hold_tile_products, rise_with_scratch, scratch_of
 from optimizer.estimate.cpu.matmul_scratch import hold_grouped_product, hold_product
 from optimizer.formats.matmul_dispatch import uses_onednn
+from optimizer.formats.op_costs import classify_op
 from optimizer.hardware.machine import Processor
 from optimizer.hardware.probe.facts import has_library_for_bf16
 from optimizer.profile.meta_ops.convolution import Convolution
 from optimizer.profile.meta_ops.op_layout import form_of
 from optimizer.profile.meta_ops.op_scratch import read_scratch
-from optimizer.profile.op_costs import classify_op
 from optimizer.profile.profile import Op
 from optimizer.profile.sizes import NO_TERMS
 

@@ -8,10 +8,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+from optimizer.formats.op_costs import classify_op
 from optimizer.models.anatomy import find_anatomy, find_blocks
 from optimizer.models.build import build_model
 from optimizer.plan.activations import ActivationsPlan
-from optimizer.profile.op_costs import classify_op
 from optimizer.runtime.job.measure import make_synthetic_batches
 from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.step.activations import apply_activations

@@ -1,4 +1,6 @@
-"""FLOPs of one op from the shapes of its tensors. Torch-free: names are those of ATen's overloads.
+"""The class of an op and its FLOPs from the shapes of its tensors: the runtime and the profile read them alike.
+
+Torch-free: names are those of ATen's overloads.
 
 A multiply-add counts as two. Causal attention counts half of the square, which is what fused kernels compute. Element-wise
 ops count one per element written; their time is decided by bytes anyway.
@@ -6,8 +8,10 @@ ops count one per element written; their time is decided by bytes anyway.
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
-from optimizer.profile.profile import OpKind
+OpKind = Literal["matmul", "attention", "memory", "copy_out", "copy_in"]
+"""``copy_out`` is device to host, ``copy_in`` host to device."""
 
 _MATMULS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_grouped_mm"})
 ADDING = frozenset({"addmm", "baddbmm"})
