@@ -4,14 +4,14 @@ import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Literal
 
 from optimizer.base.errors import InvalidWorkload
 from optimizer.base.ranges import require_float, require_int
 from optimizer.base.serialize import shown
+from optimizer.optimizers import OPTIMIZER_NAMES, KeptState, OptimizerName
 
 ScheduleName = Literal["constant", "linear", "cosine"]
-OptimizerName = Literal["adamw", "sgd"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,12 +104,12 @@ class TrainingWorkload:
         require_int("sample_tokens", self.sample_tokens, low=0, high=4_096)
         require_float("learning_rate", self.learning_rate, low=0, high=1, low_allowed=False)
         require_float("weight_decay", self.weight_decay, low=0, high=10)
-        if self.optimizer not in get_args(OptimizerName):
+        if self.optimizer not in OPTIMIZER_NAMES:
             raise InvalidWorkload(
-                f"workload.optimizer is {reprlib.repr(self.optimizer)}; allowed: {', '.join(get_args(OptimizerName))}",
+                f"workload.optimizer is {reprlib.repr(self.optimizer)}; allowed: {', '.join(OPTIMIZER_NAMES)}",
                 field="workload.optimizer",
                 value=shown(self.optimizer),
-                allowed=list(get_args(OptimizerName)),
+                allowed=list(OPTIMIZER_NAMES),
             )
         require_float("momentum", self.momentum, low=0, high=0.99999)
         require_float("beta1", self.beta1, low=0, high=0.99999)
@@ -124,6 +124,11 @@ class TrainingWorkload:
         if self.optimizer == "adamw":
             return 2
         return 1 if self.momentum > 0 else 0
+
+    @property
+    def kept_state(self) -> KeptState:
+        """What its optimizer keeps of each trained tensor."""
+        return KeptState(optimizer=self.optimizer, num_moments=self.num_moments)
 
     @property
     def tokens_per_step(self) -> int:

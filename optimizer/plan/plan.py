@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 
 from optimizer.base.errors import InvalidPlan
 from optimizer.base.serialize import from_json, to_json
+from optimizer.optimizers import OPTIMIZERS
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.batch import BatchPlan
@@ -23,6 +24,11 @@ from optimizer.workload import TrainingWorkload
 
 PLAN_VERSION: Final = 2
 _SPARSE_MODEL: Final = "a model with sparse embedding gradients (sparse_embedding_gradients)"
+
+
+def _list_optimizers(ability: str) -> str:
+    """The optimizers with an ability, as people write them."""
+    return " and ".join(declared.label for declared in OPTIMIZERS.values() if getattr(declared, ability))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,12 +116,14 @@ class Plan:
         has_plain_head: whether the head is one projection of the last hidden state. clamps_fp16: whether the model does more
         where it computes in fp16 than elsewhere (T5, BART), which no profile shows.
         """
-        if has_sparse_gradients and workload.optimizer != "adamw":
+        declared = OPTIMIZERS[workload.optimizer]
+        if has_sparse_gradients and not declared.updates_rows:
+            able = _list_optimizers("updates_rows")
             return InvalidPlan(
-                f"workload.optimizer is {workload.optimizer}; {_SPARSE_MODEL} is updated by AdamW alone",
+                f"workload.optimizer is {workload.optimizer}; {_SPARSE_MODEL} is updated by {able} alone",
                 field="workload.optimizer",
                 value=workload.optimizer,
-                allowed="adamw",
+                allowed=", ".join(name for name, other in OPTIMIZERS.items() if other.updates_rows),
             )
         consumes = self.gradients.choice == "consume"
         trains_all = workload.adapter is None
@@ -165,10 +173,16 @@ class Plan:
                 "applies to weights under adapters (workload.adapter is null: every weight is trained)",
             ),
             (
-                self.optimizer_state.bits == 8 and workload.optimizer != "adamw",
+                self.optimizer_state.bits == 8 and not declared.has_8_bits,
                 "optimizer_state.bits",
                 8,
-                f"is AdamW's state (workload.optimizer is {workload.optimizer}, whose moment has 32 bits)",
+                f"is {_list_optimizers('has_8_bits')}'s state (workload.optimizer is {workload.optimizer}, whose state is fp32)",
+            ),
+            (
+                self.optimizer_state.place != "device" and not declared.leaves_device,
+                "optimizer_state.place",
+                self.optimizer_state.place,
+                f"{declared.label}'s state cannot have: its update needs whole tensors, on the device",
             ),
             (
                 self.logits_and_loss.num_chunks > 1 and not has_plain_head,

@@ -52,6 +52,21 @@ class WeightsPlan:
         return DTYPE_BYTES[self.dtype]
 
     @property
+    def master_bytes_per_element(self) -> int:
+        """Of the copy that the optimizer's state has beside each trained weight below fp32; 0 where it has none."""
+        return 0 if self.dtype == "fp32" else DTYPE_BYTES["fp32"]
+
+    @property
+    def updated_bytes_per_element(self) -> int:
+        """Of the trained weights as updates find and leave them between steps: the masters, where there are any."""
+        return self.master_bytes_per_element or self.bytes_per_element
+
+    @property
+    def widens_updates(self) -> bool:
+        """Whether an update works on fp32 copies, so that tensors are updated one by one."""
+        return self.dtype != "fp32"
+
+    @property
     def computes_in_fp16(self) -> bool:
         return "fp16" in (self.dtype, self.autocast)
 

@@ -7,7 +7,7 @@ from above, because how many rows a batch touches depends on its tokens.
 
 from dataclasses import dataclass
 
-from optimizer.estimate.categories.moments import Moments
+from optimizer.estimate.categories.moments import Moments, tensor_update
 from optimizer.estimate.categories.tensors import TensorList
 from optimizer.estimate.shape.compiled import Dropped
 from optimizer.hardware.machine import Rates
@@ -31,22 +31,16 @@ class GradientBytes:
     host: int = 0
 
 
-def find_dropped(plan: Plan, *, first_moments: Moments | None = None, device_kind: str = "cuda") -> Dropped | None:
+def find_dropped(plan: Plan, moments: Moments, *, is_first: bool, device_kind: str) -> Dropped | None:
     """What becomes of each gradient in the part that completes it; None where it stays.
 
-    first_moments: which its update there makes, in the first step.
+    is_first: whether its update there makes the moments.
     """
     if plan.gradients.choice == "keep":
         return None
-    consumes = plan.gradients.choice == "consume"
-    widens = consumes and plan.weights.dtype != "fp32"
-    holds = consumes and device_kind == "cpu" and plan.optimizer_state.bits == 8
-    return Dropped(
-        moments=Moments(bits=8, num=2) if holds else None,
-        widening=4 // plan.weights.bytes_per_element if widens else 0,
-        first_moments=first_moments if consumes else None,
-        element_bytes=plan.weights.bytes_per_element,
-    )
+    if plan.gradients.choice == "host":
+        return Dropped()
+    return Dropped(update=tensor_update(plan, moments, is_first=is_first, device_kind=device_kind))
 
 
 def estimate_gradient_bytes(tensors: TensorList, plan: Plan, *, device_kind: str) -> GradientBytes:

@@ -4,14 +4,19 @@ Source of the 8-bit layout: bitsandbytes (``optim/optimizer.py``): one byte per 
 256 elements and moment, tensors under 4096 elements in 32 bits, two shared tables of 256 fp32 values.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
+from optimizer.optimizers import KeptState
 from optimizer.plan.optimizer_state import (
     MIN_8BIT_ELEMENTS,
     QUANTIZATION_BLOCK_ELEMENTS,
     UPDATE_PIECE_ELEMENTS,
     update_scratch_bytes,
 )
+from optimizer.plan.plan import Plan
+from optimizer.profile.trained import TensorSize
 
 TABLES_BYTES = 2 * 256 * 4
 """Of 8-bit state, once: made with the optimizer, not by its first step."""
@@ -25,19 +30,18 @@ class Moments:
     """Of one optimizer, which a tensor gets in its first update and keeps."""
 
     bits: int
-    num: int
-    """2 of AdamW, 1 of SGD with momentum, 0 without."""
+    kept: KeptState
 
     def of(self, num_elements: int) -> int:
         """Bytes on the device; with 32 bits AdamW's count of steps, too."""
         if self.bits == 32 or num_elements < MIN_8BIT_ELEMENTS:
-            return self.num * _FP32_BYTES * num_elements + self.counter_bytes
-        return self.num * (num_elements + _FP32_BYTES * -(-num_elements // QUANTIZATION_BLOCK_ELEMENTS))
+            return self.kept.num_moments * _FP32_BYTES * num_elements + self.counter_bytes
+        return self.kept.num_moments * (num_elements + _FP32_BYTES * -(-num_elements // QUANTIZATION_BLOCK_ELEMENTS))
 
     @property
     def counter_bytes(self) -> int:
-        """Of each tensor: only AdamW, which alone has two moments, counts its steps; bitsandbytes does it outside torch."""
-        return STEP_COUNTER_BYTES if self.num == 2 and self.bits == 32 else 0
+        """Of each tensor, where the optimizer counts its steps; bitsandbytes does it outside torch."""
+        return STEP_COUNTER_BYTES if self.kept.counts_steps and self.bits == 32 else 0
 
     def scratch_of(self, num_elements: int, *, device_kind: str) -> int:
         """Bytes that an update of one tensor holds on the device while it runs; torch's own kernels hold none."""
@@ -46,3 +50,56 @@ class Moments:
         if num_elements < MIN_8BIT_ELEMENTS:
             return update_scratch_bytes(num_elements, bits=32)
         return update_scratch_bytes(min(num_elements, UPDATE_PIECE_ELEMENTS), bits=8)
+
+
+def moments_of(sizes: Sequence[TensorSize], plan: Plan, *, kept: KeptState) -> Moments:
+    """The moments that these tensors get. kept: of the workload's optimizer."""
+    return Moments(bits=plan.optimizer_state.bits, kept=kept)
+
+
+Change = tuple[Literal["copies", "scratch", "gradients", "optimizer_state"], int]
+"""Bytes that come or go: of fp32 copies, of what a kernel holds, of the gradient, of the state."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorUpdate:
+    """What the update of one tensor makes and drops on the device, where its state is there."""
+
+    moments: Moments
+    is_first: bool
+    """Whether it makes the moments."""
+    drops_gradient: bool
+    """Whether the gradient is gone with it."""
+    gradient_bytes: int
+    """Of each element."""
+    widens: bool
+    device_kind: str
+
+    def list_changes(self, num_elements: int) -> Iterator[Change]:
+        """In order. The fp32 copy of a gradient comes before the gradient goes."""
+        gradient_bytes, copy_bytes = self.gradient_bytes * num_elements, _FP32_BYTES * num_elements
+        if self.widens:
+            yield "copies", copy_bytes
+            yield "gradients", -gradient_bytes
+        if self.is_first:
+            yield "optimizer_state", self.moments.of(num_elements)
+        scratch_bytes = self.moments.scratch_of(num_elements, device_kind=self.device_kind)
+        if scratch_bytes:
+            yield "scratch", scratch_bytes
+            yield "scratch", -scratch_bytes
+        if self.widens:
+            yield "copies", -copy_bytes
+        elif self.drops_gradient:
+            yield "gradients", -gradient_bytes
+
+
+def tensor_update(plan: Plan, moments: Moments, *, is_first: bool, device_kind: str) -> TensorUpdate:
+    """The update of a plan whose state, or this part of it, is on the device."""
+    return TensorUpdate(
+        moments=moments,
+        is_first=is_first,
+        drops_gradient=plan.gradients.choice != "keep",
+        gradient_bytes=plan.weights.bytes_per_element,
+        widens=plan.weights.widens_updates,
+        device_kind=device_kind,
+    )

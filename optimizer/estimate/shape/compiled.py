@@ -22,7 +22,7 @@ from optimizer.estimate.categories.activations import (
     read_copy,
     redirect_changes,
 )
-from optimizer.estimate.categories.moments import Moments
+from optimizer.estimate.categories.moments import TensorUpdate
 from optimizer.estimate.cpu.cpu_scratch import rise_with_scratch, scratch_of
 from optimizer.estimate.ops.op_overhead import PartOps, is_done_again
 from optimizer.estimate.ops.op_times import OpTimes
@@ -69,17 +69,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Dropped:
-    """What becomes of a gradient that is complete, where it does not stay on the device. first_moments: which the update of
-    its tensor makes, in a first step that consumes gradients.
-    """
+    """What becomes of a gradient that is complete, where it does not stay on the device."""
 
-    first_moments: Moments | None = None
-    element_bytes: int = 4
-    """Of a gradient."""
-    widening: int = 0
-    """The update inside backward makes a wider copy for a moment: so many bytes for each of the gradient's; 0 for none."""
-    moments: Moments | None = None
-    """Whose update inside backward holds copies while it runs; None where it holds none."""
+    update: TensorUpdate | None = None
+    """Which uses it up inside backward; None where it leaves for the host."""
 
 
 NO_COPIES: Mapping[Link, int] = MappingProxyType({})
@@ -385,18 +378,12 @@ def drop_gradients(changes: Iterable[Change], dropped: Dropped, *, region: int) 
         yield change
         tier, slot, num_bytes = change
         if tier == "device" and slot == _GRADIENTS and num_bytes > 0:
-            used: Change = ("device", _GRADIENTS, -num_bytes)
-            if dropped.widening:
-                yield "device", region, dropped.widening * num_bytes
-                yield used
-                used = ("device", region, -dropped.widening * num_bytes)
-            if dropped.first_moments is not None:
-                yield "device", _STATE, dropped.first_moments.of(num_bytes // dropped.element_bytes)
-            if dropped.moments is not None:
-                scratch_bytes = dropped.moments.scratch_of(num_bytes // dropped.element_bytes, device_kind="cpu")
-                yield "device", _TEMPORARIES, scratch_bytes
-                yield "device", _TEMPORARIES, -scratch_bytes
-            yield used
+            if dropped.update is None:
+                yield "device", _GRADIENTS, -num_bytes
+                continue
+            slots = {"copies": region, "scratch": _TEMPORARIES, "gradients": _GRADIENTS, "optimizer_state": _STATE}
+            for what, used_bytes in dropped.update.list_changes(num_bytes // dropped.update.gradient_bytes):
+                yield "device", slots[what], used_bytes
 
 
 _compiled: dict[tuple[int, str, Shape], CompiledShape] = {}

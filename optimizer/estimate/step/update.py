@@ -56,7 +56,7 @@ def update_inputs(plan: Plan, workload: TrainingWorkload, machine: Machine) -> t
     """All that what follows the last micro-batch depends on beside the tensors: the same for every shape."""
     return (
         plan.gradients, plan.optimizer_state, plan.weights, workload.max_grad_norm is None, workload.adapter is None,
-        workload.num_moments, workload.tokens_per_step, machine.device.kind, machine.rates.fingerprint,
+        workload.kept_state, workload.tokens_per_step, machine.device.kind, machine.rates.fingerprint,
     )  # fmt: skip
 
 
@@ -125,7 +125,7 @@ def list_update_times(
     fetched_bytes = state.num_staying * plan.weights.bytes_per_element if plan.gradients.choice == "host" else 0
     fetched: Legs = (("copy_in", fetched_bytes / machine.rates.host_to_device_bytes_per_s * 1000),)
     back = (Transfer(key="gradients", legs=fetched),) if fetched_bytes else ()
-    optimizer_ms = estimate_update_ms(state.num_staying, plan, machine.rates, num_moments=workload.num_moments)
+    optimizer_ms = estimate_update_ms(state.num_staying, plan, machine.rates, kept=workload.kept_state)
     if fetched_bytes and (workload.max_grad_norm is not None or plan.weights.scales_loss):
         scaling_ms = estimate_fetched_scaling_ms(state.num_staying, plan, machine.rates)
         optimizer_ms += scaling_ms * machine.rates.time_factors.get("optimizer", 1.0)
@@ -161,9 +161,7 @@ def _clip_time(
     hooks_ms = 0.0
     if plan.gradients.choice == "consume":
         # The update of each tensor is inside backward; its time is the same there.
-        optimizer_ms += estimate_update_ms(
-            tensors.total_elements, plan, machine.rates, num_moments=workload.num_moments
-        )
+        optimizer_ms += estimate_update_ms(tensors.total_elements, plan, machine.rates, kept=workload.kept_state)
         hooks_ms = _python_ms(tensors, state.num_tensors_staying, plan, machine.rates)
     time = PartTime.spent(optimizer=optimizer_ms, hooks=hooks_ms)
     time = add_legs(time, [leg for transfer in begins for leg in transfer.legs])
@@ -213,7 +211,7 @@ def _name_of_staying(plan: Plan) -> str:
     """Of what is done to each tensor whose state is on the device (``Rates.python_s``)."""
     if plan.gradients.choice == "host":
         return "gradients"
-    steps_alone = plan.gradients.choice == "consume" or plan.weights.dtype != "fp32"
+    steps_alone = plan.gradients.choice == "consume" or plan.weights.widens_updates
     return "update one" if steps_alone else "update many"
 
 
@@ -224,8 +222,8 @@ def _list_host_updates(
     rates = machine.rates
     size = plan.weights.bytes_per_element
     scaled_bytes = 2 * size if workload.max_grad_norm is not None else 0
-    converted_bytes = _CONVERTED_BYTES if plan.weights.dtype != "fp32" else 0
-    host_s = 1 / host_elements_per_s(rates, num_moments=workload.num_moments)
+    converted_bytes = _CONVERTED_BYTES if plan.weights.widens_updates else 0
+    host_s = 1 / host_elements_per_s(rates, kept=workload.kept_state)
     host_s += (scaled_bytes + converted_bytes) / host_bytes_per_s(rates)
     num_leaving = sum(state.leaving_by_block.values())
     returned_bytes = state.copied_bytes.get("host_to_device", 0)

@@ -24,7 +24,7 @@ _AFTER_MICRO_BATCHES = ("gradient clipping", "optimizer step")
 _FP32_BYTES = 4
 _ID_BYTES = 8
 _COUNTER_BYTES = 4
-"""AdamW counts the updates of each tensor."""
+"""Of a tensor's updates, where the optimizer counts them."""
 _ROUNDING = 1e-9
 """Of sums of milliseconds in another order."""
 
@@ -99,10 +99,10 @@ def replay_plan(profile: Profile, *, plan: Plan, workload: TrainingWorkload, mac
     ledger.add("device", "weights", num_trained * element_bytes)
     ledger.add("device", "weights", profile.total_frozen_bytes(plan.weights.representation))
     ledger.add("device", "weights", profile.buffer_bytes["fp32" if plan.weights.dtype == "fp32" else "bf16"])
-    if workload.optimizer == "adamw":
+    if workload.kept_state.counts_steps:
         ledger.add("device", "optimizer_state", _COUNTER_BYTES * len(trained))
-    num_held = workload.num_moments + (element_bytes != _FP32_BYTES)
-    ledger.add("device", "optimizer_state", num_held * _FP32_BYTES * num_trained)
+    ledger.add("device", "optimizer_state", workload.num_moments * _FP32_BYTES * num_trained)
+    ledger.add("device", "optimizer_state", plan.weights.master_bytes_per_element * num_trained)
     input_bytes = _input_bytes(profile, shape)
     for index in range(plan.batch.accumulation_steps):
         ledger.add("device", "temporaries", input_bytes)
