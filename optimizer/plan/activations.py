@@ -38,6 +38,15 @@ class ActivationsPlan:
         return self.count(*OFFLOADING)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ActivationsPins:
+    """Decisions of ``ActivationsPlan`` that are made beforehand; None leaves one free."""
+
+    per_block: tuple[BlockChoice, ...] | None = None
+    """One choice stands for every block, however many there are; more than one name each block."""
+    compress: Compression | None = None
+
+
 TECHNIQUES: Final = (
     TechniqueDeclaration(
         name="recompute",

@@ -14,6 +14,13 @@ class AllocatorPlan:
     """Segments that grow instead of new ones beside them: less fragmentation where sizes vary."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class AllocatorPins:
+    """Decisions of ``AllocatorPlan`` that are made beforehand; None leaves one free."""
+
+    expandable_segments: bool | None = None
+
+
 _FACE: Final = Face(label="Segments that grow", help="of torch's allocator on a card")
 KNOBS: Final = (
     Knob(

@@ -29,6 +29,14 @@ class BatchPlan:
         return self.micro_batch_size * self.accumulation_steps
 
 
+@dataclass(frozen=True, kw_only=True)
+class BatchPins:
+    """Decisions of ``BatchPlan`` that are made beforehand; None leaves one free."""
+
+    micro_batch_size: int | None = None
+    accumulation_steps: int | None = None
+
+
 TECHNIQUES: Final = (
     TechniqueDeclaration(
         name="accumulate",

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 
 from optimizer.base.errors import InvalidPlan, InvalidWorkload
 from optimizer.base.serialize import from_json, to_json
+from optimizer.plan import weights
 from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.passes import PassShape, list_passes
@@ -134,11 +135,11 @@ class GenerationPlan:
                 self.num_micro_batches,
                 f"times {self.batch_size} leaves the last one empty (workload.num_sequences is {workload.num_sequences})",
             ),
-            (
-                self.weights.autocast != "off",
-                "weights.autocast",
-                self.weights.autocast,
-                "is for training; to generate in fewer bits choose plan.weights.dtype",
+            *(
+                (value != knob.plain, knob.path, value, "is for training; to generate in fewer bits choose plan.weights.dtype")
+                for knob in weights.KNOBS
+                if knob.generation is None
+                for value in [getattr(self.weights, knob.path.removeprefix("weights."))]
             ),
             (
                 self.kv_cache.attention == "host" and self.kv_cache.place != "host",

@@ -21,12 +21,20 @@ class GradientsPlan:
     choice: GradientsChoice = "keep"
 
 
+@dataclass(frozen=True, kw_only=True)
+class GradientsPins:
+    """Decisions of ``GradientsPlan`` that are made beforehand; None leaves one free."""
+
+    choice: GradientsChoice | None = None
+
+
 TECHNIQUES: Final = (
     TechniqueDeclaration(
         name="consume_gradients",
         label="update as gradients appear",
         sentence="Updates each tensor inside backward, as soon as its gradient is complete, which then goes: no clipping, one "
         "micro-batch.",
+        explanation="each tensor is updated as soon as its gradient is there, so gradients never stand together",
         group="Gradients, optimizer state and weights",
         lowers=("gradients",),
     ),
@@ -34,6 +42,7 @@ TECHNIQUES: Final = (
         name="offload_gradients",
         label="gradients on the host",
         sentence="Moves each gradient to the host as it appears and adds micro-batches up there.",
+        explanation="each gradient moves to the host as it appears",
         group="Gradients, optimizer state and weights",
         lowers=("gradients",),
     ),

@@ -40,6 +40,8 @@ class TechniqueDeclaration:
     searches: tuple[Work, ...] = ("training",)
     """The kinds of work whose plans can use it and whose search tries it."""
     loss: LossKind = "none"
+    explanation: str = ""
+    """What a plan's explanation says where it is used, if that depends on nothing else in the plan."""
     lowers: tuple[Category, ...] = ()
     """The categories of memory that it makes smaller, where a page offers it as their lever."""
 

@@ -31,6 +31,13 @@ class LogitsAndLossPlan:
             )
 
 
+@dataclass(frozen=True, kw_only=True)
+class LogitsAndLossPins:
+    """Decisions of ``LogitsAndLossPlan`` that are made beforehand; None leaves one free."""
+
+    num_chunks: int | None = None
+
+
 TECHNIQUES: Final = (
     TechniqueDeclaration(
         name="chunked_loss",

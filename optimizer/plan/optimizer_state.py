@@ -77,6 +77,15 @@ def split_state(plan: OptimizerStatePlan, num_elements: Sequence[int]) -> list[b
     return leaves
 
 
+@dataclass(frozen=True, kw_only=True)
+class OptimizerStatePins:
+    """Decisions of ``OptimizerStatePlan`` that are made beforehand; None leaves one free."""
+
+    bits: Literal[32, 8] | None = None
+    place: StatePlace | None = None
+    fraction: float | None = None
+
+
 TECHNIQUES: Final = (
     TechniqueDeclaration(
         name="offload_optimizer",

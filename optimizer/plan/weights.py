@@ -82,6 +82,17 @@ class WeightsPlan:
         return computed if self.frozen == "same" else f"{computed}/{self.frozen}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class WeightsPins:
+    """Decisions of ``WeightsPlan`` that are made beforehand; None leaves one free."""
+
+    dtype: WeightsDtype | None = None
+    autocast: Autocast | None = None
+    place: WeightsPlace | None = None
+    prefetch: int | None = None
+    frozen: FrozenFormat | None = None
+
+
 TECHNIQUES: Final = (
     TechniqueDeclaration(
         name="stream_weights",

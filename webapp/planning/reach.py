@@ -18,9 +18,9 @@ from optimizer.models.spec import read_model_spec
 from optimizer.plan.activations import ActivationsPlan, BlockChoice
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.generation import GenerationPlan
-from optimizer.plan.pins.training import Pins, WeightsPins
+from optimizer.plan.pins.training import Pins
 from optimizer.plan.plan import Plan
-from optimizer.plan.weights import FrozenFormat, WeightsPlan
+from optimizer.plan.weights import FrozenFormat, WeightsPins, WeightsPlan
 from optimizer.profile.generation import INFERENCE_PROFILE_VERSION, traced_fingerprint
 from optimizer.profile.profile import PROFILE_VERSION
 from optimizer.workload import Adapter, GenerationWorkload, TrainingWorkload

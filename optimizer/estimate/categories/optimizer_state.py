@@ -29,6 +29,8 @@ _PIECE_ELEMENTS = 1 << 20
 """What an update on the host works on at once (``runtime/tiers/homes.py``)."""
 _NUM_SLOTS = 2
 _FP32_BYTES = 4
+_CONVERTED_BYTES = 12
+"""Per element below fp32: its gradient read and widened, its new weight read and narrowed."""
 
 
 def estimate_state_bytes(tensors: Sequence[TensorSize], plan: Plan, *, kept: KeptState) -> int:
@@ -213,6 +215,13 @@ def host_elements_per_s(rates: Rates, *, kept: KeptState = ADAMW) -> float:
     """Updates of state that left."""
     rate = rates.host_optimizer_elements_per_s or assumed_rate(ASSUMED_HOST_ELEMENTS_PER_S, rates, kind="host")
     return _as_fast_as_adamw(rate, kept)
+
+
+def host_update_s(plan: Plan, rates: Rates, *, kept: KeptState, clips: bool) -> float:
+    """Of one element whose state left: its gradient scaled where gradients are clipped, converted below fp32, and the update."""
+    scaled_bytes = 2 * plan.weights.bytes_per_element if clips else 0
+    converted_bytes = _CONVERTED_BYTES if plan.weights.widens_updates else 0
+    return 1 / host_elements_per_s(rates, kept=kept) + (scaled_bytes + converted_bytes) / host_bytes_per_s(rates)
 
 
 def _as_fast_as_adamw(elements_per_s: float, kept: KeptState) -> float:

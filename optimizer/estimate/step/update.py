@@ -25,8 +25,7 @@ from optimizer.estimate.categories.optimizer_state import (
     StateCosts,
     as_rows,
     estimate_update_ms,
-    host_bytes_per_s,
-    host_elements_per_s,
+    host_update_s,
 )
 from optimizer.estimate.categories.stores import read_ms, write_ms
 from optimizer.estimate.categories.tensors import TensorList
@@ -43,8 +42,6 @@ from optimizer.workload import TrainingWorkload
 _SLOT = {name: index for index, name in enumerate(CATEGORIES)}
 _SLOTS = (_SLOT["temporaries"], _SLOT["gradients"], _SLOT["optimizer_state"])
 """Of ``Rows``."""
-_CONVERTED_BYTES = 12
-"""Per element below fp32: its gradient read and widened, its new weight read and narrowed."""
 
 
 def update_key(block: int) -> Hashable:
@@ -221,10 +218,7 @@ def _list_host_updates(
     """In the order in which the host makes them, unless they follow backward."""
     rates = machine.rates
     size = plan.weights.bytes_per_element
-    scaled_bytes = 2 * size if workload.max_grad_norm is not None else 0
-    converted_bytes = _CONVERTED_BYTES if plan.weights.widens_updates else 0
-    host_s = 1 / host_elements_per_s(rates, kept=workload.kept_state)
-    host_s += (scaled_bytes + converted_bytes) / host_bytes_per_s(rates)
+    host_s = host_update_s(plan, rates, kept=workload.kept_state, clips=workload.max_grad_norm is not None)
     num_leaving = sum(state.leaving_by_block.values())
     returned_bytes = state.copied_bytes.get("host_to_device", 0)
     if plan.gradients.choice == "host":

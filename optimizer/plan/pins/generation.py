@@ -7,10 +7,10 @@ from operator import attrgetter
 from typing import Any, Final, Literal, TypeVar
 
 from optimizer.base.errors import InvalidPlan, InvalidWorkload
+from optimizer.plan.allocator import AllocatorPins
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import AttentionPlace, KvDtype, KvPlace
 from optimizer.plan.pins.table import PinTable
-from optimizer.plan.pins.training import AllocatorPins
 from optimizer.plan.techniques import is_idle
 from optimizer.plan.weights import FrozenFormat, WeightsDtype, WeightsPlace
 

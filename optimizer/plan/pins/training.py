@@ -10,73 +10,18 @@ from typing import Any, Literal
 
 from optimizer.base.errors import InvalidWorkload
 from optimizer.base.serialize import from_json, to_json
-from optimizer.plan.activations import BlockChoice, Compression
-from optimizer.plan.gradients import GradientsChoice
-from optimizer.plan.optimizer_state import StatePlace
+from optimizer.plan.activations import ActivationsPins, BlockChoice
+from optimizer.plan.allocator import AllocatorPins
+from optimizer.plan.batch import BatchPins
+from optimizer.plan.gradients import GradientsPins
+from optimizer.plan.logits_and_loss import LogitsAndLossPins
+from optimizer.plan.optimizer_state import OptimizerStatePins
 from optimizer.plan.pins.table import PinTable, kinds_of_pins
 from optimizer.plan.plan import Plan
 from optimizer.plan.techniques import is_idle
-from optimizer.plan.weights import Autocast, FrozenFormat, WeightsDtype, WeightsPlace
+from optimizer.plan.weights import WeightsPins
 
 _EVERY_BLOCK = "per_block"
-
-
-@dataclass(frozen=True, kw_only=True)
-class BatchPins:
-    """Of ``BatchPlan``."""
-
-    micro_batch_size: int | None = None
-    accumulation_steps: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class WeightsPins:
-    """Of ``WeightsPlan``."""
-
-    dtype: WeightsDtype | None = None
-    autocast: Autocast | None = None
-    place: WeightsPlace | None = None
-    prefetch: int | None = None
-    frozen: FrozenFormat | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class GradientsPins:
-    """Of ``GradientsPlan``."""
-
-    choice: GradientsChoice | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizerStatePins:
-    """Of ``OptimizerStatePlan``."""
-
-    bits: Literal[32, 8] | None = None
-    place: StatePlace | None = None
-    fraction: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ActivationsPins:
-    """Of ``ActivationsPlan``."""
-
-    per_block: tuple[BlockChoice, ...] | None = None
-    """One choice stands for every block, however many there are; more than one name each block."""
-    compress: Compression | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class LogitsAndLossPins:
-    """Of ``LogitsAndLossPlan``."""
-
-    num_chunks: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class AllocatorPins:
-    """Of ``AllocatorPlan``."""
-
-    expandable_segments: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,6 +31,7 @@ from torch.utils.hooks import RemovableHandle
 
 from optimizer.base.errors import CheckpointInvalid
 from optimizer.plan.optimizer_state import MIN_8BIT_ELEMENTS, OptimizerStatePlan, split_state
+from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.step.gradients import HostGradients
 from optimizer.runtime.step.host_update import MASTER, HostState, UpdateFacts
 from optimizer.runtime.step.sparse_gradients import LazyAdamW, find_sparse
@@ -66,7 +67,7 @@ def learning_rate_at(step: int, workload: TrainingWorkload) -> float:
 class Optimizer:
     """The workload's optimizer over a model's trained parameters, by name, with the state the plan asks for.
 
-    tiers: needed where state leaves the device. home_of: of weights that stream. is_threaded: updates on the host run on a
+    weights: None where the plan's are of no other kind than the parameters. tiers: needed where state leaves the device. home_of: of weights that stream. is_threaded: updates on the host run on a
     thread of their own; ``wait`` or ``require`` a tensor, or ``join`` all, before its new weights are used.
     """
 
@@ -76,6 +77,7 @@ class Optimizer:
         *,
         plan: OptimizerStatePlan,
         workload: TrainingWorkload,
+        weights: WeightsPlan | None = None,
         tiers: Tiers | None = None,
         home_of: Callable[[str], OffDeviceBytes | None] = lambda name: None,
         worker: BackgroundThread | None = None,
@@ -88,8 +90,11 @@ class Optimizer:
         self._lazy = LazyAdamW(sparse, workload=workload)
         self._known_keys = {MASTER, *rule_of(workload).known_keys}
         staying = {name: p for name, p in self._named.items() if name not in leaving and name not in sparse}
+        has_masters = weights is None or weights.master_bytes_per_element > 0
         self._masters = {
-            name: nn.Parameter(p.detach().to(torch.float32)) for name, p in staying.items() if p.dtype != torch.float32
+            name: nn.Parameter(p.detach().to(torch.float32))
+            for name, p in staying.items()
+            if has_masters and p.dtype != torch.float32
         }
         self._stepped = {name: self._masters.get(name, p) for name, p in staying.items()}
         self._parameter_of: dict[torch.Tensor, nn.Parameter] = {

@@ -62,10 +62,11 @@ def _left_out(technique: Technique, plan: Plan, setting: OuterPlan) -> OuterPlan
     if technique == "accumulate":
         return replace(setting, micro_batch_size=plan.batch.global_batch_size, accumulation_steps=1)
     plain = {
-        OUTER_FIELDS[knob.path]: knob.plain
+        OUTER_FIELDS[path]: value
         for knob in knobs_of("training")
         if knob.path in OUTER_FIELDS
         and any(use.technique == technique and use.asks(attrgetter(knob.path)(plan)) for use in knob.uses)
+        for path, value in {knob.path: knob.plain, **knob.brings.get(knob.plain, {})}.items()
     }
     return replace(setting, **plain)
 
