@@ -31,6 +31,7 @@ Technique = Literal[
     "remote",
     "compress",
     "bf16",
+    "no_master_weights",
     "fp16",
     "autocast",
     "8bit_optimizer",

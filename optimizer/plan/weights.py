@@ -10,7 +10,15 @@ WeightsDtype = Literal["fp32", "bf16", "fp16"]
 Autocast = Literal["off", "bf16", "fp16"]
 WeightsPlace = Literal["device", "host", "disk"]
 FrozenFormat = Literal["same", "int8", "int4", "nf4"]
+MasterFormat = Literal["fp32", "none"]
 DTYPE_BYTES: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
+ROUNDING_PIECE_ELEMENTS: Final = 1 << 20
+"""Elements that are rounded at random with one draw of bits."""
+
+
+def rounding_scratch_bytes(num_elements: int) -> int:
+    """The random bits that rounding a tensor holds: 16 for each element of a piece, in words of 64."""
+    return 8 * -(-min(num_elements, ROUNDING_PIECE_ELEMENTS) // 4)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +26,11 @@ class WeightsPlan:
     """Representation and place of the weights."""
 
     dtype: WeightsDtype = "fp32"
-    """Dtype of weights, gradients and activations. Below fp32 the optimizer keeps fp32 master weights in its state."""
+    """Dtype of weights, gradients and activations. Below fp32 the optimizer keeps fp32 master weights in its state, unless
+    ``master`` is none."""
+    master: MasterFormat = "fp32"
+    """none, with ``dtype`` bf16: updates work on an fp32 copy of one tensor at a time, which is rounded back at random
+    (``runtime/step/stochastic_rounding.py``), and no copy of the weights is kept."""
     autocast: Autocast = "off"
     """Products and attention run in this dtype on fp32 weights, which are cast as they are used. Needs ``dtype`` fp32."""
     place: WeightsPlace = "device"
@@ -38,6 +50,13 @@ class WeightsPlan:
                 value=self.autocast,
                 allowed="off, unless plan.weights.dtype is fp32",
             )
+        if self.master == "none" and self.dtype != "bf16":
+            raise InvalidPlan(
+                f"plan.weights.master is none with {self.dtype} weights; allowed: bf16 weights, or fp32",
+                field="plan.weights.master",
+                value=self.master,
+                allowed="fp32, unless plan.weights.dtype is bf16",
+            )
         if not 0 <= self.prefetch <= 8:
             raise InvalidPlan(
                 f"plan.weights.prefetch is {self.prefetch}; allowed: 0 to 8",
@@ -54,7 +73,7 @@ class WeightsPlan:
     @property
     def master_bytes_per_element(self) -> int:
         """Of the copy that the optimizer's state has beside each trained weight below fp32; 0 where it has none."""
-        return 0 if self.dtype == "fp32" else DTYPE_BYTES["fp32"]
+        return DTYPE_BYTES["fp32"] if self.dtype != "fp32" and self.master == "fp32" else 0
 
     @property
     def updated_bytes_per_element(self) -> int:
@@ -87,6 +106,7 @@ class WeightsPins:
     """Decisions of ``WeightsPlan`` that are made beforehand; None leaves one free."""
 
     dtype: WeightsDtype | None = None
+    master: MasterFormat | None = None
     autocast: Autocast | None = None
     place: WeightsPlace | None = None
     prefetch: int | None = None
@@ -110,6 +130,16 @@ TECHNIQUES: Final = (
         searches=("training", "generation"),
         loss="rounding",
         lowers=("weights",),
+    ),
+    TechniqueDeclaration(
+        name="no_master_weights",
+        label="bf16 weights without fp32 masters",
+        sentence="Trains bf16 weights without fp32 master weights: each update is rounded to bf16 at random, so that small ones "
+        "arrive on average.",
+        explanation="there are no fp32 master weights: updates are rounded to bf16 at random",
+        group="Number formats",
+        loss="rounding",
+        lowers=("optimizer_state",),
     ),
     TechniqueDeclaration(
         name="fp16",
@@ -142,16 +172,30 @@ KNOBS: Final = (
         path="weights.dtype",
         plain="fp32",
         uses=(Use(technique="bf16", asks=equals("bf16")), Use(technique="fp16", asks=equals("fp16"))),
-        brings={dtype: {"weights.autocast": "off"} for dtype in get_args(WeightsDtype)},
+        brings={dtype: {"weights.autocast": "off", "weights.master": "fp32"} for dtype in get_args(WeightsDtype)},
         training=Face(label="Weights in", change="{value} weights"),
         generation=Face(label="Weights in", change="weights in {value}"),
+    ),
+    Knob(
+        path="weights.master",
+        plain="fp32",
+        words={"fp32": "in fp32", "none": "none, rounded at random"},
+        uses=(Use(technique="no_master_weights", asks=equals("none")),),
+        brings={"none": {"weights.dtype": "bf16", "weights.autocast": "off"}},
+        matters_where=(Condition(path="weights.dtype", holds=differs("fp32")),),
+        training=Face(
+            label="Master weights",
+            help="beside weights below fp32; none with bf16 alone",
+            change="bf16 weights without fp32 masters",
+            changes={"fp32": "fp32 master weights"},
+        ),
     ),
     Knob(
         path="weights.autocast",
         plain="off",
         words={"off": "the weights' own dtype"},
         uses=(Use(technique="autocast", asks=differs("off")),),
-        brings={dtype: {"weights.dtype": "fp32"} for dtype in get_args(Autocast)},
+        brings={dtype: {"weights.dtype": "fp32", "weights.master": "fp32"} for dtype in get_args(Autocast)},
         training=Face(
             label="Products in",
             help="autocast, beside fp32 weights",

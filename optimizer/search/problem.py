@@ -25,7 +25,7 @@ from optimizer.plan.optimizer_state import OptimizerStatePlan, StatePlace
 from optimizer.plan.pins.training import Pins
 from optimizer.plan.plan import Plan
 from optimizer.plan.techniques import Technique
-from optimizer.plan.weights import Autocast, FrozenFormat, WeightsDtype, WeightsPlace, WeightsPlan
+from optimizer.plan.weights import Autocast, FrozenFormat, MasterFormat, WeightsDtype, WeightsPlace, WeightsPlan
 from optimizer.search.arrangements import PerBlock, keep_everything
 from optimizer.workload import TrainingWorkload
 
@@ -34,6 +34,7 @@ OUTER_FIELDS: Final[dict[str, str]] = {
     "batch.micro_batch_size": "micro_batch_size",
     "batch.accumulation_steps": "accumulation_steps",
     "weights.dtype": "dtype",
+    "weights.master": "master",
     "weights.autocast": "autocast",
     "weights.frozen": "frozen",
     "optimizer_state.bits": "bits",
@@ -74,6 +75,7 @@ class OuterPlan:
     micro_batch_size: int
     accumulation_steps: int
     dtype: WeightsDtype = "fp32"
+    master: MasterFormat = "fp32"
     autocast: Autocast = "off"
     frozen: FrozenFormat = "same"
     bits: StateBits = 32
@@ -93,6 +95,7 @@ class OuterPlan:
             batch=BatchPlan(micro_batch_size=self.micro_batch_size, accumulation_steps=self.accumulation_steps),
             weights=WeightsPlan(
                 dtype=self.dtype,
+                master=self.master,
                 autocast=self.autocast,
                 frozen=self.frozen,
                 place=self.weights_place,
@@ -121,6 +124,7 @@ class OuterPlan:
             micro_batch_size=self.micro_batch_size,
             accumulation_steps=self.accumulation_steps,
             dtype=self.dtype,
+            master=self.master,
             autocast=self.autocast,
             frozen=self.frozen,
             bits=self.bits,
@@ -353,6 +357,7 @@ _DTYPES: Final = (
     replace(_PLAIN, autocast="bf16"),
     replace(_PLAIN, autocast="fp16"),
     replace(_PLAIN, dtype="bf16"),
+    replace(_PLAIN, dtype="bf16", master="none"),
     replace(_PLAIN, dtype="fp16"),
 )
 _FROZEN: Final[tuple[FrozenFormat, ...]] = get_args(FrozenFormat)

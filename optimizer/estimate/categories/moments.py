@@ -16,6 +16,7 @@ from optimizer.plan.optimizer_state import (
     update_scratch_bytes,
 )
 from optimizer.plan.plan import Plan
+from optimizer.plan.weights import rounding_scratch_bytes
 from optimizer.profile.trained import TensorSize
 
 TABLES_BYTES = 2 * 256 * 4
@@ -73,6 +74,8 @@ class TensorUpdate:
     gradient_bytes: int
     """Of each element."""
     widens: bool
+    rounds: bool
+    """Whether the new weight is rounded to bf16 at random, from an fp32 copy that is made for the update."""
     device_kind: str
 
     def list_changes(self, num_elements: int) -> Iterator[Change]:
@@ -81,6 +84,8 @@ class TensorUpdate:
         if self.widens:
             yield "copies", copy_bytes
             yield "gradients", -gradient_bytes
+        if self.rounds:
+            yield "copies", copy_bytes
         if self.is_first:
             yield "optimizer_state", self.moments.of(num_elements)
         scratch_bytes = self.moments.scratch_of(num_elements, device_kind=self.device_kind)
@@ -89,8 +94,15 @@ class TensorUpdate:
             yield "scratch", -scratch_bytes
         if self.widens:
             yield "copies", -copy_bytes
+            yield from self._list_rounding(num_elements) if self.rounds else ()
         elif self.drops_gradient:
             yield "gradients", -gradient_bytes
+
+    def _list_rounding(self, num_elements: int) -> Iterator[Change]:
+        noise_bytes = rounding_scratch_bytes(num_elements)
+        yield "copies", noise_bytes
+        yield "copies", -noise_bytes
+        yield "copies", -_FP32_BYTES * num_elements
 
 
 def tensor_update(plan: Plan, moments: Moments, *, is_first: bool, device_kind: str) -> TensorUpdate:
@@ -101,5 +113,6 @@ def tensor_update(plan: Plan, moments: Moments, *, is_first: bool, device_kind: 
         drops_gradient=plan.gradients.choice != "keep",
         gradient_bytes=plan.weights.bytes_per_element,
         widens=plan.weights.widens_updates,
+        rounds=plan.weights.master == "none",
         device_kind=device_kind,
     )

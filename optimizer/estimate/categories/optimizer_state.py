@@ -20,6 +20,7 @@ from optimizer.hardware.machine import Rates
 from optimizer.optimizers import ADAMW, KeptState
 from optimizer.plan.optimizer_state import MIN_8BIT_ELEMENTS
 from optimizer.plan.plan import Plan
+from optimizer.plan.weights import rounding_scratch_bytes
 from optimizer.profile.trained import TensorSize
 from optimizer.workload import TrainingWorkload
 
@@ -31,6 +32,9 @@ _NUM_SLOTS = 2
 _FP32_BYTES = 4
 _CONVERTED_BYTES = 12
 """Per element below fp32: its gradient read and widened, its new weight read and narrowed."""
+_ROUNDED_BYTES = 40
+"""Per element that is rounded at random: the weight widened (6), 16 random bits (2), three passes over the copy (26), and it
+narrowed (6). A processor draws bits more slowly than it moves them: there an update takes longer than this says."""
 
 
 def estimate_state_bytes(tensors: Sequence[TensorSize], plan: Plan, *, kept: KeptState) -> int:
@@ -187,6 +191,8 @@ def _away(costs: StateCosts, tensors: TensorList, plan: Plan, *, kept: KeptState
     converts = master_size != size and (elements[False] > 0 or home == "disk")
     slot_size = master_size * stored_masters + moments_size * (place == "disk") + size * converts
     held["host"] += num_piece * (_NUM_SLOTS * slot_size + _FP32_BYTES * plan.weights.widens_updates)
+    if plan.weights.master == "none":
+        held["host"] += _FP32_BYTES * num_piece + rounding_scratch_bytes(num_piece)
     return replace(
         costs,
         host_bytes=held["host"],
@@ -208,7 +214,13 @@ def estimate_update_ms(num_elements: int, plan: Plan, rates: Rates, *, kept: Kep
     measured = rates.optimizer_elements_per_s
     name = "adamw_8" if plan.optimizer_state.bits == 8 else kept.rate_name
     rate = measured.get(name) or _as_fast_as_adamw(measured["adamw_32"], kept)
-    return num_elements / rate * 1000
+    rounding_s = _rounding_s(plan, ADAMW.update_bytes * measured["adamw_32"])
+    return num_elements * (1 / rate + rounding_s) * 1000
+
+
+def _rounding_s(plan: Plan, bytes_per_s: float) -> float:
+    """Of an element that is rounded at random, by what the memory of its update gives."""
+    return _ROUNDED_BYTES / bytes_per_s if plan.weights.master == "none" else 0.0
 
 
 def host_elements_per_s(rates: Rates, *, kept: KeptState = ADAMW) -> float:
@@ -221,7 +233,8 @@ def host_update_s(plan: Plan, rates: Rates, *, kept: KeptState, clips: bool) -> 
     """Of one element whose state left: its gradient scaled where gradients are clipped, converted below fp32, and the update."""
     scaled_bytes = 2 * plan.weights.bytes_per_element if clips else 0
     converted_bytes = _CONVERTED_BYTES if plan.weights.widens_updates else 0
-    return 1 / host_elements_per_s(rates, kept=kept) + (scaled_bytes + converted_bytes) / host_bytes_per_s(rates)
+    moved_s = (scaled_bytes + converted_bytes) / host_bytes_per_s(rates)
+    return 1 / host_elements_per_s(rates, kept=kept) + moved_s + _rounding_s(plan, host_bytes_per_s(rates))
 
 
 def _as_fast_as_adamw(elements_per_s: float, kept: KeptState) -> float:
