@@ -19,6 +19,8 @@ class OptimizerDeclaration:
     """Its name as people write it."""
     keeps: str
     """What it keeps of each weight between steps, for the terminal and the glossary."""
+    describes: Mapping[int, str]
+    """By the moments it keeps, what it keeps, for the reason beside a prediction."""
     rate_names: Mapping[int, str]
     """By the moments it keeps, the rate of its update in ``Rates.optimizer_elements_per_s``."""
     update_bytes: Mapping[int, int]
@@ -29,6 +31,10 @@ class OptimizerDeclaration:
     """Whether its moments may be kept in 8 bits."""
     leaves_device: bool = True
     """Whether its state may be elsewhere, and its update run on the host in pieces."""
+    is_factored: bool = False
+    """Whether it keeps sums over the rows and columns of a matrix in place of a number for each element."""
+    steps_alone: bool = False
+    """Whether tensors are updated one by one, whatever the plan."""
     updates_rows: bool = False
     """Whether it can update single rows of an embedding."""
 
@@ -38,6 +44,7 @@ _DECLARED: Final = (
         name="adamw",
         label="AdamW",
         keeps="two numbers of state for each weight",
+        describes={2: "two moments"},
         rate_names={2: "adamw_32"},
         update_bytes={2: 28},
         counts_steps=True,
@@ -48,6 +55,7 @@ _DECLARED: Final = (
         name="sgd",
         label="SGD",
         keeps="one, or none without momentum",
+        describes={1: "one moment", 0: "no moments"},
         rate_names={1: "sgd_momentum", 0: "sgd"},
         update_bytes={1: 20, 0: 12},
     ),
@@ -65,17 +73,21 @@ class KeptState:
     """Numbers for each element, each as large as the tensor."""
 
     @property
+    def declared(self) -> OptimizerDeclaration:
+        return OPTIMIZERS[self.optimizer]
+
+    @property
     def counts_steps(self) -> bool:
-        return OPTIMIZERS[self.optimizer].counts_steps
+        return self.declared.counts_steps
 
     @property
     def rate_name(self) -> str:
-        return OPTIMIZERS[self.optimizer].rate_names[self.num_moments]
+        return self.declared.rate_names[self.num_moments]
 
     @property
     def update_bytes(self) -> int:
         """Bytes that an update of one fp32 element moves: weight, gradient and state read, all but the gradient written."""
-        return OPTIMIZERS[self.optimizer].update_bytes[self.num_moments]
+        return self.declared.update_bytes[self.num_moments]
 
 
 ADAMW: Final = KeptState(optimizer="adamw", num_moments=2)

@@ -128,7 +128,7 @@ def list_update_times(
         optimizer_ms += scaling_ms * machine.rates.time_factors.get("optimizer", 1.0)
     time = PartTime.spent(
         optimizer=optimizer_ms,
-        hooks=_python_ms(tensors, state.num_tensors_staying, plan, machine.rates)
+        hooks=_python_ms(tensors, state.num_tensors_staying, plan, workload, machine.rates)
         + _waking_ms(tensors, plan, machine.rates, scales=workload.max_grad_norm is not None or plan.weights.scales_loss),
     )
     time = add_legs(time, [leg for transfer in (*back, *(() if in_backward else away)) for leg in transfer.legs])
@@ -159,19 +159,19 @@ def _clip_time(
     if plan.gradients.choice == "consume":
         # The update of each tensor is inside backward; its time is the same there.
         optimizer_ms += estimate_update_ms(tensors.total_elements, plan, machine.rates, kept=workload.kept_state)
-        hooks_ms = _python_ms(tensors, state.num_tensors_staying, plan, machine.rates)
+        hooks_ms = _python_ms(tensors, state.num_tensors_staying, plan, workload, machine.rates)
     time = PartTime.spent(optimizer=optimizer_ms, hooks=hooks_ms)
     time = add_legs(time, [leg for transfer in begins for leg in transfer.legs])
     return UpdateTime(time=time, begins=begins)
 
 
-def _python_ms(tensors: TensorList, num_staying: int, plan: Plan, rates: Rates) -> float:
+def _python_ms(tensors: TensorList, num_staying: int, plan: Plan, workload: TrainingWorkload, rates: Rates) -> float:
     """What clipping, updating and moving states costs beside kernels: once a step, and for each tensor.
 
     num_staying: of the tensors, those whose state is on the device.
     """
     python_s = rates.python_s
-    staying_s = python_s.get(_name_of_staying(plan), 0.0)
+    staying_s = python_s.get(_name_of_staying(plan, workload), 0.0)
     if plan.optimizer_state.bits == 8:
         staying_s += python_s.get("update 8-bit", 0.0)
     leaving_s = python_s.get("state", 0.0)
@@ -204,11 +204,11 @@ def more_for_leaving_ms(num_tensors: int, rates: Rates) -> float:
     return num_tensors * more_s * rates.time_factors.get("hooks", 1.0) * 1000
 
 
-def _name_of_staying(plan: Plan) -> str:
+def _name_of_staying(plan: Plan, workload: TrainingWorkload) -> str:
     """Of what is done to each tensor whose state is on the device (``Rates.python_s``)."""
     if plan.gradients.choice == "host":
         return "gradients"
-    steps_alone = plan.gradients.choice == "consume" or plan.weights.widens_updates
+    steps_alone = plan.gradients.choice == "consume" or plan.weights.widens_updates or workload.kept_state.declared.steps_alone
     return "update one" if steps_alone else "update many"
 
 

@@ -4,8 +4,8 @@ Shares no arithmetic with the estimator's schedule and simulation: no parts summ
 chosen plan's peak must be this one to the byte, by category, where both are of the micro-batches; only what comes after them
 (clipping, the update) may be higher.
 
-*Not followed*: gradients that do not stay, state or weights away from the device, 8-bit state, sparse gradients, the loss in
-chunks, compressed copies, farther tiers than the host. ``follows`` says whether a plan is without them.
+*Not followed*: factored state, gradients that do not stay, state or weights away from the device, 8-bit state, sparse gradients,
+the loss in chunks, compressed copies, farther tiers than the host. ``follows`` says whether a plan is without them.
 """
 
 from collections.abc import Iterator
@@ -58,7 +58,7 @@ def audit_plan(
 ) -> tuple[str, ...]:
     """What in a prediction contradicts the ledger or the work there is; empty where nothing does."""
     wrong = list(_list_impossible_times(plan, prediction, device_kind=machine.device.kind))
-    if not follows(profile, plan):
+    if workload.kept_state.declared.is_factored or not follows(profile, plan):
         return tuple(wrong)
     ledger = replay_plan(profile, plan=plan, workload=workload, machine=machine)
     predicted = {name: num_bytes for name, num_bytes in prediction.device_bytes_by_category.items() if num_bytes}
