@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-OptimizerName = Literal["adamw", "sgd"]
+OptimizerName = Literal["adamw", "sgd", "lion", "adafactor"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +58,29 @@ _DECLARED: Final = (
         describes={1: "one moment", 0: "no moments"},
         rate_names={1: "sgd_momentum", 0: "sgd"},
         update_bytes={1: 20, 0: 12},
+    ),
+    OptimizerDeclaration(
+        name="lion",
+        label="Lion",
+        keeps="one number for each weight",
+        describes={1: "one moment"},
+        rate_names={1: "lion"},
+        # Five passes by plain kernels: mixing 12, signs 8, decay 8, the update 12, the moment 12.
+        update_bytes={1: 52},
+    ),
+    OptimizerDeclaration(
+        name="adafactor",
+        label="Adafactor",
+        keeps="a number for each row and column of a matrix",
+        describes={0: "sums over the rows and columns"},
+        rate_names={0: "adafactor"},
+        # Passes by plain kernels: two norms and two sums of squares 16, decay 8, the outer product 4, its three changes 24, the
+        # gradient's share 12, the update 12.
+        update_bytes={0: 76},
+        counts_steps=True,
+        leaves_device=False,
+        is_factored=True,
+        steps_alone=True,
     ),
 )
 OPTIMIZERS: Final[dict[OptimizerName, OptimizerDeclaration]] = {declared.name: declared for declared in _DECLARED}

@@ -67,15 +67,18 @@ class TrainingWorkload:
     warmup_steps: int = 0
     """Steps of linear warm-up, less than ``num_steps``."""
     optimizer: OptimizerName = "adamw"
-    """adamw keeps two moments of each weight, sgd one, or none without momentum. Not Nesterov's."""
+    """adamw keeps two moments of each weight, sgd one, or none without momentum (not Nesterov's), lion one, and adafactor a
+    number for each row and column of a matrix. A learning rate is right for one of them only: lion's is a third to a tenth of
+    adamw's, adafactor's is a share of each tensor's own size, 0.01 in torch."""
     momentum: float = 0.9
     """Of sgd, 0 to below 1; at 0 it keeps no state. adamw has beta1."""
     weight_decay: float = 0.1
-    """Applied to tensors of two or more dimensions. adamw: decoupled; sgd: added to the gradient, as torch's does."""
+    """Applied to tensors of two or more dimensions. sgd: added to the gradient, as torch's does; the others: decoupled."""
     beta1: float = 0.9
-    """This and the next two: of adamw."""
+    """This and the next: of adamw and lion."""
     beta2: float = 0.95
     epsilon: float = 1e-8
+    """Of adamw."""
     max_grad_norm: float | None = 1.0
     """Global gradient norm is clipped to this; None turns clipping off."""
     seed: int = 0
@@ -123,7 +126,9 @@ class TrainingWorkload:
         """Numbers that the optimizer keeps of each weight between steps, beside its fp32 value."""
         if self.optimizer == "adamw":
             return 2
-        return 1 if self.momentum > 0 else 0
+        if self.optimizer == "sgd":
+            return 1 if self.momentum > 0 else 0
+        return 1 if self.optimizer == "lion" else 0
 
     @property
     def kept_state(self) -> KeptState:

@@ -6,6 +6,7 @@ Source of the 8-bit layout: bitsandbytes (``optim/optimizer.py``): one byte per 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from optimizer.optimizers import KeptState
@@ -24,6 +25,8 @@ TABLES_BYTES = 2 * 256 * 4
 STEP_COUNTER_BYTES = 4
 """torch's fused AdamW counts steps in one fp32 scalar per tensor."""
 _FP32_BYTES = 4
+_LION_PIECE_ELEMENTS = 1 << 20
+"""What Lion updates at once (``runtime/step/update_rule.py``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,9 +35,14 @@ class Moments:
 
     bits: int
     kept: KeptState
+    factored: tuple[tuple[int, int, int], ...] = ()
+    """Of factored state, by a tensor's elements: the numbers it keeps and those that its update holds. Where shapes of as many
+    elements differ, those of the larger."""
 
     def of(self, num_elements: int) -> int:
-        """Bytes on the device; with 32 bits AdamW's count of steps, too."""
+        """Bytes on the device; with 32 bits a count of steps, too."""
+        if self.kept.declared.is_factored:
+            return _FP32_BYTES * self._by_elements[num_elements][0] + self.counter_bytes
         if self.bits == 32 or num_elements < MIN_8BIT_ELEMENTS:
             return self.kept.num_moments * _FP32_BYTES * num_elements + self.counter_bytes
         return self.kept.num_moments * (num_elements + _FP32_BYTES * -(-num_elements // QUANTIZATION_BLOCK_ELEMENTS))
@@ -43,6 +51,16 @@ class Moments:
     def counter_bytes(self) -> int:
         """Of each tensor, where the optimizer counts its steps; bitsandbytes does it outside torch."""
         return STEP_COUNTER_BYTES if self.kept.counts_steps and self.bits == 32 else 0
+
+    @cached_property
+    def _by_elements(self) -> dict[int, tuple[int, int]]:
+        return {num_elements: (num_kept, num_held) for num_elements, num_kept, num_held in self.factored}
+
+    def copy_of(self, num_elements: int) -> int:
+        """Bytes of fp32 numbers that an update by plain kernels holds while it runs; fused ones hold none."""
+        if self.kept.declared.is_factored:
+            return _FP32_BYTES * self._by_elements[num_elements][1]
+        return _FP32_BYTES * min(num_elements, _LION_PIECE_ELEMENTS) if self.kept.optimizer == "lion" else 0
 
     def scratch_of(self, num_elements: int, *, device_kind: str) -> int:
         """Bytes that an update of one tensor holds on the device while it runs; torch's own kernels hold none."""
@@ -55,7 +73,22 @@ class Moments:
 
 def moments_of(sizes: Sequence[TensorSize], plan: Plan, *, kept: KeptState) -> Moments:
     """The moments that these tensors get. kept: of the workload's optimizer."""
-    return Moments(bits=plan.optimizer_state.bits, kept=kept)
+    factored: dict[int, tuple[int, int]] = {}
+    for size in sizes if kept.declared.is_factored else ():
+        known = factored.get(size.num_elements, (0, 0))
+        num_kept, num_held = _factor(size)
+        factored[size.num_elements] = (max(num_kept, known[0]), max(num_held, known[1]))
+    rows = tuple((num_elements, *numbers) for num_elements, numbers in sorted(factored.items()))
+    return Moments(bits=plan.optimizer_state.bits, kept=kept, factored=rows)
+
+
+def _factor(size: TensorSize) -> tuple[int, int]:
+    """Numbers that Adafactor keeps of a tensor, and those that its update holds (``runtime/step/adafactor.py``)."""
+    if not size.is_matrix:
+        return size.num_elements, 2 * size.num_elements + 1
+    num_sums = size.num_elements // size.columns + size.num_elements // size.rows
+    num_matrices = size.num_elements // (size.rows * size.columns)
+    return num_sums, size.num_elements + num_sums + num_matrices
 
 
 Change = tuple[Literal["copies", "scratch", "gradients", "optimizer_state"], int]
@@ -92,6 +125,10 @@ class TensorUpdate:
         if scratch_bytes:
             yield "scratch", scratch_bytes
             yield "scratch", -scratch_bytes
+        held_bytes = self.moments.copy_of(num_elements)
+        if held_bytes:
+            yield "copies", held_bytes
+            yield "copies", -held_bytes
         if self.widens:
             yield "copies", -copy_bytes
             yield from self._list_rounding(num_elements) if self.rounds else ()

@@ -191,6 +191,7 @@ def _away(costs: StateCosts, tensors: TensorList, plan: Plan, *, kept: KeptState
     converts = master_size != size and (elements[False] > 0 or home == "disk")
     slot_size = master_size * stored_masters + moments_size * (place == "disk") + size * converts
     held["host"] += num_piece * (_NUM_SLOTS * slot_size + _FP32_BYTES * plan.weights.widens_updates)
+    held["host"] += Moments(bits=32, kept=kept).copy_of(num_piece)
     if plan.weights.master == "none":
         held["host"] += _FP32_BYTES * num_piece + rounding_scratch_bytes(num_piece)
     return replace(

@@ -1,4 +1,4 @@
-"""AdamW and SGD for tensors whose state left the device: kept on the host or in the scratch file, updated on the host.
+"""AdamW, SGD and Lion for tensors whose state left the device: kept on the host or in the scratch file, updated on the host.
 
 The numbers are those of the device's update: the same fused kernel (``update_rule.py``) on the same fp32 values, cut at the
 borders at which that kernel cuts its own work. The update of a tensor runs in pieces of at most ``PIECE_ELEMENTS``; while one
@@ -14,6 +14,7 @@ host or disk   by the plan's place: fp32 master (4n) and each moment (4n), as op
                Without masters a copy in the weight's own dtype stands for one, and a home of any dtype.
 host           4 bytes per tensor: its count of steps (optimizer state), with AdamW.
 host           gradient scratch, where gradients are below fp32: 4P (gradients).
+host           with Lion, 4P for what its update holds (temporaries).
 host           without masters, 4P for the fp32 numbers of a piece and the random bits of its rounding (temporaries).
 host           two slots, each: 4P for the master and each moment that any tensor has on the disk (optimizer state),
                and, where weights are below fp32 and not at home on the host, P weights in their dtype (weights).
@@ -113,6 +114,10 @@ class HostState:
         self._num_piece_elements = min(PIECE_ELEMENTS, max((p.numel() for p in named.values()), default=0))
         self._gradient_scratch = self._make_gradient_scratch()
         self._wide, self._noise = self._make_rounding_scratch()
+        self._rule_scratch: torch.Tensor | None = None
+        if self._rule.holds_copy:
+            size = self._num_piece_elements
+            self._rule_scratch = tiers.host_buffer(size, dtype=torch.float32, category="temporaries", pinned=False)
         self._slots = (self._make_slot(), self._make_slot())
         self._under_way: dict[str, Future[None]] = {}
         self._copies: dict[str, list[Copy]] = {}
@@ -294,6 +299,7 @@ class HostState:
             tensor.num_steps,
             learning_rate=facts.learning_rate,
             weight_decay=tensor.weight_decay,
+            scratch=self._rule_scratch,
         )
         if weight is not master and self._rounding is not None:
             if piece.start == 0:

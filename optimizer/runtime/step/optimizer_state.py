@@ -99,9 +99,11 @@ class Optimizer:
             for name, p in staying.items()
             if has_masters and p.dtype != torch.float32
         }
+        self._steps_alone = bool(self._masters) or workload.kept_state.declared.steps_alone
         self._rounding: StochasticRounding | None = None
         self._on_host_rounding: StochasticRounding | None = None
         if weights is not None and weights.master == "none":
+            self._steps_alone = True
             self._known_keys = {NUM_ROUNDINGS, *self._known_keys} - {MASTER}
             device = next(iter(self._named.values())).device if tiers is None else tiers.device
             self._rounding = StochasticRounding(seed=workload.seed, device=device)
@@ -147,11 +149,10 @@ class Optimizer:
         self._lazy.step(learning_rate)
         if host_gradients is not None:
             self._step_from_host(host_gradients, grad_factor)
-        elif not self._masters and self._rounding is None and self._inner is not None:
+        elif not self._steps_alone and self._inner is not None:
             for group in self._inner.param_groups:
                 group["lr"] = learning_rate
-            with self._makes_state():
-                self._inner.step()
+            self._run_inner(self._inner)
         else:
             for stepped in self._group_of:
                 self._step_one(stepped, grad_factor)
@@ -341,8 +342,7 @@ class Optimizer:
         self._inner.param_groups = [{**self._group_of[stepped], "params": [stepped], "lr": self.learning_rate}]
         try:
             if stepped is parameter:
-                with self._makes_state():
-                    self._inner.step()
+                self._run_inner(self._inner)
                 return
             gradient = parameter.grad.to(torch.float32)
             parameter.grad = None
@@ -352,8 +352,7 @@ class Optimizer:
             del gradient
             if grad_factor is not None:
                 stepped.grad.mul_(grad_factor)
-            with self._makes_state():
-                self._inner.step()
+            self._run_inner(self._inner)
             stepped.grad = None
             self._round(parameter, stepped)
             with torch.no_grad():
@@ -362,6 +361,17 @@ class Optimizer:
                 stepped.data = _empty_like(parameter)
         finally:
             self._inner.param_groups = groups
+
+    def _run_inner(self, inner: torch.optim.Optimizer) -> None:
+        """One update; what is not state of optimizers that make theirs apart counts as what it is."""
+        make_state = getattr(inner, "make_state", None)
+        if make_state is None:
+            with self._makes_state():
+                inner.step()
+            return
+        with self._makes_state():
+            make_state()
+        inner.step()
 
     def _round(self, parameter: nn.Parameter, stepped: torch.Tensor) -> None:
         if self._rounding is not None:
