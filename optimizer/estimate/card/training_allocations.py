@@ -24,7 +24,7 @@ def list_laid_out(laid: LaidOut, *, plan: Plan, workload: TrainingWorkload, mach
         resident=laid.resident,
         tensors=laid.tensors,
         plan=plan,
-        num_moments=workload.num_moments,
+        kept=workload.kept_state,
         on_cuda=_cuda_moves(plan, workload) if machine.device.kind == "cuda" else None,
     )
 

@@ -18,7 +18,6 @@ from optimizer.plan.plan import Plan
 from optimizer.plan.techniques import LOSSY, Technique
 from optimizer.profile.profile import Profile
 from optimizer.search.answer.baselines import BASELINES
-from optimizer.search.problem import techniques_of
 from optimizer.workload import TrainingWorkload
 from tests import llama
 
@@ -100,7 +99,7 @@ def test_forbidden_techniques_stay_out(files, capsys):
 def test_every_technique_can_be_forbidden(files, capsys):
     forbidden = [option for name in get_args(Technique) for option in ("--forbid", name)]
     result = run_json(capsys, "plan", "--profile", str(files / "profile.json"), "--gpu", "T4", *WORK, *forbidden)
-    assert all(not techniques_of(Plan.from_json(point["plan"])) for point in result["frontier"])
+    assert all(not Plan.from_json(point["plan"]).techniques for point in result["frontier"])
     assert result["chosen"]["plan"]["batch"]["accumulation_steps"] == 1
 
 
@@ -230,7 +229,7 @@ def test_a_dtype_is_that_of_the_weights_where_no_plan_says_it(files, capsys):
     assert found["plan"]["weights"]["autocast"] == "fp16"
     found = run_json(capsys, "estimate", *plan_options(files, "--dtype", "bf16"))
     assert found["plans"][0]["plan"]["weights"]["dtype"] == "bf16"
-    assert set(techniques_of(Plan.from_json(found["plan"]))) & set(LOSSY) <= {"bf16"}
+    assert set(Plan.from_json(found["plan"]).techniques) & set(LOSSY) <= {"bf16"}
 
 
 def test_explained_it_shows_the_peak_the_step_the_lanes_and_the_knobs(files, capsys):
