@@ -111,13 +111,11 @@ class Elsewhere(TypedDict):
     remote_budget_bytes: int
 
 
-def budgets_elsewhere(goal: Goal | GenerationGoal, machine: Machine) -> Elsewhere:
-    """The goal's budgets on the other tiers, or what the machine has free there."""
-    host_bytes = machine.host_memory_bytes if goal.host_budget_bytes is None else goal.host_budget_bytes
-    disk_bytes = machine.disk_free_bytes if goal.disk_budget_bytes is None else goal.disk_budget_bytes
+def budgets_elsewhere(machine: Machine, *, host_bytes: int | None, disk_bytes: int | None) -> Elsewhere:
+    """A goal's budgets on the other tiers, where it has any; else what the machine has free there."""
     return {
-        "host_budget_bytes": host_bytes,
-        "disk_budget_bytes": min(disk_bytes, machine.disk_free_bytes),
+        "host_budget_bytes": machine.host_memory_bytes if host_bytes is None else host_bytes,
+        "disk_budget_bytes": machine.disk_free_bytes if disk_bytes is None else min(disk_bytes, machine.disk_free_bytes),
         "remote_budget_bytes": machine.remote_free_bytes,
     }
 

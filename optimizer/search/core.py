@@ -25,7 +25,7 @@ from optimizer.search.check.verify import VerificationFailed, verify_plan
 from optimizer.search.problem import OuterPlan, PricedPlan, SearchProblem
 from optimizer.search.solver.bounds import bound_of
 from optimizer.search.solver.polish import polish
-from optimizer.search.solver.pricebook import PriceBook
+from optimizer.search.solver.pricebook import PriceBook, remembering
 from optimizer.search.solver.solve import solve
 
 _ROUNDING = 1e-8
@@ -102,7 +102,7 @@ def find_chosen(problem: SearchProblem) -> PricedPlan:
 def _solved(problem: SearchProblem, known: Sequence[Plan]) -> PriceBook:
     """The book with the best plan in it."""
     check_pins(problem)
-    book = PriceBook(problem.remembering())
+    book = PriceBook(remembering(problem))
     for baseline in list_baselines(book.problem).values():
         book.price(*baseline(book.problem))
     for plan in known:
@@ -124,12 +124,12 @@ def search_budgets(problem: SearchProblem, budgets_bytes: Sequence[int]) -> dict
     Each search knows the plans found for less memory. One by one, searches of deep models promise that of themselves only as
     closely as their gaps tell.
     """
-    remembering = problem.remembering()
+    remembered = remembering(problem)
     results: dict[int, SearchResult] = {}
     for budget_bytes in sorted(set(budgets_bytes)):
         known = [result.chosen.plan for result in results.values()][-1:]
         with suppress(NoFeasiblePlan):
-            results[budget_bytes] = search(remembering.with_budget(budget_bytes), known=known)
+            results[budget_bytes] = search(remembered.with_budget(budget_bytes), known=known)
     return results
 
 

@@ -6,7 +6,7 @@ tested against any function, and what it optimizes is by construction what the e
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, Final, Literal, Protocol, get_args
 
 from optimizer.base.errors import InvalidPlan
@@ -135,7 +135,7 @@ class SearchProblem(Budgeted[Plan, Prediction, Goal]):
     micro_batch_size: int | None = None
     """Only this one; None for every divisor of the batch."""
     price_afresh: Price | None = None
-    """``price`` without the memory of a search (``remembering``); None where it has none."""
+    """``price`` without the memory of a search (``pricebook.remembering``); None where it has none."""
     audit: Callable[[Plan, Prediction], tuple[str, ...]] | None = None
     """What an independent replay finds wrong with a plan's prediction; asked of the chosen plan alone."""
     relax: Relax | None = None
@@ -230,10 +230,6 @@ class SearchProblem(Budgeted[Plan, Prediction, Goal]):
             has_plain_head=self.has_plain_head,
             clamps_fp16=self.clamps_fp16,
         )
-
-    def remembering(self) -> "SearchProblem":
-        """The same with every price worked out once, but for the last check of the chosen plan."""
-        return replace(self, price=cache(self.price), price_afresh=self.price_afresh or self.price)
 
     def permits_setting(self, setting: OuterPlan) -> bool:
         """The same for what is decided outside the blocks; False also where that contradicts itself."""

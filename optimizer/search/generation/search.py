@@ -124,7 +124,7 @@ def generation_problem(
     return GenerationProblem(
         workload=workload,
         goal=goal,
-        **budgets_elsewhere(goal, machine),
+        **budgets_elsewhere(machine, host_bytes=goal.host_budget_bytes, disk_bytes=goal.disk_budget_bytes),
         price=cache(price),
         detail=detail,
         floors=floors,

@@ -1,6 +1,8 @@
 """Every plan a search has priced, each once, and the best of them."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
 
 from optimizer.estimate.prediction import Prediction
 from optimizer.plan.plan import Plan
@@ -107,6 +109,11 @@ class PriceBook:
         if plan not in self._keys:
             self._keys[plan] = order_key(plan, prediction)
         return self._keys[plan]
+
+
+def remembering(problem: SearchProblem) -> SearchProblem:
+    """The problem with every price worked out once, but for the last check of the chosen plan; for several books."""
+    return replace(problem, price=cache(problem.price), price_afresh=problem.price_afresh or problem.price)
 
 
 def order_key(plan: Plan, prediction: Prediction) -> _Key:
