@@ -41,7 +41,7 @@ class Lever:
     device_change_bytes: int
     step_change_ms: float
     step_share: float
-    """Share of the plan's own step."""
+    """The change as a share of the plan's own step."""
 
 
 def list_levers(question: TrainingQuestion, plan: Plan, bytes_by_category: Mapping[str, int]) -> tuple[Lever, ...]:

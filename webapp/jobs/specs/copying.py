@@ -23,7 +23,7 @@ class Copyable:
     """``yaml``, ``cli`` or ``curl``."""
     label: str
     use: str
-    """Label of this form of the spec."""
+    """Instruction on using the text."""
     text: str
 
 

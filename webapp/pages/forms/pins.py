@@ -73,7 +73,7 @@ def _field(knob: str, kind: Any, *, may_be_free: bool, labels: Mapping[str, tupl
 
 
 def _words_of(knob: str) -> str:
-    """A decision that has no words here yet."""
+    """Words for a decision that has none here yet."""
     return knob.rpartition(".")[2].replace("_", " ").capitalize()
 
 

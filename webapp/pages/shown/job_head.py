@@ -20,7 +20,7 @@ class Outcome:
     """The end of a job, cause first."""
 
     name: str
-    """Set for a failure."""
+    """Name of the failure."""
     cause: str
     """In one sentence."""
     hint: str

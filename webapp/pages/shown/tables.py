@@ -99,7 +99,7 @@ def _speed(job: Job) -> Table:
 
 
 def _lanes(job: Job) -> Table:
-    """Rows of the chart within a step, predictions first; a generate job's times run from its attempt's begin."""
+    """The table of lanes, predictions first; a generate job's times run from its attempt's begin."""
     predicted = job.prediction or {}
     rows: list[Row] = []
     if busy := predicted.get("lane_busy_ms"):
