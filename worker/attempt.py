@@ -153,7 +153,7 @@ class _AttemptRun:
                 publish(attempt.job_id, "log", {"level": str(message.get("level", "info")), "message": text})
 
     def _write_to_database(self) -> None:
-        """What is due. While the database is away the attempt goes on, and everything is kept for its return."""
+        """Write what is due. While the database is away the attempt goes on, and everything is kept for its return."""
         if time.monotonic() < self._retry_at or self._heartbeat.is_fenced_out:
             return
         try:
@@ -195,7 +195,7 @@ class _AttemptRun:
 
 
 class StopOrder:
-    """How an attempt is asked to stop, and what happens when it does not."""
+    """Asks an attempt to stop, and ends it when it does not."""
 
     def __init__(self, *, grace_s: float) -> None:
         self._grace_s = grace_s
@@ -244,7 +244,7 @@ def read_result(folder: Path) -> dict[str, Any] | None:
 
 
 def copy_earlier_samples(attempt: Attempt, *, home: Path) -> None:
-    """What earlier attempts measured and a lost supervisor did not get to write.
+    """Write what earlier attempts measured and a lost supervisor did not.
 
     Points past the checkpoint this attempt resumes from stay, under the earlier attempt's number; readers show for each step
     the latest attempt.

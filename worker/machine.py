@@ -1,4 +1,4 @@
-"""Which machine this is: measured once by a process of its own, kept in HEADROOM_HOME, registered at each start of a worker.
+"""Identifies this machine: measured once by a process of its own, kept in HEADROOM_HOME, registered at each start of a worker.
 
 The measurement needs torch and all of the machine for some seconds; the worker's process has neither. It is repeated when what
 it was made on has changed: processor, memory, cards, versions.

@@ -43,7 +43,7 @@ _STAGED = re.compile(r"\.tmp-step-\d+-f(?P<fence>\d+)")
 
 
 class Leadership:
-    """Whether this process is the one that acts."""
+    """Decides whether this process is the one that acts."""
 
     def __init__(self, home: Path) -> None:
         self._path = home / "run" / "reconciler.lock"

@@ -50,13 +50,13 @@ class Estimate(WithJson):
     plans: tuple[PricedPlan, ...]
     """The plan asked for; without one plain training, and after it the fastest plan that fits where there is one."""
     nothing_fits: str | None
-    """Where the fastest plan that fits was asked for and there is none: why, with the smallest peak found."""
+    """The reason where the fastest plan that fits was asked for and none does, with the smallest peak found."""
     explanation: Explanation
-    """Of the last of ``plans``."""
+    """Reasons for the peak of the last of ``plans``."""
     knobs: tuple[Knob, ...]
-    """What one change of that plan would buy and cost; empty unless asked for."""
+    """The gain and cost of each single change of that plan; empty unless asked for."""
     unread: tuple[str, ...] = ()
-    """What the config asks for that is not in this estimate (``models/unread.py``)."""
+    """Settings of the config that this estimate does not cover (``models/unread.py``)."""
 
     @property
     def priced(self) -> PricedPlan:

@@ -45,13 +45,13 @@ class GenerationEstimate(WithJson):
     plans: tuple[PricedGenerationPlan, ...]
     """The plan asked for; where none was, weights resident, and after it the best plan where there is one."""
     nothing_fits: str | None
-    """Where the best plan was looked for and there is none: why, with the smallest peak found."""
+    """The reason where the best plan was looked for and none fits, with the smallest peak found."""
     explanation: Explanation
-    """Of the last of ``plans``."""
+    """Reasons for the peak of the last of ``plans``."""
     sentences: tuple[str, ...]
-    """What the last of ``plans`` does."""
+    """The last of ``plans`` in sentences."""
     unread: tuple[str, ...] = ()
-    """What the config asks for that is not in this estimate (``models/unread.py``)."""
+    """Settings of the config that this estimate does not cover (``models/unread.py``)."""
 
     @property
     def priced(self) -> PricedGenerationPlan:

@@ -103,7 +103,7 @@ def estimate_padded_model(
 
 
 def read_lengths(path: Path) -> Lengths:
-    """Of a file with a sequence's tokens on each line, or with a JSON list of them. Raises InvalidInput, InvalidDataset."""
+    """Read a file with a sequence's tokens on each line, or with a JSON list of them. Raises InvalidInput, InvalidDataset."""
     text = read_text(path, field="lengths", max_bytes=MAX_LENGTHS_BYTES).strip()
     try:
         found = json.loads(text) if text.startswith("[") else [int(line) for line in text.splitlines() if line.strip()]

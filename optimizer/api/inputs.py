@@ -1,4 +1,5 @@
-"""What the library's functions are given: a model as a config or a preset's name, a machine by its card's name, files of JSON."""
+"""Reads what the library's functions are given: a model as a config or a preset's name, a machine by its card's name,
+files of JSON."""
 
 import json
 from collections.abc import Mapping
@@ -54,7 +55,7 @@ def read_config(model: str | Path | Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _read_spec(document: dict[str, Any]) -> ModelSpec:
-    """Of a type on the allow-list without torch; of any other that transformers knows with it."""
+    """Read a config: a type on the allow-list without torch, any other that transformers knows with it."""
     if document.get("model_type") in (None, *SUPPORTED_MODEL_TYPES):
         return read_model_spec(document)
     # By name: what the service imports must not lead to transformers, and the service never comes here.
@@ -79,7 +80,7 @@ def check_number_compared(number: int) -> None:
 
 
 def is_there(path: Path) -> bool:
-    """Whether anything lies there; no also of what can be no path."""
+    """Report whether anything lies there; False also for what can be no path."""
     try:
         return path.exists()
     except (OSError, ValueError):  # too long, not permitted, with a NUL in it

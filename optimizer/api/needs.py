@@ -1,4 +1,4 @@
-"""How much of a model's profile a question needs, and the profile as far as that: a child process traces what is missing."""
+"""Finds how much of a model's profile a question needs, and obtains it: a child process traces what is missing."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -65,7 +65,7 @@ def needed_extent(
     weights: WeightsPlan | None = None,
     with_knobs: bool = False,
 ) -> Extent:
-    """How much of a profile the question needs."""
+    """The extent of a profile that the question needs."""
     asked = "fp32" if weights is None else traced_representation(weights.representation)
     if with_knobs or (plan in (None, BEST) and goal.allow_lossy):
         if workload.adapter is not None:
@@ -116,7 +116,7 @@ def baseline_plan(label: str, problem: SearchProblem, weights: WeightsPlan | Non
 def needed_representations(
     plan: GenerationPlan | str | None, *, goal: GenerationGoal, weights: WeightsPlan | None = None
 ) -> list[str]:
-    """How the weights must have been profiled for the question."""
+    """The representations of weights that must have been profiled for the question."""
     if isinstance(plan, GenerationPlan):
         return [traced_representation(plan.weights.representation)]
     asked = (weights or WeightsPlan()).representation

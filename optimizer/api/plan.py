@@ -1,4 +1,5 @@
-"""What ``headroom plan`` answers, as functions: the best plan for a goal, plans side by side, cards ranked, a plan edited.
+"""Answers the questions of ``headroom plan``, as functions: the best plan for a goal, plans side by side, cards ranked,
+a plan edited.
 
 Torch-free. ``..._model`` takes a config, a preset's name or a ModelSpec, and traces it in a child where it was not seen before,
 as ``estimate_model`` does; ``..._profiled`` has the profile at hand.
@@ -98,7 +99,7 @@ def largest_of_models(
     goal: Goal | None = None,
     profiles_folder: Path | None = None,
 ) -> tuple[Model, ObjectiveAnswer]:
-    """Of several models the one with the most trained parameters that fits, and its fastest plan.
+    """Find among several models the one with the most trained parameters that fits, and its fastest plan.
 
     The largest is tried first. Raises NoFeasiblePlan, the smallest model's, where none fits.
     """

@@ -1,4 +1,4 @@
-"""What ``plan.py`` answers of training, here of a batch generation: the best plan, plans side by side, cards ranked, an edit.
+"""Answers for a batch generation what ``plan.py`` answers for training: the best plan, plans side by side, cards ranked, an edit.
 
 Torch-free. ``..._profiled`` and ``rank_cards_to_generate`` have the profile at hand; the others take a config, a preset's name or
 a ModelSpec, and trace it in a child where it was not seen before. In comparisons and rankings a search sees every prompt as the

@@ -1,4 +1,4 @@
-"""What ``estimate`` and ``plan`` do about generating, which ``--prompt-length`` or ``--new-tokens`` asks for."""
+"""The side of ``estimate`` and ``plan`` that generates, which ``--prompt-length`` or ``--new-tokens`` asks for."""
 
 import argparse
 from dataclasses import replace

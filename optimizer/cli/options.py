@@ -1,4 +1,4 @@
-"""What the planning commands have in common: the options that name a model, work, a machine and a goal, and how they are read."""
+"""Options that the planning commands share: those that name a model, work, a machine and a goal, and how they are read."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""What both kinds of search are given: a goal with its budgets, what the machine lacks, and a function that prices one plan.
+"""The base of both kinds of problems: a goal with its budgets, what the machine lacks, and a function that prices one plan.
 
 ``problem.py`` adds what training leaves free, ``generation/problem.py`` what a generation does. A search knows no model and no
 machine, only ``price``; so it can be tested against any function, and what it optimizes is what the estimator predicts.
@@ -48,14 +48,14 @@ class Budgeted(Generic[PlanT, PredictionT, GoalT]):
     remote_budget_bytes: int = 0
     """The same for the remote tier."""
     unavailable: frozenset[Technique] = frozenset()
-    """What the machine cannot do, or has no rate for; without bitsandbytes a measured machine has none for 8-bit state."""
+    """Techniques the machine cannot do, or has no rate for; without bitsandbytes a measured machine has none for 8-bit state."""
     representations: frozenset[str] | None = None
     """Those that were profiled and have rates (``WeightsPlan.representation``); None for all."""
     detail: Callable[[PlanT, PredictionT], PredictionT] | None = None
     """Works out what a price leaves out (``memory`` of a prediction), too slowly to be asked of every plan."""
 
     def allows(self, technique: Technique) -> bool:
-        """Whether the goal and the machine permit it."""
+        """Report whether the goal and the machine permit the technique."""
         if technique in self.goal.forbid or technique in self.unavailable:
             return False
         if not self.goal.allows_loss_by(technique):
@@ -63,15 +63,15 @@ class Budgeted(Generic[PlanT, PredictionT, GoalT]):
         return {"disk": self.disk_budget_bytes > 0, "remote": self.remote_budget_bytes > 0}.get(technique, True)
 
     def is_known(self, representation: str) -> bool:
-        """Whether weights of this form were profiled and have rates."""
+        """Report whether weights of this form were profiled and have rates."""
         return self.representations is None or representation in self.representations
 
     def fits_device(self, prediction: PredictionT) -> bool:
-        """Whether even the upper end of the interval honours the budget."""
+        """Report whether even the upper end of the interval honours the budget."""
         return prediction.device_peak_high_bytes <= self.goal.device_budget_bytes
 
     def fits_elsewhere(self, prediction: PredictionT) -> bool:
-        """Whether host, disk and remote store have room."""
+        """Report whether host, disk and remote store have room."""
         host_bytes = prediction.host_peak_bytes
         if prediction.memory is not None:
             host_bytes = max(host_bytes, prediction.memory.host_pinned.value + prediction.memory.host_pageable.value)
@@ -111,19 +111,17 @@ class Elsewhere(TypedDict):
     remote_budget_bytes: int
 
 
-def budgets_elsewhere(goal: Goal | GenerationGoal, machine: Machine) -> Elsewhere:
-    """The goal's budgets on the other tiers, or what the machine has free there."""
-    host_bytes = machine.host_memory_bytes if goal.host_budget_bytes is None else goal.host_budget_bytes
-    disk_bytes = machine.disk_free_bytes if goal.disk_budget_bytes is None else goal.disk_budget_bytes
+def budgets_elsewhere(machine: Machine, *, host_bytes: int | None, disk_bytes: int | None) -> Elsewhere:
+    """A goal's budgets on the other tiers, where it has any; else what the machine has free there."""
     return {
-        "host_budget_bytes": host_bytes,
-        "disk_budget_bytes": min(disk_bytes, machine.disk_free_bytes),
+        "host_budget_bytes": machine.host_memory_bytes if host_bytes is None else host_bytes,
+        "disk_budget_bytes": machine.disk_free_bytes if disk_bytes is None else min(disk_bytes, machine.disk_free_bytes),
         "remote_budget_bytes": machine.remote_free_bytes,
     }
 
 
 def list_unavailable(machine: Machine) -> frozenset[Technique]:
-    """What the machine has no rate for. The host's optimizer has one in any case: the estimator assumes it."""
+    """Techniques for which the machine has no rate. The host's optimizer has one in any case: the estimator assumes it."""
     rates = machine.rates
     needed: dict[Technique, tuple[object, ...]] = {
         "8bit_optimizer": (rates.optimizer_elements_per_s.get("adamw_8"),),
@@ -134,7 +132,7 @@ def list_unavailable(machine: Machine) -> frozenset[Technique]:
 
 
 def list_representations(profiled: Iterable[str], machine: Machine) -> frozenset[str]:
-    """What was profiled, in the dtypes that the machine has a rate for. fp16 has the profile of bf16."""
+    """Profiled representations in the dtypes that the machine has a rate for. fp16 has the profile of bf16."""
     rates = machine.rates.matmul_flops_per_s
     names = {name.replace("bf16", dtype) for name in profiled for dtype in ("bf16", "fp16")}
     return frozenset(name for name in names if all(dtype in rates for dtype in name.partition("/")[0].split("+")))

@@ -25,7 +25,7 @@ from optimizer.search.check.verify import VerificationFailed, verify_plan
 from optimizer.search.problem import OuterPlan, PricedPlan, SearchProblem
 from optimizer.search.solver.bounds import bound_of
 from optimizer.search.solver.polish import polish
-from optimizer.search.solver.pricebook import PriceBook
+from optimizer.search.solver.pricebook import PriceBook, remembering
 from optimizer.search.solver.solve import solve
 
 _ROUNDING = 1e-8
@@ -34,7 +34,7 @@ _ROUNDING = 1e-8
 
 @dataclass(frozen=True, kw_only=True)
 class SearchResult:
-    """What a search found. ``chosen`` always fits; a search that finds nothing raises instead."""
+    """The result of a search. ``chosen`` always fits; a search that finds nothing raises instead."""
 
     chosen: PricedPlan
     baselines: dict[str, PricedPlan]
@@ -49,11 +49,11 @@ class SearchResult:
     explanation: tuple[str, ...]
     """The chosen plan in sentences, and what was left out."""
     left_out: tuple[LeftOut, ...] = ()
-    """What was allowed and would not pay at this shape."""
+    """Levers that were allowed and would not pay at this shape."""
 
     @property
     def gap(self) -> float | None:
-        """How much slower the chosen plan is than the best can be, at most, as a share; None where no bound holds."""
+        """Upper bound on how much slower the chosen plan is than the best, as a share; None where no bound holds."""
         step_ms = self.chosen.prediction.step_ms
         if self.bound_step_ms is None or self.bound_step_ms > step_ms:
             return None
@@ -61,7 +61,7 @@ class SearchResult:
 
     @property
     def is_optimal(self) -> bool:
-        """Whether it is known that no allowed plan is faster, by more than rounding."""
+        """True where it is known that no allowed plan is faster, by more than rounding."""
         return self.gap is not None and self.gap <= _ROUNDING
 
     def to_json(self) -> dict[str, Any]:
@@ -95,14 +95,14 @@ def search(problem: SearchProblem, *, known: Sequence[Plan] = ()) -> SearchResul
 
 
 def find_chosen(problem: SearchProblem) -> PricedPlan:
-    """What ``search`` would choose, and nothing beside it. Raises as ``search`` does."""
+    """The plan that ``search`` would choose, and nothing beside it. Raises as ``search`` does."""
     return first_on_the_card(_solved(problem, ()))[0]
 
 
 def _solved(problem: SearchProblem, known: Sequence[Plan]) -> PriceBook:
     """The book with the best plan in it."""
     check_pins(problem)
-    book = PriceBook(problem.remembering())
+    book = PriceBook(remembering(problem))
     for baseline in list_baselines(book.problem).values():
         book.price(*baseline(book.problem))
     for plan in known:
@@ -124,17 +124,17 @@ def search_budgets(problem: SearchProblem, budgets_bytes: Sequence[int]) -> dict
     Each search knows the plans found for less memory. One by one, searches of deep models promise that of themselves only as
     closely as their gaps tell.
     """
-    remembering = problem.remembering()
+    remembered = remembering(problem)
     results: dict[int, SearchResult] = {}
     for budget_bytes in sorted(set(budgets_bytes)):
         known = [result.chosen.plan for result in results.values()][-1:]
         with suppress(NoFeasiblePlan):
-            results[budget_bytes] = search(remembering.with_budget(budget_bytes), known=known)
+            results[budget_bytes] = search(remembered.with_budget(budget_bytes), known=known)
     return results
 
 
 def find_best(book: PriceBook) -> bool:
-    """Whether some permitted plan fits; the best found is ``book.best``."""
+    """Report whether some permitted plan fits; the best found is ``book.best``."""
     solve(book)
     if book.best is None and not book.is_complete:
         # The solver passes over what looks hopeless; before it is said that nothing fits, the smallest plans are priced.

@@ -1,4 +1,4 @@
-"""What a search is given: the goal, the freedom it leaves, and a function that prices one plan.
+"""The problem that a search is given: the goal, the freedom it leaves, and a function that prices one plan.
 
 The core knows no model and no machine, only ``price``; ``search.py`` binds it to the estimator. So the solver can be
 tested against any function, and what it optimizes is by construction what the estimator predicts.
@@ -6,7 +6,7 @@ tested against any function, and what it optimizes is by construction what the e
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, Final, Literal, Protocol, get_args
 
 from optimizer.base.errors import InvalidPlan
@@ -49,7 +49,7 @@ class OuterPlan:
     weights_place: WeightsPlace = "device"
     prefetch: int = 1
     compress: Compression = "none"
-    """Of offloaded blocks; a plan without any is written down without compression."""
+    """Compression of offloaded blocks; a plan without any is written down without compression."""
     expandable_segments: bool = False
 
     def plan(self, per_block: tuple[BlockChoice, ...]) -> Plan:
@@ -76,7 +76,7 @@ class OuterPlan:
 
     @classmethod
     def of(cls, plan: Plan) -> "OuterPlan":
-        """What a plan decides outside its blocks."""
+        """Read what a plan decides outside its blocks."""
         return cls(
             micro_batch_size=plan.batch.micro_batch_size,
             accumulation_steps=plan.batch.accumulation_steps,
@@ -108,7 +108,7 @@ class OuterPlan:
 
 
 class Relax(Protocol):
-    """What plans come to at least, without a price."""
+    """Lower bounds on plans, without a price."""
 
     def base_ms(self, base: OuterPlan) -> float:
         """No plan of the base is faster."""
@@ -119,7 +119,7 @@ class Relax(Protocol):
         """state_is_free: any share of the state may leave. The setting's own count of chunks is not looked at."""
 
     def kinds(self, base: OuterPlan, *, choices: tuple[BlockChoice, ...]) -> tuple[int, ...]:
-        """Of each block a number: the same where blocks take nearly the same bytes and time for doing the same."""
+        """A number for each block: the same where blocks take nearly the same bytes and time for doing the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,34 +129,34 @@ class SearchProblem(Budgeted[Plan, Prediction, Goal]):
     num_blocks: int
     workload: TrainingWorkload
     has_sparse_gradients: bool = False
-    """Of the model (``Plan.find_conflict``), as the next two."""
+    """A fact of the model (``Plan.find_conflict``), as are the next two."""
     has_plain_head: bool = True
     clamps_fp16: bool = False
     micro_batch_size: int | None = None
     """Only this one; None for every divisor of the batch."""
     price_afresh: Price | None = None
-    """``price`` without the memory of a search (``remembering``); None where it has none."""
+    """``price`` without the memory of a search (``pricebook.remembering``); None where it has none."""
     audit: Callable[[Plan, Prediction], tuple[str, ...]] | None = None
-    """What an independent replay finds wrong with a plan's prediction; asked of the chosen plan alone."""
+    """Finds faults in a plan's prediction by an independent replay; asked for the chosen plan alone."""
     relax: Relax | None = None
-    """What a setting's plans come to at least; asked where there are too many to try them all."""
+    """Lower bounds on a setting's plans; asked where there are too many to try them all."""
 
     def allows(self, technique: Technique) -> bool:
-        """Whether the goal and the machine permit it."""
+        """Report whether the goal and the machine permit it."""
         if technique == "quantize_frozen" and self.workload.adapter is None:
             return False
         return super().allows(technique)
 
     @cached_property
     def kinds(self) -> tuple[int, ...]:
-        """Of each block: those of one kind cost nearly the same for doing the same. All alike where nobody can tell."""
+        """The kind of each block: those of one kind cost nearly the same for doing the same. All alike where that is unknown."""
         if self.relax is None or not self.settings():
             return (0,) * self.num_blocks
         return self.relax.kinds(self.settings()[0], choices=("keep", *self.rebuilding))
 
     @property
     def choices(self) -> tuple[BlockChoice, ...]:
-        """What a block may do."""
+        """The choices that a block may take."""
         return ("keep", *self.rebuilding, *self.offloading)
 
     @property
@@ -189,7 +189,7 @@ class SearchProblem(Budgeted[Plan, Prediction, Goal]):
 
     @property
     def pinned_blocks(self) -> PerBlock | None:
-        """What every block does, where the goal pins it."""
+        """The choice of every block, where the goal pins it."""
         return self.goal.pins.blocks(self.num_blocks)
 
     @property
@@ -206,14 +206,14 @@ class SearchProblem(Budgeted[Plan, Prediction, Goal]):
         return {name: value for name, value in pinned.items() if value is not None}
 
     def permits(self, plan: Plan) -> bool:
-        """Whether every technique of the plan is allowed, all of them together can be carried out, and every pin is kept."""
+        """Report whether every technique of the plan is allowed, all together can be carried out, and every pin is kept."""
         if self.micro_batch_size not in (None, plan.batch.micro_batch_size) or self.goal.pins.broken_by(plan):
             return False
         allowed = all(self.allows(technique) for technique in techniques_of(plan))
         return allowed and self.find_conflict(plan) is None
 
     def find_conflict(self, plan: Plan) -> InvalidPlan | None:
-        """What in the plan cannot be carried out together for this workload and this model."""
+        """The decisions of the plan that cannot be carried out together for this workload and this model."""
         return plan.find_conflict(
             self.workload,
             has_sparse_gradients=self.has_sparse_gradients,
@@ -230,10 +230,6 @@ class SearchProblem(Budgeted[Plan, Prediction, Goal]):
             has_plain_head=self.has_plain_head,
             clamps_fp16=self.clamps_fp16,
         )
-
-    def remembering(self) -> "SearchProblem":
-        """The same with every price worked out once, but for the last check of the chosen plan."""
-        return replace(self, price=cache(self.price), price_afresh=self.price_afresh or self.price)
 
     def permits_setting(self, setting: OuterPlan) -> bool:
         """The same for what is decided outside the blocks; False also where that contradicts itself."""
@@ -306,7 +302,7 @@ def _without_homes(pins: Pins) -> Pins:
 
 
 def techniques_of(plan: Plan) -> tuple[Technique, ...]:
-    """What the plan uses of the things a goal may forbid, in the order of ``Technique``."""
+    """The techniques that the plan uses, in the order of ``Technique``."""
     state, activations = plan.optimizer_state, plan.activations
     used: dict[Technique, bool] = {
         "recompute": activations.count("recompute", "selective") > 0,

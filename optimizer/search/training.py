@@ -47,7 +47,7 @@ def training_problem(
         num_blocks=profile.num_blocks,
         workload=workload,
         goal=goal,
-        **budgets_elsewhere(goal, machine),
+        **budgets_elsewhere(machine, host_bytes=goal.host_budget_bytes, disk_bytes=goal.disk_budget_bytes),
         price=price,
         detail=detail,
         audit=audit,

@@ -43,13 +43,13 @@ _STOP_REASONS = frozenset({Reason.MAX_DURATION.value, Reason.NO_PROGRESS.value})
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """What an attempt's end does to its job."""
+    """The effect of an attempt's end on its job."""
 
     answer: str
-    """What ``finish_attempt`` returns: succeeded, failed, cancelled, drained, paused, worker_lost, disk_full."""
+    """The answer of ``finish_attempt``: succeeded, failed, cancelled, drained, paused, worker_lost, disk_full."""
     state: State
     kind: str
-    """Of the event."""
+    """Kind of the event."""
     reason: str = ""
     message: str = ""
     is_failed_attempt: bool = False
@@ -277,7 +277,7 @@ def _has_profile(job: Job) -> bool:
 
 
 def _fingerprint(job: Job) -> str:
-    """Of what a profile job traces."""
+    """Fingerprint of the model that a profile job traces."""
     adapter = read_adapter(job.spec.get("adapter"))
     return traced_fingerprint(job.model.fingerprint, adapter=adapter, generates=bool(job.spec.get("generates")))
 

@@ -1,4 +1,4 @@
-"""What the reconciler does every few seconds: find what was lost. Safe to run twice at once; each step is a guarded move."""
+"""Finds what was lost, every few seconds, for the reconciler. Safe to run twice at once; each step is a guarded move."""
 
 from django.db.models import F, Q
 from django.db.models.functions import Coalesce, Now

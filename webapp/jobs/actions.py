@@ -42,7 +42,7 @@ MAX_PRIORITY = 100
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseAnswer:
-    """What a supervisor learns when it renews."""
+    """The answer to a supervisor that renews its lease."""
 
     held: bool
     """False: fenced out. Kill the child, write nothing more."""
@@ -153,7 +153,7 @@ def resume_job(job: Job, *, actor: str) -> Job:
 
 
 def set_priority(job: Job, priority: int, *, actor: str, may_overtake: bool) -> Job:
-    """Where a waiting job stands: higher first, equals by age. may_overtake: administrators', who may go above 0.
+    """Set a waiting job's place: higher first, equals by age. may_overtake: administrators', who may go above 0.
 
     Raises InvalidInput beyond what is allowed, JobConflict for a job that no longer waits.
     """

@@ -22,7 +22,7 @@ def job_document(job: Job) -> dict[str, Any]:
 
 
 def state_document(job: Job) -> dict[str, Any]:
-    """What can change during a job's life; the stream carries this, its readers keep the rest from the snapshot."""
+    """The part of a job that can change; the stream carries this, its readers keep the rest from the snapshot."""
     return {
         "id": job.pk,
         "name": job.name,

@@ -1,4 +1,4 @@
-"""What a page shows of a plan, a prediction and a measurement: pure functions from JSON documents to rows and bars.
+"""Turns plans, predictions and measurements into what a page shows: pure functions from JSON documents to rows and bars.
 
 Reads no database and writes no HTML. Documents are those of the API: ``plan`` is ``Plan.to_json()``, ``prediction`` is
 ``Prediction.to_json()``, ``measured`` is the block of the same name in an attempt's ``result.json``.
@@ -23,7 +23,7 @@ BLOCK_CHOICES = {
     "offload_remote": ("N", "offloaded to a remote store"),
 }
 PLACE_WORDS: Final = {"remote": "remote store"}
-"""Of places that are called otherwise than they are written."""
+"""Labels of places that are not called as they are written."""
 
 STATE_MEANINGS = {
     "queued": "waiting for a worker",
@@ -268,7 +268,7 @@ def signed_percent(share: float) -> str:
 
 
 def signed_error(predicted: float, *, measured: float | None) -> str:
-    """How far the prediction lay from the measurement: ``-0.7 %`` is a prediction that was too low."""
+    """The prediction's distance from the measurement: ``-0.7 %`` is a prediction that was too low."""
     if not measured:
         return ""
     return f"{(predicted - measured) / measured * 100:+.1f} %".replace("-", "−")
@@ -295,7 +295,7 @@ def step_words(step_ms: float) -> str:
 
 
 def bar_percent(part: float, whole: float) -> str:
-    """As an SVG attribute: a point as decimal sign whatever the locale."""
+    """Write a number as an SVG attribute: a point as decimal sign whatever the locale."""
     return f"{part / whole * 100:.3f}%"
 
 

@@ -21,9 +21,9 @@ TECHNIQUES_OF: Final[dict[Category, tuple[Technique, ...]]] = {
     "activations": ("recompute", "offload", "accumulate"),
     "logits_and_loss": ("chunked_loss", "accumulate"),
 }
-"""Which changes make a category smaller."""
+"""The changes that make a category smaller."""
 MAX_PARTS: Final = 2
-"""Of the largest categories that have a lever at all."""
+"""Number of the largest categories with a lever that are looked at."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,20 +32,20 @@ class Lever:
 
     category: Category
     num_bytes: int
-    """Of the category, at the plan's peak."""
+    """Bytes of the category at the plan's peak."""
     change: str
     """For people: ``recompute every block``."""
     pins: dict[str, Any]
-    """What to hold so that it is made."""
+    """Decisions to hold so that the change is made."""
     is_lossless: bool
     device_change_bytes: int
     step_change_ms: float
     step_share: float
-    """Of the plan's own step."""
+    """The change as a share of the plan's own step."""
 
 
 def list_levers(question: TrainingQuestion, plan: Plan, bytes_by_category: Mapping[str, int]) -> tuple[Lever, ...]:
-    """Of the plan's largest parts, the largest first: the changes that take least time for what they save, one lossless and one
+    """For the plan's largest parts, the largest first: the changes that take least time for what they save, one lossless and one
     that changes the numbers. A part without such a change has no lever, and the next one is looked at."""
     wanted = {technique for techniques in TECHNIQUES_OF.values() for technique in techniques}
     problem = problem_of(question)

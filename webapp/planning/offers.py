@@ -34,7 +34,7 @@ class Offer:
     is_lossless: bool
     explanation: list[str]
     costs: tuple[Cost, ...] = ()
-    """Of the whole run on the machine's device; empty where no price of it is known."""
+    """Costs of the whole run on the machine's device; empty where no price of it is known."""
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -111,7 +111,7 @@ def find_largest_fit(user: Any, spec: JobSpec) -> LargestFit | PlanAnswer:
 
 
 def _nothing_fits(errors: list[NoFeasiblePlan], offers: list[Offer]) -> NoFeasiblePlan:
-    """Of the machines' answers the one that asks for least."""
+    """The machines' answer that asks for least."""
     nearest = min(errors, key=lambda error: int(error.fields["smallest_feasible_bytes"]))
     nearest.fields["offers"] = [offer.to_json() for offer in offers]
     return nearest

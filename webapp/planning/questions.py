@@ -1,4 +1,5 @@
-"""What ``headroom plan`` answers, for the API: the best plan for a goal, plans side by side, cards ranked, a plan after one edit.
+"""Answers the API's questions about plans, as ``headroom plan`` does: the best plan for a goal, plans side by side,
+cards ranked, a plan after one edit.
 
 Torch-free; nothing is kept. A model that was never profiled is asked of a worker, as a spec's is (``resolve.py``).
 """

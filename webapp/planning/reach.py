@@ -1,4 +1,4 @@
-"""What a model needs: on which cards of the table it can be trained or run, and whether that takes saving memory.
+"""Finds what a model needs: on which cards of the table it can be trained or run, and whether that takes saving memory.
 
 For each method two numbers decide, whatever the card: the peak of doing it plainly, and the smallest peak that any plan has. Both
 come of the estimator, for one sequence at a time; a card's verdict is what it holds against them. Kept in this process by the
@@ -34,7 +34,7 @@ from webapp.planning.search.profiles import ProfileNeed, read_generation_profile
 MethodName = Literal["full", "lora", "qlora", "generate"]
 CardVerdict = Literal["fits", "fits_saving", "does_not_fit"]
 MAX_TRAINED_LENGTH = 1024
-"""Of the one sequence; less where the model has fewer positions."""
+"""Length of the one sequence; less where the model has fewer positions."""
 _PROMPT_LENGTH, _NEW_TOKENS = 512, 128
 _PRICED_ON = "RTX 4090"
 """A card gives the estimator kernels to price; bytes of tensors are the same on every card."""
@@ -79,12 +79,12 @@ class Need:
     plain_bytes: int | None = None
     """Nothing saved: everything stays on the device."""
     least_bytes: int | None = None
-    """Of the plan with the smallest peak."""
+    """Bytes of the plan with the smallest peak."""
     message: str = ""
     """Why there is no answer."""
 
     def verdict_of(self, memory_bytes: int) -> CardVerdict | None:
-        """Of a card with so much for one job; None while it is not known."""
+        """Verdict on a card with so many bytes for one job; None while it is not known."""
         if self.plain_bytes is None or self.least_bytes is None:
             return None
         if self.plain_bytes <= memory_bytes:
@@ -102,7 +102,7 @@ class Card:
 
 
 def read_needs(model: Model) -> list[Need]:
-    """What is known now; asks for nothing."""
+    """Read what is known now; asks for nothing."""
     return [_read_need(model, method) for method in METHODS]
 
 
@@ -125,7 +125,7 @@ def read_cards(needs: Sequence[Need]) -> list[Card]:
 
 
 def reach_document(model: Model) -> dict[str, Any]:
-    """What ``GET /models/{id}/cards`` answers."""
+    """The answer of ``GET /models/{id}/cards``."""
     needs = read_needs(model)
     return {
         "sequence_length": _sequence_length(model),

@@ -37,7 +37,7 @@ _GONE = 410
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How one try went."""
+    """The outcome of one try."""
 
     status_code: int | None
     trouble: str

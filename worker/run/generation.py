@@ -1,4 +1,4 @@
-"""What the attempt's process does for a ``generate`` job: prompts into tokens, passes over the model, answers line by line.
+"""Runs a ``generate`` job in the attempt's process: prompts into tokens, passes over the model, answers line by line.
 
 A line that is done is on the disk before anyone is told of it, and no later attempt does it again. A line that cannot be used
 becomes an entry of the error file; it does not end the job. Stop texts are looked for after each token (``data/stop_texts.py``)
@@ -49,7 +49,7 @@ class _Work:
 
 @dataclass
 class _Progress:
-    """What is done, by this attempt and by those before it."""
+    """Counts of finished work, by this attempt and those before it."""
 
     finished: dict[int, Result]
     num_lines: int = 0

@@ -1,4 +1,4 @@
-"""What the attempt's process does for a ``profile`` job."""
+"""Runs a ``profile`` job in the attempt's process."""
 
 import json
 from pathlib import Path

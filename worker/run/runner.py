@@ -88,7 +88,7 @@ def run_attempt(attempt: dict[str, Any], *, reporter: Reporter, should_stop: Sto
 
 
 def _event_file(attempt: dict[str, Any], reporter: Reporter) -> list[dict[str, Any]]:
-    """What it measured, for TensorBoard. Whatever goes wrong with it must not cost the attempt its result."""
+    """Write the measurements for TensorBoard. A failure here must not cost the attempt its result."""
     try:
         return leave_event_file(reporter.folder, attempt_number=attempt["attempt"])
     except Exception:
@@ -127,7 +127,7 @@ _WORK = {"train": train, "profile": profile, "generate": generate}
 
 
 def failure(error: Exception, *, step: int) -> dict[str, Any]:
-    """What the job's row will say. An error outside the tree is a fault of the program; its text stays in the log."""
+    """The message of the job's row. An error outside the tree is a fault of the program; its text stays in the log."""
     known = _as_headroom_error(error)
     if known is None:
         message = "A fault of the program ended the job; its log has the traceback."

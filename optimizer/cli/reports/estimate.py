@@ -1,4 +1,4 @@
-"""What ``headroom estimate`` prints: the plans, the peak and its reasons, the step over time, what each knob would buy."""
+"""The report of ``headroom estimate``: the plans, the peak and its reasons, the step over time, what each knob would buy."""
 
 from collections.abc import Sequence
 
@@ -62,7 +62,7 @@ def report_estimate(estimate: Estimate, *, is_explained: bool = False) -> str:
 
 
 def report_padded(estimate: PaddedEstimate) -> str:
-    """Of a dataset's padded batches: the worst, the mean, and how much is padding."""
+    """A dataset's padded batches: the worst, the mean, and the share of padding."""
     predicted, batch = estimate.predicted, estimate.predicted.worst_batch
     peak = f"{format_bytes(predicted.device_peak_bytes)}, at most {format_bytes(predicted.device_peak_high_bytes)}"
     rows = [
@@ -82,7 +82,7 @@ def report_padded(estimate: PaddedEstimate) -> str:
 
 
 def report_costs(costs: tuple[Cost, ...], *, device: str, num_steps: int) -> str:
-    """Of all steps, each with the date of its price; or that no price is known."""
+    """Costs of all steps, each with the date of its price; or that no price is known."""
     return f"Cost of {num_steps:,} steps\n{format_bullets(describe_costs(costs, device=device))}"
 
 

@@ -1,4 +1,4 @@
-"""What ``headroom estimate`` and ``headroom plan`` print of a batch generation: the same tables as of training."""
+"""The reports of ``headroom estimate`` and ``headroom plan`` on a batch generation: the same tables as for training."""
 
 from collections.abc import Sequence
 
@@ -74,7 +74,7 @@ def report_generation_search(
 
 
 def report_generation_comparison(comparison: GenerationComparison) -> str:
-    """As ``reports_plan.report_comparison`` has it of training."""
+    """Plans of a generation side by side; ``reports/plan.py`` has it for training."""
     predictions = [priced.prediction for priced in comparison.plans]
     costs: list[Sequence[str]] = [
         *memory_costs(predictions),
@@ -164,7 +164,7 @@ def _verdict_sentences(estimate: GenerationEstimate) -> list[str]:
 
 
 def _kinds_table(prediction: GenerationPrediction) -> str:
-    """Of one pass: compute by kind of op, and each lane that compute waits for."""
+    """Times of one pass: compute by kind of op, and each lane that compute waits for."""
     prefill, decode = prediction.prefill_by_kind_ms, prediction.decode_by_kind_ms
     rows = [
         (kind.replace("_", " "), format_ms(prefill.get(kind, 0.0)), format_ms(decode.get(kind, 0.0)))

@@ -1,4 +1,4 @@
-"""What ``headroom plan`` prints: the answer with its limit, plans side by side, cards ranked. At most 100 columns."""
+"""The report of ``headroom plan``: the answer with its limit, plans side by side, cards ranked. At most 100 columns."""
 
 from collections.abc import Sequence
 
@@ -35,7 +35,7 @@ _ASPECTS = {"lifetime": "", "place": " in", "representation": " as"}
 
 
 def report_answer(answer: ObjectiveAnswer, *, machine: Machine) -> str:
-    """What was asked, the limit, the baselines with the chosen plan below them, its bytes, the frontier, the reasons."""
+    """The question, the limit, the baselines with the chosen plan below them, its bytes, the frontier, the reasons."""
     result = answer.result
     parts = [_header(answer, machine)]
     if answer.limit is not None:
@@ -137,7 +137,7 @@ def report_cards(answers: Sequence[CardAnswer], *, num_tokens: int) -> str:
 
 
 def _step_ms(found: Prediction | GenerationPrediction) -> float:
-    """Of a generation each later token's."""
+    """The time of a step; of a generation each later token's."""
     return found.step_ms if isinstance(found, Prediction) else found.decode_ms
 
 

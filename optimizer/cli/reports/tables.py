@@ -55,7 +55,7 @@ def contributors_table(memory: CardMemory) -> str:
 
 
 def lanes_table(explanation: Explanation) -> str:
-    """What is busy, and what of it is hidden behind compute."""
+    """Busy times of lanes, and the part hidden behind compute."""
     rows = [
         (
             _LANE_LABELS.get(use.lane, use.lane),

@@ -1,4 +1,4 @@
-"""What the planning commands print: aligned plain text, sizes and durations with their units. Same text in a terminal and
+"""Writes the planning commands' reports: aligned plain text, sizes and durations with their units. Same text in a terminal and
 a pipe."""
 
 import textwrap
@@ -99,7 +99,7 @@ def format_ms(milliseconds: float) -> str:
 
 
 def format_header(model: str, *, workload: TrainingWorkload, machine: Machine, budgets: Sequence[str]) -> str:
-    """What was asked: the first lines of a report."""
+    """The first lines of a report: the question."""
     source = "rates measured" if machine.rates.source == "measured" else "rates from data sheets, unmeasured"
     return format_pairs(
         [

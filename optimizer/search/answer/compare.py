@@ -14,7 +14,7 @@ from optimizer.search.problem import PricedPlan, SearchProblem
 
 @dataclass(frozen=True, kw_only=True)
 class BytesAtPeak:
-    """Of one category, for each plan."""
+    """Bytes of one category, for each plan."""
 
     category: Category
     values: tuple[int, ...]
@@ -38,7 +38,7 @@ class Repriced(WithJson):
     priced: PricedPlan
     differences: tuple[Difference, ...]
     device_change_bytes: int
-    """Of the peaks' upper ends, which the budget is held to."""
+    """Differences of the peaks' upper ends, which the budget is held to."""
     host_change_bytes: int
     step_change_ms: float
     is_lossless: bool

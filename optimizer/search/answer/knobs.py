@@ -1,4 +1,4 @@
-"""What each knob would buy and cost: a plan's neighbours, each one change away, priced beside it. Torch-free.
+"""Prices what each knob would buy and cost: a plan's neighbours, each one change away, priced beside it. Torch-free.
 
 A change brings what it cannot do without: state on the host takes the gradients there, streamed weights take both. What then
 still cannot be carried out together (``Plan.find_conflict``), what the machine cannot do and what the goal forbids is left out;
@@ -41,11 +41,11 @@ class Knob(WithJson):
     plan: Plan
     """With the change."""
     verdict: Verdict
-    """Of that plan, against the goal's budgets."""
+    """Verdict on that plan, against the goal's budgets."""
     is_lossless: bool
-    """Whether that plan's numbers equal plain fp32 training's."""
+    """True where that plan's numbers equal plain fp32 training's."""
     device_peak_bytes: int
-    """Of that plan; the next field is the difference from the plan at hand."""
+    """Peak of that plan; the next field is the difference from the plan at hand."""
     device_change_bytes: int
     host_change_bytes: int
     disk_change_bytes: int

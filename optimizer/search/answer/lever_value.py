@@ -1,4 +1,4 @@
-"""What each lever of a plan is worth, and which levers were left out because they do not pay at this shape. All of it priced."""
+"""Prices what each lever of a plan is worth, and finds the levers left out because they do not pay at this shape."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from optimizer.search.arrangements import PerBlock
 from optimizer.search.problem import OuterPlan, SearchProblem, techniques_of
 
 MIN_SHARE = 0.01
-"""Of the peak, or of the step: what is less is not worth a word."""
+"""Share of the peak, or of the step, below which a lever is not mentioned."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,12 +25,12 @@ class LeftOut(WithJson):
     technique: Technique
     sentence: str
     device_change_bytes: int
-    """Of the peak, were it added to the plan."""
+    """Change of the peak, were the lever added to the plan."""
     step_change_ms: float
 
 
 def price_without(problem: SearchProblem, plan: Plan) -> dict[Technique, Prediction]:
-    """What the plan would cost with one of its levers left out, where the others can stand without it."""
+    """The plan's price with one of its levers left out, where the others can stand without it."""
     setting, total, blocks = OuterPlan.of(plan), problem.workload.global_batch_size, plan.activations.per_block
     without: dict[Technique, tuple[OuterPlan, PerBlock]] = {
         "recompute": (setting, _kept(blocks, ("recompute", "selective"))),
@@ -89,7 +89,7 @@ def list_left_out(problem: SearchProblem, plan: Plan, prediction: Prediction) ->
 
 
 def _move_or_rebuild(problem: SearchProblem, plan: Plan, prediction: Prediction) -> Iterator[LeftOut]:
-    """Where blocks do one of the two: what a block takes the other way, if that is more."""
+    """The cost of a block done the other way, if that is more, where blocks do one of the two."""
     used = set(techniques_of(plan))
     if ("recompute" in used) == ("offload" in used) or problem.pinned_blocks is not None:
         return

@@ -1,4 +1,4 @@
-"""What is said of pins that no plan can keep, of training and of generations alike."""
+"""Words the errors about pins that no plan can keep, for training and generations alike."""
 
 from optimizer.base.errors import InvalidPlan
 from optimizer.base.units import format_bytes

@@ -1,4 +1,4 @@
-"""Whether any plan can keep what a goal pins; and if none can, why. Asked once, before a search."""
+"""Checks whether any plan can keep what a goal pins, and if none can, why. Asked once, before a search."""
 
 from dataclasses import replace
 from itertools import product
@@ -24,7 +24,7 @@ _FIELDS = {
     "optimizer_state.bits": "bits",
     "optimizer_state.place": "state_place",
 }
-"""Of ``OuterPlan``, beside ``SearchProblem.pinned_levers``."""
+"""Fields of ``OuterPlan``, beside ``SearchProblem.pinned_levers``."""
 
 
 def check_pins(problem: SearchProblem) -> None:
@@ -64,7 +64,7 @@ def _homes(base: OuterPlan) -> list[OuterPlan]:
 
 
 def _contradiction(problem: SearchProblem) -> InvalidPlan:
-    """What is wrong with plain training where the pins are put into it."""
+    """Faults of plain training with the pins put into it."""
     total, pinned = problem.workload.global_batch_size, dict(problem.goal.pins.values())
     plain = OuterPlan(micro_batch_size=total, accumulation_steps=1, **problem.pinned_levers)
     fields: dict[str, Any] = {name: pinned[path] for path, name in _FIELDS.items() if path in pinned}

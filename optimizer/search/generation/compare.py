@@ -40,7 +40,7 @@ class RepricedGeneration(WithJson):
     priced: PricedGenerationPlan
     differences: tuple[Difference, ...]
     device_change_bytes: int
-    """Of the peaks' upper ends, which the budget is held to."""
+    """Differences of the peaks' upper ends, which the budget is held to."""
     host_change_bytes: int
     disk_change_bytes: int
     remote_change_bytes: int

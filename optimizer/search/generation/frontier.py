@@ -63,7 +63,7 @@ def _words(plan: GenerationPlan) -> Iterator[str]:
 
 
 def _spread(book: Book) -> Iterator[GenerationPlan]:
-    """What the best plan and plain generation come to with other batches, and with their weights in other places."""
+    """The best plan and plain generation with other batches, and with their weights in other places."""
     problem, pins = book.problem, book.problem.goal.pins
     num_sequences = problem.workload.num_sequences
     plain = GenerationPlan()

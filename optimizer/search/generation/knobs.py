@@ -1,4 +1,4 @@
-"""What each decision of a generation's plan would buy and cost: its neighbours, each one change away, priced beside it.
+"""Prices what each decision of a generation's plan would buy and cost: its neighbours, each one change away, priced beside it.
 
 As ``search/answer/knobs.py`` does it of training. What cannot be carried out, what the machine cannot do and what the
 goal forbids is left out; what changes the numbers is listed and marked.
@@ -58,7 +58,7 @@ class GenerationKnob(WithJson):
     plan: GenerationPlan
     """With the change."""
     verdict: Verdict
-    """Of that plan, against the goal's budgets."""
+    """Verdict on that plan, against the goal's budgets."""
     is_lossless: bool
     device_peak_bytes: int
     """Upper end, which the budget is held to; of that plan, as is ``total_s``."""

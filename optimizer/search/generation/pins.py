@@ -1,4 +1,4 @@
-"""Whether any plan can keep what a generation's goal pins; and if none can, why. Asked once, before a search."""
+"""Checks whether any plan can keep what a generation's goal pins, and if none can, why. Asked once, before a search."""
 
 from optimizer.base.errors import InvalidPlan
 from optimizer.plan.generation import GenerationPlan
@@ -40,7 +40,7 @@ def _check_prefill(problem: GenerationProblem, num_tokens: int) -> None:
 
 
 def _contradiction(problem: GenerationProblem) -> InvalidPlan:
-    """What is wrong with plain generation where the pins are put into it."""
+    """Faults of plain generation with the pins put into it."""
     pins = problem.goal.pins
     try:
         problem.check(change_generation(GenerationPlan(), pins.change()))

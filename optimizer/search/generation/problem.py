@@ -1,4 +1,4 @@
-"""What a search over generation's plans is given: the goal, the freedom it leaves, and a function that prices one plan.
+"""The problem of a search over generation's plans: the goal, the freedom it leaves, and a function that prices one plan.
 
 As in ``search/problem.py`` the search knows no model and no machine, only ``price``; ``search.py`` binds it to the estimator.
 """
@@ -18,7 +18,7 @@ from optimizer.workload import GenerationWorkload
 
 GenerationPrice = Callable[[GenerationPlan], GenerationPrediction]
 GenerationBound = Callable[[GenerationPlan, Sequence[int], Sequence[int]], Floors]
-"""Of a plan, sizes of batches and numbers of micro-batches, both ascending."""
+"""Bounds a plan over sizes of batches and numbers of micro-batches, both ascending."""
 PricedGenerationPlan = Priced[GenerationPlan, GenerationPrediction]
 
 
@@ -30,19 +30,19 @@ class GenerationProblem(Budgeted[GenerationPlan, GenerationPrediction, Generatio
     floors: GenerationBound
     """The least that plans can take, with batches of these sizes in so many micro-batches; much cheaper than a price."""
     can_cut_prompts: bool = True
-    """Whether prompts of any length can run, so that a prefill may be of a part of one."""
+    """True where prompts of any length can run, so that a prefill may be of a part of one."""
     can_attend_on_host: bool = True
-    """Whether the model lets others attend, so that attention may be computed where keys and values are."""
+    """True where the model lets others attend, so that attention may be computed where keys and values are."""
     find_model_conflict: Callable[[GenerationPlan], InvalidPlan | None] = lambda plan: None
-    """What of a plan the model cannot do, whatever the work; None where it can all."""
+    """The decision of a plan that the model cannot carry out, whatever the work; None where it can all."""
     longest_prefix: int = 0
-    """Of how many of a prompt's first tokens keys and values may be made again, at most; 0 where the model cannot."""
+    """Most of a prompt's first tokens whose keys and values may be made again; 0 where the model cannot."""
     has_copies_beside: bool = True
-    """Whether copies between host and device run beside compute; else nothing is gained where they come ahead of their use."""
+    """True where copies between host and device run beside compute; else prefetching gains nothing."""
 
     def permits(self, plan: GenerationPlan) -> bool:
-        """Whether every technique of the plan is allowed, all together can be carried out, its weights were profiled, and every
-        pin is kept.
+        """Report whether every technique of the plan is allowed, all together can be carried out, its weights were
+        profiled, and every pin is kept.
         """
         return self.permits_techniques(plan) and self.goal.pins.broken_by(plan) is None
 

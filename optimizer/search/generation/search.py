@@ -37,12 +37,12 @@ from optimizer.search.generation.solve import Book, Solution, solve, spread_even
 from optimizer.workload import GenerationWorkload
 
 _MAX_LENGTHS = 3
-"""Of prompts, that the search tells apart: a price grows with their number."""
+"""Most lengths of prompts that the search distinguishes: a price grows with their number."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationSearchResult(WithJson):
-    """What a search found. ``chosen`` always fits; a search that finds nothing raises instead."""
+    """The result of a search. ``chosen`` always fits; a search that finds nothing raises instead."""
 
     chosen: PricedGenerationPlan
     baselines: dict[str, PricedGenerationPlan]
@@ -53,7 +53,7 @@ class GenerationSearchResult(WithJson):
     """No permitted plan that fits has less of what the goal is about: seconds of the whole workload, milliseconds to the first
     token, or sequences at once times minus one."""
     gap: float
-    """How far the chosen plan may be from the best, as a share of the bound; 0 where it is the best. Where a card has room for
+    """Bound on the chosen plan's distance from the best, as a share; 0 where it is the best. Where a card has room for
     the tensors and not for all that comes with them, both are of plans whose tensors take no more than was left for them. Of more
     than ``MAX_EVERY`` prompts that differ in length both go by passes' average time."""
     explanation: tuple[str, ...]
@@ -124,7 +124,7 @@ def generation_problem(
     return GenerationProblem(
         workload=workload,
         goal=goal,
-        **budgets_elsewhere(goal, machine),
+        **budgets_elsewhere(machine, host_bytes=goal.host_budget_bytes, disk_bytes=goal.disk_budget_bytes),
         price=cache(price),
         detail=detail,
         floors=floors,

@@ -36,10 +36,10 @@ class CardAnswer(WithJson):
     chosen: PricedPlan | PricedGenerationPlan | None
     """None where nothing fits."""
     what: str
-    """What the plan does in a few words; where nothing fits, the smallest peak."""
+    """The plan in a few words; where nothing fits, the smallest peak."""
     tokens_per_s: float | None
     costs: tuple[Cost, ...]
-    """Of the whole run: to rent, and in energy; empty where no price is known."""
+    """Costs of the whole run: to rent, and in energy; empty where no price is known."""
 
     @property
     def rented_per_million_tokens(self) -> float | None:
@@ -98,7 +98,7 @@ def rank(
     order: Order,
     progress: Progress | None,
 ) -> tuple[CardAnswer, ...]:
-    """Of either kind of work. find: for a budget on a card its best plan and what that does in a few words; or NoFeasiblePlan."""
+    """Rank cards for either kind of work. find: the best plan for a budget on a card and a few words on it; or NoFeasiblePlan."""
     answers = []
     for index, card in enumerate(cards):
         if progress is not None:

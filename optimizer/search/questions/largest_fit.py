@@ -7,7 +7,7 @@ from optimizer.search.answer.smallest import explain_infeasible
 from optimizer.search.check.pins import check_pins
 from optimizer.search.core import find_best, first_on_the_card
 from optimizer.search.problem import PricedPlan, SearchProblem, divisors
-from optimizer.search.solver.pricebook import PriceBook
+from optimizer.search.solver.pricebook import PriceBook, remembering
 
 
 def find_largest_micro_batch(problem: SearchProblem) -> PricedPlan:
@@ -16,9 +16,9 @@ def find_largest_micro_batch(problem: SearchProblem) -> PricedPlan:
     Raises NoFeasiblePlan where none fits at any.
     """
     check_pins(problem)
-    remembering = problem.remembering()
+    remembered = remembering(problem)
     for size in reversed(divisors(problem.workload.global_batch_size)):
-        sized = replace(remembering, micro_batch_size=size)
+        sized = replace(remembered, micro_batch_size=size)
         if not sized.settings():
             continue
         book = PriceBook(sized)
@@ -29,4 +29,4 @@ def find_largest_micro_batch(problem: SearchProblem) -> PricedPlan:
         except NoFeasiblePlan:
             continue
         return chosen
-    raise explain_infeasible(remembering)
+    raise explain_infeasible(remembered)

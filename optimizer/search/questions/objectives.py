@@ -33,11 +33,11 @@ Unit = Literal["sequences", "tokens", "blocks"]
 
 @dataclass(frozen=True, kw_only=True)
 class Limit(WithJson):
-    """Where it ends, and why."""
+    """The end of the range, and its reason."""
 
     unit: Unit
     largest: int
-    """What fits."""
+    """The largest size that fits."""
     peak_bytes: int
     """Upper end of the chosen plan's peak there."""
     budget_bytes: int
@@ -51,7 +51,7 @@ class Limit(WithJson):
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveAnswer:
-    """What a goal's objective comes to."""
+    """The answer to a goal's objective."""
 
     objective: Objective
     workload: TrainingWorkload
@@ -59,7 +59,7 @@ class ObjectiveAnswer:
     num_blocks: int
     num_parameters: int
     budget_bytes: dict[Tier, int]
-    """What binds; 0 for a tier that may not be used or is not there."""
+    """Budget of each tier; 0 for a tier that may not be used or is not there."""
     result: SearchResult
     limit: Limit | None
     """None where the work is as it was asked for."""
@@ -136,7 +136,7 @@ def _longest_sequence(pose: Pose, profile: Profile, workload: TrainingWorkload) 
 
 
 def _largest_model(pose: Pose, profile: Profile, workload: TrainingWorkload) -> ObjectiveAnswer:
-    """Of the given width, as many blocks as fit."""
+    """A model of the given width with as many blocks as fit."""
     period = depth_period(profile)
     least = profile.num_blocks - (profile.num_blocks - 2 - period) // period * period
 

@@ -15,7 +15,7 @@ from optimizer.workload import TrainingWorkload
 
 MAX_WORKLOADS = 2
 MAX_PLANS = 1_200
-"""Of one workload: several searches' worth, a few KiB each until someone reads their details."""
+"""Prices kept for one workload: several searches' worth, a few KiB each until someone reads their details."""
 _DEFAULTS = TrainingWorkload()
 
 
@@ -41,14 +41,14 @@ def priced_part(workload: TrainingWorkload) -> TrainingWorkload:
 
 @dataclass(frozen=True, kw_only=True)
 class _Known:
-    """Of one workload."""
+    """The prices of one workload."""
 
     prices: dict[Plan, Prediction] = field(default_factory=dict)
     details: dict[Plan, Prediction] = field(default_factory=dict)
 
 
 class PriceMemory:
-    """Of one model on one machine as it is calibrated; for several threads."""
+    """The prices of one model on one machine as it is calibrated; for several threads."""
 
     def __init__(self) -> None:
         self._known: Recent[TrainingWorkload, _Known] = Recent(MAX_WORKLOADS)

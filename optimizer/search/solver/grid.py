@@ -1,4 +1,4 @@
-"""What can be done outside the blocks, before anything is priced: the homes that are permitted, and of decisions with many values
+"""The choices outside the blocks, before anything is priced: the homes that are permitted, and of decisions with many values
 those that a search takes (counts of chunks, shares of the state, blocks that are fetched ahead)."""
 
 from dataclasses import replace
@@ -56,7 +56,7 @@ def with_prefetch(problem: SearchProblem, setting: OuterPlan) -> list[OuterPlan]
 
 
 def has_free_fraction(problem: SearchProblem, setting: OuterPlan) -> bool:
-    """Whether a part of the state may stay on the device."""
+    """True where a part of the state may stay on the device."""
     is_pinned = "state_fraction" in problem.pinned_levers
     return setting.state_place != "device" and setting.weights_place == "device" and not is_pinned
 

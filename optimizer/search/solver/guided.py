@@ -29,7 +29,7 @@ from optimizer.search.solver.nodes import Node, Nodes
 from optimizer.search.solver.pricebook import PriceBook
 
 MIN_GAIN = 1e-3
-"""What a node or a line must promise to win, as a share."""
+"""The gain that a node or a line must promise, as a share."""
 _KEEP: Form = ("keep", "none")
 
 

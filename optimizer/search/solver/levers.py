@@ -1,4 +1,4 @@
-"""What prices decide outside the blocks: for which homes there is room, and how much of the state leaves.
+"""The choices outside the blocks that prices decide: for which homes there is room, and how much of the state leaves.
 
 ``grid.py`` lists what is permitted at all. A home says where gradients, optimizer state and weights live. Homes are few, because
 a plan in which they contradict each other is no plan (``Plan.find_conflict``): state leaves the device only after gradients,
@@ -73,7 +73,7 @@ def largest_fraction(book: PriceBook, setting: OuterPlan) -> OuterPlan | None:
 
 
 def _has_nearer(book: PriceBook, home: OuterPlan) -> bool:
-    """Whether what the home puts on disk has room on the host, where access is faster."""
+    """True where what the home puts on disk has room on the host, where access is faster."""
     nearer = replace(
         home,
         state_place="host" if home.state_place == "disk" else home.state_place,
@@ -92,7 +92,7 @@ def _with_least_elsewhere(book: PriceBook) -> PerBlock:
 
 
 def is_weaker(home: OuterPlan, other: OuterPlan) -> bool:
-    """Whether the other leaves no more on the device, wherever it looks."""
+    """Report whether the other leaves no more on the device, wherever it looks."""
     places = (home.gradients, home.state_place, home.weights_place)
     others = (other.gradients, other.state_place, other.weights_place)
     return all(_DEVICE_RANK[a] >= _DEVICE_RANK[b] for a, b in zip(places, others, strict=True))

@@ -1,4 +1,4 @@
-"""What is decided outside the blocks, as nodes of a search: each with a bound that none of its plans can be faster than.
+"""The decisions outside the blocks, as nodes of a search: each with a bound that none of its plans can be faster than.
 
 A node is a micro-batch, a representation, a home of gradients, state and weights, and a count of chunks; any share of the state
 may leave and any number of blocks may be fetched ahead. No plan of a node is priced to bound it (``relaxed.py``).
@@ -42,7 +42,7 @@ class NodeGroup:
 
     @property
     def floor_ms(self) -> float:
-        """Of all nodes, with the counts of chunks between those that are tried."""
+        """The least bound of all nodes, with the counts of chunks between those that are tried."""
         return min(self._bounds_ms[1])
 
     def least_with(self, num_chunks: int) -> float:
@@ -72,7 +72,7 @@ class Node:
 
     home: NodeGroup
     chunks: int
-    """Which of the home's counts."""
+    """Index among the group's counts."""
 
     @property
     def setting(self) -> OuterPlan:
@@ -83,11 +83,11 @@ class Node:
         return self.home.bounds_ms[self.chunks]
 
     def bound_with(self, *forms: Form) -> float:
-        """Of plans whose blocks do nothing else."""
+        """The bound on plans whose blocks do nothing else."""
         return self.home.bound_with(frozenset(forms), self.chunks)
 
     def best_share(self, steps: int, most: int) -> int:
-        """Of the state that leaves, in steps, one or more: where the bound is least. It falls to there and rises beyond."""
+        """Steps of the state that leave, one or more, at which the bound is least. It falls to there and rises beyond."""
         found = narrow(self.home.relaxation, list(range(len(self.home.forms))), self.chunks)
 
         def bound_ms(step: int) -> float:
@@ -101,8 +101,8 @@ class Node:
         return low
 
     def best_counts(self, setting: OuterPlan, forms: tuple[Form, Form, Form]) -> tuple[int, int] | None:
-        """Of blocks that take the first and the last of three forms, the rest the second, where the sums that bounds are made of
-        are shortest; blocks of all kinds as one. None where no counts fit."""
+        """Numbers of blocks that take the first and the last of three forms, the rest the second, where the sums that
+        bounds are made of are shortest; blocks of all kinds as one. None where no counts fit."""
         home = self.home
         found = narrow(home.relaxation, [home.forms.index(form) for form in forms], self.chunks)
         if setting.state_place != "device" and found.state_bytes:
@@ -135,7 +135,7 @@ def with_share(found: Relaxation, share: float) -> Relaxation:
 
 
 class Nodes:
-    """Of all bases; a base is looked into when nothing that is known promises more."""
+    """The nodes of all bases; a base is looked into when nothing that is known promises more."""
 
     def __init__(self, book: PriceBook, relax: Relax) -> None:
         self._book, self._relax = book, relax

@@ -57,7 +57,7 @@ def _best(book: PriceBook) -> tuple[OuterPlan, PerBlock]:
 
 
 def _fill(book: PriceBook, setting: OuterPlan, per_block: PerBlock) -> None:
-    """As many blocks as fit take a faster choice, the last ones first; where blocks differ also those of one kind first."""
+    """Give as many blocks as fit a faster choice, the last ones first; where blocks differ also those of one kind first."""
     kinds = book.problem.kinds
     names = common_kinds(kinds)
     groups = [tuple(range(len(kinds)))]

@@ -70,7 +70,7 @@ def price_lightest(book: PriceBook, setting: OuterPlan) -> int:
 
 @dataclass
 class _Solver:
-    """What one run of the solver knows beside the prices."""
+    """The state of one run of the solver, beside the prices."""
 
     book: PriceBook
     found_ms: dict[OuterPlan, float] = field(default_factory=dict)
@@ -115,7 +115,7 @@ class _Solver:
         return self.found_ms.get(setting, INFINITE_MS), self._bound_ms(setting), repr(setting)
 
     def _bound_ms(self, setting: OuterPlan) -> float:
-        """Where a share of the state may stay on the device, it may be that all of it does."""
+        """Try leaving all of the state on the device, where a share of it may stay."""
         if has_free_fraction(self.book.problem, setting):
             resident = replace(setting, state_place="device", state_fraction=1.0)
             if self.book.problem.permits_setting(resident):

@@ -28,7 +28,7 @@ Document = dict[str, Any]
 
 
 class BatchRequest(Schema, extra="forbid"):
-    """What to run; the model is named in the lines' bodies."""
+    """A request for a batch; the model is named in the lines' bodies."""
 
     input_file_id: str = Field(max_length=100)
     endpoint: str = Field(max_length=100)
@@ -109,7 +109,7 @@ def get_batch(request: HttpRequest, batch_id: str) -> Document:
 
 @router.post("/batches/{batch_id}/cancel", response=Document)
 def cancel_batch(request: HttpRequest, batch_id: str) -> Document:
-    """What is finished by then is in the output file."""
+    """Cancel a batch; lines finished by then are in the output file."""
     batch = _batch(request, batch_id)
     if not actions.cancel_batch(batch):
         message = f"batch {batch.pk} is {batch.status}; it cannot be cancelled"

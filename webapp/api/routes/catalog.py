@@ -50,7 +50,7 @@ class ModelPage(Schema):
 
 @router.get("/me", response=dict[str, Any], tags=["account"])
 def get_me(request: HttpRequest) -> dict[str, Any]:
-    """Who the token or session belongs to, what it may do, and the program's version."""
+    """The owner of the token or session, its rights, and the program's version."""
     acting = acting_of(request.user)
     return {
         "user": request.user.get_username(),
@@ -157,7 +157,7 @@ def get_dataset(request: HttpRequest, dataset_id: str) -> dict[str, Any]:
 
 @router.delete("/datasets/{dataset_id}", response=dict[str, Any], tags=["datasets"])
 def delete_dataset(request: HttpRequest, dataset_id: str) -> dict[str, Any]:
-    """As of a model."""
+    """The same as for a model."""
     return _deleted(_one(datasets_visible_to(request.user), dataset_id))
 
 

@@ -36,7 +36,7 @@ class JobOutcome(Schema):
 
 
 class JobDecisionCost(Schema):
-    """What one decision of another job would do to the first job's plan, as predicted."""
+    """The predicted effect of one decision of another job on the first job's plan."""
 
     job_index: int
     decision: str

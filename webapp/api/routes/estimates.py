@@ -55,7 +55,7 @@ class LaneUse(Schema):
 
 
 class Explanation(Schema):
-    """Of the last plan."""
+    """An explanation of the last plan."""
 
     peak_moment: str
     categories: list[CategoryAtPeak]
@@ -80,7 +80,7 @@ class Knob(Schema):
 
 
 class EstimateAnswer(Schema):
-    """Of training. ``plans`` holds the plan asked for, or plain training and the best."""
+    """The estimate of a training job. ``plans`` holds the plan asked for, or plain training and the best."""
 
     kind: Literal["training"] = "training"
     profile: Literal["ready"] = "ready"
@@ -98,7 +98,7 @@ class EstimateAnswer(Schema):
 
 
 class GenerationAnswer(Schema):
-    """Of a batch generation. ``plans`` holds the plan asked for, or resident weights and the best."""
+    """The estimate of a batch generation. ``plans`` holds the plan asked for, or resident weights and the best."""
 
     kind: Literal["generation"]
     profile: Literal["ready"] = "ready"

@@ -25,7 +25,7 @@ def download_artifact(request: HttpRequest, artifact_id: str) -> HttpResponseBas
 
 @router.get("/jobs/{job_id}/results", tags=["jobs"])
 def get_results(request: HttpRequest, job_id: str) -> HttpResponseBase:
-    """Of a generate job the lines that are done so far, errors among them, in the order in which they came: JSON lines of
+    """A generate job's lines that are done so far, errors among them, in the order in which they came: JSON lines of
     ``index`` (the line's, from 0), ``is_error``, ``record`` (the line of the finished file) and its tokens.
     """
     job = jobs_visible_to(request.user).filter(pk=job_id, kind=Kind.GENERATE).first()

@@ -52,7 +52,7 @@ class GenerateSpec:
 
     @property
     def num_steps(self) -> int:
-        """What the job counts to: its lines."""
+        """The number that the job counts to: its lines."""
         return int(self.dataset.num_documents or 0)
 
     def to_json(self) -> dict[str, Any]:
@@ -73,7 +73,7 @@ class GenerateSpec:
 
 
 def read_job_spec(user: Any, document: Any) -> JobSpec | GenerateSpec:
-    """Of any kind of job; without ``kind`` it trains. Raises InvalidInput."""
+    """Read a spec of any kind of job; without ``kind`` it trains. Raises InvalidInput."""
     if isinstance(document, dict) and document.get("kind", "train") != "train":
         if document["kind"] != "generate":
             raise InvalidInput(
@@ -114,7 +114,7 @@ def _read_plan(label: Any) -> str:
 
 
 def spec_of_job(job: Job) -> GenerateSpec:
-    """Of a generate job that exists; nothing is checked again."""
+    """Read the spec of a generate job that exists; nothing is checked again."""
     if job.dataset is None:
         raise InvalidInput("the job names no prompts", field="prompts")
     return GenerateSpec(
@@ -145,7 +145,7 @@ def check_can_generate(model: Model) -> None:
 
 
 def generation_workload(spec: GenerateSpec) -> GenerationWorkload:
-    """What is priced: the lines that the model has room for.
+    """The workload that is priced: the lines that the model has room for.
 
     Raises InvalidInput where it has room for none, InvalidModel where its tokenizer cannot be used.
     """

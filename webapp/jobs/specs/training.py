@@ -46,7 +46,7 @@ class JobSpec:
 
     @property
     def profile_fingerprint(self) -> str:
-        """Of the profile that prices it: of the model, or of the model with the workload's adapters."""
+        """Fingerprint of the profile that prices it: the model's, or that of the model with the workload's adapters."""
         return profile_fingerprint(self.model.fingerprint, self.workload.adapter)
 
     def to_json(self) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class JobSpec:
         }
 
     def priced_part(self) -> dict[str, Any]:
-        """What a price depends on: everything but the job's name and which of the offers is taken."""
+        """The part of a spec that a price depends on: all but the job's name and the offer that is taken."""
         document = self.to_json()
         return {key: document[key] for key in ("model", "dataset", "workload", "goal")}
 
@@ -121,7 +121,7 @@ def find_visible(rows: "QuerySet[R]", wanted: Any, *, field: str) -> R:
 
 
 def read_adapter(document: Any) -> Adapter | None:
-    """Of a profile job's spec: the adapters whose model it profiles; jobs of earlier versions name none."""
+    """The adapters in a profile job's spec; jobs of earlier versions name none."""
     return None if document is None else from_json(Adapter, document, path="adapter", error=InvalidWorkload)
 
 

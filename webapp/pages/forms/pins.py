@@ -47,7 +47,7 @@ _LABELS: Final[dict[str, tuple[str, str]]] = {
     "kv_cache.attention": ("Attention over them on", "the host: where a cache of the host is"),
     "kv_cache.prefix_tokens": ("Made again", "of each prompt's first tokens so many, of a cache that is away; 0 for none"),
 }
-"""What a field is called, and its help."""
+"""A field's label and its help."""
 _WORDS: Final[dict[str, dict[object, str]]] = {
     "gradients.choice": {"keep": "kept until the update", "consume": "used up as they appear", "host": "on the host"},
     "activations.compress": {"none": "as they are"},
@@ -73,7 +73,7 @@ def _field(knob: str, kind: Any, *, may_be_free: bool, labels: Mapping[str, tupl
 
 
 def _words_of(knob: str) -> str:
-    """Of a decision that has no words here yet."""
+    """Words for a decision that has none here yet."""
     return knob.rpartition(".")[2].replace("_", " ").capitalize()
 
 
@@ -132,7 +132,7 @@ class Decisions:
     check: Callable[[Any, str], Any]
     """Raises InvalidInput where this one text alone is wrong for the plan."""
     read_pins: Callable[[list[str]], PinTable]
-    """What a goal holds, of such texts. Raises InvalidInput."""
+    """Read such texts into what a goal holds. Raises InvalidInput."""
     labels: Mapping[str, tuple[str, str]] = field(default_factory=lambda: _LABELS)
 
 
@@ -184,7 +184,7 @@ class PinnedForm(WorkForm):
 
     @property
     def holds_any(self) -> bool:
-        """Whether any decision is held, rightly or not."""
+        """Report whether any decision is held, valid or not."""
         return any(self[pin_field(knob)].value() for knob in self.decisions.kinds)
 
     def goal(self) -> dict[str, Any]:
@@ -222,7 +222,7 @@ class EditForm(forms.Form):
         return _grouped(self, self._decisions.kinds)
 
     def change(self) -> Any:
-        """As the library takes it; None where nothing was changed. Only after ``is_valid()``."""
+        """The change as the library takes it; None where nothing was changed. Only after ``is_valid()``."""
         edited = [f"{knob}={text}" for knob, text in self._edited()]
         return self._decisions.read(edited) if edited else None
 

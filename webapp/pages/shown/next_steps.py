@@ -1,4 +1,4 @@
-"""What to do about a job that has ended: its failure by name, and the steps that help, the most likely first.
+"""Suggests what to do about a job that has ended: its failure by name, and the steps that help, the most likely first.
 
 Pure, from the job's row. A step is a form to fill (a link) or an action done at once (a POST).
 """
@@ -48,7 +48,7 @@ class NextStep:
 
 
 def next_steps(job: Job, *, has_checkpoint: bool) -> tuple[NextStep, ...]:
-    """Of a failed job: the one that helps most likely, then others."""
+    """Steps after a failure: the one that most likely helps, then others."""
     reason = str(job.reason)
     goes_on = " from the checkpoint" if has_checkpoint else ""
     retry = NextStep(label=f"Retry unchanged{goes_on}", url=reverse("job_retry", args=[job.pk]), is_post=True)

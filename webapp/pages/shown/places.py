@@ -1,4 +1,4 @@
-"""What of a plan lives where, as a picture: letters block by block, and shares of what is divided between places.
+"""Draws where a plan keeps things, as a picture: letters block by block, and shares of what is divided between places.
 
 Pure: from the plan's JSON and the number of blocks to rows. A row has either a letter for each block or shares of the whole.
 """

@@ -1,4 +1,4 @@
-"""What the page Plans asks of the library, alike for both kinds of work: an answer, one of its plans edited, its neighbours.
+"""Asks the library for the page Plans, alike for both kinds of work: an answer, one of its plans edited, its neighbours.
 
 A search for a generation takes seconds, a price milliseconds. So without ``whole`` a generation's page is answered with what is
 at hand: the edit's own price, which needs no search where the address names every decision, and what a search found before.
@@ -42,16 +42,16 @@ class PlanAnswer:
     work: str
     """In words: how much of it there is."""
     limit: str = ""
-    """What binds, where the most that fits was asked for."""
+    """The limit that binds, where the most that fits was asked for."""
     chosen: "AnyPriced | None" = None
     """None while it is looked for, and where nothing fits."""
     baselines: Mapping[str, AnyPriced] = field(default_factory=dict)
     frontier: Sequence[AnyPriced] = ()
     explanation: tuple[str, ...] = ()
     bound: str = ""
-    """How near the chosen plan is to the best, in words; empty where that is not known."""
+    """The chosen plan's distance from the best, in words; empty where that is not known."""
     nothing_fits: NoFeasiblePlan | None = None
-    """Of a generation, whose baselines are shown all the same."""
+    """The reason why nothing fits; a generation's baselines are shown all the same."""
     is_whole: bool = True
     """False while the best plan is still to be looked for."""
 
@@ -68,7 +68,7 @@ class Edited:
 
 @dataclass(frozen=True, kw_only=True)
 class Neighbour:
-    """What one change of a plan would come to."""
+    """The price of one change of a plan."""
 
     change: str
     verdict: str
@@ -76,7 +76,7 @@ class Neighbour:
     device_change_bytes: int
     host_change_bytes: int
     time_change_ms: float
-    """Of a step; of a generation that of all its prompts."""
+    """Milliseconds of a step; of a generation those of all its prompts."""
     tried: dict[str, str]
     """Texts of the edit's fields, without their prefix."""
     held: dict[str, str] | None

@@ -1,4 +1,4 @@
-"""What the new-job page says of a priced spec: a verdict in words, the chosen plan's bytes, its levers, and the table of plans.
+"""Words a priced spec for the new-job page: a verdict, the chosen plan's bytes, its levers, and the table of plans.
 
 Shapes what ``webapp.jobs`` answers; computes no price itself.
 """
@@ -72,7 +72,7 @@ class OfferRow:
     """One letter a block, runs shortened: ``K2 R10``."""
     batch: str
     first_token_ms: float | None = None
-    """Of a generation, whose ``step_ms`` is that of each later token of a pass."""
+    """True for a generation, whose ``step_ms`` is that of each later token of a pass."""
     costs: tuple[str, ...] = ()
     """In words, with the date of the price."""
 
@@ -85,7 +85,7 @@ class Suggestion:
     changes: dict[str, str]
     """Text of fields, by name."""
     gained: str = ""
-    """What it comes to: ``−7.1 GiB, +19 % time``."""
+    """The effect in words: ``−7.1 GiB, +19 % time``."""
     part: str = ""
     """The category that it is a lever of, with its bytes."""
     card: str = ""
@@ -108,7 +108,7 @@ class Pricing:
     """This and the next two of a first answer's plan."""
     step_ms: float | None = None
     total_s: float | None = None
-    """Of a generation, in the place of a step's time."""
+    """A generation's speed, in the place of a step's time."""
     largest: tuple[str, int] | None = None
     bar: StackedBar | None = None
     since: datetime | None = None
@@ -214,7 +214,7 @@ def _most(user: Any, read: JobSpec, *, budget_bytes: int) -> Pricing:
 
 
 def _levers(read: JobSpec, answer: PlanAnswer) -> tuple[Suggestion, ...]:
-    """Of the chosen plan, on its machine."""
+    """Cost of the chosen plan, on its machine."""
     chosen = next(offer for offer in answer.offers if offer.is_chosen)
     questions = resolve(asked_by_training(read), [place_of(chosen.row.machine)])
     if isinstance(questions, Waiting):  # the profile is being made anew since the plan was found
@@ -246,7 +246,7 @@ def _enough_bytes(error: NoFeasiblePlan) -> int:
 
 
 def ways_out(error: NoFeasiblePlan) -> tuple[Suggestion, ...]:
-    """What would fit instead, each of which was priced."""
+    """Alternatives that would fit, each of which was priced."""
     return tuple(_way_out(way) for way in error.fields.get("ways_out", ()))
 
 

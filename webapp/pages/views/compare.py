@@ -15,7 +15,7 @@ from webapp.planning.runs.comparing import MAX_JOBS, MIN_JOBS, Comparison, Outco
 
 LETTERS = "ABCDEFGHIJ"
 _FIELDS = "loss,device_peak_bytes,tokens_per_s"
-"""What the curves need of each step."""
+"""Fields of each step that the curves need."""
 
 
 @dataclass(frozen=True, kw_only=True)

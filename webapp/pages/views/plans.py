@@ -44,7 +44,7 @@ from webapp.planning.search.resolve import asked_by_generation
 CARD = "gpu:"
 EDIT = "try"
 DEFAULT_CARD = "RTX 4090"
-"""Where no machine has registered."""
+"""Card taken where no machine has registered."""
 
 
 @dataclass(frozen=True, kw_only=True)

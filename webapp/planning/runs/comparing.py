@@ -46,7 +46,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Of two jobs or more."""
+    """Compare two jobs or more."""
 
     jobs: tuple[Job, ...]
     differences: tuple[Difference, ...]
@@ -119,7 +119,7 @@ def _flat(document: Mapping[str, Any], *, path: str) -> Iterator[tuple[str, Any]
 
 
 def _plan_differences(plans: Sequence[AnyPlan | None]) -> Iterator[Difference]:
-    """Of plans of one kind; what trains and what generates decide about different things."""
+    """Differences between plans of one kind; training and generation decide about different things."""
     known = [plan for plan in plans if plan is not None]
     training = [plan for plan in known if isinstance(plan, Plan)]
     if training and len(training) < len(known):

@@ -1,4 +1,4 @@
-"""What each difference between jobs costs, in bytes and speed: the first job priced again with one thing taken from another.
+"""Prices each difference between jobs, in bytes and speed: the first job priced again with one thing taken from another.
 
 Of settings only those are priced that can change bytes or time (``PRICED_SETTINGS``) and the machine; a thing that the first job
 cannot take alone, or not at all, has no price.
@@ -30,14 +30,14 @@ PRICED_SETTINGS = ("sequence_length", "global_batch_size", "optimizer", "momentu
 
 @dataclass(frozen=True, kw_only=True)
 class DecisionCost:
-    """What one thing of another job would do to the first job, as predicted."""
+    """The predicted effect of one thing of another job on the first job."""
 
     job_index: int
     decision: str
     """A row of the plan (``activations``), or a setting by its name (``workload.sequence_length``, ``machine``)."""
     device_change_bytes: int
     step_change_ms: float
-    """Of a generation, of each token."""
+    """Milliseconds of a step; of a generation, of each token."""
     tokens_per_s_change: float
 
     @property
@@ -46,7 +46,7 @@ class DecisionCost:
 
 
 class _Priced(Protocol):
-    """What predictions of both kinds have."""
+    """The fields that predictions of both kinds have."""
 
     @property
     def device_peak_bytes(self) -> int: ...
@@ -56,7 +56,7 @@ class _Priced(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class _Case:
-    """What is priced: a plan, the work as in a spec, a machine."""
+    """The subject of a price: a plan, the work as in a spec, a machine."""
 
     plan: Mapping[str, Any]
     work: Mapping[str, Any]
@@ -66,7 +66,7 @@ class _Case:
 def price_differences(
     jobs: Sequence[Job], plans: Sequence[AnyPlan | None]
 ) -> tuple[tuple[DecisionCost, ...], str]:
-    """Of every other job against the first; and why there are none, where there are none."""
+    """Costs of every other job against the first; and the reason where there are none."""
     first, plan = jobs[0], plans[0]
     if plan is None or first.machine is None:
         return (), "The first job has no plan for a known machine."

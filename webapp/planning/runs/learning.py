@@ -1,4 +1,4 @@
-"""What a machine's calibration learns from an attempt that succeeded (``optimizer/hardware/calibration.py``)."""
+"""Corrects a machine's calibration by an attempt that succeeded (``optimizer/hardware/calibration.py``)."""
 
 import logging
 from typing import Any
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 def price_generation(attempt: Attempt, result: dict[str, Any] | None) -> TimedRun | None:
-    """Of a generate job, what its attempt ran, priced. None where there is nothing to price it by, and for other kinds.
+    """Price what an attempt of a generate job ran. None where there is nothing to price it by, and for other kinds.
 
     Takes a tenth of a second, so call it outside the transaction.
     """

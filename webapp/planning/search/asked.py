@@ -26,14 +26,14 @@ from webapp.planning.search.training import TrainingQuestion
 
 Q = TypeVar("Q")
 _TRAINING = ("kind", "training")
-"""What a workload says that is no generation; it may say nothing."""
+"""Kinds of a workload that trains; the key may be missing."""
 _GENERATION_KINDS = ("generation", "inference")
 """The second is how requests named it before; answers say the first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AskedOfModel:
-    """As it was sent, but for the names' types. ``machine`` or ``gpu`` is given, unless cards are ranked."""
+    """The request as it was sent, but for the names' types. ``machine`` or ``gpu`` is given, unless cards are ranked."""
 
     model: str
     workload: dict[str, Any]

@@ -27,7 +27,7 @@ MAX_ANSWERS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationQuestion(Question[GenerationProfile, GenerationWorkload, GenerationGoal]):
-    """Which plan generates for the prompts."""
+    """The question which plan generates for the prompts."""
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -69,9 +69,9 @@ class GenerationAnswer:
     baselines: Mapping[str, PricedGenerationPlan]
     frontier: tuple[PricedGenerationPlan, ...]
     explanation: tuple[str, ...]
-    """Of the chosen plan."""
+    """Reasons for the chosen plan."""
     gap: float | None
-    """How far the chosen plan may be from the best, as a share; None where nothing fits."""
+    """Bound on the chosen plan's distance from the best, as a share; None where nothing fits."""
     nothing_fits: NothingFits | None = None
 
 
@@ -111,7 +111,7 @@ def find_generation(question: GenerationQuestion) -> GenerationAnswer:
 
 
 def answer_at_hand(question: GenerationQuestion) -> GenerationAnswer | None:
-    """What ``find_generation`` found before; None where it would have to look, which takes seconds."""
+    """The answer that ``find_generation`` found before; None where it would have to search, which takes seconds."""
     return find_generation.at_hand(question)
 
 
@@ -129,7 +129,7 @@ def detail_generation(question: GenerationQuestion, plan: GenerationPlan, *, lab
 
 @remembered(most=MAX_ANSWERS, key=lambda question, plan: (*question.key, plan))
 def knobs_of_generation(question: GenerationQuestion, plan: GenerationPlan) -> tuple[GenerationKnob, ...]:
-    """What each single change of a plan would come to, the largest saving first."""
+    """Price each single change of a plan, the largest saving first."""
     return list_generation_knobs(problem_of_generation(question), plan)
 
 
@@ -138,7 +138,7 @@ def explain_generation(question: GenerationQuestion, priced: PricedGenerationPla
 
 
 def _as_if_equal(question: GenerationQuestion) -> GenerationProblem:
-    """What a search is given."""
+    """The problem that a search is given."""
     workload = question.workload.as_if_equal(max_sequence_length=question.profile.max_sequence_length)
     return problem_of_generation(question) if workload is question.workload else _equal_problem(question)
 

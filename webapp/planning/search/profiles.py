@@ -17,7 +17,7 @@ from webapp.catalog.models import Model, Profile
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileNeed:
-    """Which profile of a model a price needs: with adapters beside it, or of the model that generates, which has none."""
+    """The profile of a model that a price needs: with adapters beside it, or of the model that generates, which has none."""
 
     model: Model
     adapter: Adapter | None = None
@@ -29,12 +29,12 @@ class ProfileNeed:
 
     @property
     def version(self) -> int:
-        """Of the program that must have made it."""
+        """Profile version of the program that must have made it."""
         return INFERENCE_PROFILE_VERSION if self.generates else PROFILE_VERSION
 
     @property
     def job_spec(self) -> dict[str, Any]:
-        """Of the job that makes it."""
+        """Spec of the job that makes it."""
         name = f"profile of {self.model.name}"
         if self.generates:
             return {"name": f"{name} that generates", "model": self.model.pk, "generates": True}

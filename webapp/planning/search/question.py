@@ -26,11 +26,11 @@ AnyPriced = PricedPlan | PricedGenerationPlan
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where the work is to run."""
+    """The machine on which the work is to run."""
 
     machine: MachineSpec
     calibration: dict[str, Any] | None = None
-    """What finished runs taught of the machine; None for a card of the table."""
+    """Corrections learned from the machine's finished runs; None for a card of the table."""
 
     @cached_property
     def sha256(self) -> str:
@@ -74,11 +74,11 @@ class Question(ABC, Generic[P, W, G]):
     @property
     @abstractmethod
     def key(self) -> Hashable:
-        """What the best plan rests on."""
+        """The facts on which the best plan rests."""
 
     @property
     def here(self) -> dict[str, Any]:
-        """What the library is asked with, beside the profile."""
+        """Arguments for the library, beside the profile."""
         return {
             "workload": self.workload,
             "goal": self.goal,
@@ -93,11 +93,11 @@ class Question(ABC, Generic[P, W, G]):
     @property
     @abstractmethod
     def is_answered(self) -> bool:
-        """Whether ``find_plans`` will answer at once."""
+        """True where ``find_plans`` will answer at once."""
 
     @abstractmethod
     def find_by_hand(self, *, taken: Plan | None) -> AnyPriced | None:
-        """Of plans that people write by hand, and the one taken before, the fastest that fits; None where none does.
+        """The fastest that fits among plans written by hand and the one taken before; None where none does.
 
         A few prices, without what the process takes besides tensors.
         """
@@ -105,7 +105,7 @@ class Question(ABC, Generic[P, W, G]):
 
 @dataclass(frozen=True, kw_only=True)
 class NothingFits:
-    """What NoFeasiblePlan says; the error itself would keep alive the frames that it passed through."""
+    """The facts of a NoFeasiblePlan; the error itself would keep alive the frames that it passed through."""
 
     hint: str
     fields: dict[str, Any]

@@ -34,7 +34,7 @@ class Waiting:
 
 
 class Asked(Protocol[Q_co]):
-    """What is to be done by which model, for what goal; without the profile and the place that a question has."""
+    """The work of a model for a goal, without the profile and the place that a question has."""
 
     @property
     def need(self) -> ProfileNeed: ...

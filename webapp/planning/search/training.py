@@ -31,7 +31,7 @@ MAX_MEMORIES = 2
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingQuestion(Question[ModelProfile, TrainingWorkload, Goal]):
-    """Which plan trains the model."""
+    """The question which plan trains the model."""
 
     known_profile: Callable[[Adapter | None], ModelProfile | None] = field(default=lambda _: None, compare=False)
     """The model's profile with other adapters, where it was made already; for what would fit where nothing does."""

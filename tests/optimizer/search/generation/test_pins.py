@@ -268,7 +268,7 @@ def test_a_pin_against_the_rest_of_the_goal_is_refused_with_it(pin, goal, words)
         (["batch_size=2"], {"objective": "largest_batch"}, "largest_batch looks for just that"),
         (["prefill_tokens=4"], {"objective": "first_token"}, "a prompt that runs whole: allowed is all"),
         (["batch_size=6", "num_micro_batches=2"], {}, "leaves the last one empty"),
-        (["kv_cache.attention=host", "kv_cache.place=device"], {}, "plan.kv_cache.place is device"),
+        (["kv_cache.attention=host", "kv_cache.place=device"], {}, "their place is device"),
         (["kv_cache.prefix_tokens=4", "kv_cache.place=device"], {}, "choose another place for them, or 0"),
         (["kv_cache.place=disk"], {}, "disk is not to be had on this machine"),
         (["kv_cache.attention=host"], {"forbid": ("offload_kv",)}, "no plan keeps every pin (kv_cache.attention host)"),
