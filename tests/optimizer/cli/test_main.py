@@ -26,7 +26,7 @@ WORK = ["--sequence-length", "128", "--batch", "4"]
 
 @pytest.fixture(scope="module")
 def files(llama_folder, tmp_path_factory):
-    """What the profile command wrote for a real model, and a machine."""
+    """Files that the profile command wrote for a real model, and a machine."""
     folder = tmp_path_factory.mktemp("planning")
     shutil.copy(llama_folder / "profile.json", folder)
     machine = table_machine("RTX 3060 12GB")
@@ -137,7 +137,7 @@ def test_a_chosen_plan_can_be_estimated_from_its_file(files, capsys, tmp_path):
     assert again["prediction"] == result["chosen"]["prediction"]
 
 
-def test_estimate_tells_the_cost_of_all_steps_with_the_date_of_its_price(files, capsys, tmp_path, monkeypatch):
+def test_estimate_prints_the_cost_of_all_steps_with_the_date_of_its_price(files, capsys, tmp_path, monkeypatch):
     prices = tmp_path / "prices.toml"
     prices.write_text(
         '[[rentals]]\ndevice = "RTX 3060"\nprovider = "a neighbour"\nprice_per_hour = 3600.0\ncurrency = "EUR"\n'

@@ -66,7 +66,7 @@ def test_clipping_equals_torchs_own(max_norm):
     assert [parameter.grad.data_ptr() for parameter in model.parameters()] == addresses
 
 
-def test_without_a_limit_the_norm_is_told_and_gradients_stay():
+def test_without_a_limit_the_norm_is_reported_and_gradients_stay():
     model = make_model()
     fill_gradients(model, seed=1)
     before = [parameter.grad.clone() for parameter in model.parameters()]
