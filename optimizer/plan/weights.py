@@ -30,7 +30,7 @@ class WeightsPlan:
     ``master`` is none."""
     master: MasterFormat = "fp32"
     """none, with ``dtype`` bf16: updates work on an fp32 copy of one tensor at a time, which is rounded back at random
-    (``runtime/step/stochastic_rounding.py``), and no copy of the weights is kept."""
+    (``runtime/updates/stochastic_rounding.py``), and no copy of the weights is kept."""
     autocast: Autocast = "off"
     """Products and attention run in this dtype on fp32 weights, which are cast as they are used. Needs ``dtype`` fp32."""
     place: WeightsPlace = "device"

@@ -26,7 +26,7 @@ STEP_COUNTER_BYTES = 4
 """torch's fused AdamW counts steps in one fp32 scalar per tensor."""
 _FP32_BYTES = 4
 _LION_PIECE_ELEMENTS = 1 << 20
-"""What Lion updates at once (``runtime/step/update_rule.py``)."""
+"""What Lion updates at once (``runtime/updates/update_rule.py``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ def moments_of(sizes: Sequence[TensorSize], plan: Plan, *, kept: KeptState) -> M
 
 
 def _factor(size: TensorSize) -> tuple[int, int]:
-    """Numbers that Adafactor keeps of a tensor, and those that its update holds (``runtime/step/adafactor.py``)."""
+    """Numbers that Adafactor keeps of a tensor, and those that its update holds (``runtime/updates/adafactor.py``)."""
     if not size.is_matrix:
         return size.num_elements, 2 * size.num_elements + 1
     num_sums = size.num_elements // size.columns + size.num_elements // size.rows

@@ -32,12 +32,12 @@ import torch
 from torch import nn
 
 from optimizer.plan.optimizer_state import OptimizerStatePlan, StatePlace
-from optimizer.runtime.step.stochastic_rounding import StochasticRounding, num_noise_words
-from optimizer.runtime.step.update_rule import rule_of
 from optimizer.runtime.tiers.copies import Copy
 from optimizer.runtime.tiers.homes import PIECE_ELEMENTS, HomeTensor, OffDeviceBytes, pieces
 from optimizer.runtime.tiers.tiers import Tiers
 from optimizer.runtime.tiers.transfers import Transfer
+from optimizer.runtime.updates.stochastic_rounding import StochasticRounding, num_noise_words
+from optimizer.runtime.updates.update_rule import rule_of
 from optimizer.workload import TrainingWorkload
 
 MASTER = "master"

@@ -36,11 +36,11 @@ from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.step.gradients import HostGradients
 from optimizer.runtime.step.host_update import MASTER, HostState, UpdateFacts
 from optimizer.runtime.step.sparse_gradients import LazyAdamW, find_sparse
-from optimizer.runtime.step.stochastic_rounding import NUM_ROUNDINGS, StochasticRounding
-from optimizer.runtime.step.update_rule import make_optimizer, rule_of
 from optimizer.runtime.tiers.background_thread import BackgroundThread
 from optimizer.runtime.tiers.homes import HomeTensor, OffDeviceBytes
 from optimizer.runtime.tiers.tiers import Tiers
+from optimizer.runtime.updates.stochastic_rounding import NUM_ROUNDINGS, StochasticRounding
+from optimizer.runtime.updates.update_rule import make_optimizer, rule_of
 from optimizer.workload import TrainingWorkload
 
 FINAL_LEARNING_RATE_FRACTION = 0.1

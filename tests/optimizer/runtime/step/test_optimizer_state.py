@@ -6,9 +6,9 @@ import torch
 from optimizer.base.errors import CheckpointInvalid, MissingExtra
 from optimizer.plan.optimizer_state import QUANTIZATION_BLOCK_ELEMENTS, OptimizerStatePlan, update_scratch_bytes
 from optimizer.runtime.meter.meter import Meter
-from optimizer.runtime.step import adamw_8bit
 from optimizer.runtime.step.gradients import Gradients
 from optimizer.runtime.step.optimizer_state import Optimizer, learning_rate_at
+from optimizer.runtime.updates import adamw_8bit
 from tests.optimizer.runtime.tiny import make_workload
 
 

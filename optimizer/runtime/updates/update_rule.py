@@ -19,8 +19,8 @@ from torch import nn
 
 from optimizer.base.optional import load_bitsandbytes
 from optimizer.plan.optimizer_state import OptimizerStatePlan
-from optimizer.runtime.step.adafactor import Adafactor
 from optimizer.runtime.tiers.homes import PIECE_ELEMENTS
+from optimizer.runtime.updates.adafactor import Adafactor
 from optimizer.workload import TrainingWorkload
 
 MOMENTUM = "momentum_buffer"
@@ -85,7 +85,7 @@ def make_optimizer(
     if plan.bits == 32:
         return torch.optim.AdamW(groups, lr=workload.learning_rate, betas=betas, eps=workload.epsilon, fused=True)
     load_bitsandbytes(needed_for="optimizer state in 8 bits")
-    from optimizer.runtime.step.adamw_8bit import PiecewiseAdamW8bit
+    from optimizer.runtime.updates.adamw_8bit import PiecewiseAdamW8bit
 
     adamw_8bit: Any = PiecewiseAdamW8bit
     optimizer: torch.optim.Optimizer = adamw_8bit(groups, lr=workload.learning_rate, betas=betas, eps=workload.epsilon)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from optimizer.plan.weights import ROUNDING_PIECE_ELEMENTS
-from optimizer.runtime.step.stochastic_rounding import StochasticRounding, num_noise_words
+from optimizer.runtime.updates.stochastic_rounding import StochasticRounding, num_noise_words
 
 NUM_DRAWS = 1 << 18
 UNIT = 2.0**-7
