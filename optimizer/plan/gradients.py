@@ -34,7 +34,7 @@ TECHNIQUES: Final = (
         label="update as gradients appear",
         sentence="Updates each tensor inside backward, as soon as its gradient is complete, which then goes: no clipping, one "
         "micro-batch.",
-        explanation="each tensor is updated as soon as its gradient is there, so gradients never stand together",
+        explanation="each tensor is updated as soon as its gradient is complete, so gradients never exist all at once",
         group="Gradients, optimizer state and weights",
         lowers=("gradients",),
     ),

@@ -7,6 +7,7 @@ import pytest
 from django.db import connections
 
 from tests.webapp.conftest import make_bench, make_person, make_spec, make_text, make_tiny_model
+from tests.webapp.jobs.attempts import DONE
 from webapp.attempts.outcome import finish_attempt
 from webapp.jobs.actions import create_job, record_started
 from webapp.jobs.claiming import claim_job
@@ -14,15 +15,15 @@ from webapp.jobs.models import Attempt, Event, Job
 
 NUM_JOBS = 12
 NUM_WORKERS = 4
-DONE = {
-    "outcome": "succeeded",
-    "reason": "done",
-    "message": "",
-    "error": None,
-    "step": 10,
-    "measured": None,
-    "artifacts": [],
-}
+
+
+def run_workers(work):
+    """Run ``work(index)`` in one thread for each worker, all at once, to their ends."""
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(NUM_WORKERS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 @pytest.mark.django_db(transaction=True)
@@ -49,11 +50,7 @@ def test_each_job_is_claimed_once_however_many_workers_ask():
         finally:
             connections.close_all()
 
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(NUM_WORKERS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_workers(work)
 
     assert errors == []
     assert Counter(claimed) == Counter(Job.objects.values_list("pk", flat=True))
@@ -82,10 +79,6 @@ def test_one_machine_asked_twice_at_once_does_not_lend_its_memory_twice():
         finally:
             connections.close_all()
 
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(NUM_WORKERS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_workers(work)
     assert len(claimed) == NUM_WORKERS
     assert sum(attempt is not None for attempt in claimed) == 1

@@ -7,6 +7,7 @@ import pytest
 from django.contrib.auth.models import User
 
 from tests.webapp.conftest import make_bench, make_person, make_spec, make_text, make_tiny_model
+from tests.webapp.jobs.attempts import DONE
 from webapp.attempts.outcome import finish_attempt
 from webapp.jobs.actions import create_job, record_samples, record_started
 from webapp.jobs.claiming import claim_job
@@ -18,15 +19,6 @@ from webapp.live.stream import job_events
 from webapp.wire.publish import publish, publish_all, report_gap, stream_key
 
 pytestmark = pytest.mark.django_db(transaction=True)
-DONE = {
-    "outcome": "succeeded",
-    "reason": "done",
-    "message": "",
-    "error": None,
-    "step": 10,
-    "measured": None,
-    "artifacts": [],
-}
 
 
 def sample(step, loss=1.0):

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from optimizer.base.errors import OutOfDeviceMemory
-from optimizer.models.build import build_model
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.weights import WeightsPlan
@@ -12,22 +11,12 @@ from optimizer.runtime.generation.generator import Generator, prepare_for_genera
 from optimizer.runtime.job.measure_generation import make_prompts, measure_generation
 from optimizer.workload import GenerationWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
+from tests.optimizer.runtime.generation.test_kv_generation import CPU, build
 
-CPU = torch.device("cpu")
 MODELS = ("gemma", "gemma2", "gpt2", "llama", "mistral", "mixtral", "opt", "phi3", "qwen2", "qwen3")
 NUM_NEW = 14
 PROMPT_LENGTHS = (9, 15, 16, 24)
 """The window of those with one is 16: crossed by the new tokens, just not reached, filled and passed by the prompt."""
-
-
-def build(config):
-    """Build a model with weights large enough that tokens differ from place to place."""
-    model = build_model(read_model_spec(config)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.mul_(8)
-    return model
 
 
 def prompts_of(length, num_sequences=3):

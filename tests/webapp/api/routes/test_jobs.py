@@ -12,15 +12,6 @@ from webapp.jobs.actions import record_samples, record_started
 from webapp.jobs.claiming import claim_job
 from webapp.jobs.models import Artifact, Job
 
-DONE = {
-    "outcome": "succeeded",
-    "reason": "done",
-    "message": "",
-    "error": None,
-    "step": 10,
-    "measured": None,
-    "artifacts": [],
-}
 JOB_KEYS = """id name kind state phase reason message error is_terminal cancel_requested paused priority attempt step num_steps
 eta_s summary project spec plan prediction machine created_at started_at finished_at links"""
 

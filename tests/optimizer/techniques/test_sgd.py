@@ -1,38 +1,20 @@
 """SGD under every technique alone: the bits of plain training, and the predicted bytes on each tier and link."""
 
 import dataclasses
-import functools
 
 import pytest
-import torch
 
 from optimizer.base.errors import InvalidPlan, InvalidWorkload
 from optimizer.estimate.training import estimate_training
-from optimizer.models.spec import read_model_spec
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import TrainingWorkload
 from tests.optimizer.machines import make_cpu_machine
-from tests.optimizer.profiles import trace
-from tests.optimizer.test_pairs import EXTENT, LLAMA, NUM_BLOCKS, TECHNIQUES, make_plan
+from tests.optimizer.techniques.checks import check_bytes
+from tests.optimizer.techniques.plans import NUM_BLOCKS, TECHNIQUES, make_plan
 
 MACHINE = make_cpu_machine()
 MOMENTA = pytest.mark.parametrize("momentum", [0.0, 0.9])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="module")
-def spec():
-    return read_model_spec(LLAMA)
-
-
-@pytest.fixture(scope="module")
-def profile(spec):
-    return trace(spec, extent=EXTENT)
 
 
 def make_workload(plan, momentum):
@@ -45,19 +27,6 @@ def make_workload(plan, momentum):
     )
 
 
-@pytest.fixture(scope="module")
-def measure(spec, tmp_path_factory):
-    from optimizer.runtime.job.measure import measure_step
-
-    scratch = tmp_path_factory.mktemp("scratch")
-
-    @functools.cache
-    def run(plan, workload):
-        return measure_step(spec, plan=plan, workload=workload, scratch=scratch, with_weights_hash=True)
-
-    return run
-
-
 @MOMENTA
 @pytest.mark.parametrize("name", TECHNIQUES)
 def test_every_technique_gives_plain_trainings_bits_and_the_predicted_bytes(profile, measure, name, momentum):
@@ -66,16 +35,7 @@ def test_every_technique_gives_plain_trainings_bits_and_the_predicted_bytes(prof
     plain = dataclasses.replace(make_plan(), batch=plan.batch, logits_and_loss=plan.logits_and_loss)
     measured = measure(plan, workload)
     assert measured.weights_sha256 == measure(plain, workload).weights_sha256
-    check_bytes(profile, plan, workload, measured)
-
-
-def check_bytes(profile, plan, workload, measured):
-    predicted = estimate_training(profile, plan=plan, workload=workload, machine=MACHINE)
-    assert predicted.device_bytes_by_category == measured.device_bytes_by_category
-    assert predicted.device_peak_bytes == measured.device_peak_bytes
-    assert predicted.host_peak_bytes == measured.host_peak_bytes
-    assert predicted.disk_peak_bytes == measured.disk_peak_bytes
-    assert predicted.copied_bytes == measured.copied_bytes
+    check_bytes(profile, plan, workload, measured, machine=MACHINE)
 
 
 @MOMENTA
@@ -85,7 +45,7 @@ def test_below_fp32_bytes_are_those_predicted(profile, measure, name, dtype, mom
     plan = make_plan(name)
     plan = dataclasses.replace(plan, weights=dataclasses.replace(plan.weights, dtype=dtype))
     workload = make_workload(plan, momentum)
-    check_bytes(profile, plan, workload, measure(plan, workload))
+    check_bytes(profile, plan, workload, measure(plan, workload), machine=MACHINE)
 
 
 def test_plain_sgd_on_fp32_has_no_state(profile, measure):

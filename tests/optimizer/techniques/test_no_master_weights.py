@@ -1,7 +1,6 @@
 """bf16 weights without fp32 masters under every technique: the bits of plain training so, and the predicted bytes."""
 
 import dataclasses
-import functools
 import itertools
 
 import pytest
@@ -9,44 +8,15 @@ import torch
 
 from optimizer.base.errors import InvalidPlan
 from optimizer.estimate.training import estimate_training
-from optimizer.models.spec import read_model_spec
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import TrainingWorkload
 from tests.optimizer.machines import make_cpu_machine
-from tests.optimizer.profiles import trace
-from tests.optimizer.test_pairs import EXTENT, LLAMA, TECHNIQUES, make_plan, make_workload
+from tests.optimizer.techniques.checks import check_bytes
+from tests.optimizer.techniques.plans import TECHNIQUES, make_plan, make_workload
 
 MACHINE = make_cpu_machine()
 PAIRED = ("recompute", "offload_disk", "accumulate", "consume", "gradients on host", "state on host", "weights on disk")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="module")
-def spec():
-    return read_model_spec(LLAMA)
-
-
-@pytest.fixture(scope="module")
-def profile(spec):
-    return trace(spec, extent=EXTENT)
-
-
-@pytest.fixture(scope="module")
-def measure(spec, tmp_path_factory):
-    from optimizer.runtime.job.measure import measure_step
-
-    scratch = tmp_path_factory.mktemp("scratch")
-
-    @functools.cache
-    def run(plan, workload):
-        return measure_step(spec, plan=plan, workload=workload, scratch=scratch, with_weights_hash=True)
-
-    return run
 
 
 def without_masters(plan):
@@ -70,22 +40,13 @@ def test_every_technique_gives_plain_trainings_bits_and_the_predicted_bytes(prof
     plain = without_masters(dataclasses.replace(make_plan(), batch=plan.batch, logits_and_loss=plan.logits_and_loss))
     measured = measure(plan, workload)
     assert measured.weights_sha256 == measure(plain, workload).weights_sha256
-    check_bytes(profile, plan, workload, measured)
-
-
-def check_bytes(profile, plan, workload, measured):
-    predicted = estimate_training(profile, plan=plan, workload=workload, machine=MACHINE)
-    assert predicted.device_bytes_by_category == measured.device_bytes_by_category
-    assert predicted.device_peak_bytes == measured.device_peak_bytes
-    assert predicted.host_peak_bytes == measured.host_peak_bytes
-    assert predicted.disk_peak_bytes == measured.disk_peak_bytes
-    assert predicted.copied_bytes == measured.copied_bytes
+    check_bytes(profile, plan, workload, measured, machine=MACHINE)
 
 
 def test_with_8_bit_state_bytes_are_those_predicted(profile, measure):
     for name in ("recompute", "consume", "gradients on host"):
         plan = dataclasses.replace(without_masters(make_plan(name)), optimizer_state=OptimizerStatePlan(bits=8))
-        check_bytes(profile, plan, make_workload(plan), measure(plan, make_workload(plan)))
+        check_bytes(profile, plan, make_workload(plan), measure(plan, make_workload(plan)), machine=MACHINE)
 
 
 def test_state_is_smaller_by_the_masters(profile):

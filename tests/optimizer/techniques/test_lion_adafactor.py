@@ -1,20 +1,17 @@
 """Lion and Adafactor under every technique alone: the bits of plain training, and the predicted bytes on each tier and link."""
 
 import dataclasses
-import functools
 
 import pytest
-import torch
 
 from optimizer.base.errors import InvalidPlan
 from optimizer.estimate.training import estimate_training
-from optimizer.models.spec import read_model_spec
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import TrainingWorkload
 from tests.optimizer.machines import make_cpu_machine
-from tests.optimizer.profiles import trace
-from tests.optimizer.test_pairs import EXTENT, LLAMA, NUM_BLOCKS, TECHNIQUES, make_plan
+from tests.optimizer.techniques.checks import check_bytes
+from tests.optimizer.techniques.plans import NUM_BLOCKS, TECHNIQUES, make_plan
 
 MACHINE = make_cpu_machine()
 ON_DEVICE = tuple(name for name in TECHNIQUES if "state" not in name and "weights" not in name)
@@ -26,21 +23,6 @@ BELOW_FP32 = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="module")
-def spec():
-    return read_model_spec(LLAMA)
-
-
-@pytest.fixture(scope="module")
-def profile(spec):
-    return trace(spec, extent=EXTENT)
-
-
 def make_workload(plan, optimizer):
     return TrainingWorkload(
         sequence_length=24,
@@ -50,28 +32,6 @@ def make_workload(plan, optimizer):
     )
 
 
-@pytest.fixture(scope="module")
-def measure(spec, tmp_path_factory):
-    from optimizer.runtime.job.measure import measure_step
-
-    scratch = tmp_path_factory.mktemp("scratch")
-
-    @functools.cache
-    def run(plan, workload):
-        return measure_step(spec, plan=plan, workload=workload, scratch=scratch, with_weights_hash=True)
-
-    return run
-
-
-def check_bytes(profile, plan, workload, measured):
-    predicted = estimate_training(profile, plan=plan, workload=workload, machine=MACHINE)
-    assert predicted.device_bytes_by_category == measured.device_bytes_by_category
-    assert predicted.device_peak_bytes == measured.device_peak_bytes
-    assert predicted.host_peak_bytes == measured.host_peak_bytes
-    assert predicted.disk_peak_bytes == measured.disk_peak_bytes
-    assert predicted.copied_bytes == measured.copied_bytes
-
-
 @pytest.mark.parametrize(("optimizer", "name"), CASES)
 def test_every_technique_gives_plain_trainings_bits_and_the_predicted_bytes(profile, measure, optimizer, name):
     plan = make_plan(name)
@@ -79,7 +39,7 @@ def test_every_technique_gives_plain_trainings_bits_and_the_predicted_bytes(prof
     plain = dataclasses.replace(make_plan(), batch=plan.batch, logits_and_loss=plan.logits_and_loss)
     measured = measure(plan, workload)
     assert measured.weights_sha256 == measure(plain, workload).weights_sha256
-    check_bytes(profile, plan, workload, measured)
+    check_bytes(profile, plan, workload, measured, machine=MACHINE)
 
 
 @pytest.mark.parametrize("below", BELOW_FP32)
@@ -91,7 +51,7 @@ def test_below_fp32_bytes_are_those_predicted(profile, measure, optimizer, name,
     plan = dataclasses.replace(plan, weights=dataclasses.replace(plan.weights, **BELOW_FP32[below]))
     workload = make_workload(plan, optimizer)
     if plan.find_conflict(workload) is None:
-        check_bytes(profile, plan, workload, measure(plan, workload))
+        check_bytes(profile, plan, workload, measure(plan, workload), machine=MACHINE)
 
 
 def test_state_is_a_number_for_each_weight_or_for_each_row_and_column(profile):
